@@ -1,0 +1,70 @@
+# `make demo` and `make test` need Python 3.11 to 3.13 and make, nothing else: they build .venv on first use.
+# Another interpreter: `make test PYTHON=/path/to/python3.12`.
+
+SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+CANDIDATES := python3.12 python3.11 python3.13 python3 python
+
+# The first candidate that runs, is supported and can make virtual environments; empty when there is none.
+PYTHON ?= $(shell for p in $(CANDIDATES); do $$p -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo $$p; break; }; done)
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest
+WORKERS := 2
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test test-all check format docs constraints clean
+
+help: ## Show these targets.
+	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: $(VENV)/installed ## Install, train the recipe `tiny`, plot its curve, write some text.
+	$(BIN)/pax train tiny --run-dir runs/demo
+	$(BIN)/pax plot runs/demo
+	$(BIN)/pax decode runs/demo --prompt "def "
+
+test: $(VENV)/installed-dev ## Run every test that is not marked slow, tpu or gpu.
+	$(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu"
+
+test-all: $(VENV)/installed-dev ## Run the slow tests too.
+	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu"
+
+check: $(VENV)/installed-dev ## Format, lint, types, order of rooms, house rules: the fast loop.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+	$(BIN)/lint-imports
+	$(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu" tests/house tests/cli tests/config
+
+format: $(VENV)/installed-dev ## Rewrite the source in the house's format.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/installed-docs ## Build the documentation into site/.
+	$(BIN)/mkdocs build --strict
+
+constraints: ## Pin again what is tested, from fresh installs on Python 3.11 and 3.12.
+	python3 .ci/constraints.py python3.11 python3.12
+
+clean: ## Remove the virtual environment and everything that was built.
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .import_linter_cache
+
+# A stamp file per kind of install: a second `make` has nothing to do until the dependencies change.
+$(VENV)/installed: EXTRAS :=
+$(VENV)/installed-dev: EXTRAS := [dev]
+$(VENV)/installed-docs: EXTRAS := [docs]
+$(VENV)/installed $(VENV)/installed-dev $(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing pax and its pinned dependencies into $(VENV); the first time takes a few minutes."
+	$(PIP) install --quiet --constraint constraints.txt --editable ".$(EXTRAS)" </dev/null
+	@touch $@
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { \
+	  echo "pax needs Python 3.11, 3.12 or 3.13 with the venv module; none of $(CANDIDATES) is that." >&2; \
+	  echo "Install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 3; }
+	@'$(PYTHON)' -c '$(SUPPORTED)' || { \
+	  echo "$(PYTHON) is not Python 3.11, 3.12 or 3.13 with the venv module." >&2; exit 3; }
+	$(PYTHON) -m venv $(VENV)
