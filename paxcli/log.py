@@ -1,0 +1,17 @@
+"""The one logger. Reports of a run go to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+log = logging.getLogger("pax")
+
+
+def setup_logging(verbose: bool = False) -> None:
+    """Sends pax's own messages to stderr, one line each; libraries' only from warnings up."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers[:] = [handler]
+    log.propagate = False
+    log.setLevel(logging.DEBUG if verbose else logging.INFO)
