@@ -1,0 +1,186 @@
+"""One value into one place of a config, checked against the field's type."""
+
+from __future__ import annotations
+
+import collections.abc
+import enum
+import functools
+import types
+import typing
+from typing import Any
+
+import fiddle as fdl
+import yaml
+
+from paxcli.config.classes import choices, class_of
+from paxcli.config.tree import Node, find, union_members
+from paxcli.errors import ConfigError, did_you_mean
+
+_SCALARS = (bool, int, str, types.NoneType)
+_NONE_OF_PYTHON = "None"
+
+
+class Text(str):
+    """A value as somebody typed it: YAML, except that a string field takes it as it is."""
+
+
+class _Mismatch(Exception):
+    def __init__(self, expected: str, names: collections.abc.Iterable[str] = ()):
+        super().__init__(expected)
+        self.expected = expected
+        self.names = tuple(names)
+
+
+def assign(config: fdl.Buildable, path: str, value: Any) -> str:
+    """Sets what `path` means in `config` to `value` and returns the full path.
+
+    A field that holds a layer, an optimizer, a schedule or an input takes the name of another such class of pax's,
+    which then starts from its defaults.
+
+    Args:
+      config: Changed in place.
+      path: A full path or an unambiguous end of one.
+      value: A plain value, or `Text` to be read by the field's type.
+
+    Raises:
+      ConfigError: The path is unknown or ambiguous, or the value is not of the field's type.
+    """
+    node, item = find(config, path)
+    name = node.path if item is None else f"{node.path}.{item}"
+    given = _parse(value) if isinstance(value, Text) else value
+    try:
+        if item is None:
+            typed = _fit_text(value, given, node)
+        else:
+            typed = _fit(_with_item(node.value, item, given), _type(node), node)
+    except _Mismatch as mismatch:
+        shown = str(value) if isinstance(value, Text) else given
+        hint = did_you_mean(str(shown), mismatch.names)
+        raise ConfigError(f"{name}: expected {mismatch.expected}, got {shown!r}.", hint) from None
+    _put(node, typed)
+    return name
+
+
+def split_assignment(text: str) -> tuple[str, Text]:
+    """`PATH=VALUE` in its two parts."""
+    path, equals, value = text.partition("=")
+    if not path.strip() or not equals or not value.strip():
+        raise ConfigError(f"`--set {text}` is not PATH=VALUE.", "For example `--set num_layers=4`; off is `null`.")
+    return path.strip(), Text(value.strip())
+
+
+def _parse(text: Text) -> Any:
+    if text == _NONE_OF_PYTHON:
+        return None
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return str(text)
+
+
+def _fit_text(value: Any, given: Any, node: Node) -> Any:
+    try:
+        return _fit(given, _type(node), node)
+    except _Mismatch:
+        if isinstance(value, Text) and not isinstance(given, str) and str in union_members(_type(node)):
+            return str(value)
+        raise
+
+
+def _type(node: Node) -> Any:
+    """The declared type, or where that says nothing, the type of the present value."""
+    if node.annotation is Any and type(node.value) in (*_SCALARS, float) and node.value is not None:
+        return type(node.value)
+    return node.annotation
+
+
+def _with_item(container: Any, key: str | int, value: Any) -> Any:
+    if isinstance(key, int):
+        return [value if index == key else old for index, old in enumerate(container)]
+    return {**(container or {}), key: value}
+
+
+def _fit(value: Any, annotation: Any, node: Node) -> Any:
+    """`value` as one of the types that `annotation` allows."""
+    mismatches = []
+    for member in union_members(annotation):
+        try:
+            return _fit_one(value, member, node)
+        except _Mismatch as mismatch:
+            mismatches.append(mismatch)
+    expected = " or ".join(dict.fromkeys(mismatch.expected for mismatch in mismatches))
+    raise _Mismatch(expected, [name for mismatch in mismatches for name in mismatch.names])
+
+
+def _fit_one(value: Any, kind: Any, node: Node) -> Any:
+    origin, args = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is typing.Literal:
+        return _one_of(value, {str(arg): arg for arg in args})
+    if origin in _SCALARS:
+        return _checked(value, type(value) is origin, "null" if origin is types.NoneType else origin.__name__)
+    if origin is float:
+        return _number(value)
+    if isinstance(origin, type) and issubclass(origin, enum.Enum):
+        return value if isinstance(value, origin) else _one_of(value, {str(m.value): m for m in origin})
+    if origin in (list, tuple, collections.abc.Sequence):
+        return _sequence(value, origin, args, node)
+    if origin in (dict, collections.abc.Mapping):
+        _checked(value, isinstance(value, dict), "dict")
+        key_type, item_type = args or (Any, Any)
+        return {_fit(k, key_type, node): _fit(v, item_type, node) for k, v in value.items()}
+    return _object(value, origin, node)
+
+
+def _checked(value: Any, fits: bool, expected: str) -> Any:
+    if not fits:
+        raise _Mismatch(expected)
+    return value
+
+
+def _one_of(value: Any, allowed: dict[str, Any]) -> Any:
+    name = str(value).lower() if isinstance(value, bool) else str(value)
+    if name not in allowed:
+        raise _Mismatch(f"one of {', '.join(allowed)}", allowed)
+    return allowed[name]
+
+
+def _number(value: Any) -> float:
+    """A float; YAML reads `1e-3` as a string."""
+    try:
+        return float(_checked(value, isinstance(value, int | float | str) and not isinstance(value, bool), "float"))
+    except ValueError:
+        raise _Mismatch("float") from None
+
+
+def _sequence(value: Any, origin: Any, args: tuple[Any, ...], node: Node) -> Any:
+    _checked(value, isinstance(value, list | tuple), "list")
+    if origin is tuple and args and args[-1] is not Ellipsis:
+        _checked(value, len(value) == len(args), f"list of {len(args)}")
+        return tuple(_fit(item, arg, node) for item, arg in zip(value, args, strict=True))
+    items = [_fit(item, args[0] if args else Any, node) for item in value]
+    return tuple(items) if origin is tuple else items
+
+
+def _object(value: Any, kind: Any, node: Node) -> Any:
+    """A value of a type that YAML does not have: a config by its class's name, or anything where anything goes."""
+    declared_kind, declared = node.declared or (None, kind)
+    held = class_of(node.value) or class_of(declared)
+    if held is None:
+        fits = kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+        return _checked(value, fits, getattr(kind, "__name__", str(kind)))
+    if isinstance(value, fdl.Buildable):
+        return value
+    allowed = choices(held)
+    if value not in allowed:
+        raise _Mismatch(f"one of {', '.join(sorted(allowed))}" if allowed else held.__name__, allowed)
+    cls = allowed[value]
+    present = type(node.value) if isinstance(node.value, fdl.Buildable) else declared_kind
+    is_template = present is fdl.Partial or (present is None and kind in (functools.partial, collections.abc.Callable))
+    return cls.partial() if is_template else cls.config()
+
+
+def _put(node: Node, value: Any) -> None:
+    if isinstance(node.parent, fdl.Buildable):
+        setattr(node.parent, str(node.key), value)
+    else:
+        node.parent[node.key] = value

@@ -1,0 +1,52 @@
+"""The closed lists: which of pax's own classes can be named, in place of which other."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from typing import Any
+
+import fiddle as fdl
+
+from paxcli.config.configurable import Configurable
+
+ROOMS = ("paxcli.layers", "paxcli.optim", "paxcli.inputs", "paxcli.models")
+
+
+def class_of(value: Any) -> type | None:
+    """The configurable class that a config, a template, an object or an annotation stands for."""
+    if isinstance(value, fdl.Buildable):
+        value = fdl.get_callable(value)
+    elif isinstance(value, functools.partial):
+        value = value.func
+    cls = value if isinstance(value, type) else type(value)
+    return cls if issubclass(cls, Configurable) else None
+
+
+def choices(cls: type) -> dict[str, type]:
+    """The classes that can stand where `cls` does: those of its room that share its base class."""
+    bases = [base for base in cls.__mro__ if issubclass(base, Configurable) and base is not Configurable]
+    room = next((room for base in bases for room in ROOMS if base.__module__.startswith(room + ".")), None)
+    found = {each.__name__: each for each in _classes(room) if issubclass(each, bases[-1])} if room else {}
+    if len(found) > 1:
+        found.pop(bases[-1].__name__, None)
+    return found
+
+
+@functools.cache
+def _classes(room: str) -> list[type]:
+    modules = [
+        importlib.import_module(f"{room}.{module.name}")
+        for module in pkgutil.iter_modules(importlib.import_module(room).__path__)
+    ]
+    return [
+        value
+        for module in modules
+        for name, value in vars(module).items()
+        if not name.startswith("_") and _is_own_class(value, module.__name__)
+    ]
+
+
+def _is_own_class(value: Any, module: str) -> bool:
+    return isinstance(value, type) and issubclass(value, Configurable) and value.__module__ == module

@@ -1,0 +1,56 @@
+"""Plain Fiddle on every class of a recipe tree: `Linear.config(…)` and `Linear.partial(…)`.
+
+Both return stock Fiddle objects. An `fdl.Config` is one object: used in two places, it is one layer with shared
+weights. An `fdl.Partial` is a template: whoever holds it makes a new layer each time, and fills in the widths.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Self, TypeVar
+
+import fiddle as fdl
+
+T = TypeVar("T")
+
+EXPAND = "pax_expand"
+
+
+def template(cls: type[T], /, **fields: Any) -> Any:
+    """A dataclass field that holds a template for a `cls`: by default `functools.partial(cls, **fields)`."""
+    return dataclasses.field(default=functools.partial(cls, **fields), metadata={EXPAND: (fdl.Partial, cls, fields)})
+
+
+def part(cls: type[T], /, **fields: Any) -> Any:
+    """A dataclass field that holds one `cls`: by default `cls(**fields)`."""
+    return dataclasses.field(
+        default_factory=functools.partial(cls, **fields), metadata={EXPAND: (fdl.Config, cls, fields)}
+    )
+
+
+class Configurable:
+    """Gives a dataclass or a Flax module `config` and `partial`, with its default sub-objects spelled out."""
+
+    @classmethod
+    def config(cls, **fields: Any) -> fdl.Config[Self]:
+        """An `fdl.Config` of this class. A misspelt field raises at once."""
+        return _buildable(fdl.Config, cls, fields)
+
+    @classmethod
+    def partial(cls, **fields: Any) -> fdl.Partial[Self]:
+        """An `fdl.Partial` of this class: a template that its holder completes."""
+        return _buildable(fdl.Partial, cls, fields)
+
+
+def _buildable(kind: Any, cls: type, fields: dict[str, Any]) -> Any:
+    spelled_out = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in fields:
+            continue
+        if EXPAND in field.metadata:
+            child_kind, child, child_fields = field.metadata[EXPAND]
+            spelled_out[field.name] = _buildable(child_kind, child, child_fields)
+        elif field.default_factory in (list, dict):
+            spelled_out[field.name] = field.default_factory()
+    return kind(cls, **spelled_out, **fields)

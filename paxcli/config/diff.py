@@ -1,0 +1,21 @@
+"""What differs between two configs."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any, Final
+
+
+class _Absent(enum.Enum):
+    ABSENT = "absent"
+
+
+ABSENT: Final = _Absent.ABSENT
+"""Stands for the value of a path that one of two configs does not have."""
+
+
+def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """The paths whose plain values differ, with both values, in the order of `a` and then of `b`."""
+    pairs = ((path, a.get(path, ABSENT), b.get(path, ABSENT)) for path in {**a, **b})
+    return [(path, old, new) for path, old, new in pairs if type(old) is not type(new) or old != new]

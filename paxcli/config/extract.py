@@ -1,0 +1,73 @@
+"""The source of one recipe, with what it needs of its file and nothing else."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from paxcli.config.index import RecipeEntry, is_recipe_decorator, parse
+
+
+def recipe_source(entry: RecipeEntry) -> str:
+    """Python text of a file whose only recipe is this one, computing the same values.
+
+    Functions and constants of the same file that the recipe uses come along. It carries no Pax name: once edited, it
+    is something else.
+    """
+    tree = parse(entry.path)
+    lines = entry.path.read_text(encoding="utf-8").splitlines()
+    kept = _needed(tree.body, entry.function)
+    imports = [node for node in kept if isinstance(node, ast.Import | ast.ImportFrom)]
+    head = [_import_text(node, lines, entry) for node in imports]
+    others = [_text(node, lines, entry.function) for node in kept if node not in imports]
+    docstring = f'"""Recipe `{entry.name}`, copied to be changed."""'
+    return "\n\n".join([docstring, "\n".join(head) + "\n", "\n\n\n".join(others)]) + "\n"
+
+
+def _needed(body: list[ast.stmt], function: str) -> list[ast.stmt]:
+    """The statements that define `function` and all that it uses, in their order."""
+    wanted, kept = {function, "recipe", "annotations"}, set()
+    while added := [node for node in body if node not in kept and wanted & set(_defined(node))]:
+        kept.update(added)
+        wanted |= {name for node in added for name in _used(node)}
+    return [node for node in body if node in kept]
+
+
+def _defined(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Import | ast.ImportFrom):
+        yield from ((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+    else:
+        stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+        yield from (name.id for name in stored)
+        for child in (n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)):
+            yield from _defined(child)
+
+
+def _used(node: ast.stmt) -> Iterator[str]:
+    return (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+
+
+def _import_text(node: ast.stmt, lines: list[str], entry: RecipeEntry) -> str:
+    """An import; one from beside the recipe by its full name, so that it works from anywhere."""
+    if isinstance(node, ast.ImportFrom) and node.level and entry.module:
+        is_package = entry.path.name == "__init__.py"
+        package = entry.module.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
+        absolute = ".".join([*package, *filter(None, [node.module])])
+        return ast.unparse(ast.ImportFrom(absolute, node.names, 0))
+    return "\n".join(lines[node.lineno - 1 : node.end_lineno])
+
+
+def _text(node: ast.stmt, lines: list[str], function: str) -> str:
+    """A statement with the comments above it; of all recipes only `function` stays one."""
+    start = node.lineno
+    decorators = [d for d in getattr(node, "decorator_list", []) if not is_recipe_decorator(d)]
+    own = [f"@{ast.unparse(decorator)}" for decorator in decorators]
+    if getattr(node, "name", None) == function:
+        own.append("@recipe()")
+    first = min([d.lineno for d in getattr(node, "decorator_list", [])], default=start)
+    comment = first
+    while comment > 1 and lines[comment - 2].startswith("#"):
+        comment -= 1
+    return "\n".join([*lines[comment - 1 : first - 1], *own, *lines[start - 1 : node.end_lineno]])

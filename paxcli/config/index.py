@@ -1,0 +1,127 @@
+"""Which recipes and overlays there are, from source text alone: no recipe is imported."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from paxcli.errors import ConfigError
+
+RECIPES_PACKAGE = "pax_recipes"
+ENTRY_POINTS = "pax.recipes"
+
+
+@dataclasses.dataclass(frozen=True)
+class RecipeEntry:
+    """Where one recipe is. `module` is None for a recipe in a file that is no installed package's."""
+
+    name: str
+    pax_name: str | None
+    summary: str
+    module: str | None
+    function: str
+    path: Path
+    line: int
+
+
+def recipe_name(function: str) -> str:
+    """What one types for a recipe function: `c4_1b` is `c4-1b`."""
+    return function.replace("_", "-")
+
+
+def find_recipes() -> dict[str, RecipeEntry]:
+    """All installed recipes by name, sorted.
+
+    Raises:
+      ConfigError: Two recipes have one name, or a file is not Python.
+    """
+    entries = [
+        entry
+        for package, root in _packages()
+        for path in sorted([root] if root.is_file() else root.rglob("*.py"))
+        for entry in recipes_in(path, _module_name(package, root, path))
+    ]
+    _require_unique(entries)
+    return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
+
+
+def recipes_in(path: Path, module: str | None = None) -> list[RecipeEntry]:
+    """The recipes that one file defines, in its order."""
+    entries = []
+    for node in parse(path).body:
+        decorator = _recipe_decorator(node)
+        if decorator and not node.name.startswith("_"):  # type: ignore[attr-defined]
+            summary = (ast.get_docstring(node) or "").partition("\n")[0]  # type: ignore[arg-type]
+            name = node.name  # type: ignore[attr-defined]
+            pax_name = _pax_name(decorator)
+            entries.append(RecipeEntry(recipe_name(name), pax_name, summary, module, name, path, node.lineno))
+    return entries
+
+
+def find_overlays() -> dict[str, Path]:
+    """The overlays that come with the installed recipes, by name."""
+    files = [path for _, root in _packages() for path in sorted(root.glob("overlays/*.yaml"))]
+    return {path.stem: path for path in reversed(files)}
+
+
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a Python file."""
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}.", "Mend the Python of this line.") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"Cannot read {path}: {error}.") from None
+
+
+def is_recipe_decorator(node: ast.expr) -> bool:
+    """Whether a decorator is `@recipe(...)`, with or without a module in front."""
+    target = node.func if isinstance(node, ast.Call) else node
+    return getattr(target, "id", getattr(target, "attr", None)) == "recipe"
+
+
+def _recipe_decorator(node: ast.stmt) -> ast.expr | None:
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    return next(filter(is_recipe_decorator, decorators), None)
+
+
+def _pax_name(decorator: ast.expr) -> str | None:
+    if not isinstance(decorator, ast.Call):
+        return None
+    values = decorator.args + [keyword.value for keyword in decorator.keywords]
+    return values[0].value if values and isinstance(values[0], ast.Constant) else None  # type: ignore[return-value]
+
+
+def _packages() -> Iterator[tuple[str, Path]]:
+    """The packages that hold recipes, with their folder or file."""
+    from importlib.metadata import entry_points
+
+    names = [RECIPES_PACKAGE, *(point.value for point in entry_points(group=ENTRY_POINTS))]
+    for name in dict.fromkeys(names):
+        top, *rest = name.split(".")
+        spec = importlib.util.find_spec(top)
+        if spec is None or spec.origin is None:
+            raise ConfigError(f"The recipe package `{name}` is not there.", "Install its distribution again.")
+        root = Path(spec.origin)
+        root = root.parent.joinpath(*rest) if root.name == "__init__.py" else root
+        yield name, root if root.is_dir() or root.suffix else root.with_suffix(".py")
+
+
+def _module_name(package: str, root: Path, path: Path) -> str:
+    if path == root:
+        return package
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join([package, *parts]).removesuffix(".__init__")
+
+
+def _require_unique(entries: Iterable[RecipeEntry]) -> None:
+    seen: dict[str, RecipeEntry] = {}
+    for entry in entries:
+        for name in filter(None, (entry.name, entry.pax_name)):
+            if name in seen:
+                places = f"{seen[name].path}:{seen[name].line} and {entry.path}:{entry.line}"
+                raise ConfigError(f"Two recipes are called `{name}`: {places}.", "Rename one of the functions.")
+            seen[name] = entry

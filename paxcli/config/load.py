@@ -1,0 +1,139 @@
+"""From what somebody typed to the config that a recipe function returns."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+
+import fiddle as fdl
+
+from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
+from paxcli.config.overlay import YAML_SUFFIXES, Layer, read_overlay, read_yaml_recipe
+from paxcli.errors import ConfigError, PaxError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """A recipe's config, and for a YAML recipe what still has to be put onto it.
+
+    Attributes:
+      name: What to call the recipe.
+      pax_name: The experiment class of Pax that it computes the same as, if any.
+      target: What to type from any folder to get it again.
+      config: An `fdl.Config`, new on each load.
+      layers: Values that a YAML recipe puts on top, in order.
+    """
+
+    name: str
+    pax_name: str | None
+    target: str
+    config: fdl.Config
+    layers: tuple[Layer, ...] = ()
+
+
+def load(target: str) -> Loaded:
+    """Loads a recipe.
+
+    Args:
+      target: A name (`c4-1b`, `c4_1b`), a class name of Pax, `./mine.py:my_recipe`, `./mine.py` when it has one
+        recipe, `mine.yaml`, or the folder of a run, written with a `/` (`./tiny`), since a bare word is a name.
+
+    Raises:
+      ConfigError: There is no such recipe, or it fails.
+    """
+    if _is_path(target) and (Path(target) / "recipe.yaml").is_file():
+        return _load_yaml(Path(target) / "recipe.yaml")
+    if Path(target).suffix in YAML_SUFFIXES:
+        return dataclasses.replace(_load_yaml(Path(target)), name=Path(target).stem, pax_name=None)
+    entry = find_entry(target)
+    return Loaded(entry.name, entry.pax_name, _target(entry), _call(entry))
+
+
+def find_entry(target: str) -> RecipeEntry:
+    """Where the recipe function of a name, a class name of Pax, or a `.py` file is. Imports nothing."""
+    path, _, function = target.rpartition(":") if ":" in target else (target, "", "")
+    if path.endswith(".py"):
+        return _entry_in_file(Path(path), function)
+    entries = find_recipes()
+    by_name = {name: entry for entry in entries.values() for name in (entry.name, entry.pax_name) if name}
+    entry = by_name.get(recipe_name(target)) or by_name.get(target.rpartition(".")[2])
+    if entry is None:
+        hint = did_you_mean(target, by_name) or "`pax recipes ls` lists them; a file is `./mine.py:my_recipe`."
+        raise ConfigError(f"There is no recipe `{target}`.", hint)
+    return entry
+
+
+def _entry_in_file(path: Path, function: str) -> RecipeEntry:
+    entries = {entry.function: entry for entry in recipes_in(path)}
+    if not entries:
+        raise ConfigError(f"{path} has no recipe.", "Put `@recipe()` on a public function of it.")
+    if not function and len(entries) > 1:
+        raise ConfigError(f"{path} has {len(entries)} recipes.", f"Choose one: `{path}:{next(iter(entries))}`.")
+    entry = entries.get(function.replace("-", "_")) if function else next(iter(entries.values()))
+    if entry is None:
+        known = f"It has {', '.join(entries)}."
+        raise ConfigError(f"{path} has no recipe `{function}`.", did_you_mean(function, entries) or known)
+    return entry
+
+
+def _is_path(target: str) -> bool:
+    return "/" in target or os.sep in target
+
+
+def _target(entry: RecipeEntry) -> str:
+    return entry.name if entry.module else f"{entry.path.resolve()}:{entry.function}"
+
+
+def _call(entry: RecipeEntry) -> fdl.Config:
+    try:
+        module = importlib.import_module(entry.module) if entry.module else _import_file(entry.path)
+        config = getattr(module, entry.function)()
+    except PaxError:
+        raise
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f.lineno for f in reversed(frames) if Path(f.filename) == entry.path.resolve()), entry.line)
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"{entry.path}:{line}: recipe `{entry.name}` fails: {cause}") from error
+    if not isinstance(config, fdl.Config):
+        cause = f"recipe `{entry.name}` returns {type(config).__name__}, not an `fdl.Config`"
+        raise ConfigError(f"{entry.path}:{entry.line}: {cause}.", "Return `Experiment.config(…)`.")
+    return config
+
+
+def _import_file(path: Path) -> ModuleType:
+    """Imports a file under its own name, next to whose folder it may import."""
+    resolved = path.resolve()
+    if str(resolved.parent) not in sys.path:
+        sys.path.append(str(resolved.parent))
+    name = f"pax_recipe_file.{resolved.stem}"
+    spec = importlib.util.spec_from_file_location(name, resolved)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    sys.modules[name] = module
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    return module
+
+
+def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
+    path = path.resolve()
+    if path in inside:
+        raise ConfigError(f"{path} is built on itself.", "Name another recipe in its line `recipe:`.")
+    content = read_yaml_recipe(path)
+    target = _beside(path, content.recipe)
+    is_yaml = Path(target).suffix in YAML_SUFFIXES
+    base = _load_yaml(Path(target), (*inside, path)) if is_yaml else load(target)
+    overlays = [read_overlay(_beside(path, overlay)) for overlay in content.overlays]
+    layers = (*base.layers, *overlays, Layer("recipe", content.values))
+    return dataclasses.replace(base, target=str(path), layers=layers)
+
+
+def _beside(path: Path, name: str) -> str:
+    """A file that a YAML recipe names is looked for from the YAML file's folder."""
+    is_file = Path(name.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES)
+    return str(path.parent / name) if is_file else name

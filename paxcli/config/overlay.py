@@ -1,0 +1,96 @@
+"""YAML files: overlays, which map paths to values, and YAML recipes, which do so on top of a recipe."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paxcli.config.index import find_overlays
+from paxcli.errors import ConfigError, did_you_mean
+
+YAML_SUFFIXES = (".yaml", ".yml")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """Values that go onto a config together, and what to call them: `recipe`, `overlay cpu` or `--set`."""
+
+    source: str
+    values: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class YamlRecipe:
+    """The contents of a YAML recipe."""
+
+    recipe: str
+    overlays: list[str]
+    values: dict[str, Any]
+
+
+def read_overlay(name_or_path: str) -> Layer:
+    """The overlay with a name, out of `recipes/overlays/`, or in a file.
+
+    Raises:
+      ConfigError: There is no such overlay, or it is not a mapping of paths to values.
+    """
+    if Path(name_or_path).suffix in YAML_SUFFIXES:
+        return Layer(f"overlay {name_or_path}", _read_mapping(Path(name_or_path)))
+    overlays = find_overlays()
+    if name_or_path not in overlays:
+        known = f"Overlays are: {', '.join(sorted(overlays)) or 'none'}; or give a .yaml file."
+        raise ConfigError(f"There is no overlay `{name_or_path}`.", did_you_mean(name_or_path, overlays) or known)
+    return Layer(f"overlay {name_or_path}", _read_mapping(overlays[name_or_path]))
+
+
+def read_yaml_recipe(path: Path) -> YamlRecipe:
+    """A YAML recipe: `recipe: NAME`, and if wanted `overlays: [...]` and `set: {path: value}`."""
+    content = _read_mapping(path)
+    keys = ("recipe", "overlays", "set")
+    for key in content:
+        if key not in keys:
+            known = f"Its keys are {', '.join(keys)}."
+            raise ConfigError(f"{path}: unknown key `{key}`.", did_you_mean(key, keys) or known)
+    recipe, overlays, values = content.get("recipe"), content.get("overlays") or [], content.get("set") or {}
+    if not isinstance(recipe, str):
+        raise ConfigError(f"{path} does not name its recipe.", "Begin it with a line such as `recipe: tiny`.")
+    if not isinstance(overlays, list) or not all(isinstance(overlay, str) for overlay in overlays):
+        raise ConfigError(f"{path}: `overlays` is not a list of names.", "Write `overlays: [cpu]`.")
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: `set` is not a mapping.", "Write `set: {num_layers: 4}`.")
+    return YamlRecipe(recipe, overlays, values)
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), path)
+        content = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read {path}: {error}.") from None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise ConfigError(f"{path}:{line}: {error.problem}.", "Mend the YAML of this line.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise ConfigError(f"{path} is not a mapping of names to values.", "Write one `path: value` on each line.")
+    return content
+
+
+def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
+    """YAML itself lets the last of two equal keys win, in silence."""
+    if isinstance(node, yaml.MappingNode):
+        seen = set()
+        for key, value in node.value:
+            if key.value in seen:
+                raise ConfigError(f"{path}:{key.start_mark.line + 1}: `{key.value}` is there twice.", "Keep one.")
+            if isinstance(key.value, str):
+                seen.add(key.value)
+            _refuse_duplicates(value, path)

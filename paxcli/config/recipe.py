@@ -1,0 +1,24 @@
+"""The mark that makes a function a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[[], Any])
+
+
+def recipe(pax_name: str | None = None) -> Callable[[F], F]:
+    """Marks a public function that returns an `fdl.Config[Experiment]` as a recipe.
+
+    Recipes are found by reading source (`index.py`), so the mark has to be written as a decorator named `recipe`.
+
+    Args:
+      pax_name: The experiment class of Pax that this recipe computes the same as.
+    """
+
+    def mark(function: F) -> F:
+        function.pax_name = pax_name  # type: ignore[attr-defined]
+        return function
+
+    return mark

@@ -1,0 +1,83 @@
+"""A config as text: to read, to compare, to type again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import fiddle as fdl
+import yaml
+
+from paxcli.config.resolve import Resolved
+from paxcli.config.values import plain_values
+from paxcli.errors import DataError
+
+_DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
+
+
+def render_text(resolved: Resolved, color: bool = False) -> str:
+    """The tree, one value on a line, each with where it came from; defaults are dim in colour."""
+    lines = list(_tree_lines(resolved))
+    width = max((len(line) for line, _ in lines if len(line) <= 60), default=0)
+    return "\n".join(_with_source(line, source, width, color) for line, source in lines)
+
+
+def to_json_values(resolved: Resolved) -> dict[str, dict[str, Any]]:
+    """Path -> `{"value": …, "from": …}`."""
+    return {path: {"value": value.value, "from": value.source} for path, value in resolved.values.items()}
+
+
+def recipe_yaml(resolved: Resolved) -> str:
+    """A YAML recipe that gives this config again."""
+    content: dict[str, Any] = {"recipe": resolved.target}
+    if resolved.overlays:
+        content["overlays"] = list(resolved.overlays)
+    if resolved.sets:
+        content["set"] = resolved.sets
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
+def config_text(config: fdl.Buildable) -> str:
+    """All that a config says, as sorted lines `path = value`, values in JSON."""
+    values = plain_values(config)
+    return "".join(f"{path} = {value_text(values[path])}\n" for path in sorted(values))
+
+
+def parse_config_text(text: str) -> dict[str, Any]:
+    """Path -> value of what `config_text` wrote.
+
+    Raises:
+      DataError: A line is not of that form.
+    """
+    values = {}
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
+        path, _, value = line.partition(" = ")
+        try:
+            values[path] = json.loads(value)
+        except ValueError:
+            raise DataError(f"Line {number} of the saved config is damaged: {line[:80]!r}.") from None
+    return values
+
+
+def value_text(value: Any) -> str:
+    """A plain value as one may type it after `--set PATH=`."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _tree_lines(resolved: Resolved) -> Iterator[tuple[str, str]]:
+    headed: set[str] = set(resolved.values)
+    for path, value in resolved.values.items():
+        parts = path.split(".")
+        for depth in range(1, len(parts)):
+            above = ".".join(parts[:depth])
+            if above not in headed:
+                headed.add(above)
+                yield f"{'  ' * (depth - 1)}{parts[depth - 1]}:", ""
+        text = value.value if value.is_config else value_text(value.value)
+        yield f"{'  ' * (len(parts) - 1)}{parts[-1]}: {text}", value.source
+
+
+def _with_source(line: str, source: str, width: int, color: bool) -> str:
+    text = f"{line:<{width}}  # {source}" if source else line
+    return f"{_DIM}{text}{_PLAIN}" if color and source == "default" else text

@@ -1,0 +1,147 @@
+"""Recipe, overlays, `--set`: one config, with where each value came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+
+from paxcli.config.assign import assign, split_assignment
+from paxcli.config.load import load
+from paxcli.config.overlay import YAML_SUFFIXES, Layer, read_overlay
+from paxcli.config.tree import Node, find, missing_values, walk
+from paxcli.config.values import plain, plain_values
+from paxcli.errors import ConfigError
+
+RIVALS = {"global_batch_size": "percore_batch_size", "percore_batch_size": "global_batch_size"}
+"""Fields of which one is in force. A later layer that sets one switches off the other, which an earlier layer set."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """A plain value and where it came from: `default`, `recipe`, `overlay NAME` or `--set`.
+
+    That of a sub-config is its class's name, and `is_config` is true.
+    """
+
+    value: Any
+    source: str
+    is_config: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolved:
+    """A recipe as it will run.
+
+    Attributes:
+      name: The recipe's name.
+      pax_name: The experiment class of Pax that the recipe computes the same as, if any.
+      target: What to type, from any folder, for the recipe alone.
+      overlays: The overlays on it, by name or full path.
+      sets: What `--set` changed: full path -> plain value.
+      config: The config, complete.
+      values: Path -> value, in the order of the tree.
+    """
+
+    name: str
+    pax_name: str | None
+    target: str
+    overlays: tuple[str, ...]
+    sets: dict[str, Any]
+    config: fdl.Config
+    values: dict[str, Value]
+
+
+def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Resolved:
+    """Loads a recipe and puts overlays, in order, and then `PATH=VALUE` assignments on it.
+
+    Raises:
+      ConfigError: Something is unknown, ambiguous, of the wrong type or missing.
+    """
+    layers = [*map(read_overlay, overlays), Layer("--set", _assignments(sets))]
+    loaded = load(target)
+    config = loaded.config
+    sources: dict[str, str] = {}
+    set_paths: list[str] = []
+    for layer in (*loaded.layers, *layers):
+        set_paths = _apply(config, layer, sources)
+    missing = missing_values(config)
+    if missing:
+        raise ConfigError(f"{loaded.name}: `{missing[0]}` has no value.", f"Give it one: `--set {missing[0]}=…`.")
+    return Resolved(
+        name=loaded.name,
+        pax_name=loaded.pax_name,
+        target=loaded.target,
+        overlays=tuple(str(Path(o).resolve()) if Path(o).suffix in YAML_SUFFIXES else o for o in overlays),
+        sets={path: _plain_at(config, path) for path in set_paths},
+        config=config,
+        values=_with_sources(config, sources),
+    )
+
+
+def _assignments(sets: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for path, value in map(split_assignment, sets):
+        if path in values:
+            raise ConfigError(f"`--set {path}` is there twice.", "Keep one.")
+        values[path] = value
+    return values
+
+
+def _apply(config: fdl.Config, layer: Layer, sources: dict[str, str]) -> list[str]:
+    """Assigns one layer's values, notes their source, and returns their full paths."""
+    done: list[str] = []
+    for path, value in layer.values.items():
+        try:
+            full = assign(config, path, value)
+        except ConfigError as error:
+            prefix = "" if layer.source == "--set" else f"{layer.source}: "
+            raise ConfigError(prefix + error.message, error.hint) from None
+        if full in done:
+            raise ConfigError(f"{layer.source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")
+        for below in [old for old in sources if old.startswith(full + ".")]:
+            if below in done:
+                raise ConfigError(f"{layer.source} sets `{full}` after `{below}`, which is in it.", "Set it before.")
+            del sources[below]
+        sources[full] = layer.source
+        done.append(full)
+    for full in done:
+        rival = _rival(config, full)
+        if rival and rival not in done:
+            assign(config, rival, None)
+            sources[rival] = layer.source
+    return done
+
+
+def _rival(config: fdl.Config, path: str) -> str | None:
+    """The field that `path` switches off by having a value."""
+    head, _, name = path.rpartition(".")
+    if name not in RIVALS or find(config, path)[0].value is None:
+        return None
+    rival = f"{head}.{RIVALS[name]}"
+    return rival if any(node.path == rival and node.value is not None for node in walk(config)) else None
+
+
+def _plain_at(config: fdl.Config, path: str) -> Any:
+    node, item = find(config, path)
+    return plain(node.value if item is None else node.value[item])
+
+
+def _with_sources(config: fdl.Config, sources: dict[str, str]) -> dict[str, Value]:
+    values = plain_values(config)
+    return {
+        node.path: Value(values[node.path], _source(node, sources), isinstance(node.value, fdl.Buildable))
+        for node in walk(config)
+        if node.path in values
+    }
+
+
+def _source(node: Node, sources: dict[str, str]) -> str:
+    """The layer that last set this place, or an item of it."""
+    is_config = isinstance(node.value, fdl.Buildable)
+    own = {node.path} if is_config else {node.path, *(path for path in sources if path.startswith(node.path + "."))}
+    by_layer = [source for path, source in sources.items() if path in own]
+    return by_layer[-1] if by_layer else "recipe" if node.is_set else "default"

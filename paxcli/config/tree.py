@@ -1,0 +1,235 @@
+"""A config as a list of paths: `task.model.num_layers` and what stands there.
+
+A field of a template that nobody set, and that an object above it has too, *flows down*: the holder fills it when it
+uses the template. It has no value of its own, so it is neither shown nor assigned; one assigns the upper field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import fiddle as fdl
+
+from paxcli.config.configurable import EXPAND
+from paxcli.errors import ConfigError, did_you_mean
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One place in a config tree.
+
+    Attributes:
+      path: From the root, with dots.
+      parent: The buildable, list or dict that holds it.
+      key: Field name, index or key in `parent`.
+      value: What stands there; `fdl.NO_VALUE` for a required field without one.
+      annotation: The declared type; `typing.Any` when none is known.
+      is_set: Whether the recipe says so, rather than the class.
+      in_template: Whether it is inside an `fdl.Partial`.
+      flows_from: Path of the upper field that fills this one, if any.
+      declared: For a field with a default sub-object, whether that is an `fdl.Config` or `fdl.Partial`, and of what.
+    """
+
+    path: str
+    parent: Any
+    key: str | int
+    value: Any
+    annotation: Any
+    is_set: bool
+    in_template: bool = False
+    flows_from: str | None = None
+    declared: tuple[type, type] | None = None
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether the holder of a template is to fill this in."""
+        return self.flows_from is not None or (self.in_template and self.value is fdl.NO_VALUE)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether this is a value, rather than a container of configs or a gap to be filled."""
+        return not self.is_gap and self.value is not fdl.NO_VALUE and not _holds_configs(self.value)
+
+
+def walk(config: fdl.Buildable) -> list[Node]:
+    """Every place below `config`, parents first, in the order of the fields."""
+    return list(_walk_fields(config, "", {}, {}, isinstance(config, fdl.Partial)))
+
+
+def find(config: fdl.Buildable, path: str) -> tuple[Node, str | int | None]:
+    """The place that `path` means: a full path, or an unambiguous end of one. Case does not count.
+
+    Returns:
+      The place, and None; or a place that holds plain items, and the key or index of one of them.
+
+    Raises:
+      ConfigError: Nothing, or more than one thing, is called that.
+    """
+    nodes = walk(config)
+    matches = _matches(nodes, path)
+    if not matches and "." in path:
+        head, _, last = path.rpartition(".")
+        holders = [(node, item) for node in _matches(nodes, head) if (item := _item_key(node, last)) is not None]
+        if holders:
+            return _only([node for node, _ in holders], head), holders[0][1]
+    return _only(matches, path, nodes), None
+
+
+def missing_values(config: fdl.Buildable) -> list[str]:
+    """Paths of required fields that have no value, where building would fail."""
+    return [node.path for node in walk(config) if node.value is fdl.NO_VALUE and not node.in_template]
+
+
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation: `int | None` is `(int, NoneType)`, `int` is `(int,)`."""
+    if typing.get_origin(annotation) is typing.Annotated:
+        annotation = typing.get_args(annotation)[0]
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return tuple(m for arg in typing.get_args(annotation) for m in union_members(arg)) if is_union else (annotation,)
+
+
+def _walk_fields(
+    owner: fdl.Buildable, prefix: str, outer: Mapping[str, str], defaults: Mapping[str, Any], in_template: bool
+) -> Iterator[Node]:
+    function = fdl.get_callable(owner)
+    metadata = {field.name: field.metadata for field in _dataclass_fields(function)}
+    names_below = {**{name: prefix + name for name in owner.__signature_info__.parameters}, **outer}
+    for name, value in _values(owner).items():
+        child_defaults = _expanded_defaults(metadata.get(name, {}), defaults.get(name), value)
+        is_default = child_defaults is not None or (value == defaults.get(name, _class_default(owner, name)))
+        is_set = name in owner.__arguments__ and not is_default
+        node = Node(
+            path=prefix + name,
+            parent=owner,
+            key=name,
+            value=value,
+            annotation=_annotation(function, name),
+            is_set=is_set,
+            in_template=in_template,
+            flows_from=outer.get(name) if in_template and not is_set else None,
+            declared=metadata[name][EXPAND][:2] if EXPAND in metadata.get(name, {}) else None,
+        )
+        yield from _walk_node(node, names_below, child_defaults or {})
+
+
+def _walk_node(node: Node, outer: Mapping[str, str], defaults: Mapping[str, Any]) -> Iterator[Node]:
+    yield node
+    if node.flows_from:
+        return
+    if isinstance(node.value, fdl.Buildable):
+        in_template = node.in_template or isinstance(node.value, fdl.Partial)
+        yield from _walk_fields(node.value, node.path + ".", outer, defaults, in_template)
+    elif _holds_configs(node.value):
+        for key, item in _items(node.value):
+            child = Node(f"{node.path}.{key}", node.value, key, item, Any, node.is_set, node.in_template)
+            yield from _walk_node(child, outer, {})
+
+
+def _values(owner: fdl.Buildable) -> dict[str, Any]:
+    """Field -> value, with the defaults of unset fields and without what Flax adds to a module."""
+    function = fdl.get_callable(owner)
+    values = fdl.ordered_arguments(owner, include_defaults=True, include_unset=True)
+    values |= {name: _class_default(owner, str(name)) for name in values.keys() - owner.__arguments__.keys()}
+    if any(base.__module__.startswith("flax.linen") for base in getattr(function, "__mro__", ())):
+        for name in ("parent", "name"):
+            if name not in owner.__arguments__:
+                values.pop(name, None)
+    return values  # type: ignore[return-value]
+
+
+def _class_default(owner: fdl.Buildable, name: str) -> Any:
+    factories = {field.name: field.default_factory for field in _dataclass_fields(fdl.get_callable(owner))}
+    factory = factories.get(name, dataclasses.MISSING)
+    if factory is not dataclasses.MISSING:
+        return factory()
+    parameter = owner.__signature_info__.parameters.get(name)
+    return fdl.NO_VALUE if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def _expanded_defaults(metadata: Mapping[str, Any], outer_default: Any, value: Any) -> Mapping[str, Any] | None:
+    """What the class itself says about the fields of its default sub-object, if `value` still is that object."""
+    if not isinstance(value, fdl.Buildable):
+        return None
+    if isinstance(outer_default, fdl.Buildable) and fdl.get_callable(outer_default) is fdl.get_callable(value):
+        return outer_default.__arguments__  # type: ignore[return-value]
+    kind, cls, fields = metadata.get(EXPAND, (None, None, {}))
+    return fields if isinstance(value, kind or ()) and fdl.get_callable(value) is cls else None
+
+
+def _dataclass_fields(function: Any) -> tuple[dataclasses.Field, ...]:
+    return dataclasses.fields(function) if dataclasses.is_dataclass(function) else ()
+
+
+@functools.cache
+def _annotation(function: Any, name: str) -> Any:
+    for owner in getattr(function, "__mro__", (function,)):
+        annotation = inspect.get_annotations(owner).get(name)
+        if isinstance(annotation, str):
+            stub = type("_", (), {"__annotations__": {name: annotation}})
+            try:
+                return typing.get_type_hints(stub, vars(sys.modules[owner.__module__]), include_extras=True)[name]
+            except (NameError, AttributeError, TypeError, SyntaxError):
+                return Any
+        if annotation is not None:
+            return annotation
+    return Any
+
+
+def _items(container: Any) -> list[tuple[Any, Any]]:
+    if isinstance(container, Mapping):
+        return list(container.items())
+    return list(enumerate(container)) if isinstance(container, list | tuple) else []
+
+
+def _holds_configs(value: Any) -> bool:
+    return any(isinstance(item, fdl.Buildable) or _holds_configs(item) for _, item in _items(value))
+
+
+def _item_key(node: Node, text: str) -> str | int | None:
+    """The key by which `text` names an item of a plain list or dict at `node`."""
+    if isinstance(node.value, list | tuple):
+        return int(text) if text.isdecimal() and int(text) < len(node.value) else None
+    types_of_value = [typing.get_origin(member) or member for member in union_members(node.annotation)]
+    is_dict = isinstance(node.value, dict) or (node.value is None and dict in types_of_value)
+    return text if is_dict else None
+
+
+def _matches(nodes: Iterable[Node], path: str) -> list[Node]:
+    wanted = path.lower()
+    found: dict[tuple[int, Any], Node] = {}
+    for node in nodes:
+        if node.path.lower() == wanted:
+            return [node]
+        if node.path.lower().endswith("." + wanted):
+            found.setdefault((id(node.parent), node.key), node)
+    own = [node for node in found.values() if not node.is_gap]
+    return own or list(found.values())
+
+
+def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:
+    if not matches:
+        raise ConfigError(f"This recipe has no field `{path}`.", _suggestion(path, nodes))
+    if len(matches) > 1:
+        candidates = ", ".join(f"`{node.path}`" for node in matches)
+        raise ConfigError(f"`{path}` is ambiguous: {candidates}.", "Write more of the path.")
+    if matches[0].flows_from:
+        upper = matches[0].flows_from
+        raise ConfigError(f"`{matches[0].path}` is filled in from `{upper}`.", f"Set `{upper}` instead.")
+    return matches[0]
+
+
+def _suggestion(path: str, nodes: Iterable[Node]) -> str:
+    paths = [node.path for node in nodes if node.flows_from is None]
+    length = path.count(".") + 1
+    for wanted, parts in ((path, length), (path.rpartition(".")[2], 1)):
+        hint = did_you_mean(wanted, dict.fromkeys(".".join(p.split(".")[-parts:]) for p in paths))
+        if hint:
+            return hint
+    return "`pax recipes show` lists the fields of a recipe."

@@ -1,0 +1,56 @@
+"""A config as plain values, which YAML and JSON have."""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import fiddle as fdl
+
+from paxcli.config.tree import walk
+
+
+def plain_values(config: fdl.Buildable) -> dict[str, Any]:
+    """Path -> plain value of all that `config` says, in the order of the tree.
+
+    A sub-config stands as its class's name; one that is used in several places says so from its second place on.
+    """
+    values: dict[str, Any] = {}
+    first_use: dict[int, str] = {}
+    for node in walk(config):
+        if not node.is_shown:
+            continue
+        value = plain(node.value)
+        if isinstance(node.value, fdl.Config):
+            first = first_use.setdefault(id(node.value), node.path)
+            value = value if first == node.path else f"{value}, the one of {first}"
+        values[node.path] = value
+    return values
+
+
+def plain(value: Any) -> Any:
+    """`value` with nothing in it but None, booleans, numbers, strings, lists and dicts with string keys."""
+    if value is None or isinstance(value, enum.Enum):
+        return value if value is None else plain(value.value)
+    if isinstance(value, bool | int | float | str):
+        return next(kind(value) for kind in (bool, int, float, str) if isinstance(value, kind))
+    if isinstance(value, Mapping):
+        return {str(plain(key)): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    return _name(value)
+
+
+def _name(value: Any) -> str:
+    """A name for code and objects that stays the same from process to process."""
+    if isinstance(value, fdl.Buildable):
+        return fdl.get_callable(value).__name__
+    if isinstance(value, functools.partial):
+        arguments = [*map(str, map(plain, value.args)), *(f"{k}={plain(v)}" for k, v in value.keywords.items())]
+        return f"{_name(value.func)}({', '.join(arguments)})" if arguments else _name(value.func)
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    shown = repr(value)
+    return _name(type(value)) if " at 0x" in shown else shown
