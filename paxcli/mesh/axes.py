@@ -1,0 +1,28 @@
+"""The axes of the device mesh, and what a dimension of an array may be called.
+
+A *mesh axis* is a dimension of the device mesh. A *logical axis* says what a dimension of an array means; the rules
+in `rules.py` map it to mesh axes. Layers name logical axes only:
+
+    parameters    embed, mlp, heads, kv_heads, head_dim, vocab, layers, norm, expert, stage
+    activations   activation_batch, activation_length, activation_embed, activation_mlp, activation_heads,
+                  activation_kv_heads, activation_vocab
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Axis(enum.StrEnum):
+    """A mesh axis, from the outermost (slowest links) to the innermost (fastest)."""
+
+    STAGE = "stage"
+    DATA = "data"
+    FSDP = "fsdp"
+    CONTEXT = "context"
+    EXPERT = "expert"
+    TENSOR = "tensor"
+
+
+MESH_AXES: tuple[str, ...] = tuple(axis.value for axis in Axis)
+BATCH_AXES: tuple[str, ...] = (Axis.DATA.value, Axis.FSDP.value)

@@ -1,0 +1,133 @@
+"""The mesh as a recipe states it, and the device mesh built from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+
+from paxcli.config.configurable import Configurable
+from paxcli.errors import ConfigError
+from paxcli.mesh.axes import MESH_AXES
+from paxcli.mesh.rules import check_mesh_axis, merge_rules
+
+Shape = Mapping[str, int] | Sequence[int]
+
+_LIST_AXES = {3: ("data", "fsdp", "tensor"), 4: ("stage", "data", "fsdp", "tensor")}
+
+
+@dataclasses.dataclass
+class Mesh(Configurable):
+    """How many devices there are, and what each group of them shares.
+
+    Args:
+      ici_mesh_shape: The mesh of one slice: sizes by axis, or Pax's [replica, data, mdl] = [data, fsdp, tensor]; of
+        four numbers the first is `stage`. None lays all devices along `data`.
+      dcn_mesh_shape: How many slices along each axis, written alike. None is one slice.
+      logical_axis_rules: Laid over the default rules: logical axis to mesh axis, to several, or to None (replicated).
+    """
+
+    ici_mesh_shape: dict[str, int] | list[int] | None = None
+    dcn_mesh_shape: dict[str, int] | list[int] | None = None
+    logical_axis_rules: dict[str, str | list[str] | None] | None = None
+
+    def validate(self) -> None:
+        """Checks every name and size, without a device. Raises ConfigError."""
+        axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape)
+        merge_rules(self.logical_axis_rules)
+
+    def num_devices(self) -> int | None:
+        """The number of devices that this mesh needs, or None when it takes all that are there."""
+        if self.ici_mesh_shape is None:
+            return None
+        return math.prod(axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape).values())
+
+
+def axis_sizes(ici: Shape | None, dcn: Shape | None) -> dict[str, int]:
+    """The size of every mesh axis, outer to inner: the elementwise product of the two shapes."""
+    inner, outer = _sizes(ici, "mesh.ici_mesh_shape"), _sizes(dcn, "mesh.dcn_mesh_shape")
+    return {axis: inner[axis] * outer[axis] for axis in MESH_AXES}
+
+
+def describe(sizes: Mapping[str, int]) -> str:
+    """A mesh for people: `data=3 × tensor=2`."""
+    return " × ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "data=1"
+
+
+def build_mesh(config: Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
+    """The device mesh of `config` over `devices` (default: all). Every axis is there, if only of size 1.
+
+    Raises:
+      ConfigError: The mesh does not fit the devices exactly.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    dcn = _sizes(config.dcn_mesh_shape, "mesh.dcn_mesh_shape")
+    slices = math.prod(dcn.values())
+    ici_shape = config.ici_mesh_shape
+    if ici_shape is None:
+        ici_shape = {"data": max(len(devices) // slices, 1)}
+    ici = _sizes(ici_shape, "mesh.ici_mesh_shape")
+    _check_count(axis_sizes(ici, dcn), len(devices), slices)
+    grid = _arrange(list(ici.values()), list(dcn.values()), devices)
+    return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES))
+
+
+def _sizes(shape: Shape | None, where: str) -> dict[str, int]:
+    if shape is None:
+        return dict.fromkeys(MESH_AXES, 1)
+    if not isinstance(shape, Mapping):
+        if len(shape) not in _LIST_AXES:
+            raise ConfigError(
+                f"`{where}` has {len(shape)} numbers; it takes 3 ([data, fsdp, tensor]) "
+                "or 4 ([stage, data, fsdp, tensor]).",
+                f"Or name the axes: --set {where}='{{fsdp: 4, tensor: 2}}'",
+            )
+        shape = dict(zip(_LIST_AXES[len(shape)], shape, strict=True))
+    for axis, size in shape.items():
+        check_mesh_axis(axis, where)
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise ConfigError(f"`{where}.{axis}` is {size!r}; a size is a whole number from 1 up.")
+    return {axis: shape.get(axis, 1) for axis in MESH_AXES}
+
+
+def _check_count(sizes: Mapping[str, int], found: int, slices: int) -> None:
+    needed = math.prod(sizes.values())
+    if needed != found:
+        fit = f"--set mesh.ici_mesh_shape='{{data: {found // slices}}}'"
+        if found % slices:
+            fit = f"--set mesh.dcn_mesh_shape=null --set mesh.ici_mesh_shape='{{data: {found}}}'"
+        raise ConfigError(
+            f"mesh {describe(sizes)} needs {needed} device{'s' * (needed > 1)}, found {found}.",
+            f"Choose a shape that takes them all, such as {fit}",
+        )
+
+
+def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:
+    """Devices as an array of shape ICI × DCN, elementwise: neighbours on the inner axes, slices on the outer."""
+    wanted = math.prod(dcn)
+    found = len({getattr(device, "slice_index", 0) for device in devices})
+    if devices[0].platform == "tpu" and wanted != found:
+        raise ConfigError(
+            f"mesh.dcn_mesh_shape asks for {wanted} slice{'s' * (wanted > 1)}, the TPU devices lie in {found}.",
+            f"--set mesh.dcn_mesh_shape='{{data: {found}}}'",
+        )
+    if wanted == 1:
+        return _one_slice(ici, devices)
+    if wanted == found:
+        return mesh_utils.create_hybrid_device_mesh(ici, dcn, devices, allow_split_physical_axes=True)
+    groups = np.asarray(devices).reshape(dcn + ici)
+    rank = len(ici)
+    pairs = [axis for pair in zip(range(rank), range(rank, 2 * rank), strict=True) for axis in pair]
+    return groups.transpose(pairs).reshape([inner * outer for inner, outer in zip(ici, dcn, strict=True)])
+
+
+def _one_slice(ici: list[int], devices: list[Any]) -> np.ndarray:
+    try:
+        return mesh_utils.create_device_mesh(ici, devices)
+    except NotImplementedError:  # a TPU torus that holds this shape only with one of its rings shared by two axes
+        return mesh_utils.create_device_mesh(ici, devices, allow_split_physical_axes=True)

@@ -1,0 +1,87 @@
+"""The one table that maps logical axes to mesh axes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from jax.sharding import PartitionSpec
+
+from paxcli.errors import ConfigError, did_you_mean
+from paxcli.mesh.axes import MESH_AXES
+
+Rules = Mapping[str, tuple[str, ...]]
+
+DEFAULT_RULES: Rules = {
+    "embed": ("fsdp",),
+    "mlp": ("tensor",),
+    "heads": ("tensor",),
+    "kv_heads": ("tensor",),
+    "head_dim": (),
+    "vocab": ("tensor",),
+    "layers": (),
+    "norm": (),
+    "expert": ("expert",),
+    "stage": ("stage",),
+    "activation_batch": ("data", "fsdp"),
+    "activation_length": ("context",),
+    "activation_embed": ("tensor",),
+    "activation_mlp": ("tensor",),
+    "activation_heads": ("tensor",),
+    "activation_kv_heads": ("tensor",),
+    "activation_vocab": ("tensor",),
+}
+
+
+def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> Rules:
+    """The default rules with `overrides` laid over them; None replicates a dimension.
+
+    Raises:
+      ConfigError: A logical or a mesh axis that does not exist.
+    """
+    rules = dict(DEFAULT_RULES)
+    for name, mesh_axes in (overrides or {}).items():
+        if name not in DEFAULT_RULES:
+            raise ConfigError(
+                f"`mesh.logical_axis_rules` names the logical axis `{name}`, which does not exist.",
+                did_you_mean(name, DEFAULT_RULES) or f"Logical axes: {', '.join(DEFAULT_RULES)}.",
+            )
+        axes = () if mesh_axes is None else (mesh_axes,) if isinstance(mesh_axes, str) else tuple(mesh_axes)
+        for axis in axes:
+            check_mesh_axis(axis, f"mesh.logical_axis_rules.{name}")
+        rules[name] = tuple(str(axis) for axis in axes)
+    return rules
+
+
+def check_mesh_axis(name: str, where: str) -> None:
+    """Raises a ConfigError unless `name` is a mesh axis."""
+    if name not in MESH_AXES:
+        raise ConfigError(
+            f"`{where}` names the mesh axis `{name}`, which does not exist.",
+            did_you_mean(name, MESH_AXES)
+            or f"Mesh axes: {', '.join(MESH_AXES)}. Pax's replica, data, mdl are data, fsdp, tensor here.",
+        )
+
+
+def spec(logical_axes: Sequence[str | None], rules: Rules = DEFAULT_RULES) -> PartitionSpec:
+    """The PartitionSpec of an array with these logical axes; None is a replicated dimension.
+
+    A mesh axis shards one dimension at most: the leftmost that asks for it.
+    """
+    used: set[str] = set()
+    entries: list[str | tuple[str, ...] | None] = []
+    for name in logical_axes:
+        axes = tuple(axis for axis in _mesh_axes(name, rules) if axis not in used)
+        used.update(axes)
+        entries.append(axes if len(axes) > 1 else axes[0] if axes else None)
+    return PartitionSpec(*entries)
+
+
+def _mesh_axes(name: str | None, rules: Rules) -> tuple[str, ...]:
+    if name is None:
+        return ()
+    if name not in rules:
+        raise ConfigError(
+            f"A layer names the logical axis `{name}`, which has no rule.",
+            did_you_mean(name, rules) or f"Logical axes: {', '.join(rules)}.",
+        )
+    return rules[name]

@@ -1,0 +1,208 @@
+"""How arrays lie on the mesh: activations inside jit, parameters and what follows them, batches."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax.core import meta
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from paxcli.errors import ConfigError
+from paxcli.log import log
+from paxcli.mesh.axes import BATCH_AXES
+from paxcli.mesh.rules import DEFAULT_RULES, Rules, spec
+
+_rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=DEFAULT_RULES)
+
+# Vocabularies come as they are (a byte tokenizer has 259 ids); every other size is the recipe's to choose.
+_MAY_REPLICATE = {"vocab"}
+
+
+@contextlib.contextmanager
+def use_mesh(mesh: jax.sharding.Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[jax.sharding.Mesh]:
+    """Makes `mesh` and `rules` the current ones of this thread, for `constrain` and for jit."""
+    token = _rules.set(_without_miscompiled(rules, mesh.shape))
+    try:
+        with jax.set_mesh(mesh):
+            yield mesh
+    finally:
+        _rules.reset(token)
+
+
+def _without_miscompiled(rules: Rules, sizes: Mapping[str, int]) -> Rules:
+    """The rules that XLA compiles rightly on this mesh.
+
+    With `data` > 1 and `fsdp` as large as `tensor`, XLA's partitioner (jaxlib 0.10.2, on CPU) gives wrong values for a
+    product that contracts over `tensor` and whose result is sharded over (data, fsdp) and `tensor`: [B, T, F] × [F, D],
+    forward or backward. With D whole it is right, as it is on every other mesh.
+    """
+    if not (sizes["data"] > 1 and sizes["fsdp"] == sizes["tensor"] > 1 and "tensor" in rules["activation_embed"]):
+        return rules
+    log.info("On a mesh of fsdp=%d and tensor=%d activations keep `embed` whole.", sizes["fsdp"], sizes["tensor"])
+    return {**rules, "activation_embed": tuple(axis for axis in rules["activation_embed"] if axis != "tensor")}
+
+
+def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
+    """`x` laid out by its logical axes under the current mesh; `x` itself without a mesh or on one device.
+
+    A dimension that its mesh axes do not divide is replicated: activations come in odd sizes (the last batch of an
+    evaluation, a prompt), and their layout changes no value.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return x
+    if len(logical_axes) != x.ndim:
+        raise ValueError(f"{len(logical_axes)} logical axes {logical_axes} for an array of shape {x.shape}")
+    kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
+    sizes = {axis: size for axis, size, kind in kinds if kind == AxisType.Auto}
+    if not sizes:  # inside shard_map
+        return x
+    entries = []
+    for dim, entry in zip(x.shape, spec(logical_axes, _rules.get()), strict=True):
+        axes = tuple(axis for axis in _axes(entry) if axis in sizes)
+        entries.append(axes if axes and dim % _ways(axes, sizes) == 0 else None)
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
+
+
+def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:
+    """The NamedSharding of every parameter.
+
+    Args:
+      mesh: The device mesh.
+      rules: Logical to mesh axes.
+      params: Abstract parameters, boxed by `nn.with_logical_partitioning`. One without a box is replicated.
+
+    Returns:
+      A tree like `params` without its boxes.
+
+    Raises:
+      ConfigError: A dimension that its mesh axes do not divide. A `vocab` dimension is replicated instead, and logged.
+    """
+
+    def sharding(path: Any, leaf: Any) -> NamedSharding:
+        if not _is_box(leaf):
+            return NamedSharding(mesh, PartitionSpec())
+        return NamedSharding(mesh, _param_spec(name_of(path), leaf.value.shape, leaf.names, rules, mesh.shape))
+
+    return jax.tree_util.tree_map_with_path(sharding, params, is_leaf=_is_box)
+
+
+def unbox(params: Any) -> Any:
+    """`params` without Flax's boxes."""
+    return jax.tree.map(lambda leaf: leaf.value if _is_box(leaf) else leaf, params, is_leaf=_is_box)
+
+
+def like_params(tree: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Shardings for a tree that holds copies of the parameters, such as an optimizer state or a whole train state.
+
+    A leaf whose path ends in a parameter's path, and which has that parameter's shape, lies as the parameter does.
+    Everything else is replicated: step counts, factored moments.
+    """
+    table = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    placed = {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
+
+    def sharding(path: Any, leaf: Any) -> NamedSharding:
+        names = path_of(path)
+        for start in range(len(names)):
+            if table.get(names[start:]) == leaf.shape:
+                return placed[names[start:]]
+        return NamedSharding(mesh, PartitionSpec())
+
+    return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+def path_of(path: Any) -> tuple[str, ...]:
+    """The names along a JAX key path, whatever the containers."""
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
+
+
+def name_of(path: Any) -> str:
+    """A JAX key path as one dotted name: `decoder.layers.mlp.kernel`."""
+    return ".".join(path_of(path))
+
+
+def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
+    """Examples over `data` and `fsdp`, everything else whole."""
+    return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def put_batch(batch: Any, mesh: jax.sharding.Mesh) -> Any:
+    """This process's rows `[B, …]` of each array, as global arrays on the mesh.
+
+    Raises:
+      ConfigError: The global batch does not divide over the mesh.
+    """
+    sharding = batch_sharding(mesh)
+    hosts, _ = infeed_shard(mesh)
+    ways = _ways(BATCH_AXES, mesh.shape)
+    rows = {leaf.shape[0] * hosts for leaf in jax.tree.leaves(batch)}
+    if any(count % ways for count in rows):
+        raise ConfigError(
+            f"A global batch of {min(rows)} examples does not divide over data={mesh.shape['data']} × "
+            f"fsdp={mesh.shape['fsdp']}.",
+            f"Choose a global_batch_size that is a multiple of {ways}, or a smaller mesh.",
+        )
+    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
+
+
+def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
+    """How many different parts of the global batch the processes read, and which one this process reads.
+
+    Processes that hold the same examples (a `tensor` axis across hosts, say) read the same part.
+    """
+    if jax.process_count() == 1:
+        return 1, 0
+    batch_dims = [mesh.axis_names.index(axis) for axis in BATCH_AXES]
+    rows_of: dict[int, set[int]] = {}
+    for position, device in np.ndenumerate(mesh.devices):
+        data, fsdp = (position[dim] for dim in batch_dims)
+        rows_of.setdefault(device.process_index, set()).add(data * mesh.shape["fsdp"] + fsdp)
+    parts = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
+    if sum(map(len, parts)) != len(set().union(*parts)):
+        raise ConfigError(
+            "The processes of this mesh share some of their examples but not all, so no input can feed them.",
+            "Give each process whole rows: put `tensor` inside a host, or a whole number of hosts on it.",
+        )
+    return len(parts), parts.index(tuple(sorted(rows_of[jax.process_index()])))
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, meta.Partitioned)
+
+
+def _param_spec(
+    name: str, shape: tuple[int, ...], logical_axes: tuple[str | None, ...], rules: Rules, sizes: Mapping[str, int]
+) -> PartitionSpec:
+    if len(logical_axes) != len(shape):
+        raise ValueError(f"{name}: {len(logical_axes)} logical axes {logical_axes} for shape {shape}")
+    entries = []
+    for logical, dim, entry in zip(logical_axes, shape, spec(logical_axes, rules), strict=True):
+        axes = _axes(entry)
+        ways = _ways(axes, sizes)
+        if dim % ways == 0:
+            entries.append(entry)
+            continue
+        over = " × ".join(f"{axis}={sizes[axis]}" for axis in axes)
+        if logical not in _MAY_REPLICATE:
+            raise ConfigError(
+                f"Parameter `{name}`: its dimension `{logical}` of {dim} does not divide over {over}.",
+                f"Choose a size that is a multiple of {ways}, a smaller `{axes[-1]}` axis (--set "
+                f"mesh.ici_mesh_shape=…), or keep it whole: --set mesh.logical_axis_rules='{{{logical}: null}}'",
+            )
+        log.info("Parameter `%s`: `%s` of %d does not divide over %s: replicated.", name, logical, dim, over)
+        entries.append(None)
+    return PartitionSpec(*entries)
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def _ways(axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
+    return math.prod(sizes[axis] for axis in axes)
