@@ -1,0 +1,59 @@
+"""Batches as dicts whose entries are attributes too: `batch.ids` is `batch["ids"]`."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, Self
+
+import jax
+
+from paxcli.errors import did_you_mean
+
+
+class NestedMap(dict[str, Any]):
+    """A dict with attribute access that is a JAX pytree with sorted keys. Nested dicts stay what they were."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            hint = did_you_mean(name, self) or f"There are {', '.join(sorted(self)) or 'no fields'}."
+            raise AttributeError(f"No field `{name}`. {hint}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self:
+            raise AttributeError(f"No field `{name}`.")
+        del self[name]
+
+    def copy(self) -> Self:
+        """A new map of the same values."""
+        return type(self)(self)
+
+    def flatten_items(self) -> list[tuple[str, Any]]:
+        """All leaves with their dotted paths, in sorted order."""
+        return [
+            (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
+            for path, leaf in jax.tree_util.tree_flatten_with_path(self)[0]
+        ]
+
+
+def _flatten_with_keys(tree: NestedMap) -> tuple[list[tuple[Hashable, Any]], tuple[str, ...]]:
+    keys = tuple(sorted(tree))
+    return [(jax.tree_util.DictKey(key), tree[key]) for key in keys], keys
+
+
+def _flatten(tree: NestedMap) -> tuple[list[Any], tuple[str, ...]]:
+    keys = tuple(sorted(tree))
+    return [tree[key] for key in keys], keys
+
+
+def _unflatten(keys: tuple[str, ...], values: Any) -> NestedMap:
+    return NestedMap(zip(keys, values, strict=True))
+
+
+jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatten, _flatten)

@@ -1,0 +1,52 @@
+"""Text that every machine has: the sources of the running Python's standard library."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sysconfig
+from pathlib import Path
+
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.text import TextFile, TextInput
+from paxcli.log import log
+
+_LEFT_OUT = {"__pycache__", "dist-packages", "idle_test", "idlelib", "site-packages", "test", "tests"}
+
+
+@dataclasses.dataclass(kw_only=True)
+class StdlibInput(TextInput):
+    """The running Python's own `.py` sources, without its tests: needs no download.
+
+    `split=None` means `train` in training and `eval` otherwise. The rare source that is not UTF-8 is left out and named
+    in the log.
+    """
+
+    def _validate_files(self) -> None:
+        if self.files is not None:
+            raise ConfigError("StdlibInput finds its files itself.", "Leave `files` unset, or use TextInput.")
+
+    def _split_name(self) -> str:
+        return self.split or ("train" if self.is_training else "eval")
+
+    def _read(self, file: TextFile) -> str:
+        try:
+            return super()._read(file)
+        except DataError as error:
+            if not isinstance(error.__context__, UnicodeDecodeError):
+                raise
+            log.info("Input %s leaves out a file: %s", self.name, error.message)
+            return ""
+
+    def _source_files(self) -> list[TextFile]:
+        root = Path(sysconfig.get_path("stdlib"))
+        files = []
+        for directory, children, names in os.walk(root):
+            children[:] = [child for child in children if child not in _LEFT_OUT]
+            paths = [Path(directory, name) for name in names if name.endswith(".py")]
+            files += [TextFile(path.relative_to(root).as_posix(), path) for path in paths]
+        if not files:
+            raise DataError(
+                f"This Python keeps no sources of its standard library in {root}.", "Use TextInput with files of yours."
+            )
+        return files

@@ -1,0 +1,84 @@
+"""Rows made from their number: no data, any length, and still something to learn."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from paxcli.errors import ConfigError
+from paxcli.inputs.base_input import RandomAccessInput, language_spec
+from paxcli.inputs.nested_map import NestedMap
+
+_ALPHABET = 256
+_NOISE = 0.1
+_ODD = 0x9E3779B97F4A7C15
+
+
+@dataclasses.dataclass(kw_only=True)
+class SyntheticInput(RandomAccessInput):
+    """Language-model batches of a noisy walk: each id has one usual successor, so a loss falls from log V to 0.9.
+
+    Args:
+      seq_len: T. None: the trainer sets it to the model's max_seq_len.
+      vocab_size: Ids are below it, and among at most 256 of them. None: the trainer sets it to the model's.
+      num_examples: Rows in an epoch. None: no end.
+    """
+
+    seq_len: int | None = None
+    vocab_size: int | None = None
+    num_examples: int | None = None
+
+    def validate(self) -> None:
+        super().validate()
+        for field in ("seq_len", "vocab_size", "num_examples"):
+            value = getattr(self, field)
+            if (value is None and field != "num_examples") or (value is not None and value < 1):
+                raise ConfigError(f"Input `{self.name}`: {field} is {value}.", "Set it to 1 or more.")
+        if self.num_examples is None and not self.repeats:
+            raise ConfigError(
+                f"Input `{self.name}` has no end, so it cannot run epochs.", "Set its num_examples, or repeat it."
+            )
+
+    def element_spec(self) -> NestedMap:
+        return language_spec(self.batch_size, self.seq_len)
+
+    def num_rows(self) -> int | None:
+        return self.num_examples
+
+    def data_fingerprint(self) -> Any:
+        return self.num_examples
+
+    def rows(self, numbers: np.ndarray) -> NestedMap:
+        assert self.seq_len is not None and self.vocab_size is not None
+        tokens = self._tokens(numbers, self.seq_len + 1, self.vocab_size)
+        is_token = np.broadcast_to(numbers[:, None] >= 0, (len(numbers), self.seq_len))
+        column = np.arange(self.seq_len, dtype=np.int32)
+        return NestedMap(
+            ids=np.where(is_token, tokens[:, :-1], 0),
+            labels=np.where(is_token, tokens[:, 1:], 0),
+            weights=is_token.astype(np.float32),
+            segment_ids=is_token.astype(np.int32),
+            segment_pos=np.where(is_token, column, 0),
+        )
+
+    def _tokens(self, numbers: np.ndarray, length: int, vocab_size: int) -> np.ndarray:
+        """Tokens [B, length]: a walk round one fixed cycle of ids, from a random place, a tenth of them replaced."""
+        alphabet = min(vocab_size, _ALPHABET)
+        seed = _mix(numbers.astype(np.uint64) + np.uint64((self.seed * 2 + self.is_training) * _ODD % 2**64))
+        column = np.arange(length)
+        cycle = np.random.RandomState(0).permutation(alphabet).astype(np.int32)
+        cycles = np.resize(cycle, alphabet + length)
+        walk = cycles[(seed % np.uint64(alphabet)).astype(np.int64)[:, None] + column]
+        draw = _mix(_mix(seed)[:, None] + column.astype(np.uint64))
+        other = ((draw & np.uint64(0xFFFF)) * np.uint64(alphabet) >> np.uint64(16)).astype(np.int32)
+        return np.where(draw >> np.uint64(32) < int(_NOISE * 2**32), other, walk)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+    """Scrambles an array of 64-bit numbers (the finalizer of SplitMix64)."""
+    values = values + np.uint64(_ODD)
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,127 @@
+"""From text to ids and back: bytes, a SentencePiece model, a Hugging Face `tokenizers` file."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from paxcli.config.configurable import Configurable
+from paxcli.errors import DataError, MissingError
+
+
+class Tokenizer(Protocol):
+    """What an input needs of a tokenizer. `bos_id` is None where the vocabulary has no such token."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def pad_id(self) -> int: ...
+    @property
+    def bos_id(self) -> int | None: ...
+    @property
+    def eos_id(self) -> int: ...
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text` [T], with nothing added at either end."""
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of ids [T]; special tokens have none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ByteTokenizer(Configurable):
+    """UTF-8 bytes as ids, after `pad`, `eos` and `bos`. Needs no file."""
+
+    vocab_size = 259
+    pad_id = 0
+    eos_id = 1
+    bos_id = 2
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8"), np.uint8) + np.uint16(3)
+
+    def decode(self, ids: np.ndarray) -> str:
+        ids = np.asarray(ids)
+        # A model whose vocabulary is rounded up may emit ids past the last byte; 0xff is never valid UTF-8.
+        shifted = np.minimum(ids[ids > self.bos_id] - 3, 0xFF)
+        return shifted.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SentencePieceTokenizer(Configurable):
+    """A SentencePiece model file (`*.model`)."""
+
+    path: str
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        library = _library("sentencepiece")
+        try:
+            return library.SentencePieceProcessor(model_proto=_file(self.path).read_bytes())
+        except RuntimeError:
+            raise DataError(f"{self.path} is not a SentencePiece model.") from None
+
+    vocab_size = property(lambda self: self._model.vocab_size())
+    pad_id = property(lambda self: max(self._model.pad_id(), 0))
+    bos_id = property(lambda self: self._model.bos_id() if self._model.bos_id() >= 0 else None)
+    eos_id = property(lambda self: self._model.eos_id())
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.asarray(self._model.encode(text), np.int32)
+
+    def decode(self, ids: np.ndarray) -> str:
+        return self._model.decode([int(i) for i in ids if i < self.vocab_size])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HuggingFaceTokenizer(Configurable):
+    """A `tokenizer.json` of Hugging Face's `tokenizers`, which does not say what its tokens are for."""
+
+    path: str
+    eos_token: str
+    bos_token: str | None = None
+    pad_token: str | None = None
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        library = _library("tokenizers")
+        try:
+            return library.Tokenizer.from_str(_file(self.path).read_text(encoding="utf-8"))
+        except Exception as error:  # The library raises bare Exception.
+            raise DataError(f"{self.path} is not a `tokenizers` file: {error}") from None
+
+    def _id(self, token: str) -> int:
+        found = self._model.token_to_id(token)
+        if found is None:
+            raise DataError(f"{self.path} has no token `{token}`.", "Name a token of its vocabulary.")
+        return found
+
+    vocab_size = property(lambda self: self._model.get_vocab_size())
+    pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)
+    bos_id = property(lambda self: self._id(self.bos_token) if self.bos_token is not None else None)
+    eos_id = property(lambda self: self._id(self.eos_token))
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.asarray(self._model.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def decode(self, ids: np.ndarray) -> str:
+        return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
+
+
+def _file(path: str) -> Path:
+    found = Path(path).expanduser()
+    if not found.is_file():
+        raise DataError(f"There is no tokenizer file {path}.", "Set the tokenizer's path.")
+    return found
+
+
+def _library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise MissingError(f"This tokenizer needs the package `{name}`.", f"pip install {name}") from None

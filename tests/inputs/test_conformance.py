@@ -1,0 +1,252 @@
+"""What every input promises, asked of every input class."""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import inspect
+import json
+import pkgutil
+import random
+
+import jax
+import numpy as np
+import pytest
+
+import paxcli.inputs
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.base_input import BaseInput
+from paxcli.inputs.stdlib import StdlibInput
+from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.inputs.text import TextInput
+
+GLOBAL_BATCH = 24
+EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None}
+KINDS = {
+    SyntheticInput: {"vocab_size": 300, "seq_len": 16, "num_examples": 101},
+    TextInput: {"seq_len": 16},
+    StdlibInput: {"seq_len": 256, "split": "eval"},
+}
+
+
+@pytest.fixture(scope="module")
+def text_dir(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("text")
+    for i in range(20):
+        text = " ".join(f"{i}:{word}" for word in range(1 + 13 * i % 29))
+        (directory / f"{i}.txt").write_text(text, encoding="utf-8")
+    return directory
+
+
+@pytest.fixture(params=KINDS, ids=lambda cls: cls.__name__)
+def make(request, text_dir):
+    """Makes an input of one kind that shares the global batch with `hosts` others."""
+
+    def build(hosts: int = 1, host: int = 0, **fields) -> BaseInput:
+        files = {"files": [f"{text_dir}/*.txt"]} if request.param is TextInput else {}
+        sharding = {
+            "batch_size": GLOBAL_BATCH // hosts,
+            "num_infeed_hosts": hosts if hosts > 1 else 0,
+            "infeed_host_index": host,
+        }
+        return request.param(**KINDS[request.param], **files, **sharding, **fields)
+
+    return build
+
+
+def take(data: BaseInput, count: int) -> list:
+    return [data.get_next() for _ in range(count)]
+
+
+def join(batches) -> dict[str, np.ndarray]:
+    """Batches end to end, in the given order."""
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
+
+
+def assert_same(a, b) -> None:
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def counted(batch) -> collections.Counter:
+    return collections.Counter(
+        row.tobytes() for row, weights in zip(batch.ids, batch.weights, strict=True) if weights.any()
+    )
+
+
+def test_every_input_class_is_asked():
+    found = set()
+    for module in pkgutil.iter_modules(paxcli.inputs.__path__, "paxcli.inputs."):
+        members = vars(importlib.import_module(module.name)).values()
+        found |= {m for m in members if inspect.isclass(m) and issubclass(m, BaseInput) and not inspect.isabstract(m)}
+    assert found == set(KINDS)
+
+
+def test_spec_is_the_first_batch(make):
+    data = make(is_training=True)
+    spec, batch = data.element_spec(), data.get_next()
+    assert spec.keys() == batch.keys()
+    for name, array in batch.items():
+        assert isinstance(array, np.ndarray)
+        assert (spec[name].shape, spec[name].dtype) == (array.shape, array.dtype), name
+        assert array.shape[0] == GLOBAL_BATCH
+    assert_same(BaseInput.element_spec(data), make(is_training=True).element_spec())
+
+
+@pytest.mark.parametrize("hosts", [1, 2, 3, 8])
+def test_an_epoch_over_hosts_is_the_epoch_of_one(make, hosts):
+    whole = list(make(**EPOCH).eval_batches())
+    parts = [list(make(hosts, host, **EPOCH).eval_batches()) for host in range(hosts)]
+    assert {len(part) for part in parts} == {len(whole)}
+    for batch, *shares in zip(whole, *parts, strict=True):
+        assert_same(batch, join(shares))
+    padding = join(whole).weights.any(axis=1) == 0
+    assert not join(whole).segment_ids[padding].any()
+    assert 0 < len(padding) - padding.sum() == make(**EPOCH).num_rows()
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 8])
+def test_training_over_hosts_is_the_training_of_one(make, hosts):
+    whole = take(make(is_training=True), 12)
+    parts = [take(make(hosts, host, is_training=True), 12) for host in range(hosts)]
+    for batch, *shares in zip(whole, *parts, strict=True):
+        assert_same(batch, join(shares))
+
+
+def test_training_drops_nothing_and_takes_each_epoch_in_another_order(make):
+    rows = join(make(**EPOCH).eval_batches())
+    data = make(is_training=True)
+    size = data.num_rows()
+    stream = join(take(data, -(-2 * size // GLOBAL_BATCH)))
+    first, second = (jax.tree.map(lambda a, n=n: a[n * size : (n + 1) * size], stream) for n in (0, 1))
+    if isinstance(
+        data, SyntheticInput
+    ):  # Its training rows are others than its eval rows, in the order of their number.
+        assert counted(first) != counted(rows)
+    else:
+        assert counted(first) == counted(rows)
+        assert not np.array_equal(first.ids, second.ids)
+    assert counted(first) == counted(second)
+
+
+def test_resumes_exactly_from_anywhere_on_any_number_of_hosts(make):
+    whole = take(make(is_training=True), 30)
+    chance = random.Random(0)
+    for _ in range(10):
+        done = chance.randrange(28)
+        data = make(is_training=True)
+        take(data, done)
+        state = json.loads(json.dumps(data.get_state()))
+        hosts = chance.choice([1, 2, 3, 8])
+        parts = [make(hosts, host, is_training=True) for host in range(hosts)]
+        for part in parts:
+            part.set_state(state)
+        for expected in whole[done : done + 2]:
+            assert_same(expected, join([part.get_next() for part in parts]))
+    assert len(json.dumps(state)) < 200
+
+
+def test_another_seed_is_another_stream(make):
+    same, other = make(is_training=True, input_random_seed=42), make(is_training=True, input_random_seed=7)
+    batch = make(is_training=True).get_next()
+    assert_same(batch, same.get_next())
+    assert not np.array_equal(batch.ids, other.get_next().ids)
+
+
+def test_reset_starts_over(make):
+    data = make(is_training=True)
+    first = take(data, 3)
+    data.reset()
+    assert_same(first, take(data, 3))
+
+
+def test_peek_takes_nothing(make):
+    data, untouched = make(is_training=True), make(is_training=True)
+    for _ in range(3):
+        assert_same(data.peek(), data.peek())
+        assert_same(data.peek(), untouched.peek())
+        assert_same(data.get_next(), untouched.get_next())
+
+
+def test_peek_at_the_end_is_none(make):
+    data = make(**EPOCH)
+    take(data, -(-data.num_rows() // GLOBAL_BATCH))
+    assert data.peek() is None
+    with pytest.raises(StopIteration):
+        data.get_next()
+
+
+class TestEvalTable:
+    def test_reset_and_all_is_one_epoch_each_time(self, make):
+        data = make(**EPOCH)
+        assert_same(list(data.eval_batches()), list(data.eval_batches()))
+        stopped = data.eval_batches()
+        first = next(stopped)
+        stopped.close()
+        assert_same(first, next(data.eval_batches()))
+
+    def test_no_reset_and_a_number_rolls_on(self, make):
+        data = make(eval_loop_num_batches=2)
+        runs = [list(data.eval_batches()) for _ in range(3)]
+        assert [len(run) for run in runs] == [2, 2, 2]
+        assert_same([batch for run in runs for batch in run], take(make(), 6))
+
+    def test_reset_and_a_number_is_refused(self, make):
+        with pytest.raises(ConfigError, match="whole epochs"):
+            make(reset_for_eval=True, eval_loop_num_batches=2).eval_batches()
+
+    def test_no_reset_and_all_is_refused(self, make):
+        with pytest.raises(ConfigError, match="nothing starts it over"):
+            make(eval_loop_num_batches=None).eval_batches()
+
+    @pytest.mark.parametrize("repeating", [{"repeat": True}, {"is_training": True}])
+    def test_an_epoch_without_end_is_refused(self, make, repeating):
+        with pytest.raises(ConfigError, match="waits for an end"):
+            make(**EPOCH, **repeating).validate()
+
+    def test_running_out_is_an_error(self, make):
+        data = make(eval_loop_num_batches=10_000, repeat=False)
+        with pytest.raises(DataError, match="ended after"):
+            collections.deque(data.eval_batches(), maxlen=0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"name": "a b"}, "name"),
+        ({"batch_size": None}, "batch_size is None"),
+        ({"infeed_host_index": 2, "num_infeed_hosts": 2}, "2 of 2 hosts"),
+        ({"input_random_seed": -1}, "input_random_seed"),
+        ({"eval_loop_num_batches": 0}, "eval_loop_num_batches is 0"),
+        ({"eval_loop_num_batches": -1}, "eval_loop_num_batches is -1"),
+        ({"seq_len": None}, "seq_len is None"),
+        ({"vocab_size": None}, "vocab_size is None"),
+        ({"num_examples": None, "repeat": False}, "has no end"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(fields, says):
+    good = {"batch_size": 2, "seq_len": 4, "vocab_size": 8, "num_examples": 3}
+    SyntheticInput(**good).validate()
+    with pytest.raises(ConfigError, match=says):
+        SyntheticInput(**{**good, **fields}).get_next()
+
+
+def test_an_input_may_change_what_another_returns():
+    class Doubled(SyntheticInput):
+        def get_next(self):
+            batch = super().get_next()
+            batch.doubled = batch.ids * 2
+            return batch
+
+    data = Doubled(batch_size=2, seq_len=4, vocab_size=8)
+    assert_same(data.peek().doubled, data.get_next().ids * 2)
+
+
+def test_synthetic_rows_can_be_learned():
+    """A count of which id follows which predicts fresh rows far better than chance."""
+    data = SyntheticInput(batch_size=64, seq_len=128, vocab_size=64, is_training=True)
+    counts = np.full((64, 64), 0.01)
+    batch = join(take(data, 4))
+    np.add.at(counts, (batch.ids, batch.labels), 1)
+    fresh = data.get_next()
+    log_probs = np.log(counts / counts.sum(axis=1, keepdims=True))
+    assert -log_probs[fresh.ids, fresh.labels].mean() < 0.4 * np.log(64)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+
+from paxcli.errors import DataError
+from paxcli.inputs.inspection import inspect_batches, rows_of_several_hosts
+from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.inputs.text import TextInput
+
+EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None}
+
+
+def synthetic(**fields) -> SyntheticInput:
+    return SyntheticInput(**{"batch_size": 2, "seq_len": 64, "vocab_size": 99, "is_training": True, **fields})
+
+
+def test_shows_segments_and_special_tokens(tmp_path):
+    for name, text in {"a": "ab", "b": "cdefg"}.items():
+        (tmp_path / name).write_text(text)
+    data = TextInput(files=[f"{tmp_path}/*"], batch_size=1, seq_len=6, **EPOCH)
+    found = inspect_batches(data, 5)
+    assert found.rows == [[["<bos>ab", "<bos>cd"]], [["efg", "<pad>×3"]]]
+    assert found.fields["ids"] == {"shape": [1, 6], "dtype": "int32", "min": 0, "max": 3 + ord("g")}
+    assert found.padding_share == pytest.approx(3 / 12)
+    assert found.segments_per_row == pytest.approx(1.5)
+    assert found.rows_per_second > 0
+    assert not found.warnings
+
+
+class TestWarnings:
+    def check(self, data, says: str) -> None:
+        assert any(says in warning for warning in inspect_batches(data, 3).warnings)
+
+    def test_ids_past_the_vocabulary(self):
+        class Shifted(SyntheticInput):
+            def get_next(self):
+                batch = super().get_next()
+                batch.ids = batch.ids + 99
+                return batch
+
+        self.check(Shifted(batch_size=2, seq_len=8, vocab_size=99), "vocab_size is 99")
+
+    def test_the_same_batch_twice(self):
+        self.check(synthetic(num_examples=2), "2 of 3 batches repeat")
+
+    def test_nothing_to_learn_from(self):
+        class Weightless(SyntheticInput):
+            def get_next(self):
+                batch = super().get_next()
+                batch.weights = np.zeros_like(batch.weights)
+                return batch
+
+        self.check(Weightless(batch_size=2, seq_len=8, vocab_size=99), "all weights are zero")
+
+
+def test_hosts_that_share_no_row_and_hosts_that_do():
+    apart = [functools.partial(synthetic, num_infeed_hosts=4, infeed_host_index=host) for host in range(4)]
+    assert rows_of_several_hosts(apart, 3) == 0
+    assert rows_of_several_hosts([synthetic] * 4, 3) == 6
+
+
+def test_no_batch_is_an_error():
+    data = synthetic(num_examples=2, is_training=False, **EPOCH)
+    data.get_next()
+    with pytest.raises(DataError, match="has no batch"):
+        inspect_batches(data, 1)
