@@ -1,0 +1,26 @@
+"""Activations by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+
+ActivationName = Literal["gelu", "gelu_exact", "relu", "squared_relu", "silu", "tanh", "sigmoid", "identity"]
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": jax.nn.gelu,  # the tanh approximation, as in GPT-2 and Pax
+    "gelu_exact": lambda x: jax.nn.gelu(x, approximate=False),
+    "relu": jax.nn.relu,
+    "squared_relu": lambda x: jax.numpy.square(jax.nn.relu(x)),
+    "silu": jax.nn.silu,
+    "tanh": jax.numpy.tanh,
+    "sigmoid": jax.nn.sigmoid,
+    "identity": lambda x: x,
+}
+
+
+def activation(name: ActivationName) -> Callable[[jax.Array], jax.Array]:
+    """The elementwise function called `name`."""
+    return _ACTIVATIONS[name]

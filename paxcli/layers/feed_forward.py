@@ -1,0 +1,60 @@
+"""The position-wise feed-forward layer, plain or gated."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from paxcli.layers.activations import ActivationName, activation
+from paxcli.layers.base import Layer
+from paxcli.layers.init import Init, Xavier
+from paxcli.layers.remat import save_as
+from paxcli.mesh.sharding import constrain
+
+
+class FeedForward(Layer):
+    """`act(x @ w_in) @ w_out`, or gated: `(act(x @ w_gate) * (x @ w_in)) @ w_out` (Shazeer, 2020).
+
+    Pax: `praxis.layers.TransformerFeedForward` without its norm and residual, which the block has.
+
+    Attributes:
+      model_dims: D.
+      hidden_dims: F.
+      activation: Name of the activation.
+      gated: Whether a second projection, activated, gates the first.
+      use_bias: Whether both matrices have biases.
+      params_init: How the matrices start.
+    """
+
+    model_dims: int
+    hidden_dims: int
+    activation: ActivationName = "gelu"
+    gated: bool = False
+    use_bias: bool = True
+    params_init: Init = Xavier()
+
+    def setup(self) -> None:
+        widen = self.params_init.weight((0,), (1,))
+        if self.gated:
+            self.w_gate = self.weight("w_gate", widen, (self.model_dims, self.hidden_dims), ("embed", "mlp"))
+        self.w_in = self.weight("w_in", widen, (self.model_dims, self.hidden_dims), ("embed", "mlp"))
+        self.w_out = self.weight(
+            "w_out", self.params_init.weight((0,), (1,)), (self.hidden_dims, self.model_dims), ("mlp", "embed")
+        )
+        if self.use_bias:
+            self.b_in = self.weight("b_in", nn.initializers.zeros, (self.hidden_dims,), ("mlp",))
+            self.b_out = self.weight("b_out", nn.initializers.zeros, (self.model_dims,), ("norm",))
+
+    def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+        act = activation(self.activation)
+        hidden = jnp.dot(x, self.w_in)
+        if self.use_bias:
+            hidden = hidden + self.b_in
+        hidden = save_as("feed_forward_in", hidden)
+        hidden = act(save_as("feed_forward_gate", jnp.dot(x, self.w_gate))) * hidden if self.gated else act(hidden)
+        hidden = constrain(hidden, "activation_batch", "activation_length", "activation_mlp")
+        y = jnp.dot(hidden, self.w_out)
+        y = y + self.b_out if self.use_bias else y
+        return constrain(y, "activation_batch", "activation_length", "activation_embed")

@@ -1,0 +1,63 @@
+"""How weights start. An initializer is chosen once, at the model, and flows down to every layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+
+from paxcli.config.configurable import Configurable
+
+Initializer = Callable[..., jax.Array]
+
+
+def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
+    return math.prod(shape[axis] for axis in axes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Init(Configurable):
+    """Draws a weight given which of its dimensions are contracted (`fan_in`) and produced (`fan_out`)."""
+
+    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int]) -> Initializer:
+        """An initializer `(key, shape, dtype) -> array` of a projection."""
+        raise NotImplementedError
+
+    def table(self, dims: int) -> Initializer:
+        """An initializer of an embedding table whose rows have `dims` features."""
+        return jax.nn.initializers.normal(dims**-0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Xavier(Init):
+    """Uniform within sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
+
+    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int]) -> Initializer:
+        def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
+            limit = math.sqrt(6 / (_size(shape, fan_in) + _size(shape, fan_out)))
+            return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+        return init
+
+
+@dataclasses.dataclass(frozen=True)
+class Gaussian(Init):
+    """Normal with one standard deviation for every weight and table.
+
+    Attributes:
+      stddev: The deviation; None = 1 / sqrt(fan_in) for weights and 1 / sqrt(dims) for tables.
+    """
+
+    stddev: float | None = None
+
+    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int]) -> Initializer:
+        def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
+            stddev = self.stddev if self.stddev is not None else _size(shape, fan_in) ** -0.5
+            return stddev * jax.random.normal(key, shape, dtype)
+
+        return init
+
+    def table(self, dims: int) -> Initializer:
+        return jax.nn.initializers.normal(self.stddev if self.stddev is not None else dims**-0.5)

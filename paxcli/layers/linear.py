@@ -1,0 +1,41 @@
+"""A projection of the last dimension."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from paxcli.layers.base import Layer
+from paxcli.layers.init import Init, Xavier
+
+
+class Linear(Layer):
+    """`y = x @ w (+ b)` (Pax: `praxis.layers.Linear`, `FeedForward` without activation).
+
+    Attributes:
+      input_dims: Size of the last dimension of the input.
+      output_dims: Size of the last dimension of the output.
+      use_bias: Whether to add a bias, which starts at 0.
+      input_axis: Logical axis of the input dimension of `w` [input_dims, output_dims].
+      output_axis: Logical axis of its output dimension.
+      params_init: How `w` starts.
+    """
+
+    input_dims: int
+    output_dims: int
+    use_bias: bool = False
+    input_axis: str | None = "embed"
+    output_axis: str | None = "mlp"
+    params_init: Init = Xavier()
+
+    def setup(self) -> None:
+        axes = (self.input_axis, self.output_axis)
+        self.w = self.weight("w", self.params_init.weight((0,), (1,)), (self.input_dims, self.output_dims), axes)
+        if self.use_bias:
+            self.b = self.weight("b", nn.initializers.zeros, (self.output_dims,), (self.output_axis,))
+
+    def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch F"]:
+        y = jnp.dot(x, self.w)
+        return y + self.b if self.use_bias else y

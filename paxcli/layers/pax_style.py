@@ -1,0 +1,186 @@
+"""Layers written in Pax's documented style: `class HParams(BaseHParams)`, `create_variable`, `create_child`, `fprop`.
+
+For code that people bring along. pax's own layers are plain Flax, and both kinds hold each other.
+
+    class Linear(BaseLayer):
+        class HParams(BaseHParams):
+            input_dims: int = 0
+            output_dims: int = 0
+
+        def setup(self):
+            p = self.hparams
+            self.create_variable("w", WeightHParams(shape=[p.input_dims, p.output_dims]))
+
+        def fprop(self, x):
+            return x @ self.theta.w
+
+    config = Linear.HParams.config(input_dims=3, output_dims=4)   # an `fdl.Config`: a misspelt field raises at once
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import fiddle as fdl
+import flax.linen as nn
+import jax
+
+from paxcli.config.configurable import part
+from paxcli.layers.base import Layer
+from paxcli.layers.init import Initializer
+
+
+class BaseHParams:
+    """Base of a layer's nested `HParams`, whose annotated attributes become the layer's fields."""
+
+    layer: ClassVar[type[BaseLayer]]
+
+    @classmethod
+    def config(cls, **fields: Any) -> fdl.Config:
+        """An `fdl.Config` of the layer."""
+        return cls.layer.config(**fields)
+
+    @classmethod
+    def partial(cls, **fields: Any) -> fdl.Partial:
+        """An `fdl.Partial` of the layer."""
+        return cls.layer.partial(**fields)
+
+
+def sub_config_field(hparams: type[BaseHParams]) -> Any:
+    """An `HParams` attribute that holds the config of a sub-layer."""
+    return part(hparams.layer)
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightInit:
+    """How a variable starts, by Pax's names."""
+
+    initializer: Initializer
+
+    @classmethod
+    def Gaussian(cls, scale: float = 1.0) -> WeightInit:  # noqa: N802 - Pax's name
+        """Normal with deviation `scale`."""
+        return cls(nn.initializers.normal(scale))
+
+    @classmethod
+    def Constant(cls, scale: float = 0.0) -> WeightInit:  # noqa: N802 - Pax's name
+        """`scale` everywhere."""
+        return cls(nn.initializers.constant(scale))
+
+    @classmethod
+    def Xavier(cls, scale: float = 1.0) -> WeightInit:  # noqa: N802 - Pax's name
+        """Uniform, by fan in and fan out of the last two dimensions."""
+        return cls(nn.initializers.variance_scaling(scale**2, "fan_avg", "uniform"))
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightHParams:
+    """Shape and start of a variable; without a start, Xavier for matrices and 0 for vectors."""
+
+    shape: Sequence[int]
+    init: WeightInit | None = None
+
+    def initializer(self) -> Initializer:
+        """The JAX initializer."""
+        default = WeightInit.Xavier() if len(self.shape) > 1 else WeightInit.Constant(0.0)
+        return (self.init or default).initializer
+
+
+class BaseLayer(Layer):
+    """A Flax module whose fields stand in `HParams` and whose forward pass is `fprop`."""
+
+    HParams: ClassVar[type[BaseHParams]] = BaseHParams
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        own = cls.__dict__.get("HParams")
+        if own is not None and not issubclass(own, BaseHParams):
+            raise TypeError(f"{cls.__name__}.HParams must inherit BaseHParams.")
+        annotations = dict(cls.__dict__.get("__annotations__", {}))
+        for name, annotation in (own.__dict__.get("__annotations__", {}) if own else {}).items():
+            annotations[name] = annotation
+            if name in own.__dict__:
+                setattr(cls, name, own.__dict__[name])
+        cls.__annotations__ = annotations
+        # Each layer has an HParams of its own, so that it knows which layer it configures.
+        cls.HParams = type("HParams", (own or cls.HParams,), {"layer": cls, "__module__": cls.__module__})
+        super().__init_subclass__(**kwargs)
+
+    def fprop(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward pass."""
+        raise NotImplementedError
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fprop(*args, **kwargs)
+
+    @property
+    def hparams(self) -> _View:
+        """The fields; sub-layers as templates that can be copied and changed before `create_child`."""
+        return _View(self)
+
+    @property
+    def theta(self) -> _Theta:
+        """The variables by name."""
+        return _Theta(self)
+
+    def create_variable(self, name: str, spec: WeightHParams) -> None:
+        """Makes a trained variable, `self.theta.<name>` from then on."""
+        shape = tuple(spec.shape)
+        setattr(self, _Theta.PREFIX + name, self.weight(name, spec.initializer(), shape, (None,) * len(shape)))
+
+    def create_child(self, name: str, template: Template | fdl.Buildable | nn.Module) -> None:
+        """Makes a sub-layer, `self.<name>` from then on. One config used twice makes one layer."""
+        if isinstance(template, fdl.Buildable):
+            template = fdl.build(template)
+        setattr(self, name, template.instantiate() if isinstance(template, Template) else template)
+
+
+class Template:
+    """A sub-layer that is not made yet."""
+
+    def __init__(self, module: nn.Module, changes: dict[str, Any] | None = None):
+        self._module, self._changes = module, dict(changes or {})
+
+    def clone(self) -> Template:
+        """A copy that can be changed alone."""
+        return Template(self._module, self._changes)
+
+    def set(self, **fields: Any) -> Template:
+        """Changes fields. A misspelt one raises at once."""
+        known = [field.name for field in dataclasses.fields(self._module)]  # type: ignore[arg-type]
+        for name in fields:
+            if name not in known:
+                raise AttributeError(f"{type(self._module).__name__} has no field `{name}`; it has {', '.join(known)}.")
+        self._changes.update(fields)
+        return self
+
+    def instantiate(self) -> nn.Module:
+        """The layer: the given one when nothing was changed, else a new one."""
+        return self._module.clone(parent=None, name=None, **self._changes) if self._changes else self._module
+
+    def __getattr__(self, name: str) -> Any:
+        return self._changes[name] if name in self._changes else getattr(self._module, name)
+
+
+class _View:
+    """A layer's fields as Pax's code reads them."""
+
+    def __init__(self, layer: BaseLayer):
+        self._layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._layer, name)
+        return Template(value) if isinstance(value, nn.Module) else value
+
+
+class _Theta:
+    """A layer's variables as Pax's code reads them."""
+
+    PREFIX = "theta_"
+
+    def __init__(self, layer: BaseLayer):
+        self._layer = layer
+
+    def __getattr__(self, name: str) -> jax.Array:
+        return getattr(self._layer, self.PREFIX + name)

@@ -1,0 +1,76 @@
+"""Where a token stands: signals added to the embedding, and rotations of queries and keys."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from paxcli.layers.base import Layer
+from paxcli.layers.init import Gaussian, Init
+
+
+class SinusoidPositions(Layer):
+    """All sines, then all cosines, over geometric time scales (Pax: `praxis.layers.PositionalEmbedding`).
+
+    Attributes:
+      model_dims: D, even.
+      max_seq_len: Unused: any position has a signal.
+      min_timescale: Period / 2π of the fastest feature.
+      max_timescale: Period / 2π of the slowest feature.
+    """
+
+    model_dims: int
+    max_seq_len: int | None = None
+    min_timescale: float = 1.0
+    max_timescale: float = 10_000.0
+    params_init: Init = Gaussian()
+
+    def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
+        n = self.model_dims // 2
+        # n - 1 intervals between n time scales: the last is exactly max_timescale.
+        step = jnp.log(self.max_timescale / self.min_timescale) / max(n - 1, 1)
+        frequencies = jnp.exp(-step * jnp.arange(n)) / self.min_timescale
+        angles = positions[..., None].astype(jnp.float32) * frequencies
+        return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
+
+
+class LearnedPositions(Layer):
+    """One learned vector a position (Pax: `praxis.layers.TrainablePositionalEmbedding`).
+
+    Attributes:
+      model_dims: D.
+      max_seq_len: Number of positions. A longer input is refused by validation, before anything runs.
+    """
+
+    model_dims: int
+    max_seq_len: int
+    params_init: Init = Gaussian()
+
+    def setup(self) -> None:
+        self.table = self.weight(
+            "table", self.params_init.table(self.model_dims), (self.max_seq_len, self.model_dims), (None, "embed")
+        )
+
+    def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
+        return jnp.take(self.table, positions, axis=0)
+
+
+class Rotary(Layer):
+    """Turns pairs of features (i, i + H/2) by an angle that grows with the position (Su et al., 2021).
+
+    Attributes:
+      dims_per_head: H, even.
+      max_timescale: Base of the geometric frequencies ("theta").
+    """
+
+    dims_per_head: int
+    max_timescale: float = 10_000.0
+
+    def __call__(self, x: Float[jax.Array, "B T N H"], positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T N H"]:
+        half = self.dims_per_head // 2
+        frequencies = self.max_timescale ** (-jnp.arange(half, dtype=jnp.float32) / half)
+        angles = positions[..., None, None].astype(jnp.float32) * frequencies  # [B, T, 1, H/2]
+        sin, cos = jnp.sin(angles), jnp.cos(angles)
+        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -1,0 +1,104 @@
+"""Layers on top of each other."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from paxcli.config.configurable import template
+from paxcli.layers.attention import KVCache
+from paxcli.layers.base import Layer
+from paxcli.layers.block import TransformerBlock
+from paxcli.layers.init import Init, Xavier
+from paxcli.layers.remat import RematPolicy, saveable
+
+
+class Stack(Layer):
+    """`num_layers` blocks, as one scan over stacked parameters or unrolled.
+
+    Pax: `StackedTransformerRepeated` (scan) and `StackedTransformer`. Scanned parameters have a leading `layers`
+    dimension, compile in constant time, and are the default.
+
+    Attributes:
+      num_layers: L.
+      model_dims: D.
+      hidden_dims: F.
+      num_heads: N.
+      dims_per_head: H.
+      num_kv_heads: K; None = N.
+      block: Template of one layer.
+      scan: Whether the layers are scanned.
+      unroll: How many scanned layers one iteration runs.
+      remat_policy: Which activations are kept for the backward pass.
+      params_init: How weights start.
+    """
+
+    num_layers: int
+    model_dims: int
+    hidden_dims: int
+    num_heads: int
+    dims_per_head: int
+    num_kv_heads: int | None = None
+    block: functools.partial = template(TransformerBlock)
+    scan: bool = True
+    unroll: int = 1
+    remat_policy: RematPolicy = "dots_with_no_batch_dims"
+    params_init: Init = Xavier()
+
+    def setup(self) -> None:
+        widths = dict(
+            model_dims=self.model_dims,
+            hidden_dims=self.hidden_dims,
+            num_heads=self.num_heads,
+            dims_per_head=self.dims_per_head,
+            num_kv_heads=self.num_kv_heads,
+            params_init=self.params_init,
+        )
+        block_class = self._with_remat(self.block.func)
+        fields = {**self.block.keywords, **widths}
+        if self.scan:
+            self.layers: Any = _scanned(block_class, self.num_layers, self.unroll)(**fields)
+        else:
+            self.layers = [block_class(**fields) for _ in range(self.num_layers)]
+
+    def __call__(
+        self,
+        x: Float[jax.Array, "B T D"],
+        cache: KVCache | None,
+        segment_ids: Int[jax.Array, "B T"],
+        segment_pos: Int[jax.Array, "B T"],
+    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+        """Runs all layers. The arrays of a cache have a leading `layers` dimension."""
+        if self.scan:
+            return self.layers(x, cache, segment_ids, segment_pos)
+        caches = []
+        for index, layer in enumerate(self.layers):
+            layer_cache = jax.tree.map(lambda array, i=index: array[i], cache)
+            x, layer_cache = layer(x, layer_cache, segment_ids, segment_pos)
+            caches.append(layer_cache)
+        return x, jax.tree.map(lambda *arrays: jnp.stack(arrays), *caches)
+
+    def _with_remat(self, block_class: Any) -> Any:
+        policy = saveable(self.remat_policy)
+        if policy is None:
+            return block_class
+        # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
+        return nn.remat(block_class, policy=policy, prevent_cse=not self.scan)
+
+
+def _scanned(block_class: Any, num_layers: int, unroll: int) -> Any:
+    return nn.scan(
+        block_class,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=(0, nn.broadcast, nn.broadcast),
+        out_axes=0,
+        length=num_layers,
+        unroll=unroll,
+        metadata_params={nn.PARTITION_NAME: "layers"},
+    )

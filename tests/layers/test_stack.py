@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxcli.layers.block import TransformerBlock
+from paxcli.layers.stack import Stack
+from tests.tolerances import FLOAT32
+
+WIDTHS = dict(num_layers=3, model_dims=16, hidden_dims=32, num_heads=4, dims_per_head=4)
+
+
+def _unboxed(tree):
+    return jax.tree.map(lambda box: box.value, tree, is_leaf=lambda leaf: hasattr(leaf, "names"))
+
+
+@pytest.fixture(scope="module")
+def inputs():
+    x = jax.random.normal(jax.random.key(0), (2, 6, 16))
+    return x, None, jnp.ones((2, 6), jnp.int32), jnp.broadcast_to(jnp.arange(6), (2, 6))
+
+
+@pytest.fixture(scope="module")
+def scanned_params(inputs):
+    return _unboxed(Stack(**WIDTHS).init(jax.random.key(1), *inputs))["params"]
+
+
+def _value_and_gradients(stack: Stack, params, inputs):
+    def loss(params, x):
+        y, _ = stack.apply({"params": params}, x, *inputs[1:])
+        return jnp.sum(jnp.sin(y))
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(params, inputs[0])
+
+
+def _unrolled(params):
+    return {f"layers_{i}": jax.tree.map(lambda p, i=i: p[i], params["layers"]) for i in range(3)}
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "nothing",
+        "dots",
+        "dots_with_no_batch_dims",
+        "context",
+        "out_proj",
+        "context_and_out_proj",
+        "qkv_out_proj",
+    ],
+)
+def test_remat_policies_change_nothing(policy, inputs, scanned_params):
+    expected = _value_and_gradients(Stack(**WIDTHS, remat_policy="everything"), scanned_params, inputs)
+    scanned = _value_and_gradients(Stack(**WIDTHS, remat_policy=policy), scanned_params, inputs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), scanned, expected)
+    value, (grads, by_input) = _value_and_gradients(
+        Stack(**WIDTHS, remat_policy=policy, scan=False), _unrolled(scanned_params), inputs
+    )
+    np.testing.assert_allclose(value, expected[0], **FLOAT32)
+    np.testing.assert_allclose(by_input, expected[1][1], **FLOAT32)
+    stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *(grads[f"layers_{i}"] for i in range(3)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), stacked, expected[1][0]["layers"])
+
+
+def test_remat_saves_memory(inputs, scanned_params):
+    def temporaries(policy: str) -> int:
+        stack = Stack(**WIDTHS, remat_policy=policy)
+
+        def loss(params):
+            return jnp.sum(stack.apply({"params": params}, *inputs)[0])
+
+        return jax.jit(jax.grad(loss)).lower(scanned_params).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries("nothing") < temporaries("everything")
+
+
+def test_each_layer_starts_different(scanned_params):
+    weights = scanned_params["layers"]["feed_forward"]["w_in"]
+    assert weights.shape == (3, 16, 32)
+    assert not np.allclose(weights[0], weights[1])
+
+
+def test_scanned_stack_equals_blocks_one_by_one(inputs, scanned_params):
+    block = TransformerBlock(**{name: size for name, size in WIDTHS.items() if name != "num_layers"})
+    x = inputs[0]
+    for i in range(3):
+        x, _ = block.apply({"params": jax.tree.map(lambda p, i=i: p[i], scanned_params["layers"])}, x, *inputs[1:])
+    y, _ = Stack(**WIDTHS, unroll=2).apply({"params": scanned_params}, *inputs)
+    np.testing.assert_allclose(y, x, **FLOAT32)
