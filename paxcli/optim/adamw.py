@@ -1,0 +1,44 @@
+"""AdamW, as most language models are trained today."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import optax
+
+from paxcli.optim.base import Optimizer
+
+
+def is_matrix_weight(path: tuple, _: jax.Array) -> bool:
+    """Whether a parameter multiplies activations, by its name: norms' scales and biases do not."""
+    name = path[-1].key
+    return not (name.startswith("b_") or name == "b" or name.endswith(("bias", "scale")))
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), the decay scaled by the learning rate.
+
+    Attributes:
+      beta1: Decay of the first moment.
+      beta2: Decay of the second moment.
+      epsilon: Added to the root of the second moment.
+      weight_decay: Share of a parameter taken off, times the learning rate; 0 = none.
+      decay_norms_and_biases: Whether scales and biases decay too.
+    """
+
+    beta1: float = 0.9
+    beta2: float = 0.95
+    epsilon: float = 1e-8
+    weight_decay: float = 0.1
+    decay_norms_and_biases: bool = False
+
+    def transformation(self) -> optax.GradientTransformation:
+        def mask(params: dict) -> dict:
+            return jax.tree_util.tree_map_with_path(is_matrix_weight, params)
+
+        return optax.chain(
+            optax.scale_by_adam(self.beta1, self.beta2, self.epsilon),
+            optax.add_decayed_weights(self.weight_decay, None if self.decay_norms_and_biases else mask),
+        )

@@ -1,0 +1,25 @@
+"""Stochastic gradient descent."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import optax
+
+from paxcli.optim.base import Optimizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd(Optimizer):
+    """Gradient descent, with momentum if asked for.
+
+    Attributes:
+      momentum: Decay of the running sum of gradients; None = plain gradients.
+      nesterov: Whether to look ahead along the momentum.
+    """
+
+    momentum: float | None = None
+    nesterov: bool = False
+
+    def transformation(self) -> optax.GradientTransformation:
+        return optax.identity() if self.momentum is None else optax.trace(self.momentum, self.nesterov)

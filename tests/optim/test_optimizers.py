@@ -1,0 +1,114 @@
+"""Optimizers and schedules against optax's own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from paxcli.optim.adam import Adam
+from paxcli.optim.adamw import AdamW
+from paxcli.optim.schedules import Constant, LinearRampupCosineDecay, LinearRampupExponentialDecay
+from paxcli.optim.sgd import Sgd
+from paxcli.training.learner import Learner
+
+
+def _params() -> dict:
+    keys = jax.random.split(jax.random.key(0), 3)
+    return {
+        "layers": {"w_in": jax.random.normal(keys[0], (2, 3, 4)), "b_in": jax.random.normal(keys[1], (2, 4))},
+        "norm": {"scale": jax.random.normal(keys[2], (4,))},
+    }
+
+
+def _grads(number: int) -> dict:
+    return jax.tree.map(lambda p: jnp.sin(p * (number + 2)), _params())
+
+
+def _run(optimizer: optax.GradientTransformation, steps: int = 5) -> dict:
+    params = _params()
+    state = optimizer.init(params)
+    for number in range(steps):
+        updates, state = optimizer.update(_grads(number), state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def _ours(learner: Learner, steps: int = 5) -> dict:
+    params = _params()
+    state = learner.init(params)
+    for number in range(steps):
+        params, state, _ = learner.update(_grads(number), state, params, jnp.int32(number))
+    return params
+
+
+def _assert_close(ours: dict, theirs: dict) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7), ours, theirs)
+
+
+def test_adamw_equals_optax():
+    learner = Learner(optimizer=AdamW(beta2=0.95, decay_norms_and_biases=True), learning_rate=0.01)
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.01, b2=0.95, weight_decay=0.1))
+    _assert_close(_ours(learner), _run(theirs))
+
+
+def test_adamw_spares_norms_and_biases():
+    learner = Learner(optimizer=AdamW(weight_decay=0.5), learning_rate=0.01, clip_gradient_norm_to_value=None)
+    mask = {"layers": {"w_in": True, "b_in": False}, "norm": {"scale": False}}
+    _assert_close(_ours(learner), _run(optax.adamw(0.01, b2=0.95, weight_decay=0.5, mask=mask)))
+
+
+def test_adam_without_clip_is_bias_corrected_adam():
+    learner = Learner(
+        optimizer=Adam(clip_threshold=None, weight_decay=0.0), learning_rate=0.01, clip_gradient_norm_to_value=None
+    )
+    _assert_close(_ours(learner), _run(optax.adam(0.01, b2=0.99, eps=1e-6)))
+
+
+def test_adam_clips_each_scanned_layer_alone():
+    params = {"layers": {"w": jnp.ones((2, 4))}}
+    grads = {"layers": {"w": jnp.stack([jnp.full(4, 1.0), jnp.full(4, 1e-7)])}}
+    optimizer = Adam(clip_threshold=0.5, weight_decay=0.0).transformation()
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    rms = jnp.sqrt(jnp.mean(jnp.square(updates["layers"]["w"]), axis=1))
+    np.testing.assert_allclose(rms, [0.5, 1e-7 / (1e-7 + 1e-6)], rtol=1e-5)
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_sgd_equals_optax(nesterov):
+    learner = Learner(
+        optimizer=Sgd(momentum=0.9, nesterov=nesterov), learning_rate=0.1, clip_gradient_norm_to_value=None
+    )
+    _assert_close(_ours(learner), _run(optax.sgd(0.1, momentum=0.9, nesterov=nesterov)))
+
+
+def test_an_invalid_gradient_changes_nothing():
+    learner, params = Learner(optimizer=AdamW()), _params()
+    state = learner.init(params)
+    grads = jax.tree.map(lambda g: g.at[..., 0].set(jnp.nan), _grads(0))
+    new_params, new_state, report = learner.update(grads, state, params, jnp.int32(0))
+    assert not report["valid"]
+    jax.tree.map(np.testing.assert_array_equal, (new_params, new_state), (params, state))
+
+
+def _values(schedule, steps) -> np.ndarray:
+    return np.asarray([schedule(jnp.int32(step)) for step in steps])
+
+
+def test_cosine_equals_optax():
+    steps = [0, 1, 9, 10, 11, 50, 99, 100, 500]
+    ours = _values(LinearRampupCosineDecay(warmup_steps=10, decay_end=100, min_ratio=0.1), steps)
+    theirs = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100, end_value=0.1)
+    np.testing.assert_allclose(ours, [theirs(step) for step in steps], rtol=1e-5)
+
+
+def test_exponential_goes_through_its_points():
+    schedule = LinearRampupExponentialDecay(warmup_steps=10, decay_start=20, decay_end=120, min_ratio=0.01)
+    ours = _values(schedule, [0, 5, 10, 20, 70, 120, 1000])
+    np.testing.assert_allclose(ours, [0, 0.5, 1, 1, 0.1, 0.01, 0.01], rtol=1e-5)
+
+
+def test_constant():
+    np.testing.assert_array_equal(_values(Constant(), [0, 1000]), [1, 1])
