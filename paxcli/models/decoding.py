@@ -1,0 +1,124 @@
+"""Generation with a key/value cache: one pass over the prompts, then one token at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from paxcli.config.configurable import Configurable
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling(Configurable):
+    """How the next token is chosen.
+
+    Attributes:
+      temperature: Divides the logits; 0 = always the most likely token.
+      top_k: Only the k most likely tokens; None = all.
+      top_p: Only the most likely tokens that together have this probability; None = all.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+class Generated(NamedTuple):
+    """What `generate` returns.
+
+    Attributes:
+      ids: Prompt and continuation, [B, P + max_tokens], 0 after the end.
+      log_probs: Log-probability of each token given those before it; 0 at position 0 and after the end.
+      lengths: Tokens of prompt and continuation, the end token included, [B].
+      ended: Whether the end token was chosen, [B].
+    """
+
+    ids: Int[jax.Array, "B S"]
+    log_probs: Float[jax.Array, "B S"]
+    lengths: Int[jax.Array, " B"]
+    ended: Bool[jax.Array, " B"]
+
+
+def choose(logits: Float[jax.Array, "B V"], key: jax.Array, sampling: Sampling) -> Int[jax.Array, " B"]:
+    """The next token of each row."""
+    if sampling.temperature == 0:
+        return jnp.argmax(logits, axis=-1)
+    logits = logits / sampling.temperature
+    if sampling.top_k is not None:
+        kth = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
+        logits = jnp.where(logits >= kth, logits, -jnp.inf)
+    if sampling.top_p is not None:
+        descending = jnp.sort(logits, axis=-1)[:, ::-1]
+        probabilities = jax.nn.softmax(descending, axis=-1)
+        before = jnp.cumsum(probabilities, axis=-1) - probabilities
+        # The last token kept is the first that reaches top_p.
+        threshold = jnp.min(jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits >= threshold, logits, -jnp.inf)
+    return jax.random.categorical(key, logits, axis=-1)
+
+
+def generate(
+    model: Any,
+    params: dict,
+    prompts: Int[jax.Array, "B P"],
+    prompt_lengths: Int[jax.Array, " B"],
+    key: jax.Array,
+    max_tokens: int,
+    eos_id: int | None,
+    sampling: Sampling,
+) -> Generated:
+    """Continues prompts, right-padded to P, by up to `max_tokens` tokens, or until `eos_id`.
+
+    Args:
+      model: Has `empty_cache` and `extend`, as `LanguageModel`.
+    """
+    batch, prompt_size = prompts.shape
+    size = prompt_size + max_tokens
+    rows = jnp.arange(batch)
+
+    def extend(ids, positions, cache):
+        segment_ids = jnp.ones_like(ids)
+        logits, cache = model.apply({"params": params}, ids, segment_ids, positions, cache, method="extend")
+        return logits.astype(jnp.float32), cache
+
+    positions = jnp.broadcast_to(jnp.arange(prompt_size), prompts.shape)
+    logits, cache = extend(prompts, positions, model.empty_cache(batch, size))
+    in_prompt = positions < prompt_lengths[:, None]
+    prompt_log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), prompts[:, 1:, None], axis=-1)[..., 0]
+
+    def pad(prompt_part, offset):
+        return jnp.pad(prompt_part, ((0, 0), (offset, max_tokens)))
+
+    start = (
+        0,
+        pad(jnp.where(in_prompt, prompts, 0), 0),
+        pad(jnp.where(in_prompt[:, 1:], prompt_log_probs, 0.0), 1),
+        prompt_lengths,
+        jnp.zeros(batch, bool),
+        logits[rows, prompt_lengths - 1],
+        cache,
+    )
+
+    def unfinished(carry):
+        step, ended = carry[0], carry[4]
+        return (step < max_tokens) & ~jnp.all(ended)
+
+    def next_token(carry):
+        step, ids, log_probs, lengths, ended, logits, cache = carry
+        token = choose(logits, jax.random.fold_in(key, step), sampling)
+        log_prob = jax.nn.log_softmax(logits)[rows, token]
+        # An ended row writes its 0 behind its end, where 0 is already.
+        at = jnp.minimum(lengths, size - 1)
+        ids = ids.at[rows, at].set(jnp.where(ended, ids[rows, at], token))
+        log_probs = log_probs.at[rows, at].set(jnp.where(ended, log_probs[rows, at], log_prob))
+        next_logits, cache = extend(token[:, None], at[:, None], cache)
+        lengths = lengths + ~ended
+        ended = ended | (token == eos_id) if eos_id is not None else ended
+        return step + 1, ids, log_probs, lengths, ended, next_logits[:, 0], cache
+
+    _, ids, log_probs, lengths, ended, _, _ = jax.lax.while_loop(unfinished, next_token, start)
+    return Generated(ids, log_probs, lengths, ended)

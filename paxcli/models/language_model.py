@@ -1,0 +1,137 @@
+"""The decoder-only language model."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from paxcli.config.configurable import part, template
+from paxcli.inputs.nested_map import NestedMap
+from paxcli.layers.attention import KVCache
+from paxcli.layers.embedding import TiedEmbedding
+from paxcli.layers.init import Init, Xavier
+from paxcli.layers.layer_norm import LayerNorm
+from paxcli.layers.positions import LearnedPositions
+from paxcli.layers.stack import Stack
+from paxcli.models.base import Model, WeightedScalars
+from paxcli.models.losses import cross_entropy, weighted_mean
+
+
+class LanguageModel(Model):
+    """Embedding, positions, a stack of blocks, a final norm, and logits.
+
+    Pax: `praxis.layers.TransformerLm` in `praxis.layers.models.LanguageModel`. All widths are stated here and flow
+    down to the templates below.
+
+    Attributes:
+      vocab_size: V.
+      max_seq_len: Longest sequence, in training and in decoding (prompt included).
+      model_dims: D.
+      hidden_dims: F.
+      num_layers: L.
+      num_heads: N.
+      num_kv_heads: K, a divisor of N; None = N.
+      dims_per_head: H; None = D / N.
+      params_init: How weights start.
+      embedding: Template of the token table, which also scores the tokens.
+      position: Template of what is added to the embedding; None = nothing.
+      stack: Template of the layers.
+      final_norm: Template of the norm before the logits.
+    """
+
+    vocab_size: int = 0
+    max_seq_len: int = 0
+    model_dims: int = 0
+    hidden_dims: int = 0
+    num_layers: int = 0
+    num_heads: int = 0
+    num_kv_heads: int | None = None
+    dims_per_head: int | None = None
+    params_init: Init = part(Xavier)
+    embedding: functools.partial = template(TiedEmbedding)
+    position: functools.partial | None = template(LearnedPositions)
+    stack: functools.partial = template(Stack)
+    final_norm: functools.partial = template(LayerNorm)
+
+    def setup(self) -> None:
+        dims = self.model_dims
+        self._embedding = self.embedding(
+            name="embedding", vocab_size=self.vocab_size, model_dims=dims, params_init=self.params_init
+        )
+        if self.position is not None:
+            self._position = self.position(
+                name="position", model_dims=dims, max_seq_len=self.max_seq_len, params_init=self.params_init
+            )
+        self._stack = self.stack(
+            name="stack",
+            num_layers=self.num_layers,
+            model_dims=dims,
+            hidden_dims=self.hidden_dims,
+            num_heads=self.num_heads,
+            dims_per_head=self.head_dims,
+            num_kv_heads=self.num_kv_heads,
+            params_init=self.params_init,
+        )
+        self._final_norm = self.final_norm(name="final_norm", dims=dims)
+
+    @property
+    def head_dims(self) -> int:
+        """H."""
+        return self.dims_per_head or self.model_dims // self.num_heads
+
+    def compute_predictions(self, batch: NestedMap) -> NestedMap:
+        """Logits [B, T, V] of packed sequences: `ids`, `segment_ids` and `segment_pos`, all [B, T]."""
+        logits, _ = self.extend(batch.ids, batch.segment_ids, batch.segment_pos, None)
+        return NestedMap(logits=logits)
+
+    def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
+        """Mean cross-entropy of `labels` by `weights`, both [B, T]."""
+        xent = cross_entropy(predictions.logits, batch.labels)
+        correct = jnp.argmax(predictions.logits, axis=-1) == batch.labels
+        weight = jnp.sum(batch.weights)
+        log_pplx = weighted_mean(xent, batch.weights)
+        metrics = {
+            "loss": (log_pplx, weight),
+            "log_pplx": (log_pplx, weight),
+            "accuracy": (weighted_mean(correct.astype(jnp.float32), batch.weights), weight),
+        }
+        return metrics, NestedMap(xent=xent, scores=-jnp.sum(xent * batch.weights, axis=-1))
+
+    def extend(
+        self,
+        ids: Int[jax.Array, "B T"],
+        segment_ids: Int[jax.Array, "B T"],
+        segment_pos: Int[jax.Array, "B T"],
+        cache: KVCache | None,
+    ) -> tuple[Float[jax.Array, "B T V"], KVCache | None]:
+        """Logits of the tokens that follow; with a cache, of tokens at `segment_pos` of sequences already begun."""
+        x = self._embedding.embed(ids)
+        if self.position is not None:
+            x = x + self._position(segment_pos).astype(x.dtype)
+        x, cache = self._stack(x, cache, segment_ids, segment_pos)
+        return self._embedding.logits(self._final_norm(x)), cache
+
+    def empty_cache(self, batch_size: int, length: int) -> KVCache:
+        """A cache of `length` positions, [L, B, S, K, H] each, in the type of the activations."""
+        kv_heads = self.num_kv_heads or self.num_heads
+        shape = (self.num_layers, batch_size, length, kv_heads, self.head_dims)
+        return KVCache(jnp.zeros(shape, self.fprop_dtype), jnp.zeros(shape, self.fprop_dtype))
+
+    def matmul_shape(self) -> dict[str, Any]:
+        """What a FLOP count needs to know of this model."""
+        feed_forward = self.stack.keywords.get("block", Stack.block).keywords.get("feed_forward", None)
+        gated = bool(feed_forward and feed_forward.keywords.get("gated", False))
+        return dict(
+            model_dims=self.model_dims,
+            hidden_dims=self.hidden_dims,
+            num_layers=self.num_layers,
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads or self.num_heads,
+            dims_per_head=self.head_dims,
+            vocab_size=self.vocab_size,
+            num_gate_activations=2 if gated else 1,
+        )

@@ -1,0 +1,6 @@
+"""How closely results must agree, once for each type. A test that needs more says why."""
+
+from __future__ import annotations
+
+FLOAT32 = dict(atol=2e-5, rtol=2e-5)
+BFLOAT16 = dict(atol=2e-2, rtol=2e-2)
