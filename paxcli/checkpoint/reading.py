@@ -1,0 +1,91 @@
+"""Reads arrays out of one checkpoint, onto any mesh, and proves that they are the ones that were saved."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from etils import epath
+
+from paxcli.checkpoint.fingerprint import fingerprints
+from paxcli.checkpoint.manifest import Manifest, from_json
+from paxcli.errors import DataError
+from paxcli.mesh.sharding import name_of
+
+STATE, MANIFEST = "state", "manifest"
+
+
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a tree by dotted name, whatever its containers are."""
+    return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def nested(named: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted names as dictionaries in dictionaries: the structure on disk."""
+    tree: dict[str, Any] = {}
+    for name, leaf in named.items():
+        *parents, last = name.split(".")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = leaf
+    return tree
+
+
+def read_manifest(step_dir: epath.Path) -> Manifest:
+    """Raises DataError when it is missing or damaged."""
+    file = step_dir / MANIFEST / "metadata"  # Orbax's name for the file of a JSON item
+    try:
+        return from_json(json.loads(file.read_text()))
+    except FileNotFoundError:
+        raise DataError(f"it has no {MANIFEST}/{file.name}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"its manifest cannot be read: {error}") from error
+
+
+def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """The arrays that `wanted` names, where its shardings say.
+
+    Args:
+      step_dir: The directory of one committed checkpoint.
+      manifest: Its manifest.
+      wanted: Name to array or `jax.ShapeDtypeStruct`, with the shapes and dtypes of the manifest.
+
+    Raises:
+      DataError: An array cannot be read, or is not what was saved.
+    """
+    import orbax.checkpoint as ocp
+
+    arguments = {
+        name: ocp.ArrayRestoreArgs(
+            sharding=leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0]),
+            global_shape=leaf.shape,
+            dtype=leaf.dtype,
+        )
+        for name, leaf in wanted.items()
+    }
+    restore = ocp.args.PyTreeRestore(item=nested(wanted), restore_args=nested(arguments), partial_restore=True)
+    try:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+            arrays = named_leaves(reader.restore(step_dir / STATE, args=restore))
+    except Exception as error:
+        raise DataError(f"its arrays cannot be read: {first_line(error)}") from error
+    found = fingerprints(arrays)
+    damaged = [name for name in wanted if found[name] != manifest.arrays[name].fingerprint]
+    if damaged:
+        raise DataError(f"{listing(damaged)} changed since {'it was' if len(damaged) == 1 else 'they were'} saved")
+    return arrays
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, cut to what fits on a screen."""
+    text = str(error).strip()
+    return (text.splitlines()[0] if text else type(error).__name__)[:200]
+
+
+def listing(names: list[str], most: int = 5) -> str:
+    """`a`, `b` and 7 more."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"`{name}`" for name in names[:most]) + more

@@ -1,0 +1,87 @@
+"""A damaged checkpoint is refused, with the steps that are left; never restored wrong."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.policy import Checkpoint
+from paxcli.errors import DataError, PaxError
+from tests.checkpoint.states import abstract, assert_same_bits, make_state
+
+# Orbax leaves the other reads of a failed restore unfinished.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("run") / "checkpoints"
+    with CheckpointStore(directory, Checkpoint(save_interval_steps=1)) as store:
+        for step in (1, 2, 3):
+            store.save(step, make_state(step), {"position": step})
+    return directory
+
+
+def data_files(step_dir: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((f for f in step_dir.rglob("*") if f.is_file()), key=lambda f: (-f.stat().st_size, str(f)))
+
+
+def damage(file: pathlib.Path, how: str) -> None:
+    content = bytearray(file.read_bytes())
+    if how == "delete":
+        file.unlink()
+    elif how == "truncate":
+        os.truncate(file, len(content) // 2)
+    elif how == "empty":
+        os.truncate(file, 0)
+    elif how == "zeros":
+        file.write_bytes(bytes(len(content)))
+    else:
+        where = np.random.default_rng(int(how.removeprefix("flip"))).integers(len(content))
+        content[where] ^= 1 << (where % 8)
+        file.write_bytes(content)
+
+
+def outcome(directory: pathlib.Path) -> str:
+    """Right, refused, or silently wrong."""
+    store, expected = CheckpointStore(directory), make_state(3)
+    if store.latest_step() != 3:
+        return "refused"
+    try:
+        restored, input_state = store.restore(3, abstract(expected))
+    except PaxError as error:
+        assert isinstance(error, DataError)
+        assert "step 3" in error.message and "1, 2" in error.hint
+        return "refused"
+    assert_same_bits(restored, expected)
+    assert input_state == {"position": 3}
+    return "right"
+
+
+@pytest.mark.parametrize("how", ["delete", "truncate", "empty", "zeros", *(f"flip{seed}" for seed in range(6))])
+def test_no_file_can_be_damaged_unseen(saved, tmp_path, how):
+    names = [file.relative_to(saved / "3") for file in data_files(saved / "3")]
+    results = []
+    for number, name in enumerate(names if how == "delete" else names[:3]):
+        copy = tmp_path / str(number)
+        shutil.copytree(saved, copy)
+        damage(copy / "3" / name, how)
+        results.append(outcome(copy))
+        assert results[-1] == "refused" or number > 0, f"{name}: {results[-1]}"
+    assert "refused" in results
+
+
+def test_the_state_of_the_input_is_protected_too(saved, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(saved, copy)
+    file = copy / "3" / "manifest" / "metadata"
+    text = file.read_text()
+    assert '"position": 3' in text
+    file.write_text(text.replace('"position": 3', '"position": 2'))
+    with pytest.raises(DataError, match="step 3 .* manifest is damaged"):
+        CheckpointStore(copy).restore(3, abstract(make_state()))

@@ -1,0 +1,82 @@
+"""Real kills and a real full disk: what was committed stays, and only that is listed."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import subprocess
+import sys
+import time
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.policy import Checkpoint
+from paxcli.errors import MissingError
+from tests.checkpoint.states import abstract, assert_same_bits, make_state
+
+SAVES = pathlib.Path(__file__).with_name("saves_until_killed.py")
+
+
+def test_a_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path):
+    directory = tmp_path / "checkpoints"
+    rows = {"rows": [jax.ShapeDtypeStruct((1_000_000,), np.float32)] * 5}
+    moments, newest = random.Random(0), 0
+    for _ in range(5):
+        command = [sys.executable, str(SAVES), str(directory)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(moments.uniform(0.0, 0.8))
+            process.kill()
+        store = CheckpointStore(directory)
+        steps = store.steps()
+        assert not steps or steps[-1] >= newest
+        for step in steps:
+            restored, input_state = store.restore(step, rows)
+            assert zlib.crc32(np.stack(restored["rows"])) == input_state["crc"]
+        newest = steps[-1] if steps else newest
+    assert newest > 1
+    with CheckpointStore(directory, Checkpoint(save_interval_steps=1)) as store:
+        store.save(newest + 100, {"a": jnp.zeros(3)}, {})
+    assert sorted(path.name for path in directory.iterdir()) == sorted(["deleted", *map(str, store.steps())])
+    assert list((directory / "deleted").iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A directory on a file system of 12 MB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=12m", "tmpfs", directory], capture_output=True).returncode:
+        pytest.skip("this user cannot mount a file system")
+    yield directory
+    subprocess.run(["umount", directory], check=True)
+
+
+def test_a_full_disk_is_named_and_older_checkpoints_stay(small_disk):
+    state = {"small": make_state(), "w": jnp.asarray(np.random.default_rng(0).random(1_000_000, np.float32))}
+    with pytest.raises(MissingError, match="no space left") as caught:
+        with CheckpointStore(small_disk / "checkpoints", Checkpoint(save_interval_steps=1)) as store:
+            for step in range(1, 9):
+                store.save(step, state, {})
+    assert str(small_disk) in caught.value.message and "1, 2" in caught.value.hint
+    assert 2 <= len(store.steps()) < 4
+    for step in store.steps():
+        assert_same_bits(store.restore(step, abstract(state))[0], state)
+
+
+def test_an_error_in_the_background_shows_before_the_next_save(small_disk):
+    state = {"w": jnp.asarray(np.random.default_rng(0).random(5_000_000, np.float32))}
+    store = CheckpointStore(small_disk / "checkpoints", Checkpoint(save_interval_steps=1000))
+    store.save(1, state, {}, force=True)
+    with pytest.raises(MissingError, match="no space left"):
+        for step in range(2, 900):
+            store.should_save(step)
+            time.sleep(0.02)
+    assert store.steps() == []
+    store.close()

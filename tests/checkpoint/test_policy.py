@@ -1,0 +1,32 @@
+"""Cadence and retention."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+
+from paxcli.checkpoint.policy import Checkpoint, parse_duration
+from paxcli.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("15m", 900), ("2h", 7200), ("1d", 86400), ("90", 90), ("1.5h", 5400)]
+)
+def test_durations(text, seconds):
+    assert parse_duration(text) == datetime.timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "h", "12 weeks", "-1h", "0h", "1h30m"])
+def test_what_is_no_duration(text):
+    with pytest.raises(ConfigError, match="not a duration"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize("field", ["save_interval_steps", "save_max_to_keep", "save_keep_interval_steps"])
+def test_counts_start_at_one(field):
+    with pytest.raises(ConfigError, match=f"checkpoint.{field} is 0"):
+        Checkpoint(**{field: 0}).validate()
+    with pytest.raises(ConfigError, match="not a duration"):
+        Checkpoint(save_keep_interval_duration="soon").validate()
+    Checkpoint(save_max_to_keep=None, save_keep_interval_duration="12h").validate()

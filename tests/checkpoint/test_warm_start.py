@@ -1,0 +1,71 @@
+"""`--from RUN_DIR[@STEP]`."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.policy import Checkpoint
+from paxcli.checkpoint.warm_start import load_params, parse_source
+from paxcli.errors import ConfigError, DataError
+from tests.checkpoint.states import assert_same_bits, make_state
+
+# Orbax leaves the other reads of a failed restore unfinished.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    with CheckpointStore(tmp_path / "old" / "checkpoints", Checkpoint(save_interval_steps=1)) as store:
+        for step in (1, 2):
+            store.save(step, make_state(step), {"position": step})
+    return tmp_path / "old"
+
+
+def test_sources():
+    assert parse_source("runs/a") == ("runs/a", None)
+    assert parse_source("runs/a@7") == ("runs/a", 7)
+    assert parse_source("gs://me@there/runs/a") == ("gs://me@there/runs/a", None)
+    with pytest.raises(ConfigError):
+        parse_source("runs/a@last")
+
+
+def test_parameters_alone_or_everything(run_dir):
+    fresh = make_state(9)
+    params, report = load_params(run_dir, None, fresh.params)
+    assert_same_bits(params, make_state(2).params)
+    assert sorted(report.matched) == ["params.decoder.b", "params.decoder.w", "params.table"]
+    assert report.missing == report.unused == report.mismatched == []
+    everything, report = load_params(run_dir, 1, fresh, what="all")
+    assert_same_bits(everything, make_state(1))
+    assert report.text() == f"From {run_dir}/checkpoints/1: {len(report.matched)} arrays taken."
+
+
+def test_what_does_not_fit_stays_and_is_reported(run_dir):
+    fresh = {**make_state(9).params, "head": jnp.ones((2, 2)), "table": jnp.ones((300, 32), jnp.bfloat16)}
+    del fresh["decoder"]["b"]
+    params, report = load_params(run_dir, 2, fresh)
+    assert_same_bits(params["decoder"], {"w": make_state(2).params["decoder"]["w"]})
+    assert_same_bits({k: params[k] for k in ("head", "table")}, {k: fresh[k] for k in ("head", "table")})
+    assert report.matched == ["params.decoder.w"] and report.missing == ["params.head"]
+    assert report.unused == ["params.decoder.b"]
+    assert report.mismatched == ["`params.table` is bfloat16[259, 32] there, bfloat16[300, 32] here"]
+    assert len(report.text().splitlines()) == 4
+
+
+def test_nothing_to_take_is_an_error(run_dir, tmp_path):
+    with pytest.raises(DataError, match="Nothing in .* fits"):
+        load_params(run_dir, 2, {"other": jnp.zeros(3)})
+    with pytest.raises(DataError, match="no checkpoint of step 7") as caught:
+        load_params(run_dir, 7, make_state().params)
+    assert caught.value.hint == "Steps there: 1, 2."
+    with pytest.raises(DataError, match="has no checkpoint"):
+        load_params(tmp_path / "nowhere", None, make_state().params)
+
+
+def test_a_damaged_source_is_refused(run_dir):
+    state = run_dir / "checkpoints" / "2" / "state"
+    max((file for file in state.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size).unlink()
+    with pytest.raises(DataError, match="checkpoints/2 is unusable"):
+        load_params(run_dir, 2, make_state().params)
