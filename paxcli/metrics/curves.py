@@ -1,0 +1,191 @@
+"""Curves of finished and running runs: as a picture, and as text for the terminal."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from etils import epath
+
+from paxcli.errors import ConfigError, DataError, MissingError, did_you_mean
+from paxcli.metrics.writers import TRAIN, parse_line
+
+FILE_NAME = "metrics.jsonl"
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+}
+_EVAL_MARKERS = "osD^v"  # by evaluation input, the same for every run
+_TEXT_TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # by run
+_TEXT_EVAL_MARKERS = "●■◆▲▼"
+
+
+class Run(NamedTuple):
+    """A run's logged lines, as its `metrics.jsonl` holds them."""
+
+    name: str
+    lines: list[dict[str, Any]]
+
+
+class Series(NamedTuple):
+    """One curve: the values of a metric on one split, by step."""
+
+    split: str
+    steps: list[int]
+    values: list[float]
+
+
+def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[Run]:
+    """Reads the metrics of runs, each named after its directory; by the whole path where two share a name."""
+    paths = [epath.Path(run_dir) for run_dir in run_dirs]
+    names = [path.resolve().name for path in paths]
+    return [
+        Run(name if names.count(name) == 1 else os.fspath(path), _read_lines(path))
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def metric_names(runs: Sequence[Run]) -> list[str]:
+    """Every metric that a run has, in the order in which they were logged."""
+    names = {name: None for run in runs for line in run.lines for name in line}
+    return [name for name in names if name not in ("step", "split")]
+
+
+def default_metrics(runs: Sequence[Run]) -> list[str]:
+    """What to draw when nobody says: the loss, and the log-perplexity where there is one."""
+    return ["loss", "log_pplx"] if "log_pplx" in metric_names(runs) else ["loss"]
+
+
+def series(run: Run, metric: str) -> list[Series]:
+    """The curves of one metric: training first, then each evaluation input. Missing values are left out."""
+    points: dict[str, dict[int, float]] = {TRAIN: {}}
+    for line in run.lines:
+        if line.get(metric) is not None:
+            points.setdefault(line["split"], {})[line["step"]] = line[metric]
+    return [
+        Series(split, sorted(by_step), [by_step[step] for step in sorted(by_step)])
+        for split, by_step in points.items()
+        if by_step
+    ]
+
+
+def check_metric(runs: Sequence[Run], metric: str) -> None:
+    """Raises unless every run has values of the metric."""
+    names = metric_names(runs)
+    if metric not in names:
+        raise ConfigError(
+            f"No run has a metric `{metric}`.", did_you_mean(metric, names) or f"There are: {', '.join(names)}."
+        )
+    for run in runs:
+        if not series(run, metric):
+            raise DataError(
+                f"Run {run.name} has no values of `{metric}`.", "Plot another metric, or leave the run out."
+            )
+
+
+def plot_png(runs: Sequence[Run], metrics: Sequence[str], path: epath.PathLike) -> None:
+    """Draws one panel for each metric, with every run in it, to a picture of the kind that the file name ends in."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it caches fonts
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    path = epath.Path(path)
+    picture = io.BytesIO()
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
+        kinds = FigureCanvasAgg(figure).get_supported_filetypes()
+        if path.suffix[1:] not in kinds:
+            raise ConfigError(f"{path} is no picture that can be written.", f"End it in one of {', '.join(kinds)}.")
+        panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+        for panel, metric in zip(panels, metrics, strict=True):
+            _draw_panel(panel, runs, metric)
+        figure.suptitle(_title(runs), fontsize=11, fontweight="bold")
+        figure.savefig(picture, format=path.suffix[1:])
+    _write_picture(path, picture.getvalue())
+
+
+def plot_text(runs: Sequence[Run], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
+    """Draws one metric of every run with characters, `width` by `height` of them."""
+    import plotext
+
+    plotext.terminal.limit(False, False)
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("simple")
+    figure.plot_size(width, height)
+    figure.title(f"{_title(runs)}: {metric} by step")
+    curves = [(index, run, curve) for index, run in enumerate(runs) for curve in series(run, metric)]
+    markers = _eval_markers(runs, metric, _TEXT_EVAL_MARKERS)
+    for index, run, curve in curves:
+        line = _TEXT_TRAIN_MARKERS[index % len(_TEXT_TRAIN_MARKERS)]
+        signal = figure.signal(curve.steps, curve.values, marker=markers.get(curve.split, line))
+        signal.lines(curve.split == TRAIN)
+        signal.label(_label(runs, run, curve))
+        figure.draw(signal)
+    steps = [step for _, _, curve in curves for step in curve.steps]
+    ticks = sorted({min(steps) + (max(steps) - min(steps)) * part // 5 for part in range(6)})
+    figure.ruler("x").ticks(ticks, [str(tick) for tick in ticks])
+    top = max(max(curve.values) for _, _, curve in curves)
+    figure.legend(x=max(steps), y=top, ha="right", relative=True)
+    built = figure.build()
+    return str(built) if color else str(plotext.uncolorize(built))
+
+
+def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
+    path = run_dir / FILE_NAME
+    if not path.exists():
+        raise DataError(f"{run_dir} has no {FILE_NAME}.", "Give the run directory that `pax train` wrote.")
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    lines = [line for line in map(parse_line, text.splitlines()) if line]
+    if not lines:
+        raise DataError(f"{path} holds no metrics yet.", "Wait for the run's first logged step.")
+    return lines
+
+
+def _draw_panel(panel: Any, runs: Sequence[Run], metric: str) -> None:
+    markers = _eval_markers(runs, metric, _EVAL_MARKERS)
+    for index, run in enumerate(runs):
+        for curve in series(run, metric):
+            style: dict[str, Any] = {"color": f"C{index % 10}", "label": _label(runs, run, curve)}
+            if curve.split == TRAIN:
+                panel.plot(curve.steps, curve.values, linewidth=1.0, alpha=0.8, **style)
+            else:
+                marker = {"marker": markers[curve.split], "markersize": 4.5, "markeredgecolor": "white"}
+                panel.plot(curve.steps, curve.values, ":", linewidth=0.9, markeredgewidth=0.6, **marker, **style)
+    panel.set(xlabel="step", ylabel=metric)
+    panel.margins(x=0.02)
+    panel.legend()
+
+
+def _eval_markers(runs: Sequence[Run], metric: str, markers: str) -> dict[str, str]:
+    """A marker for every split but training."""
+    splits = {curve.split: None for run in runs for curve in series(run, metric) if curve.split != TRAIN}
+    return {split: markers[index % len(markers)] for index, split in enumerate(splits)}
+
+
+def _label(runs: Sequence[Run], run: Run, curve: Series) -> str:
+    """Which curve it is, and where it stands: late differences are too small to read off."""
+    run_name = f"{run.name} " if len(runs) > 1 else ""
+    return f"{run_name}{curve.split}, last {curve.values[-1]:.4g}"
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
+
+
+def _write_picture(path: epath.Path, picture: bytes) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(picture)
+    except OSError as error:
+        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Name another place with --out.") from error

@@ -1,0 +1,173 @@
+"""Turns the metrics that steps leave on the device into numbers, without making the device wait for the host."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import jax
+
+from paxcli.metrics.peaks import mfu
+
+_MAX_IN_FLIGHT = 2  # enough to keep a device busy, few enough that the host notices what goes wrong
+
+Value = float | int | None
+
+
+class Record(NamedTuple):
+    """The metrics of one logged step, by name. A value that is not known is None."""
+
+    step: int
+    values: dict[str, Value]
+
+
+class _Dispatched(NamedTuple):
+    """A step that was handed to the device."""
+
+    step: int
+    metrics: dict[str, jax.Array]
+    input_wait_seconds: float
+    finished: Future[float]
+
+
+class _Mark(NamedTuple):
+    """When a step was finished, and how long the run had been paused by then."""
+
+    step: int
+    seconds: float
+    paused_seconds: float
+
+
+class Meter:
+    """Measures a run. Steps count from 1; logged are the first, every `summary_interval_steps`-th and the last.
+
+    A logged step's record comes out as soon as the step is known to be finished, which is two steps later or at
+    `flush`. What a record says of time covers the window since the logged step before, pauses excluded. After a
+    restart the first step only opens the window, so that compilation is in no rate but that of step 1.
+
+    Args:
+      flops_per_step: Model FLOPs of a step on all devices; None when not known.
+      tokens_per_step: Tokens of a step on all processes; None for a model without tokens.
+      num_train_steps: The last step.
+      peak_flops_total: Peak FLOP/s of all devices; None when not known.
+      summary_interval_steps: Steps from one logged step to the next.
+    """
+
+    def __init__(
+        self,
+        flops_per_step: float | None,
+        tokens_per_step: int | None,
+        num_train_steps: int,
+        peak_flops_total: float | None,
+        summary_interval_steps: int,
+    ):
+        self._flops_per_step = flops_per_step
+        self._tokens_per_step = tokens_per_step
+        self._num_train_steps = num_train_steps
+        self._peak_flops_total = peak_flops_total
+        self._interval = summary_interval_steps
+        self._clock = ThreadPoolExecutor(1, "meter")
+        self._in_flight: deque[_Dispatched] = deque()
+        self._records: list[Record] = []
+        self._paused_seconds = 0.0
+        self._input_wait_seconds = 0.0
+        self._first: _Mark | None = None
+        self._window = _Mark(0, time.perf_counter(), 0.0)
+
+    def record(self, step: int, device_metrics: dict[str, jax.Array], input_wait_seconds: float) -> list[Record]:
+        """Takes in a step right after its dispatch; waits only for the step before the last.
+
+        Returns:
+          The records that became ready, in order.
+        """
+        if self._first is None and not self._in_flight:
+            self._window = self._window._replace(step=step - 1)
+        if self._is_logged(step):
+            for value in device_metrics.values():
+                value.copy_to_host_async()
+        finished = self._clock.submit(_finish_time, device_metrics)
+        self._in_flight.append(_Dispatched(step, device_metrics, input_wait_seconds, finished))
+        self._finish(_MAX_IN_FLIGHT)
+        return self._take()
+
+    def flush(self) -> list[Record]:
+        """Waits for every step and returns the records that are left."""
+        self._finish(0)
+        return self._take()
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Keeps an evaluation or a save out of the rates. Waits for the steps in flight first."""
+        self._finish(0)
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._paused_seconds += time.perf_counter() - begin
+
+    def _is_logged(self, step: int) -> bool:
+        return step == 1 or step % self._interval == 0 or step == self._num_train_steps
+
+    def _take(self) -> list[Record]:
+        records, self._records = self._records, []
+        return records
+
+    def _finish(self, in_flight: int) -> None:
+        """Waits until no more than `in_flight` steps are under way."""
+        while len(self._in_flight) > in_flight:
+            done = self._in_flight.popleft()
+            mark = _Mark(done.step, done.finished.result(), self._paused_seconds)
+            self._input_wait_seconds += done.input_wait_seconds
+            logged = self._is_logged(done.step)
+            if logged:
+                self._records.append(Record(done.step, self._measure(done.metrics, mark)))
+            if logged or self._first is None:
+                self._window, self._input_wait_seconds = mark, 0.0
+            self._first = self._first or mark
+
+    def _measure(self, device_metrics: dict[str, jax.Array], mark: _Mark) -> dict[str, Value]:
+        steps = mark.step - self._window.step
+        paused = mark.paused_seconds - self._window.paused_seconds
+        step_seconds = (mark.seconds - self._window.seconds - paused) / steps
+        values: dict[str, Value] = {name: value.item() for name, value in jax.device_get(device_metrics).items()}
+        return values | {
+            "tokens_per_second": _per_second(self._tokens_per_step, step_seconds),
+            "step_seconds": step_seconds,
+            "mfu": mfu(_per_second(self._flops_per_step, step_seconds), self._peak_flops_total),
+            "input_wait_seconds": self._input_wait_seconds / steps,
+            "peak_memory_bytes": peak_memory_bytes(),
+            "seconds_left": self._seconds_left(mark),
+        }
+
+    def _seconds_left(self, mark: _Mark) -> float | None:
+        """From the pace since this process's first step, pauses included; None at that step."""
+        if self._first is None:
+            return None
+        pace = (mark.seconds - self._first.seconds) / (mark.step - self._first.step)
+        return pace * (self._num_train_steps - mark.step)
+
+
+def _finish_time(metrics: dict[str, jax.Array]) -> float:
+    """Waits for a step. In a thread of its own, so that the time is right however late the run asks for it."""
+    jax.block_until_ready(metrics)
+    return time.perf_counter()
+
+
+def _per_second(count: float | None, seconds: float) -> float | None:
+    return None if count is None else count / seconds
+
+
+def peak_memory_bytes() -> int:
+    """The most memory in use so far: of the fullest local device, or of this process where devices do not count."""
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    peaks = [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]
+    if peaks:
+        return max(peaks)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

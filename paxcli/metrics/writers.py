@@ -1,0 +1,155 @@
+"""Where metrics go: `metrics.jsonl`, which scripts and `pax plot` read, and TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Protocol
+
+from etils import epath
+
+from paxcli.log import log
+
+TRAIN = "train"
+
+_FLUSH_SECONDS = 5
+
+Values = Mapping[str, float | int | None]
+
+
+class Writer(Protocol):
+    """Anything that takes metrics."""
+
+    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
+        """Takes the metrics of one step; `split` is `train` or `eval/NAME`."""
+
+    def close(self) -> None:
+        """Writes out what is still held."""
+
+
+class JsonlWriter:
+    """One JSON object a line, on disk as soon as it is written. What is not finite becomes null.
+
+    Args:
+      path: The file. Object stores cannot append: there, each line writes the whole file again.
+      resume_step: The step that the run goes on from: lines of later steps go, and so does a torn last line. None
+        starts the file anew.
+    """
+
+    def __init__(self, path: epath.PathLike, resume_step: int | None = None):
+        self._path = epath.Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _text_up_to(self._path, resume_step)
+        _replace(self._path, kept)
+        self._file: IO[str] | None = None
+        self._remote_text = kept
+        if "://" not in os.fspath(path):
+            self._file = open(self._path, "a", encoding="utf-8")
+
+    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
+        """Adds one line."""
+        finite = {name: value if _is_finite(value) else None for name, value in values.items()}
+        line = json.dumps({"step": step, "split": split, **finite}, allow_nan=False) + "\n"
+        if self._file is None:
+            self._remote_text += line
+            _replace(self._path, self._remote_text)
+        else:
+            self._file.write(line)
+            self._file.flush()
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+class TensorBoardWriter:
+    """TensorBoard events, one folder a split, so that a metric's training and evaluation share one chart.
+
+    A thread writes them, every few seconds and at `close`.
+
+    Args:
+      directory: Holds `train/` and `eval/NAME/`.
+      resume_step: The step that the run goes on from: TensorBoard hides later ones of the run before. None hides all.
+    """
+
+    def __init__(self, directory: epath.PathLike, resume_step: int | None = None):
+        self._directory = os.fspath(directory)
+        self._purge_step = 0 if resume_step is None else resume_step + 1
+        self._splits: dict[str, Any] = {}
+
+    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
+        """Adds the values that are there."""
+        writer = self._splits.get(split) or self._open(split)
+        for name, value in values.items():
+            if _is_finite(value):
+                writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Closes every split's file."""
+        for writer in self._splits.values():
+            writer.close()
+
+    def _open(self, split: str) -> Any:
+        from tensorboardX import SummaryWriter
+
+        self._splits[split] = SummaryWriter(
+            f"{self._directory}/{split}",
+            purge_step=self._purge_step,
+            max_queue=1000,  # no wait for the thread
+            flush_secs=_FLUSH_SECONDS,
+            filename_suffix=f".{time.time_ns()}",  # without it, two files begun in one second are one
+        )
+        return self._splits[split]
+
+
+class MultiWriter:
+    """Several writers as one."""
+
+    def __init__(self, writers: Sequence[Writer]):
+        self._writers = writers
+
+    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
+        """Hands the metrics to each."""
+        for writer in self._writers:
+            writer.write(step, values, split)
+
+    def close(self) -> None:
+        """Closes each."""
+        for writer in self._writers:
+            writer.close()
+
+
+def parse_line(line: str) -> dict[str, Any] | None:
+    """The object in a line of `metrics.jsonl`, or None when the line is torn."""
+    try:
+        parsed = json.loads(line)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) and isinstance(parsed.get("step"), int) else None
+
+
+def _is_finite(value: float | int | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _text_up_to(path: epath.Path, resume_step: int | None) -> str:
+    """The file's whole lines up to a step."""
+    if resume_step is None or not path.exists():
+        return ""
+    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines()
+    parsed = [parse_line(line) for line in lines]
+    if None in parsed[:-1]:
+        log.warning("%s: dropped %d lines that are not JSON", path, parsed[:-1].count(None))
+    kept = [line for line, entry in zip(lines, parsed, strict=True) if entry and entry["step"] <= resume_step]
+    return "".join(line + "\n" for line in kept)
+
+
+def _replace(path: epath.Path, text: str) -> None:
+    """Writes a file such that a reader sees the old text or the new, never a part."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    temporary.write_text(text)
+    temporary.replace(path)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+
+from paxcli.metrics import writers
+from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
+
+
+def _lines(path):
+    return [json.loads(line, parse_constant=pytest.fail) for line in path.read_text().splitlines()]
+
+
+def _scalars(directory, name):
+    """What TensorBoard itself reads: (step, value) pairs."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(directory))
+    accumulator.Reload()
+    return [(event.step, event.value) for event in accumulator.Scalars(name)]
+
+
+def test_jsonl_has_one_object_a_line_at_once(tmp_path):
+    path = tmp_path / "run" / "metrics.jsonl"
+    writer = JsonlWriter(path)
+    loss = 2.3025851249694824  # a float32
+    writer.write(1, {"loss": loss, "skipped_steps": 0, "mfu": None})
+    writer.write(1, {"loss": 3.0}, "eval/held-out")
+    assert _lines(path) == [
+        {"step": 1, "split": "train", "loss": loss, "skipped_steps": 0, "mfu": None},
+        {"step": 1, "split": "eval/held-out", "loss": 3.0},
+    ]
+    writer.close()
+
+
+def test_what_json_cannot_hold_is_null(tmp_path):
+    with closing(JsonlWriter(tmp_path / "metrics.jsonl")) as writer:
+        writer.write(1, {"loss": float("nan"), "grad_norm": float("inf")})
+    assert _lines(tmp_path / "metrics.jsonl") == [{"step": 1, "split": "train", "loss": None, "grad_norm": None}]
+
+
+def test_a_resumed_file_is_that_of_a_run_never_interrupted(tmp_path):
+    whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    for path, last in ((whole, 6), (resumed, 5)):
+        with closing(JsonlWriter(path)) as writer:
+            for step in range(1, last + 1):
+                writer.write(step, {"loss": 1 / step})
+                writer.write(step, {"loss": 2 / step}, "eval/x")
+    with resumed.open("a") as file:
+        file.write('{"step": 6, "split": "tr')  # killed while it wrote
+    with closing(JsonlWriter(resumed, resume_step=3)) as writer:
+        for step in range(4, 7):
+            writer.write(step, {"loss": 1 / step})
+            writer.write(step, {"loss": 2 / step}, "eval/x")
+    assert resumed.read_bytes() == whole.read_bytes()
+    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+
+
+@pytest.mark.parametrize("torn", ["", "\n", "{}", "[1]\n", "\x00\x00\n", '{"step"', '{"step": 4, "loss": 1.5'])
+def test_torn_ends_go(tmp_path, torn):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 3, "split": "train"}\n' + torn)
+    with closing(JsonlWriter(path, resume_step=9)) as writer:
+        writer.write(4, {})
+    assert [line["step"] for line in _lines(path)] == [3, 4]
+
+
+def test_a_new_run_starts_anew(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 7, "split": "train", "loss": 1.0}\n')
+    JsonlWriter(path).close()
+    assert path.read_text() == ""
+
+
+def test_an_object_store_gets_the_whole_file_each_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(writers.epath, "Path", lambda uri: tmp_path / uri.removeprefix("store://"))
+    for resume_step, steps in ((None, (1, 2, 3)), (2, (3, 4))):
+        with closing(JsonlWriter("store://run/metrics.jsonl", resume_step)) as writer:
+            for step in steps:
+                writer.write(step, {"loss": float(step)})
+                assert _lines(tmp_path / "run/metrics.jsonl")[-1]["step"] == step
+    assert [line["step"] for line in _lines(tmp_path / "run/metrics.jsonl")] == [1, 2, 3, 4]
+
+
+def test_a_killed_process_loses_no_line(tmp_path):
+    script = (
+        "import os, signal, sys; from paxcli.metrics.writers import JsonlWriter\n"
+        "writer = JsonlWriter(sys.argv[1])\n"
+        "for step in range(1, 4): writer.write(step, {'loss': 0.5})\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    path = tmp_path / "metrics.jsonl"
+    assert subprocess.run([sys.executable, "-c", script, str(path)]).returncode == -9
+    assert [line["step"] for line in _lines(path)] == [1, 2, 3]
+
+
+def test_tensorboard_reads_what_was_written(tmp_path):
+    with closing(TensorBoardWriter(tmp_path)) as writer:
+        writer.write(1, {"loss": 2.5, "mfu": None, "grad_norm": float("nan")})
+        writer.write(2, {"loss": 1.25, "mfu": 0.5})
+        writer.write(2, {"loss": 1.5}, "eval/held-out")
+    assert _scalars(tmp_path / "train", "loss") == [(1, 2.5), (2, 1.25)]
+    assert _scalars(tmp_path / "train", "mfu") == [(2, 0.5)]
+    assert _scalars(tmp_path / "eval" / "held-out", "loss") == [(2, 1.5)]
+
+
+def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path):
+    with closing(TensorBoardWriter(tmp_path)) as writer:
+        for step in range(1, 6):
+            writer.write(step, {"loss": float(step)})
+    with closing(TensorBoardWriter(tmp_path, resume_step=3)) as writer:
+        writer.write(4, {"loss": 40.0})
+    assert _scalars(tmp_path / "train", "loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
+
+
+def test_several_writers_get_the_same(tmp_path):
+    writer = MultiWriter([JsonlWriter(tmp_path / "a.jsonl"), JsonlWriter(tmp_path / "b.jsonl")])
+    writer.write(3, {"loss": 1.5}, "eval/x")
+    writer.close()
+    assert _lines(tmp_path / "a.jsonl") == _lines(tmp_path / "b.jsonl") == [{"step": 3, "split": "eval/x", "loss": 1.5}]
+
+
+def test_writing_loads_no_heavy_package(tmp_path):
+    script = (
+        "import sys; from paxcli.metrics.writers import TensorBoardWriter\n"
+        "assert 'tensorboardX' not in sys.modules\n"
+        "writer = TensorBoardWriter(sys.argv[1]); writer.write(1, {'loss': 1.0}); writer.close()\n"
+        "heavy = {'tensorflow', 'torch', 'jax', 'matplotlib'} & set(sys.modules); assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
