@@ -1,0 +1,256 @@
+"""A training run, from the first line in its directory to the last."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from typing import Any, Protocol
+
+import fiddle as fdl
+import jax
+
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.warm_start import Report, load_params
+from paxcli.errors import DivergedError, Stopped
+from paxcli.mesh.mesh import describe
+from paxcli.mesh.sharding import put_batch
+from paxcli.metrics.curves import read_runs
+from paxcli.metrics.meter import Meter, Record
+from paxcli.metrics.peaks import peak_flops
+from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
+from paxcli.training.evaluate import evaluate
+from paxcli.training.experiment import Experiment
+from paxcli.training.run_dir import RunDir
+from paxcli.training.session import Session, device_name, open_session
+from paxcli.training.signals import StopRequest
+from paxcli.training.state import TrainState, count_parameters, create_state
+from paxcli.training.step import make_eval_step, make_train_step
+from paxcli.training.summary import model_flops, tokens_in
+
+
+class Reporter(Protocol):
+    """Who hears how a run goes."""
+
+    def began(self, facts: dict[str, Any]) -> None:
+        """The run starts or resumes: sizes, devices, the first step."""
+
+    def step(self, record: Record) -> None:
+        """A logged step."""
+
+    def evaluated(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
+        """An evaluation ended."""
+
+    def message(self, text: str) -> None:
+        """Anything else worth a line."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """Where a new run takes its first parameters from (`--from RUN_DIR[@STEP]`).
+
+    Attributes:
+      run_dir: The other run.
+      step: Its step; None = the latest.
+      everything: Whether the optimizer's state comes along.
+    """
+
+    run_dir: str
+    step: int | None = None
+    everything: bool = False
+
+
+class TrainingRun:
+    """One process's part of a run. `train` below drives it."""
+
+    def __init__(self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest):
+        self.session, self.run_dir, self.report, self.stop = session, run_dir, report, stop
+        self.task = session.experiment.task
+        self.num_train_steps = self.task.train.num_train_steps
+        self.input = session.experiment.train_input
+        self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
+        self.eval_step = make_eval_step(self.task)
+        self.last: Record | None = None
+        self.seconds = 0.0
+
+    def start(self, warm_start: WarmStart | None) -> TrainState:
+        """The state to go on from: the latest checkpoint's, another run's, or a new one."""
+        latest = self.store.latest_step()
+        if latest is not None:
+            state, input_state = self.store.restore(latest, self.session.abstract)
+            self.input.set_state(input_state)
+            self.report.message(f"Resuming {self.run_dir.path} at step {latest}.")
+            return state
+        state = create_state(self.task, self.session.spec, self.session.abstract)
+        if warm_start is not None:
+            state, report = _warm_started(state, warm_start)
+            self.report.message(report.text())
+        return state
+
+    def run(self, state: TrainState, first_step: int) -> TrainState:
+        """Trains from `first_step` to the end, or to a signal."""
+        self.meter = self._meter()
+        self.writer = self._writers(first_step)
+        train_step = make_train_step(self.task, self.session.abstract)
+        began = time.perf_counter()
+        try:
+            for step in range(first_step + 1, self.num_train_steps + 1):
+                waited = time.perf_counter()
+                batch = self.input.get_next()
+                waited = time.perf_counter() - waited
+                state, metrics = train_step(state, put_batch(batch, self.session.mesh))
+                self._emit(self.meter.record(step, metrics, waited))
+                self._after(step, state, metrics["loss"])
+            self._emit(self.meter.flush())
+        finally:
+            self.seconds = time.perf_counter() - began
+            self.writer.close()
+            self.store.close()
+        return state
+
+    def _after(self, step: int, state: TrainState, loss: jax.Array) -> None:
+        """Evaluates, saves and stops, where step `step` is due for it."""
+        train = self.task.train
+        last = step == self.num_train_steps
+        if last or (train.eval_interval_steps and step % train.eval_interval_steps == 0):
+            self._evaluate(step, state)
+        stopping = self.stop.agreed(at_sync_point=step % train.summary_interval_steps == 0)
+        if last or stopping or self.store.should_save(step):
+            self._save(step, state, loss, force=last or stopping)
+        if stopping and not last:
+            self.store.wait()
+            raise Stopped(
+                f"Stopped by {self.stop.signal_name} and saved at step {step} of {self.num_train_steps}.",
+                "The same command goes on from there.",
+            )
+
+    def _save(self, step: int, state: TrainState, loss: jax.Array, force: bool) -> None:
+        self._emit(self.meter.flush())
+        _check_finite(step, float(loss))  # nothing that has diverged is saved
+        with self.meter.pause():
+            self.store.save(step, state, self.input.get_state(), force=force)
+
+    def _evaluate(self, step: int, state: TrainState) -> None:
+        if not self.session.experiment.eval_inputs:
+            return
+        self._emit(self.meter.flush())
+        with self.meter.pause():
+            metrics = evaluate(self.eval_step, state.params, self.session.experiment.eval_inputs, self.session.mesh)
+        for name, values in metrics.items():
+            self.writer.write(step, values, split=f"eval/{name}")
+        self.report.evaluated(step, metrics)
+
+    def _emit(self, records: list[Record]) -> None:
+        for record in records:
+            self.writer.write(record.step, record.values, split="train")
+            self.last = record
+            self.report.step(record)
+            _check_finite(record.step, record.values["loss"])
+
+    def _meter(self) -> Meter:
+        flops = model_flops(self.task.model, self.session.spec)
+        hosts = self.input.num_infeed_hosts
+        tokens = tokens_in(self.session.spec)
+        peak = peak_flops(self.session.mesh.devices.flat[0].device_kind)
+        return Meter(
+            flops_per_step=flops.total * hosts if flops else None,
+            tokens_per_step=tokens * hosts if tokens else None,
+            num_train_steps=self.num_train_steps,
+            peak_flops_total=peak * self.session.mesh.size if peak else None,
+            summary_interval_steps=self.task.train.summary_interval_steps,
+        )
+
+    def _writers(self, first_step: int) -> MultiWriter:
+        if jax.process_index() != 0:
+            return MultiWriter([])
+        path = self.run_dir.path
+        return MultiWriter(
+            [JsonlWriter(path / "metrics.jsonl", first_step), TensorBoardWriter(path / "tensorboard", first_step)]
+        )
+
+
+def train(
+    config: fdl.Config[Experiment],
+    recipe_text: str,
+    run_dir: RunDir,
+    report: Reporter,
+    warm_start: WarmStart | None = None,
+    allow_changed: bool = False,
+) -> dict[str, Any]:
+    """Trains a recipe in a run directory, from its latest checkpoint if it has one.
+
+    Args:
+      config: The resolved recipe.
+      recipe_text: What to type again, as a YAML recipe.
+      run_dir: Where everything is written.
+      report: Hears how it goes.
+      warm_start: Where a new run takes its parameters from.
+      allow_changed: Whether a resumed run may differ in fields that are safe to change.
+
+    Returns:
+      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`.
+
+    Raises:
+      Stopped: A signal came; the state is saved.
+      DivergedError: The loss is not finite.
+    """
+    run_dir.create()
+    run_dir.lock()
+    run_dir.check_same_recipe(config, allow_changed)
+    with StopRequest(report.message) as stop, open_session(config) as session:
+        session.experiment.train_input.check_data()
+        run = TrainingRun(session, run_dir, report, stop)
+        done = run.store.latest_step() or 0
+        if done >= run.num_train_steps:
+            report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
+            return finished(run_dir, done)
+        if jax.process_index() == 0:
+            run_dir.describe(config, recipe_text)
+        report.began(_facts(session, run, done))
+        state = run.start(warm_start)
+        run.run(state, int(state.step))
+    return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds}
+
+
+def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:
+    """What a run came to, by its last reports."""
+    last = {line["split"]: line for line in read_runs([run_dir.path])[0].lines}
+    train = last.get("train", {})
+    evals = {split.removeprefix("eval/"): line for split, line in last.items() if split != "train"}
+    return {
+        "run_dir": str(run_dir.path),
+        "steps": steps,
+        **{name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu")},
+        "eval": {name: {k: v for k, v in line.items() if k not in ("step", "split")} for name, line in evals.items()},
+    }
+
+
+def _check_finite(step: int, loss: float | None) -> None:
+    if loss is None or not math.isfinite(loss):
+        raise DivergedError(
+            f"The loss of step {step} is {loss}. The checkpoints before it are kept.",
+            "Lower `learning_rate` or `clip_gradient_norm_to_value`, lengthen the warm-up, or look at the batches with "
+            "`pax inspect-input`.",
+        )
+
+
+def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any]:
+    tokens = tokens_in(session.spec)
+    return {
+        "parameters": count_parameters(session.abstract.params),
+        "devices": device_name(session.mesh),
+        "mesh": describe(session.mesh.shape),
+        "global_batch_size": session.global_batch_size,
+        "tokens_per_step": tokens * run.input.num_infeed_hosts if tokens else None,
+        "peak_flops_per_device": peak_flops(session.mesh.devices.flat[0].device_kind),
+        "first_step": first_step,
+        "num_train_steps": run.num_train_steps,
+    }
+
+
+def _warm_started(state: TrainState, source: WarmStart) -> tuple[TrainState, Report]:
+    """`state` with what another run's checkpoint has for it."""
+    if source.everything:
+        return load_params(source.run_dir, source.step, state, "all")
+    params, report = load_params(source.run_dir, source.step, state.params)
+    return state.replace(params=params), report

@@ -1,0 +1,67 @@
+"""An experiment on its devices: what training, evaluation and decoding all begin with."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+
+import fiddle as fdl
+from jax.sharding import Mesh
+
+from paxcli.inputs.nested_map import NestedMap
+from paxcli.mesh.mesh import build_mesh
+from paxcli.mesh.rules import merge_rules
+from paxcli.mesh.sharding import infeed_shard, use_mesh
+from paxcli.mesh.startup import start_distributed
+from paxcli.training.experiment import Experiment, global_batch_size, prepared
+from paxcli.training.state import TrainState, abstract_state
+from paxcli.training.validate import validate
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A built experiment and its mesh.
+
+    Attributes:
+      config: The recipe, as given.
+      experiment: What it builds, derived values filled in.
+      mesh: The device mesh.
+      abstract: Shapes and shardings of the training state.
+      spec: Shapes of a batch of this process.
+      global_batch_size: Examples of a step over all processes.
+    """
+
+    config: fdl.Config[Experiment]
+    experiment: Experiment
+    mesh: Mesh
+    abstract: TrainState
+    spec: NestedMap
+    global_batch_size: int
+
+
+@contextlib.contextmanager
+def open_session(config: fdl.Config[Experiment]) -> Iterator[Session]:
+    """Validates, starts the devices, and builds; the mesh is in use inside.
+
+    Raises:
+      ConfigError: Parts of the recipe do not fit each other or the devices.
+    """
+    validate(config)
+    start_distributed()
+    mesh_config = fdl.build(config.mesh)
+    mesh = build_mesh(mesh_config)
+    validate(config, mesh.size)
+    batch = global_batch_size(config, mesh.size)
+    experiment = fdl.build(prepared(config, mesh.size, *infeed_shard(mesh)))
+    rules = merge_rules(mesh_config.logical_axis_rules)
+    with use_mesh(mesh, rules):
+        spec = experiment.train_input.element_spec()
+        abstract = abstract_state(experiment.task, spec, mesh, rules)
+        yield Session(config, experiment, mesh, abstract, spec, batch)
+
+
+def device_name(mesh: Mesh) -> str:
+    """What the run is on, as JAX calls it."""
+    kinds = {device.device_kind for device in mesh.devices.flat}
+    return f"{mesh.size} × {', '.join(sorted(kinds))}"

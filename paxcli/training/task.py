@@ -1,0 +1,98 @@
+"""What is trained: a model, its loss, and how long and by what rule it learns."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from paxcli.config.configurable import Configurable, part
+from paxcli.inputs.nested_map import NestedMap
+from paxcli.models.base import Model, WeightedScalars
+from paxcli.training.learner import Learner
+
+
+@dataclasses.dataclass(frozen=True)
+class LossAggregator(Configurable):
+    """Sums some of a model's metrics into the loss (Pax: `LossAggregator`, `MultiLossAggregator`).
+
+    Attributes:
+      loss_keys: Names of the metrics to sum.
+    """
+
+    loss_keys: tuple[str, ...] = ("loss",)
+
+    def __call__(self, metrics: WeightedScalars) -> tuple[jax.Array, jax.Array]:
+        """The loss, and the weight of the first of its metrics."""
+        values = [metrics[key][0] for key in self.loss_keys]
+        return sum(values[1:], values[0]), metrics[self.loss_keys[0]][1]
+
+
+@dataclasses.dataclass(frozen=True)
+class VariationalNoise(Configurable):
+    """Gaussian noise added to the parameters in training, fresh at each step (Graves, 2011; Pax: `vn`).
+
+    Attributes:
+      scale: Its standard deviation.
+      regex: Which parameters get it, by their path; None = all.
+      start_step: First step with noise.
+    """
+
+    scale: float = 0.0
+    regex: str | None = None
+    start_step: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Train(Configurable):
+    """How the task is trained.
+
+    Attributes:
+      learner: From gradients to new parameters.
+      num_train_steps: Optimizer steps in all.
+      global_batch_size: Examples in a step, over all devices; this or `percore_batch_size`.
+      percore_batch_size: Examples in a step for each device.
+      num_microbatches: Slices of the batch whose gradients are summed one after the other, to save memory.
+      summary_interval_steps: Steps between reports.
+      eval_interval_steps: Steps between evaluations; None = only after the last step.
+      random_seed: Root of all randomness: parameters, input order, noise.
+    """
+
+    learner: Learner = part(Learner)
+    num_train_steps: int = 1000
+    global_batch_size: int | None = None
+    percore_batch_size: float | None = None
+    num_microbatches: int = 1
+    summary_interval_steps: int = 10
+    eval_interval_steps: int | None = None
+    random_seed: int = 1234
+
+
+@dataclasses.dataclass(frozen=True)
+class SingleTask(Configurable):
+    """A model and how it is trained (Pax: `paxml.tasks_lib.SingleTask`).
+
+    Attributes:
+      model: The network.
+      train: How it is trained.
+      loss_aggregator: Which of the model's metrics make up the loss.
+      vn: Noise on the parameters; None = off.
+      name: Shown in reports.
+    """
+
+    model: Model
+    train: Train = part(Train)
+    loss_aggregator: LossAggregator = part(LossAggregator)
+    vn: VariationalNoise | None = None
+    name: str = "task"
+
+    def loss(
+        self, params: dict, batch: NestedMap, key: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, WeightedScalars]]:
+        """The loss of a batch, with its weight and the model's metrics."""
+        params = self.model.cast(params)
+        metrics, _ = self.model.apply({"params": params}, batch, rngs={"dropout": key})
+        loss, weight = self.loss_aggregator(metrics)
+        loss = loss.astype(jnp.float32)
+        return loss, (weight, metrics | {"loss": (loss, weight)})

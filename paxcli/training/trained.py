@@ -1,0 +1,90 @@
+"""A run that has checkpoints: its metrics and its text."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
+from paxcli.checkpoint.warm_start import load_params
+from paxcli.errors import ConfigError, DataError
+from paxcli.models.decoding import Sampling
+from paxcli.training.decode import decode
+from paxcli.training.evaluate import evaluate
+from paxcli.training.run_dir import RunDir
+from paxcli.training.session import Session
+from paxcli.training.step import make_eval_step
+
+_POLL_SECONDS = 10
+
+
+class TrainedRun:
+    """A run directory, read only but for `eval/` and `decoded/`."""
+
+    def __init__(self, session: Session, run_dir: RunDir):
+        self._session, self._run_dir = session, run_dir
+        self._store = CheckpointStore(run_dir.checkpoints)
+        self._eval_step = make_eval_step(session.experiment.task)
+
+    def step(self, wanted: int | None) -> int:
+        """`wanted`, or the newest step.
+
+        Raises:
+          DataError: There is no such checkpoint.
+        """
+        steps = self._store.steps()
+        if not steps:
+            raise DataError(f"There is no checkpoint in {self._run_dir.path}.", "Train it first: `pax train`.")
+        if wanted is not None and wanted not in steps:
+            raise DataError(
+                f"{self._run_dir.path} has no checkpoint of step {wanted}.", f"Steps there: {listing_of_steps(steps)}."
+            )
+        return steps[-1] if wanted is None else wanted
+
+    def evaluate(self, step: int) -> dict[str, dict[str, float]]:
+        """Metrics of one checkpoint on all evaluation inputs, also written to `eval/`."""
+        inputs = self._session.experiment.eval_inputs
+        if not inputs:
+            raise ConfigError("The recipe has no evaluation input.", "Give it `eval_inputs`.")
+        metrics = evaluate(self._eval_step, self._params(step), inputs, self._session.mesh)
+        self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
+        return metrics
+
+    def watch(self) -> Iterator[int]:
+        """Every checkpoint as it appears, the last step's included."""
+        last, seen = self._session.experiment.task.train.num_train_steps, 0
+        while seen < last:
+            for step in self._store.steps():
+                if step > seen:
+                    seen = step
+                    yield step
+            if seen < last:
+                time.sleep(_POLL_SECONDS)
+
+    def decode(
+        self, step: int, prompts: Sequence[str], max_tokens: int, sampling: Sampling, seed: int
+    ) -> list[dict[str, Any]]:
+        """Continuations of prompts, also written to `decoded/`."""
+        outputs = decode(self._session, self._params(step), prompts, max_tokens, sampling, seed)
+        lines = "".join(json.dumps(output, ensure_ascii=False) + "\n" for output in outputs)
+        self._write("decoded", f"{step}.jsonl", lines)
+        return outputs
+
+    def prompts(self) -> list[str]:
+        """The prompts of the recipe's decode inputs."""
+        return [prompt for source in self._session.experiment.decode_inputs for prompt in source.prompts]
+
+    def _params(self, step: int) -> dict:
+        params, report = load_params(self._run_dir.path, step, self._session.abstract.params)
+        if report.missing or report.mismatched:
+            raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")
+        return params
+
+    def _write(self, folder: str, name: str, text: str) -> None:
+        if jax.process_index() == 0:
+            (self._run_dir.path / folder).mkdir(parents=True, exist_ok=True)
+            (self._run_dir.path / folder / name).write_text(text)

@@ -1,0 +1,99 @@
+"""What can be known to be wrong before any device, download or step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import fiddle as fdl
+
+from paxcli.errors import ConfigError
+from paxcli.mesh.axes import Axis
+from paxcli.mesh.mesh import axis_sizes
+from paxcli.training.experiment import Experiment, global_batch_size, prepared
+
+
+def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> None:
+    """Checks that the parts of a recipe fit each other. Opens no file and touches no device.
+
+    Args:
+      config: The recipe.
+      num_devices: Devices that will run it; None = those that its mesh names.
+
+    Raises:
+      ConfigError: With the arithmetic, and the field to change.
+    """
+    mesh = fdl.build(config.mesh)
+    mesh.validate()
+    fdl.build(config.checkpoint).validate()
+    sizes = axis_sizes(mesh.ici_mesh_shape or {Axis.DATA: num_devices or 1}, mesh.dcn_mesh_shape)
+    devices = math.prod(sizes.values())
+    _check_numbers(config)
+    _check_model(config.task.model, sizes)
+    _check_batch(config, sizes, devices)
+    ready = prepared(config, devices)
+    for source in (ready.train_input, *ready.eval_inputs):
+        fdl.build(source).validate()
+    _check_inputs(ready)
+
+
+def _check_numbers(config: Any) -> None:
+    train = config.task.train
+    for field in ("num_train_steps", "summary_interval_steps", "eval_interval_steps", "num_microbatches"):
+        value = getattr(train, field)
+        if value is not None and value < 1:
+            raise ConfigError(f"task.train.{field} must be at least 1, not {value}.")
+
+
+def _check_model(model: Any, sizes: dict[str, int]) -> None:
+    for field in ("vocab_size", "max_seq_len", "model_dims", "hidden_dims", "num_layers", "num_heads"):
+        value = getattr(model, field, None)
+        if value is not None and value < 1:
+            raise ConfigError(f"task.model.{field} must be at least 1, not {value}.")
+    heads, kv_heads = getattr(model, "num_heads", None), getattr(model, "num_kv_heads", None)
+    if heads and not getattr(model, "dims_per_head", None) and model.model_dims % heads:
+        raise ConfigError(
+            f"model_dims={model.model_dims} does not divide into num_heads={heads} heads.",
+            "Change one of them, or set `dims_per_head`.",
+        )
+    if heads and kv_heads and heads % kv_heads:
+        raise ConfigError(f"num_kv_heads={kv_heads} does not divide num_heads={heads}.")
+    for axis, fields in ((Axis.TENSOR, ("num_heads", "num_kv_heads", "hidden_dims")), (Axis.FSDP, ("model_dims",))):
+        for field in fields:
+            size = getattr(model, field, None)
+            if size and size % sizes[axis]:
+                raise ConfigError(
+                    f"task.model.{field}={size} does not divide over mesh axis {axis}={sizes[axis]} "
+                    f"({size} / {sizes[axis]} = {size / sizes[axis]:g}).",
+                    f"Change `{field}` or the size of `{axis}` in `mesh.ici_mesh_shape`.",
+                )
+
+
+def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
+    batch, microbatches = global_batch_size(config, devices), config.task.train.num_microbatches
+    shards = sizes[Axis.DATA] * sizes[Axis.FSDP]
+    if batch % (shards * microbatches):
+        arithmetic = f"data={sizes[Axis.DATA]} × fsdp={sizes[Axis.FSDP]}"
+        arithmetic += f" × {microbatches} microbatches" if microbatches > 1 else ""
+        nearest = max(1, round(batch / (shards * microbatches))) * shards * microbatches
+        raise ConfigError(
+            f"A global batch of {batch} does not divide over {arithmetic} = {shards * microbatches}.",
+            f"The nearest batch that does: `--set global_batch_size={nearest}`.",
+        )
+
+
+def _check_inputs(config: Any) -> None:
+    model = config.task.model
+    named = [("train_input", config.train_input)]
+    named += [(f"eval_inputs.{i}", source) for i, source in enumerate(config.eval_inputs)]
+    names = [source.name for _, source in named[1:]]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"Two evaluation inputs are called `{name}`.", "Give each a `name` of its own.")
+    for path, source in named:
+        length, limit = getattr(source, "seq_len", None), getattr(model, "max_seq_len", None)
+        if length and limit and length > limit:
+            raise ConfigError(
+                f"{path}.seq_len={length} is longer than task.model.max_seq_len={limit}.",
+                f"Lower `{path}.seq_len`, or raise `max_seq_len`.",
+            )

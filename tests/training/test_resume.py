@@ -1,0 +1,155 @@
+"""Kill a run anywhere: it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.training.runs import evals, final_arrays, losses, small
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A run that nobody interrupts."""
+    run_dir = tmp_path_factory.mktemp("straight") / "a"
+    done = _start(run_dir)
+    assert done.wait(200) == 0, done.stderr.read()
+    return run_dir
+
+
+def _start(run_dir, *options: str, **changes: object) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "paxcli", "train", "tiny", *small(**changes), "--run-dir", str(run_dir), *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        env=os.environ,
+    )
+
+
+def _wait_for_step(process: subprocess.Popen, run_dir, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if (run_dir / "metrics.jsonl").exists() and max(losses(run_dir), default=0) >= step:
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} was never logged")
+
+
+def _assert_same(run_dir, straight) -> None:
+    assert losses(run_dir) == losses(straight)
+    for step, metrics in evals(straight).items():
+        assert evals(run_dir)[step] == metrics
+    ours, theirs = final_arrays(run_dir), final_arrays(straight)
+    assert ours.keys() == theirs.keys() and len(ours) > 20
+    for name, array in theirs.items():
+        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+
+
+def test_sigkill_at_three_steps(straight, tmp_path):
+    run_dir = tmp_path / "b"
+    for step in (10, 20, 40):
+        process = _start(run_dir)
+        _wait_for_step(process, run_dir, step)
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
+    process = _start(run_dir)
+    assert process.wait(200) == 0, process.stderr.read()
+    _assert_same(run_dir, straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_saves_and_stops(straight, tmp_path, number):
+    run_dir = tmp_path / "c"
+    process = _start(run_dir)
+    _wait_for_step(process, run_dir, 10)
+    process.send_signal(number)
+    _, report = process.communicate(timeout=60)
+    assert process.returncode == 75, report
+    assert f"Received {number.name}" in report and "Traceback" not in report
+    assert "saved at step" in report
+    process = _start(run_dir)
+    assert process.wait(200) == 0, process.stderr.read()
+    _assert_same(run_dir, straight)
+
+
+def test_two_signals_stop_at_once(tmp_path):
+    run_dir = tmp_path / "d"
+    process = _start(run_dir, num_train_steps=100_000)
+    _wait_for_step(process, run_dir, 10)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    _, report = process.communicate(timeout=60)
+    assert process.returncode in (75, -signal.SIGINT), report  # the kernel may merge two signals into one
+    assert "Traceback" not in report
+
+
+def test_a_finished_run_says_so(straight):
+    before = {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file() and path.name != ".lock"}
+    process = _start(straight)
+    _, report = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "is finished" in report
+    after = {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert after == before
+
+
+def test_a_changed_recipe_is_refused(straight):
+    process = _start(straight, learning_rate=0.5, num_layers=2)
+    _, report = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "learning_rate" in report and "num_layers" in report and "Traceback" not in report
+    process = _start(straight, "--allow-changed", num_layers=2)
+    _, report = process.communicate(timeout=60)
+    assert process.returncode == 2 and "num_layers" in report
+
+
+def test_safe_changes_can_be_allowed(tmp_path):
+    run_dir = tmp_path / "e"
+    process = _start(run_dir, num_train_steps=20)
+    assert process.wait(200) == 0, process.stderr.read()
+    process = _start(run_dir, num_train_steps=30)
+    _, report = process.communicate(timeout=60)
+    assert process.returncode == 2 and "--allow-changed" in report
+    process = _start(run_dir, "--allow-changed", num_train_steps=30)
+    assert process.wait(200) == 0, process.stderr.read()
+    assert max(losses(run_dir)) == 30
+
+
+def test_another_mesh_goes_on(tmp_path, pax):
+    """Eight devices begin, one ends: the parameters are the ones that were saved."""
+    first = pax(
+        "train",
+        "tiny",
+        *small(num_train_steps=10, ici_mesh_shape="{fsdp: 4, tensor: 2}"),
+        "--run-dir=f",
+        devices=8,
+    )
+    assert first.returncode == 0, first.stderr
+    eight = losses(tmp_path / "f")
+    second = pax("train", "tiny", *small(num_train_steps=20), "--run-dir=f", "--allow-changed")
+    assert second.returncode == 0, second.stderr
+    assert "step 10" in second.stderr
+    assert {step: loss for step, loss in losses(tmp_path / "f").items() if step <= 10} == eight
+
+
+def test_warm_start_takes_what_fits(straight, tmp_path, pax):
+    done = pax("train", "tiny", *small(num_train_steps=1), "--run-dir=g", f"--from={straight}@60")
+    assert done.returncode == 0, done.stderr
+    assert "arrays taken" in done.stderr
+    # The first loss is that of the trained parameters, not of new ones.
+    assert losses(tmp_path / "g")[1] < 4.5 < losses(straight)[1]
+
+
+def test_warm_start_names_what_does_not_fit(straight, tmp_path, pax):
+    done = pax("train", "tiny", *small(num_train_steps=1, hidden_dims=128), "--run-dir=h", f"--from={straight}")
+    assert done.returncode == 0, done.stderr
+    assert "Of another shape" in done.stderr and "w_in" in done.stderr

@@ -1,0 +1,149 @@
+"""The train step against plain JAX and optax, and against itself cut into microbatches."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pax_recipes.tiny import tiny_synthetic
+from paxcli.errors import ConfigError
+from paxcli.training.evaluate import evaluate
+from paxcli.training.session import open_session
+from paxcli.training.state import create_state
+from paxcli.training.step import make_eval_step, make_train_step
+from paxcli.training.task import LossAggregator, VariationalNoise
+
+
+def _small():
+    config = tiny_synthetic()
+    model = config.task.model
+    model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 2, 32, 64, 16
+    config.task.train.learner.learning_rate = 0.01
+    return config
+
+
+def _run(config, steps: int = 3):
+    """Losses, and the state at the end."""
+    with open_session(config) as session:
+        state = create_state(session.experiment.task, session.spec, session.abstract)
+        step = make_train_step(session.experiment.task, session.abstract)
+        metrics = []
+        for _ in range(steps):
+            state, report = step(state, session.experiment.train_input.get_next())
+            metrics.append(jax.device_get(report))
+    return metrics, jax.device_get(state)
+
+
+def test_equals_a_plain_loop():
+    config = _small()
+    metrics, state = _run(config)
+    with open_session(config) as session:
+        task, source = session.experiment.task, session.experiment.train_input
+        params = create_state(task, session.spec, session.abstract).params
+        optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(0.9, 0.98))
+        opt_state = optimizer.init(params)
+        for number in range(3):
+            batch = jax.tree.map(jnp.asarray, source.get_next())
+
+            def loss(params, batch=batch):
+                logits = task.model.apply({"params": params}, batch, method="compute_predictions").logits
+                losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+                return jnp.average(losses, weights=batch.weights)
+
+            value, grads = jax.value_and_grad(loss)(params)
+            np.testing.assert_allclose(metrics[number]["loss"], value, rtol=1e-5)
+            np.testing.assert_allclose(metrics[number]["grad_norm"], optax.tree.norm(grads), rtol=1e-5)
+            updates, opt_state = optimizer.update(grads, opt_state)
+            rate = task.train.learner.learning_rate * task.train.learner.schedule(jnp.int32(number))
+            params = jax.tree_util.tree_map_with_path(
+                lambda path, p, u, rate=rate: p - rate * (u + 0.1 * p * _decays(path)), params, updates
+            )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5), state.params, jax.device_get(params))
+
+
+def _decays(path) -> bool:
+    return path[-1].key in ("table", "qkv", "post", "w_in", "w_out")
+
+
+@pytest.mark.parametrize("num_microbatches", [2, 4])
+def test_microbatches_change_nothing(num_microbatches):
+    whole, whole_state = _run(_small())
+    config = _small()
+    config.task.train.num_microbatches = num_microbatches
+    cut, cut_state = _run(config)
+    for a, b in zip(whole, cut, strict=True):
+        np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-5)
+        np.testing.assert_allclose(a["grad_norm"], b["grad_norm"], rtol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole_state.params, cut_state.params)
+
+
+def test_bfloat16_keeps_float32_parameters():
+    config = _small()
+    config.task.model.fprop_dtype = "bfloat16"
+    metrics, state = _run(config)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype("float32")}
+    np.testing.assert_allclose(metrics[0]["loss"], _run(_small(), 1)[0][0]["loss"], rtol=1e-2)
+
+
+def test_variational_noise_is_of_its_scale_and_from_its_step_on():
+    quiet, _ = _run(_small(), 2)
+    config = _small()
+    config.task.vn = VariationalNoise.config(scale=0.05, regex="feed_forward/w_", start_step=1)
+    noisy, _ = _run(config, 2)
+    assert quiet[0]["loss"] == noisy[0]["loss"]
+    assert quiet[1]["loss"] != noisy[1]["loss"]
+    config.task.vn.regex = "no_such_parameter"
+    with pytest.raises(ConfigError, match="names no parameter"):
+        _run(config, 1)
+
+
+def test_losses_can_be_summed():
+    config = _small()
+    config.task.loss_aggregator = LossAggregator.config(loss_keys=("log_pplx", "accuracy"))
+    metrics, _ = _run(config, 1)
+    np.testing.assert_allclose(metrics[0]["loss"], metrics[0]["log_pplx"] + metrics[0]["accuracy"], rtol=1e-6)
+
+
+def test_evaluation_weighs_tokens_not_batches():
+    """An epoch in batches of 8, the last one mostly padding, equals one big batch."""
+    config = _small()
+    source = config.eval_inputs[0]
+    source.num_examples, source.reset_for_eval, source.eval_loop_num_batches = 19, True, None
+    results = []
+    for batch_size in (8, 19):
+        source.batch_size = batch_size
+        with open_session(config) as session:
+            state = create_state(session.experiment.task, session.spec, session.abstract)
+            eval_step = make_eval_step(session.experiment.task)
+            results.append(evaluate(eval_step, state.params, session.experiment.eval_inputs, session.mesh)["synthetic"])
+    assert results[0].keys() == results[1].keys()
+    for name in results[0]:
+        np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-5)
+
+
+def test_a_config_used_twice_is_one_object():
+    config = _small()
+    config.eval_inputs = [config.train_input]
+    experiment = fdl.build(config)
+    assert experiment.eval_inputs[0] is experiment.train_input
+
+
+def test_the_old_state_is_donated():
+    config = _small()
+    with open_session(config) as session:
+        state = create_state(session.experiment.task, session.spec, session.abstract)
+        step = make_train_step(session.experiment.task, session.abstract)
+        step(state, session.experiment.train_input.get_next())
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
+
+
+def test_the_state_says_what_it_counts():
+    _, state = _run(_small(), 2)
+    assert dataclasses.asdict(state)["step"] == 2
+    assert state.skipped_steps == 0
