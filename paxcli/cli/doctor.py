@@ -1,0 +1,143 @@
+"""`pax doctor`: what this machine has, what it lacks, and how to get that."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import typer
+
+from paxcli import __version__
+from paxcli.cli.options import JsonOption
+from paxcli.cli.output import say_result
+from paxcli.errors import MissingError
+
+REQUIRED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "grain")
+OPTIONAL = {
+    "tensorflow": "pip install tensorflow",
+    "seqio": "pip install seqio",
+    "lingvo": "pip install 'paxcli[lingvo]'",
+    "libtpu": "pip install 'paxcli[tpu]'",
+    "jax-cuda12-plugin": "pip install 'paxcli[cuda12]'",
+    "jax-cuda13-plugin": "pip install 'paxcli[cuda13]'",
+}
+GCLOUD = "https://cloud.google.com/sdk/docs/install"
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "GLIBC_TUNABLES",
+    "GOOGLE_APPLICATION_CREDENTIALS",
+    "JAX_COMPILATION_CACHE_DIR",
+    "JAX_COORDINATOR_ADDRESS",
+    "JAX_ENABLE_X64",
+    "JAX_NUM_PROCESSES",
+    "JAX_PLATFORMS",
+    "JAX_PROCESS_ID",
+    "LD_LIBRARY_PATH",
+    "LIBTPU_INIT_ARGS",
+    "NO_COLOR",
+    "PAX_DEBUG",
+    "XLA_FLAGS",
+)
+PROBE = """
+import collections, json, jax
+kinds = collections.Counter((device.platform, device.device_kind) for device in jax.local_devices())
+print(json.dumps([{"platform": p, "kind": kind, "count": count} for (p, kind), count in kinds.items()]))
+"""
+PROBE_SECONDS = 60
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what is installed here, which devices there are, what is missing and how to get it.
+
+    \b
+    Examples:
+      pax doctor
+      pax doctor --json
+    """
+    packages = {name: _version(name) for name in REQUIRED}
+    devices, problem = _devices() if packages["jax"] and packages["jaxlib"] else ([], None)
+    result = {
+        "pax": __version__,
+        "python": platform.python_version(),
+        "packages": packages,
+        "optional": {name: {"version": _version(name), "get": get} for name, get in OPTIONAL.items()}
+        | {"gcloud": {"version": shutil.which("gcloud"), "get": GCLOUD}},
+        "devices": devices,
+        "environment": {name: name in os.environ for name in VARIABLES},
+    }
+    missing = [name for name, version in packages.items() if version is None]
+    error = None
+    if missing:
+        error = MissingError(f"Not installed: {', '.join(missing)}.", f"pip install {' '.join(missing)}")
+    elif problem:
+        error = MissingError(problem, "JAX_PLATFORMS=cpu makes JAX use the CPU alone.")
+    if error and as_json:
+        say_result({**result, "error": {"message": error.message, "hint": error.hint, "exit_code": 3}}, "", as_json)
+        raise typer.Exit(error.exit_code)
+    say_result(result, _text(result), as_json)
+    if error:
+        raise error
+
+
+def _version(name: str) -> str | None:
+    """The version of an installed package, read without importing it."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _devices() -> tuple[list[dict[str, Any]], str | None]:
+    """The devices that JAX finds, or why it finds none. Another process looks: an accelerator may never answer."""
+    with contextlib.ExitStack() as stack:
+        probe = subprocess.Popen(
+            [sys.executable, "-c", PROBE],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        stack.callback(_end, probe)
+        try:
+            output, errors = probe.communicate(timeout=PROBE_SECONDS)
+        except subprocess.TimeoutExpired:
+            return [], f"JAX found no devices in {PROBE_SECONDS} s: does another process, or another host, hold them?"
+    if probe.returncode:
+        return [], "JAX cannot start: " + (errors.strip().splitlines() or [f"exit status {probe.returncode}"])[-1]
+    return json.loads(output.strip().splitlines()[-1]), None
+
+
+def _end(probe: subprocess.Popen[str]) -> None:
+    """Ends a probe that still runs, without waiting for one that a driver keeps from dying."""
+    if probe.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(probe.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            probe.wait(timeout=2)
+    for pipe in (probe.stdout, probe.stderr):
+        if pipe:
+            pipe.close()
+
+
+def _text(result: dict[str, Any]) -> str:
+    packages = {"pax": result["pax"], "python": result["python"], **result["packages"]}
+    lines = [f"{name:<20}{version or 'missing'}" for name, version in packages.items()]
+    lines += ["", "Devices"]
+    lines += [f"  {found['count']} x {found['kind']} ({found['platform']})" for found in result["devices"]] or [
+        "  none"
+    ]
+    lines += ["", "Optional parts"]
+    for name, part in result["optional"].items():
+        lines.append(f"  {name:<18}{part['version'] or 'not here; get it: ' + part['get']}")
+    lines += ["", "Environment variables that are set"]
+    lines += [f"  {name}" for name, is_set in result["environment"].items() if is_set] or ["  none"]
+    return "\n".join(lines)

@@ -1,0 +1,61 @@
+"""Arguments and options that several verbs have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Recipe names for the shell."""
+    from paxcli.config.index import find_recipes
+
+    return [name for name in find_recipes() if name.startswith(incomplete)]
+
+
+def complete_overlay(incomplete: str) -> list[str]:
+    """Overlay names for the shell."""
+    from paxcli.config.index import find_overlays
+
+    return [name for name in find_overlays() if name.startswith(incomplete)]
+
+
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A name out of `pax recipes ls`, ./mine.py:my_recipe, or mine.yaml.",
+        autocompletion=complete_recipe,
+    ),
+]
+RunOrRecipeArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN_DIR|RECIPE",
+        help="A run directory, or a recipe whose run is in runs/RECIPE.",
+        autocompletion=complete_recipe,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Change one value, such as num_layers=4. Repeatable. Default: none."
+    ),
+]
+OverlayOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--overlay",
+        metavar="NAME|FILE",
+        help="Put an overlay, such as cpu, on the recipe. Repeatable, in order. Default: none.",
+        autocompletion=complete_overlay,
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout. Default: text.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen. Default: do it.")]
+RunDirOption = Annotated[
+    Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the run is. Default: runs/RECIPE.")
+]
+StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint. Default: the newest.")]

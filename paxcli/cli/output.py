@@ -1,0 +1,80 @@
+"""What a verb prints, and how a failure ends: the one place that knows stdout, stderr and exit codes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+import typer
+
+from paxcli.errors import PaxError
+
+_BUG_HINT = "Please report it with the lines above."
+_INTERRUPTED = 130  # What a shell reports for Ctrl-C.
+
+
+def run(app: typer.Typer, arguments: Sequence[str]) -> int:
+    """Runs a command line and returns the exit code. Every failure is reported here, as text or as JSON."""
+    options = list(arguments)
+    as_json = "--json" in (options[: options.index("--")] if "--" in options else options)
+    try:
+        code = app(args=options, prog_name="pax", standalone_mode=False)
+        return _fail("Interrupted.", None, code, as_json) if code == _INTERRUPTED else code or 0
+    except typer.TyperException as error:
+        command = getattr(getattr(error, "ctx", None), "command_path", "pax")
+        return _fail(error.format_message(), f"`{command} --help` shows what there is.", error.exit_code, as_json)
+    except PaxError as error:
+        if os.environ.get("PAX_DEBUG"):
+            traceback.print_exc()
+        return _fail(error.message, error.hint, error.exit_code, as_json)
+    except typer.Abort:
+        return _fail("Interrupted.", None, _INTERRUPTED, as_json)
+    except Exception as error:
+        traceback.print_exc()
+        return _fail(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT, 1, as_json)
+
+
+def say(text: str) -> None:
+    """Prints a result to stdout. A reader that went away, such as `head`, ends the verb quietly."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
+
+
+def say_result(result: Any, text: str, as_json: bool) -> None:
+    """Prints a verb's result: one JSON value with `--json`, else `text`."""
+    say(json.dumps(_strict(result), ensure_ascii=False) if as_json else text)
+
+
+def use_color(stream: TextIO) -> bool:
+    """Whether control codes are welcome on `stream`."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
+    if as_json:
+        with contextlib.suppress(typer.Exit):
+            say_result({"error": {"message": message, "hint": hint, "exit_code": exit_code}}, "", as_json=True)
+    else:
+        red, plain = ("\x1b[31m", "\x1b[0m") if use_color(sys.stderr) else ("", "")
+        print(f"{red}error:{plain} {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr)
+    return exit_code
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN and no infinity: null stands for them."""
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,74 @@
+"""`pax plot`: the curves of runs, as a picture and in the terminal."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.output import say_result, use_color
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from paxcli.metrics.curves import Run
+
+RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, drawn together.")]
+MetricOption = Annotated[
+    list[str] | None,
+    typer.Option("--metric", metavar="NAME", help="What to draw. Repeatable. Default: loss and log_pplx."),
+]
+OutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--out", metavar="FILE", help="The picture. Default: RUN_DIR/loss.png for one run, plot.png for several."
+    ),
+]
+
+
+def plot(
+    run_dirs: RunDirsArgument,
+    metrics: MetricOption = None,
+    out: OutOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Draw the curves of runs, finished or not, to a picture and in the terminal.
+
+    \b
+    Examples:
+      pax plot runs/tiny
+      pax plot runs/a runs/b --metric log_pplx --out compare.png
+    """
+    from paxcli.metrics.curves import check_metric, default_metrics, plot_png, plot_text, read_runs
+
+    runs = read_runs(run_dirs)
+    metrics = metrics or default_metrics(runs)
+    for metric in metrics:
+        check_metric(runs, metric)
+    path = out or (f"{run_dirs[0].rstrip('/')}/{metrics[0]}.png" if len(run_dirs) == 1 else "plot.png")
+    if not dry_run:
+        plot_png(runs, metrics, path)
+    width = min(shutil.get_terminal_size().columns, 120)
+    drawn = [] if as_json else [plot_text(runs, metric, width, 18, use_color(sys.stdout)) for metric in metrics]
+    result = {"path": path, "metrics": metrics, "runs": _summary(runs, metrics)}
+    say_result(result, "\n".join([*drawn, f"{'Would write' if dry_run else 'Wrote'} {path}"]), as_json)
+
+
+def _summary(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    """Run, metric, split: how many points, and the last."""
+    from paxcli.metrics.curves import series
+
+    return {
+        run.name: {
+            metric: {
+                curve.split: {"points": len(curve.steps), "last_step": curve.steps[-1], "last": curve.values[-1]}
+                for curve in series(run, metric)
+            }
+            for metric in metrics
+        }
+        for run in runs
+    }

@@ -1,0 +1,119 @@
+"""`pax recipes`: list, show, copy, compare."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, SetOption, complete_recipe
+from paxcli.cli.output import say_result, use_color
+
+if TYPE_CHECKING:
+    from paxcli.config.resolve import Resolved
+
+app = typer.Typer(help="List recipes, print one resolved, copy one to edit, compare two.", rich_markup_mode=None)
+
+OtherRecipe = Annotated[
+    str, typer.Argument(metavar="OTHER", help="The recipe to compare with.", autocompletion=complete_recipe)
+]
+NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The new .py file.")]
+
+
+@app.command("ls")
+def list_recipes(as_json: JsonOption = False) -> None:
+    """List the installed recipes.
+
+    \b
+    Examples:
+      pax recipes ls
+      pax recipes ls --json
+    """
+    from paxcli.config.index import find_recipes
+
+    entries = list(find_recipes().values())
+    width = max((len(entry.name) for entry in entries), default=0)
+    lines = [f"{e.name:<{width}}  {e.summary}" + (f"  (Pax: {e.pax_name})" if e.pax_name else "") for e in entries]
+    result = [{"name": e.name, "pax_name": e.pax_name, "summary": e.summary} for e in entries]
+    say_result(result, "\n".join(lines), as_json)
+
+
+@app.command()
+def show(
+    recipe: RecipeArgument, sets: SetOption = None, overlays: OverlayOption = None, as_json: JsonOption = False
+) -> None:
+    """Print a recipe resolved: its size, and each value with where it came from.
+
+    \b
+    Examples:
+      pax recipes show tiny
+      pax recipes show tiny --overlay cpu --set num_layers=4
+    """
+    from paxcli.config.render import render_text, to_json_values
+    from paxcli.config.resolve import resolve
+
+    resolved = resolve(recipe, overlays or (), sets or ())
+    from paxcli.training.summary import summarize  # Heavy, and not needed for a mistake.
+
+    sizes = summarize(resolved.config)
+    result = {"name": resolved.name, "pax_name": resolved.pax_name, **sizes, "values": to_json_values(resolved)}
+    say_result(result, f"{_title(resolved, sizes)}\n\n{render_text(resolved, use_color(sys.stdout))}", as_json)
+
+
+@app.command()
+def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_json: JsonOption = False) -> None:
+    """Copy a recipe into a new file, to edit and to train from there.
+
+    \b
+    Examples:
+      pax recipes cp tiny mine.py
+      pax recipes cp c4-1b mine.py --dry-run
+    """
+    from paxcli.config.extract import recipe_source
+    from paxcli.config.load import find_entry
+    from paxcli.errors import ConfigError, MissingError
+
+    if file.suffix != ".py" or file.exists():
+        reason = "is there already" if file.exists() else "is not a .py file"
+        raise ConfigError(f"{file} {reason}.", f"Choose another name, such as `{file.with_suffix('')}_2.py`.")
+    entry = find_entry(recipe)
+    source = recipe_source(entry)
+    if not dry_run:
+        try:
+            file.write_text(source, encoding="utf-8")
+        except OSError as error:
+            raise MissingError(f"{file} cannot be written: {error.strerror}.", "Choose another folder.") from None
+    result = {"name": entry.name, "file": str(file), "written": not dry_run, "source": source}
+    text = source.rstrip() if dry_run else f"Wrote {file}. To train it: pax train {file}:{entry.function}"
+    say_result(result, text, as_json)
+
+
+@app.command("diff")
+def compare(recipe: RecipeArgument, other: OtherRecipe, as_json: JsonOption = False) -> None:
+    """Print the values in which two recipes differ.
+
+    \b
+    Examples:
+      pax recipes diff c4-1b c4-16b
+      pax recipes diff tiny ./mine.py --json
+    """
+    from paxcli.config.diff import ABSENT, diff
+    from paxcli.config.render import value_text
+    from paxcli.config.resolve import resolve
+
+    before, after = ({path: v.value for path, v in resolve(name).values.items()} for name in (recipe, other))
+    differences, lines = {}, []
+    for path, a, b in diff(before, after):
+        differences[path] = {side: value for side, value in (("a", a), ("b", b)) if value is not ABSENT}
+        a_text, b_text = ("(none)" if value is ABSENT else value_text(value) for value in (a, b))
+        lines.append(f"{path}: {a_text} -> {b_text}")
+    text = "\n".join(lines) or "They do not differ."
+    say_result({"a": recipe, "b": other, "differences": differences}, text, as_json)
+
+
+def _title(resolved: Resolved, sizes: dict[str, Any]) -> str:
+    pax_name = f" (Pax: {resolved.pax_name})" if resolved.pax_name else ""
+    lines = [f"  {key.replace('_', ' ')}: {value:,.0f}" for key, value in sizes.items() if value is not None]
+    return "\n".join([resolved.name + pax_name, *lines])

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+Pax = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_a_misspelt_verb(pax: Pax) -> None:
+    result = pax("trian", "tiny")
+    assert result.returncode == 2 and result.stdout == ""
+    assert "trian" in result.stderr and "train" in result.stderr
+
+
+def test_no_verb_shows_help(pax: Pax) -> None:
+    result = pax()
+    assert result.returncode == 0 and "pax recipes ls" in result.stdout
+
+
+def test_control_c_is_a_failure_in_json_too(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom paxcli.config.recipe import recipe\n\n"
+        "@recipe()\ndef slow():\n    open('started', 'w').close()\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "paxcli", "recipes", "show", "slow.py", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+        while not (tmp_path / "started").exists() and process.poll() is None:
+            pass
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert json.loads(stdout)["error"]["exit_code"] == 130 and "Traceback" not in stderr
+
+
+def test_a_bug_is_called_a_bug(pax: Pax, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import paxcli.config.index as index\ndef find_recipes():\n    raise RuntimeError('kaputt')\n"
+        "index.find_recipes = find_recipes\n"
+    )
+    result = pax("recipes", "ls", "--json", env={"PYTHONPATH": str(tmp_path)})
+    assert result.returncode == 1
+    assert json.loads(result.stdout)["error"]["message"] == "This is a bug in pax: RuntimeError: kaputt"
+    assert "Traceback" in result.stderr
+
+
+def test_the_shell_completes_recipes(pax: Pax) -> None:
+    words = {"_PAX_COMPLETE": "complete_bash", "COMP_WORDS": "pax recipes show tiny-", "COMP_CWORD": "3"}
+    assert pax(env=words).stdout.split() == ["tiny-synthetic"]
+
+
+def test_version(pax: Pax) -> None:
+    from paxcli import __version__
+
+    assert pax("--version").stdout == f"pax {__version__}\n"

@@ -1,0 +1,267 @@
+"""`pax train`, `eval` and `decode` as a user meets them, and every mistake that a user can make."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pathlib
+import re
+import textwrap
+
+import pytest
+
+from tests.training.runs import losses, small
+
+
+def quick(**changes: object) -> list[str]:
+    return small(**{"num_train_steps": 20, "eval_interval_steps": None, **changes})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The directory of a short run."""
+    import subprocess
+    import sys
+
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    command = [sys.executable, "-m", "paxcli", "train", "tiny", *quick(), "--run-dir", str(run_dir), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return run_dir, json.loads(done.stdout), done
+
+
+def _error(done) -> dict:
+    error = json.loads(done.stdout)["error"]
+    assert error["exit_code"] == done.returncode
+    assert "Traceback" not in done.stderr
+    return error
+
+
+def test_json_report(trained):
+    run_dir, result, done = trained
+    keys = {"run_dir", "steps", "loss", "log_pplx", "tokens_per_second", "mfu", "seconds"}
+    assert keys <= result.keys()
+    assert result["steps"] == 20 and result["run_dir"] == str(run_dir)
+    assert result["loss"] == losses(run_dir)[20]
+
+
+def test_a_pipe_gets_no_control_codes(trained):
+    *_, done = trained
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", done.stdout + done.stderr)
+    assert sum(line.startswith("step ") for line in done.stderr.splitlines()) == 4  # 1, 10, 20 and the evaluation
+
+
+def test_the_run_directory(trained):
+    run_dir, *_ = trained
+    for name in ("recipe.yaml", "config.txt", "environment.json", "metrics.jsonl", "tensorboard", "checkpoints/20"):
+        assert (run_dir / name).exists(), name
+    environment = json.loads((run_dir / "environment.json").read_text())
+    assert {"pax", "python", "jax", "device_kind", "num_devices"} <= environment.keys()
+
+
+def test_recipe_yaml_is_the_run_again(trained, tmp_path, pax):
+    run_dir, *_ = trained
+    done = pax("train", str(run_dir / "recipe.yaml"), "--run-dir=again")
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "again") == losses(run_dir)
+
+
+def test_dry_run_touches_nothing(tmp_path, pax):
+    done = pax("train", "tiny", "--dry-run", "--json")
+    assert done.returncode == 0 and json.loads(done.stdout)["parameters"] > 3e6
+    assert not list(tmp_path.iterdir())
+
+
+def test_eval(trained, pax):
+    run_dir, *_ = trained
+    done = pax("eval", str(run_dir), "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    last = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()][-1]
+    assert result["step"] == 20
+    assert result["metrics"]["stdlib"]["log_pplx"] == pytest.approx(last["log_pplx"], rel=1e-6)
+    assert json.loads((run_dir / "eval" / "20.json").read_text()) == result
+
+
+def test_eval_watch_ends_with_the_run(trained, pax):
+    run_dir, *_ = trained
+    done = pax("eval", str(run_dir), "--watch", "--json")
+    assert done.returncode == 0, done.stderr
+    assert [entry["step"] for entry in json.loads(done.stdout)["evaluations"]] == [10, 20]
+
+
+def test_decode(trained, pax):
+    run_dir, *_ = trained
+    arguments = ("decode", str(run_dir), "--prompt", "de", "--max-tokens", "8", "--temperature", "1", "--seed", "3")
+    first, second = pax(*arguments), pax(*arguments, "--json")
+    assert first.returncode == 0, first.stderr
+    (line,) = first.stdout.splitlines()
+    assert json.loads(second.stdout)["outputs"] == [json.loads(line)]
+    output = json.loads(line)
+    assert output["prompt"] == "de" and len(output["ids"]) == len(output["log_probs"]) <= 8
+    assert output["finish_reason"] in ("eos", "length")
+    assert max(output["log_probs"]) <= 0
+    assert (run_dir / "decoded" / "20.jsonl").exists()
+
+
+def test_decode_several_prompts_like_one_by_one(trained, tmp_path, pax):
+    run_dir, *_ = trained
+    (tmp_path / "prompts.txt").write_text("import\nx\n")
+    done = pax("decode", str(run_dir), "--prompts-file=prompts.txt", "--max-tokens=5")
+    together = [json.loads(line) for line in done.stdout.splitlines()]
+    alone = [json.loads(pax("decode", str(run_dir), "--prompt", p, "--max-tokens=5").stdout) for p in ("import", "x")]
+    assert [o["ids"] for o in together] == [o["ids"] for o in alone]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "named"),
+    [
+        (("train", "tinny"), 2, "`tiny`"),
+        (("train", "tiny", "--set", "num_layer=2"), 2, "num_layers"),
+        (("train", "tiny", "--set", "num_layers=two"), 2, "expected int"),
+        (("train", "tiny", "--set", "num_heads=3"), 2, "num_heads=3"),
+        (("train", "tiny", "--set", "mesh.ici_mesh_shape={fsdp: 4}"), 2, "found 1"),
+        (("train", "tiny", "--set", "mesh.ici_mesh_shape={fdsp: 4}"), 2, "`fsdp`"),
+        (("train", "tiny", "--set", "mesh.ici_mesh_shape={data: 3}"), 2, "does not divide"),
+        (("train", "tiny", "--set", "mesh.ici_mesh_shape={tensor: 8}"), 2, "num_heads=4"),
+        (("train", "tiny", "--set", "num_microbatches=3"), 2, "3 microbatches"),
+        (("train", "tiny", "--set", "train_input.seq_len=512"), 2, "max_seq_len=256"),
+        (("train", "tiny", "--set", "task.model.vocab_size=100"), 2, "259"),
+        (("train", "tiny", "--set", "save_interval_steps=0"), 2, "save_interval_steps"),
+        (("train", "tiny", "--overlay", "cpuu"), 2, "`cpu`"),
+        (("train", "missing.yaml"), 2, "missing.yaml"),
+        (("train", "missing.py:recipe"), 2, "missing.py"),
+        (("train", "tiny", "--from", "nowhere"), 5, "nowhere"),
+        (("eval", "tiny"), 5, "no checkpoint"),
+        (("decode", "nowhere/at/all"), 2, "nowhere"),
+    ],
+)
+def test_mistakes(arguments, exit_code, named, pax):
+    done = pax(*arguments, "--json")
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    error = _error(done)
+    assert named in error["message"] + (error["hint"] or "")
+    text = pax(*arguments)
+    assert text.returncode == exit_code
+    assert len(text.stderr.splitlines()) <= 24 and text.stdout == ""
+
+
+@pytest.mark.parametrize(("content", "named"), [(b"", "empty"), (b"fine \xff", "0xff"), (None, "There is no file")])
+def test_bad_text(content, named, tmp_path, pax):
+    if content is not None:
+        (tmp_path / "text.txt").write_bytes(content)
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(
+            """
+            from paxcli.config.recipe import recipe
+            from paxcli.inputs.text import TextInput
+            from pax_recipes.tiny import tiny
+
+            @recipe()
+            def mine():
+                config = tiny()
+                config.train_input = TextInput.config(files=["text.txt"])
+                return config
+            """
+        )
+    )
+    done = pax("train", "./mine.py:mine", "--json")
+    assert done.returncode == 5, done.stdout + done.stderr
+    error = _error(done)
+    assert "text.txt" in error["message"] and named in error["message"]
+
+
+def test_run_directory_is_a_file(tmp_path, pax):
+    (tmp_path / "file").write_text("")
+    done = pax("train", "tiny", "--run-dir=file", "--json")
+    assert done.returncode == 2 and "is a file" in _error(done)["message"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not pathlib.Path("/proc/self").exists(), reason="needs a read-only place")
+def test_run_directory_cannot_be_written(pax):
+    done = pax("train", "tiny", "--run-dir=/proc/run", "--json")
+    assert done.returncode == 3 and "cannot be written" in _error(done)["message"]
+
+
+def test_run_directory_is_in_use(tmp_path, pax):
+    (tmp_path / "run").mkdir()
+    with open(tmp_path / "run" / ".lock", "a+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = pax("train", "tiny", "--run-dir=run", "--json")
+    assert done.returncode == 2 and "in use" in _error(done)["message"]
+
+
+def test_checkpoint_of_another_shape(trained, tmp_path, pax):
+    """The recorded recipe is gone, so only the checkpoint itself can tell."""
+    import shutil
+
+    run_dir, *_ = trained
+    shutil.copytree(run_dir, tmp_path / "copy")
+    (tmp_path / "copy" / "config.txt").unlink()
+    done = pax("train", "tiny", *quick(num_train_steps=30, hidden_dims=128), "--run-dir=copy", "--json")
+    assert done.returncode == 5, done.stdout + done.stderr
+    assert "w_in" in _error(done)["message"]
+
+
+def test_divergence(tmp_path, pax):
+    done = pax("train", "tiny", *quick(learning_rate=1e38, skip_invalid_gradients="false"), "--run-dir=d", "--json")
+    assert done.returncode == 6, done.stdout + done.stderr
+    assert "loss" in _error(done)["message"]
+    assert (tmp_path / "d" / "metrics.jsonl").read_text()
+
+
+def test_an_own_layer_and_recipe(tmp_path, pax):
+    (tmp_path / "mine.py").write_text(
+        textwrap.dedent(
+            '''
+            """A recipe with a layer of its own."""
+            import jax.numpy as jnp
+
+            from paxcli.config.recipe import recipe
+            from paxcli.layers.base import Layer
+            from paxcli.layers.init import Init, Xavier
+            from pax_recipes.tiny import tiny_synthetic
+
+
+            class Sandwich(Layer):
+                """Squared ReLU between two matrices."""
+
+                model_dims: int
+                hidden_dims: int
+                params_init: Init = Xavier()
+
+                def setup(self):
+                    shape = (self.model_dims, self.hidden_dims)
+                    self.w = self.weight("w", self.params_init.weight((0,), (1,)), shape, ("embed", "mlp"))
+
+                def __call__(self, x):
+                    return jnp.square(jnp.maximum(x @ self.w, 0)) @ self.w.T
+
+
+            @recipe()
+            def my_recipe():
+                """`tiny-synthetic` with sandwiches."""
+                config = tiny_synthetic()
+                config.task.model.stack.block.feed_forward = Sandwich.partial()
+                return config
+            '''
+        )
+    )
+    done = pax("train", "./mine.py:my_recipe", *quick(learning_rate=0.01), "--json")
+    assert done.returncode == 0, done.stderr
+    series = losses(tmp_path / "runs" / "my-recipe")
+    assert series[20] < series[1] - 0.1
+
+
+def test_without_tensorflow(tmp_path, pax):
+    """Training and decoding work where tensorflow, seqio and lingvo cannot be imported."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "for name in ('tensorflow', 'seqio', 'lingvo', 'tensorflow_datasets'):\n"
+        "    sys.modules[name] = None\n"
+    )
+    done = pax("train", "tiny", *quick(), "--run-dir=run", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
+    done = pax("decode", "run", "--prompt=x", "--max-tokens=2", env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 0, done.stderr
