@@ -1,0 +1,57 @@
+"""What holds for every test: the CPU, one device, no network, compiled programs kept between runs."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Set before jax is imported, and inherited by the processes that tests start.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_COMPILATION_CACHE_DIR"] = str(ROOT / ".pytest_cache" / "jax")
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+os.environ["COLUMNS"] = "120"
+for name in ("XLA_FLAGS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
+    os.environ.pop(name, None)
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only this machine can be reached: a test that needs more fails on every machine alike."""
+    connect = socket.socket.connect
+
+    def local_only(self: socket.socket, address: object) -> None:
+        host = address[0] if isinstance(address, tuple) else "localhost"
+        if host not in ("localhost", "127.0.0.1", "::1", "0.0.0.0"):
+            raise OSError(f"tests may not reach the network, and this one tried {host}")
+        connect(self, address)  # pyrefly: ignore
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+@pytest.fixture
+def pax(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `pax ARGS…` as a process of its own, in `tmp_path`: `pax("train", "tiny", devices=8)`."""
+
+    def run(*args: str, devices: int = 1, timeout: float = 240, env: dict[str, str] | None = None):
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} if devices > 1 else {}
+        return subprocess.run(
+            [sys.executable, "-m", "paxcli", *args],
+            cwd=tmp_path,
+            env={**os.environ, **flags, **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run

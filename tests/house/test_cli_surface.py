@@ -1,0 +1,53 @@
+"""The command line stays narrow, explained by examples, and quick to start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer.main
+from typer.testing import CliRunner
+
+from paxcli.cli.main import app
+
+MAX_OPTIONS = 12
+HEAVY = {"fiddle", "flax", "grain", "jax", "jaxlib", "matplotlib", "numpy", "optax", "orbax", "seqio", "tensorflow"}
+
+
+def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command below `command`, with the words that call it."""
+    for word, child in getattr(command, "commands", {}).items():
+        yield from verbs(child, (*path, word)) if hasattr(child, "commands") else [((*path, word), child)]
+
+
+VERBS = dict(verbs(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_a_verb_has_few_options(verb: tuple[str, ...]) -> None:
+    """A setting of a run belongs in its recipe, where it is recorded, and not in an option."""
+    options = [param.name for param in VERBS[verb].params if param.param_type_name == "option" and param.name != "help"]
+    assert len(options) <= MAX_OPTIONS, options
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=" ".join)
+def test_help_shows_two_examples(verb: tuple[str, ...]) -> None:
+    result = CliRunner().invoke(app, [*verb, "--help"])
+    assert result.exit_code == 0, result.output
+    _, _, examples = result.output.partition("Examples:")
+    commands = re.findall(r"^\s+pax .*", examples, re.MULTILINE)
+    assert len(commands) >= 2, result.output
+    assert any(command.split()[1:].count(word) for command in commands for word in verb[-1:]), result.output
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["--hlep"]], ids=" ".join)
+def test_start_up_loads_nothing_heavy(args: list[str]) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "paxcli", *args]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    modules = {line.split("|")[-1].strip().split(".")[0] for line in result.stderr.splitlines() if "|" in line}
+    assert "paxcli" in modules
+    assert modules & HEAVY == set()

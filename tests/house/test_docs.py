@@ -1,0 +1,89 @@
+"""Every command in the documentation is one that the command line takes; the quick ones are run.
+
+Commands stand after `$ ` in `console` blocks. Those of a block right after `<!-- run -->` are run, in order.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shlex
+from collections.abc import Iterator
+
+import pytest
+import typer.main
+
+from paxcli.cli.main import app
+
+READING_ORDER = ("index", "getting-started", "recipes", "training", "cli", "architecture")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAGES = [ROOT / name for name in ("README.md", *(f"docs/{page}.md" for page in READING_ORDER))]
+BLOCK = re.compile(r"^(<!-- run -->\n)?```(\w+)(?: title=\"([^\"\n]*)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+# A whole run of the documentation takes each training no further than this.
+BRIEF = ("num_train_steps=2", "eval_inputs.0.reset_for_eval=false", "eval_inputs.0.eval_loop_num_batches=1")
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The arguments of each `pax` command of a console block."""
+    for line in block.replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            first, *arguments = shlex.split(line[2:])
+            assert first == "pax", f"a console block holds pax commands only: {line}"
+            yield arguments
+
+
+def blocks(page: pathlib.Path, kind: str = "console") -> list[tuple[bool, str]]:
+    """Whether each block of one kind is to be run, and what it holds."""
+    return [(bool(run), text) for run, found, _, text in BLOCK.findall(page.read_text()) if found == kind]
+
+
+WRITTEN = {(page.name, *words): words for page in PAGES for _, block in blocks(page) for words in commands(block)}
+TO_RUN = {page: [words for run, block in blocks(page) if run for words in commands(block)] for page in PAGES}
+
+
+def test_every_page_is_read() -> None:
+    assert {page.name for page in PAGES} == {"README.md", *(page.name for page in ROOT.glob("docs/**/*.md"))}
+    assert sum(map(len, TO_RUN.values())) >= 5
+
+
+@pytest.mark.parametrize("arguments", WRITTEN.values(), ids=[" ".join(words) for words in WRITTEN])
+def test_a_command_parses(arguments: list[str]) -> None:
+    command, path, rest = typer.main.get_command(app), ["pax"], list(arguments)
+    while hasattr(command, "commands"):
+        assert rest and rest[0] in command.commands, f"`{' '.join([*path, *rest[:1]])}` is no verb"
+        path.append(rest.pop(0))
+        command = command.commands[path[-1]]
+    command.make_context(" ".join(path), rest).close()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if TO_RUN[page]], ids=lambda page: page.name)
+def test_the_quick_commands_of_a_page_run(page: pathlib.Path, pax) -> None:
+    for arguments in TO_RUN[page]:
+        done = pax(*arguments)
+        assert done.returncode == 0, f"pax {shlex.join(arguments)}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_whole_documentation_runs(pax, tmp_path: pathlib.Path) -> None:
+    """All files and commands, in reading order and in one directory, with each training made brief."""
+    brief = [word for value in BRIEF for word in ("--set", value)]
+    for page in PAGES:
+        for _, kind, title, text in BLOCK.findall(page.read_text()):
+            if title:
+                (tmp_path / title).write_text(text)
+            for words in commands(text) if kind == "console" else ():
+                done = pax(*words, *(brief if words[0] == "train" else ()))
+                assert done.returncode == 0, f"{page.name}: pax {shlex.join(words)}\n{done.stdout}{done.stderr}"
+
+
+def test_no_command_hides_in_another_kind_of_block() -> None:
+    """A `pax` command in a shell block would be checked by nothing."""
+    shell = [(page.name, text) for page in PAGES for kind in ("sh", "bash") for _, text in blocks(page, kind)]
+    assert [name for name, text in shell if re.search(r"^(\$ )?pax ", text, re.MULTILINE)] == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    links = [(page, link) for page in PAGES for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())]
+    assert [f"{page.name}: {link}" for page, link in links if not (page.parent / link).exists()] == []

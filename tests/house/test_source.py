@@ -1,0 +1,82 @@
+"""The source stays small, safe and named for what it does."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PAXCLI = sorted(ROOT.glob("paxcli/**/*.py"))
+SOURCE = PAXCLI + sorted(ROOT.glob("recipes/**/*.py"))
+ALL = SOURCE + sorted(ROOT.glob("tests/**/*.py")) + sorted(ROOT.glob("benchmarks/**/*.py"))
+
+MAX_FILE_LINES = 500
+MAX_PAXCLI_LINES = 6000
+DRAWERS = {"utils", "util", "common", "core", "misc", "helpers", "helper"}
+UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
+UNSAFE_CALLS = {"yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "os.system", "os.popen"}
+
+
+def lines(path: pathlib.Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def name(path: pathlib.Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def unsafe(node: ast.AST) -> str | None:
+    """What a node does that the house forbids, or None."""
+    match node:
+        case ast.Import(names=names):
+            return next((f"import {n.name}" for n in names if n.name.split(".")[0] in UNSAFE_MODULES), None)
+        case ast.ImportFrom(module=str(module)) if module.split(".")[0] in UNSAFE_MODULES:
+            return f"from {module} import"
+        case ast.Call(func=func, keywords=keywords):
+            if ast.unparse(func) in UNSAFE_CALLS:
+                return ast.unparse(func)
+            if any(k.arg == "shell" and ast.unparse(k.value) != "False" for k in keywords):
+                return "shell=True"
+            if any(k.arg == "allow_pickle" and ast.unparse(k.value) != "False" for k in keywords):
+                return "allow_pickle=True"
+    return None
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "yaml.load(f)",
+        "run('ls', shell=True)",
+        "np.load(f, allow_pickle=1)",
+    ],
+)
+def test_the_check_sees_what_is_unsafe(source: str) -> None:
+    assert any(unsafe(node) for node in ast.walk(ast.parse(source)))
+
+
+@pytest.mark.parametrize("path", SOURCE, ids=name)
+def test_no_unsafe_call(path: pathlib.Path) -> None:
+    found = [f"line {node.lineno}: {what}" for node in ast.walk(ast.parse(path.read_text())) if (what := unsafe(node))]
+    assert found == []
+
+
+def test_no_file_is_long() -> None:
+    assert [f"{name(path)}: {lines(path)} lines" for path in ALL if lines(path) > MAX_FILE_LINES] == []
+
+
+def test_paxcli_is_small() -> None:
+    assert sum(lines(path) for path in PAXCLI) <= MAX_PAXCLI_LINES
+
+
+def test_no_drawers() -> None:
+    parts = {path: {path.stem, *path.relative_to(ROOT).parts[:-1]} for path in ALL}
+    assert [name(path) for path, words in parts.items() if words & DRAWERS] == []
+
+
+def test_every_file_says_what_it_is_for() -> None:
+    texts = {path: path.read_text() for path in SOURCE}
+    assert [name(path) for path, text in texts.items() if text.strip() and not ast.get_docstring(ast.parse(text))] == []
