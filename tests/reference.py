@@ -22,7 +22,7 @@ _NAMES = {
     "lm/final_ln/bias": "final_norm/bias",
     f"{_LAYER}/layer_norm/scale": "stack/layers/attention_norm/scale",
     f"{_LAYER}/layer_norm/bias": "stack/layers/attention_norm/bias",
-    f"{_LAYER}/self_attention/combined_qkv/w": "stack/layers/attention/qkv",
+    f"{_LAYER}/self_attention/combined_qkv/w": "stack/layers/attention/query key value",
     f"{_LAYER}/self_attention/per_dim_scale/per_dim_scale": "stack/layers/attention/per_dim_scale",
     f"{_LAYER}/self_attention/post/w": "stack/layers/attention/post",
     f"{_LAYER}/ff_layer/layer_norm/scale": "stack/layers/feed_forward_norm/scale",
@@ -53,19 +53,22 @@ def params(group: str) -> dict:
     """A group of arrays with paxml's names (`param`, `grad`, `const/param5`) as our parameters."""
     tree: dict = {}
     for theirs, ours in _NAMES.items():
-        *parents, last = ours.split("/")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = jnp.asarray(_our_layout(last, ARRAYS[f"{group}/{theirs}"]))
+        path, _, names = ours.rpartition("/")
+        for name in names.split():
+            node = tree
+            for parent in path.split("/"):
+                node = node.setdefault(parent, {})
+            node[name] = jnp.asarray(_our_layout(name, ARRAYS[f"{group}/{theirs}"]))
     return tree
 
 
 def _our_layout(name: str, array: np.ndarray) -> np.ndarray:
     if name == "table":
         return array.T
-    if name == "qkv":
-        return np.moveaxis(array, 1, 2)  # [L, 3, D, N, H] -> [L, D, 3, N, H]
+    if name == "w_out":
+        return np.moveaxis(array, 1, 2)  # [L, F, D] -> [L, D, F]
+    if name in ("query", "key", "value"):
+        return array[:, ("query", "key", "value").index(name)]  # [L, 3, D, N, H]
     if name == "post":
         return np.moveaxis(array, 1, 3)  # [L, D, N, H] -> [L, N, H, D]
     return array

@@ -137,24 +137,13 @@ class CheckpointStore:
             raise DataError(f"There is no checkpoint of step {step} in {self.directory}.", self._others(step))
         step_dir = self.directory / str(step)
         wanted = named_leaves(abstract_state)
-        try:
+        with self._unusable(step):
             manifest = read_manifest(step_dir)
-            _check_same_state(step, wanted, manifest)
+        _check_same_state(step, wanted, manifest)
+        with self._unusable(step):
             arrays = read_arrays(step_dir, manifest, wanted)
-        except _OtherState as error:
-            raise DataError(error.message, error.hint) from None
-        except DataError as error:
-            message = f"The checkpoint of step {step} in {self.directory} is unusable: {error.message}."
-            raise DataError(message, self._others(step)) from error
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
         return state, _of_this_process(step, manifest.input_states)
-
-    def set_aside(self, step: int) -> epath.Path:
-        """Renames the checkpoint of `step`, so that it counts no more and the step can be saved again."""
-        target = self.directory / f"{step}.set-aside"
-        if jax.process_index() == 0:
-            (self.directory / str(step)).rename(target)
-        return target
 
     def wait(self) -> None:
         """Returns when the save under way, if any, is committed."""
@@ -175,8 +164,9 @@ class CheckpointStore:
     def _sweep(self) -> None:
         """Starts to remove, in the background, what retention has dropped."""
         trash = self.directory / _TRASH
-        busy = self._sweeper is not None and self._sweeper.is_alive()
-        if jax.process_index() == 0 and not busy and trash.exists():
+        if self._sweeper is not None:
+            self._sweeper.join()
+        if jax.process_index() == 0 and trash.exists():
             self._sweeper = threading.Thread(target=_empty, args=(trash,), name="checkpoint-sweep")
             self._sweeper.start()
 
@@ -218,6 +208,15 @@ class CheckpointStore:
                 raise MissingError(f"Cannot write a checkpoint to {self.directory}: {fault}.", hint) from error
             message = f"Saving a checkpoint to {self.directory} failed: {first_line(error)}"
             raise DataError(message, f"Run the same command again: it resumes. {kept}") from error
+
+    @contextlib.contextmanager
+    def _unusable(self, step: int) -> Iterator[None]:
+        """Says of damage which checkpoint it is in, and what is left."""
+        try:
+            yield
+        except DataError as error:
+            message = f"The checkpoint of step {step} in {self.directory} is unusable: {error.message}."
+            raise DataError(message, self._others(step)) from error
 
     def _others(self, step: int) -> str:
         others = [other for other in self.steps() if other != step]
@@ -269,10 +268,6 @@ def _machine_fault(error: BaseException | None) -> str | None:
     return None
 
 
-class _OtherState(DataError):
-    """The checkpoint is whole, and of another model."""
-
-
 def _check_same_state(step: int, wanted: dict[str, Any], manifest: Manifest) -> None:
     saved = manifest.arrays
     missing, unused = [n for n in wanted if n not in saved], [n for n in saved if n not in wanted]
@@ -284,7 +279,7 @@ def _check_same_state(step: int, wanted: dict[str, Any], manifest: Manifest) -> 
     problems = ["; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")] * bool(changed)
     problems += [f"it lacks {listing(missing)}"] * bool(missing) + [f"only it has {listing(unused)}"] * bool(unused)
     if problems:
-        raise _OtherState(
+        raise DataError(
             f"The checkpoint of step {step} is not of this model and optimizer: {'; '.join(problems)}.",
             "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights.",
         )

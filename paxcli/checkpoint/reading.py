@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -71,12 +73,26 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             arrays = named_leaves(reader.restore(step_dir / STATE, args=restore))
     except Exception as error:
-        raise DataError(f"its arrays cannot be read: {first_line(error)}") from error
+        sys.unraisablehook = functools.partial(_without_orbax, sys.unraisablehook)
+        raise DataError(f"its arrays cannot be read: {first_line(_root(error))}") from error
     found = fingerprints(arrays)
     damaged = [name for name in wanted if found[name] != manifest.arrays[name].fingerprint]
     if damaged:
         raise DataError(f"{listing(damaged)} changed since {'it was' if len(damaged) == 1 else 'they were'} saved")
     return arrays
+
+
+def _root(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _without_orbax(hook: Callable[[Any], None], unraisable: Any) -> None:
+    """Keeps still about the other reads of a failed restore, which Orbax leaves behind: each would print a stack."""
+    code = getattr(unraisable.object, "cr_code", None)
+    if code is None or "orbax" not in code.co_filename:
+        hook(unraisable)
 
 
 def first_line(error: BaseException) -> str:

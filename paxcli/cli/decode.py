@@ -22,7 +22,7 @@ PromptsFileOption = Annotated[
 ]
 MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="Tokens to generate. Default: 128.")]
 TemperatureOption = Annotated[
-    float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token each time. Default: 0.")
+    float, typer.Option("--temperature", min=0.0, help="0 takes the likeliest token each time. Default: 0.7.")
 ]
 TopKOption = Annotated[
     int | None, typer.Option("--top-k", min=1, help="Choose among the k likeliest. Default: among all.")
@@ -41,7 +41,7 @@ def decode(
     run_dir: RunDirOption = None,
     step: StepOption = None,
     max_tokens: MaxTokensOption = 128,
-    temperature: TemperatureOption = 0.0,
+    temperature: TemperatureOption = 0.7,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = 0,
@@ -52,7 +52,7 @@ def decode(
     \b
     Examples:
       pax decode runs/tiny --prompt "def "
-      pax decode runs/tiny --prompt "import " --temperature 0.8 --top-k 40 --seed 1
+      pax decode runs/tiny --prompt "import " --temperature 0 --max-tokens 40
     """
     restart_tuned()
     configure_jax()

@@ -128,7 +128,7 @@ def _fit_one(value: Any, kind: Any, node: Node) -> Any:
         _checked(value, isinstance(value, dict), "dict")
         key_type, item_type = args or (Any, Any)
         return {_fit(k, key_type, node): _fit(v, item_type, node) for k, v in value.items()}
-    return _object(value, origin, node)
+    return _object(value, kind if origin is functools.partial else origin, node)
 
 
 def _checked(value: Any, fits: bool, expected: str) -> Any:
@@ -175,7 +175,9 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
         raise _Mismatch(f"one of {', '.join(sorted(allowed))}" if allowed else held.__name__, allowed)
     cls = allowed[value]
     present = type(node.value) if isinstance(node.value, fdl.Buildable) else declared_kind
-    is_template = present is fdl.Partial or (present is None and kind in (functools.partial, collections.abc.Callable))
+    is_template = present is fdl.Partial or (
+        present is None and (typing.get_origin(kind) or kind) in (functools.partial, collections.abc.Callable)
+    )
     return cls.partial() if is_template else cls.config()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
+import typing
 from typing import Any
 
 import fiddle as fdl
@@ -20,6 +21,8 @@ def class_of(value: Any) -> type | None:
         value = fdl.get_callable(value)
     elif isinstance(value, functools.partial):
         value = value.func
+    elif typing.get_origin(value) is functools.partial:
+        value = typing.get_args(value)[0]
     cls = value if isinstance(value, type) else type(value)
     return cls if issubclass(cls, Configurable) else None
 

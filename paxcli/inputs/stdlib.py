@@ -12,11 +12,12 @@ from paxcli.inputs.text import TextFile, TextInput
 from paxcli.log import log
 
 _LEFT_OUT = {"__pycache__", "dist-packages", "idle_test", "idlelib", "site-packages", "test", "tests"}
+_TABLES = {"encodings", "pydoc_data", "entities.py"}  # generated, and little like Python
 
 
 @dataclasses.dataclass(kw_only=True)
 class StdlibInput(TextInput):
-    """The running Python's own `.py` sources, without its tests: needs no download.
+    """The running Python's own `.py` sources, without its tests and generated tables: needs no download.
 
     `split=None` means `train` in training and `eval` otherwise. The rare source that is not UTF-8 is left out and named
     in the log.
@@ -42,8 +43,8 @@ class StdlibInput(TextInput):
         root = Path(sysconfig.get_path("stdlib"))
         files = []
         for directory, children, names in os.walk(root):
-            children[:] = [child for child in children if child not in _LEFT_OUT]
-            paths = [Path(directory, name) for name in names if name.endswith(".py")]
+            children[:] = [child for child in children if child not in _LEFT_OUT | _TABLES]
+            paths = [Path(directory, name) for name in names if name.endswith(".py") and name not in _TABLES]
             files += [TextFile(path.relative_to(root).as_posix(), path) for path in paths]
         if not files:
             raise DataError(

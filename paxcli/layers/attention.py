@@ -12,48 +12,36 @@ from jaxtyping import Bool, Float, Int
 
 from paxcli.layers.base import Layer
 from paxcli.layers.caps import soft_cap
+from paxcli.layers.causal_attention import causal_attention
 from paxcli.layers.init import Init, Xavier
+from paxcli.layers.positions import Rotary
 from paxcli.layers.remat import save_as
 from paxcli.mesh.sharding import constrain
 
-_HEADS = ("activation_batch", "activation_length", "activation_heads", None)
+_HEADS = ("activation_batch", "activation_heads", "activation_length", None)
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the positions seen so far, [B, S, K, H] each."""
+    """Keys and values of the positions seen so far, [B, K, S, H] each."""
 
     key: jax.Array
     value: jax.Array
 
 
-def attention_mask(
-    query_segments: Int[jax.Array, "B T"],
-    query_positions: Int[jax.Array, "B T"],
-    key_segments: Int[jax.Array, "B S"],
-    key_positions: Int[jax.Array, "B S"],
-    causal: bool,
-) -> Bool[jax.Array, "B T S"]:
-    """True where a query may see a key: in the same segment and, if `causal`, not after it."""
-    visible = query_segments[:, :, None] == key_segments[:, None, :]
-    return visible & (query_positions[:, :, None] >= key_positions[:, None, :]) if causal else visible
-
-
 def dot_product_attention(
-    query: Float[jax.Array, "B T N H"],
-    key: Float[jax.Array, "B S K H"],
-    value: Float[jax.Array, "B S K H"],
+    query: Float[jax.Array, "B N T H"],
+    key: Float[jax.Array, "B K S H"],
+    value: Float[jax.Array, "B K S H"],
     mask: Bool[jax.Array, "B T S"],
     logit_cap: float | None = None,
-) -> Float[jax.Array, "B T N H"]:
+) -> Float[jax.Array, "B N T H"]:
     """Attention of scaled queries; head n reads key/value head n // (N / K). The softmax is float32."""
-    batch, length, heads, dims = query.shape
-    grouped = query.reshape(batch, length, key.shape[2], heads // key.shape[2], dims)
-    logits = jnp.einsum("btkgh,bskh->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    logits = soft_cap(logits, logit_cap)
-    logits = jnp.where(mask[:, None, None], logits, jnp.finfo(jnp.float32).min)
+    batch, heads, length, dims = query.shape
+    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], length, dims)
+    logits = jnp.einsum("bkgth,bksh->bkgts", grouped, key, preferred_element_type=jnp.float32)
+    logits = jnp.where(mask[:, None, None], soft_cap(logits, logit_cap), jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
-    context = jnp.einsum("bkgts,bskh->btkgh", weights, value)
-    return context.reshape(batch, length, heads, dims)
+    return jnp.einsum("bkgts,bksh->bkgth", weights, value).reshape(query.shape)
 
 
 class Attention(Layer):
@@ -83,26 +71,18 @@ class Attention(Layer):
     per_dim_scale: bool = False
     logit_cap: float | None = None
     causal: bool = True
-    rotary: functools.partial | None = None
+    rotary: functools.partial[Rotary] | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        model, heads, dims = self.model_dims, self.num_heads, self.dims_per_head
-        kv_heads = self.num_kv_heads or heads
-        project = self.params_init.weight((0,), (-2, -1))
-        if kv_heads == heads:
-            self.qkv = self.weight("qkv", project, (model, 3, heads, dims), ("embed", None, "heads", "head_dim"))
-        else:
-            self.query = self.weight("query", project, (model, heads, dims), ("embed", "heads", "head_dim"))
-            self.kv = self.weight("kv", project, (model, 2, kv_heads, dims), ("embed", None, "kv_heads", "head_dim"))
-        self.post = self.weight(
-            "post", self.params_init.weight((0, 1), (2,)), (heads, dims, model), ("heads", "head_dim", "embed")
-        )
+        dims = self.dims_per_head
+        self.query, self.query_bias = self._projection("query", self.num_heads, "heads")
+        self.key, self.key_bias = self._projection("key", self._kv_heads, "kv_heads")
+        self.value, self.value_bias = self._projection("value", self._kv_heads, "kv_heads")
+        post = self.params_init.weight((0, 1), (2,))
+        self.post = self.weight("post", post, (self.num_heads, dims, self.model_dims), ("heads", "head_dim", "embed"))
         if self.use_bias:
-            zeros = nn.initializers.zeros
-            self.query_bias = self.weight("query_bias", zeros, (heads, dims), ("heads", "head_dim"))
-            self.kv_bias = self.weight("kv_bias", zeros, (2, kv_heads, dims), (None, "kv_heads", "head_dim"))
-            self.post_bias = self.weight("post_bias", zeros, (model,), ("norm",))
+            self.post_bias = self.weight("post_bias", nn.initializers.zeros, (self.model_dims,), ("norm",))
         if self.per_dim_scale:
             self.scale = self.weight("per_dim_scale", nn.initializers.zeros, (dims,), ("norm",))
         if self.rotary is not None:
@@ -116,45 +96,56 @@ class Attention(Layer):
         cache: KVCache | None = None,
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
         """Attends within segments. With a cache, `segment_pos` says where to write and how far each query sees."""
-        query, key, value = self._project(x)
-        query = self._scale(query)
+        query = self._scaled(_project(x, self.query, self.query_bias))
+        key, value = _project(x, self.key, self.key_bias), _project(x, self.value, self.value_bias)
         if self.rotary is not None:
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
         query, key, value = (save_as("qkv", constrain(part, *_HEADS)) for part in (query, key, value))
-        if cache is None:
-            mask = attention_mask(segment_ids, segment_pos, segment_ids, segment_pos, self.causal)
-        else:
+        if cache is not None:
             cache = _write(cache, key, value, segment_pos[:, 0])
-            key, value = cache
-            slots = jnp.broadcast_to(jnp.arange(key.shape[1]), key.shape[:2])
-            mask = segment_pos[:, :, None] >= slots[:, None, :]
-        context = dot_product_attention(query, key, value, mask, self.logit_cap)
+            slots = jnp.arange(cache.key.shape[2])
+            context = dot_product_attention(query, *cache, segment_pos[:, :, None] >= slots, self.logit_cap)
+        elif self.causal:
+            groups = self.num_heads // self._kv_heads
+            key, value = (jnp.repeat(part, groups, axis=1) if groups > 1 else part for part in (key, value))
+            context = causal_attention(query, key, value, segment_ids, self.logit_cap)
+        else:
+            same = segment_ids[:, :, None] == segment_ids[:, None, :]
+            context = dot_product_attention(query, key, value, same, self.logit_cap)
         context = save_as("context", constrain(context, *_HEADS))
-        y = jnp.einsum("btnh,nhd->btd", context, self.post)
+        y = jnp.einsum("bnth,nhd->btd", context, self.post)
         y = y + self.post_bias if self.use_bias else y
         return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed")), cache
 
-    def _project(self, x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        if (self.num_kv_heads or self.num_heads) == self.num_heads:
-            query, key, value = jnp.moveaxis(jnp.einsum("btd,dcnh->btcnh", x, self.qkv), 2, 0)
-        else:
-            query = jnp.einsum("btd,dnh->btnh", x, self.query)
-            key, value = jnp.moveaxis(jnp.einsum("btd,dckh->btckh", x, self.kv), 2, 0)
-        if self.use_bias:
-            query, key, value = query + self.query_bias, key + self.kv_bias[0], value + self.kv_bias[1]
-        return query, key, value
+    @property
+    def _kv_heads(self) -> int:
+        return self.num_kv_heads or self.num_heads
 
-    def _scale(self, query: jax.Array) -> jax.Array:
+    def _projection(self, name: str, heads: int, axis: str) -> tuple[jax.Array, jax.Array | None]:
+        """A weight [D, N, H] and its bias [N, H], if there are biases."""
+        init = self.params_init.weight((0,), (1, 2))
+        w = self.weight(name, init, (self.model_dims, heads, self.dims_per_head), ("embed", axis, "head_dim"))
+        if not self.use_bias:
+            return w, None
+        return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, self.dims_per_head), (axis, "head_dim"))
+
+    def _scaled(self, query: jax.Array) -> jax.Array:
         scale = self.dims_per_head**-0.5
         if self.per_dim_scale:
             return query * (jax.nn.softplus(self.scale) * (scale / jnp.log(2.0))).astype(query.dtype)
         return query * scale
 
 
+def _project(x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """[B, T, D] and [D, N, H] to [B, N, T, H]."""
+    y = jnp.einsum("btd,dnh->btnh", x, w)
+    return jnp.swapaxes(y if bias is None else y + bias, 1, 2)
+
+
 def _write(cache: KVCache, key: jax.Array, value: jax.Array, start: Int[jax.Array, " B"]) -> KVCache:
-    """Puts new keys and values [B, T, K, H] into the slots from `start` on, row by row."""
+    """Puts new keys and values [B, K, T, H] into the slots from `start` on, row by row."""
 
     def write_row(old: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (at, 0, 0))
+        return jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0, at, 0))
 
     return KVCache(*(jax.vmap(write_row)(old, new, start) for old, new in zip(cache, (key, value), strict=True)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -34,7 +36,27 @@ class LayerNorm(Layer):
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch D"]:
         wide = x.astype(jnp.float32) if self.reductions_in_fp32 else x
-        centered = wide - jnp.mean(wide, axis=-1, keepdims=True)
-        variance = jnp.mean(jnp.square(centered), axis=-1, keepdims=True)
-        y = (centered * jax.lax.rsqrt(variance + self.epsilon)).astype(x.dtype) * (1 + self.scale)
+        y = _standardized(wide, self.epsilon).astype(x.dtype) * (1 + self.scale)
         return y + self.bias if self.use_bias else y
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _standardized(x: jax.Array, epsilon: float) -> jax.Array:
+    """`(x - mean) / sqrt(var + epsilon)`. Its gradient needs the result and one number a row, and no more."""
+    return _forward(x, epsilon)[0]
+
+
+def _forward(x: jax.Array, epsilon: float) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    centered = x - jnp.mean(x, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(jnp.square(centered), axis=-1, keepdims=True) + epsilon)
+    y = centered * inverse
+    return y, (y, inverse)
+
+
+def _backward(_: float, residuals: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array]:
+    y, inverse = residuals
+    along_y = y * jnp.mean(grad * y, axis=-1, keepdims=True)
+    return ((grad - jnp.mean(grad, axis=-1, keepdims=True) - along_y) * inverse,)
+
+
+_standardized.defvjp(_forward, _backward)

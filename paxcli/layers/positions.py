@@ -67,10 +67,10 @@ class Rotary(Layer):
     dims_per_head: int
     max_timescale: float = 10_000.0
 
-    def __call__(self, x: Float[jax.Array, "B T N H"], positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T N H"]:
+    def __call__(self, x: Float[jax.Array, "B N T H"], positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B N T H"]:
         half = self.dims_per_head // 2
         frequencies = self.max_timescale ** (-jnp.arange(half, dtype=jnp.float32) / half)
-        angles = positions[..., None, None].astype(jnp.float32) * frequencies  # [B, T, 1, H/2]
+        angles = positions[:, None, :, None].astype(jnp.float32) * frequencies  # [B, 1, T, H/2]
         sin, cos = jnp.sin(angles), jnp.cos(angles)
         first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -151,6 +151,14 @@ def put_batch(batch: Any, mesh: jax.sharding.Mesh) -> Any:
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
 
 
+def global_spec(spec: Any, global_batch_size: int, mesh: jax.sharding.Mesh) -> Any:
+    """What `put_batch` will return for batches of this process's `spec`: shapes, dtypes and shardings."""
+    sharding = batch_sharding(mesh)
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((global_batch_size, *leaf.shape[1:]), leaf.dtype, sharding=sharding), spec
+    )
+
+
 def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
     """How many different parts of the global batch the processes read, and which one this process reads.
 

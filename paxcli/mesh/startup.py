@@ -116,13 +116,19 @@ def _metadata(server: str, key: str) -> str:
         return ""
 
 
-def _initialize(job: str, timeout_seconds: int, *explicit: str | int) -> None:
+def _initialize(
+    job: str,
+    timeout_seconds: int,
+    address: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+) -> None:
     """Runs JAX's start-up in a thread: on its own timeout JAX aborts the process, with a C++ stack for a message."""
     failure: list[BaseException] = []
 
     def connect() -> None:
         try:
-            jax.distributed.initialize(*explicit, initialization_timeout=timeout_seconds + 60)  # type: ignore[arg-type]
+            jax.distributed.initialize(address, count, index, initialization_timeout=timeout_seconds + 60)
         except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that waits
             failure.append(error)
 

@@ -90,8 +90,7 @@ class LanguageModel(Model):
 
     def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
         """Mean cross-entropy of `labels` by `weights`, both [B, T]."""
-        xent = cross_entropy(predictions.logits, batch.labels)
-        correct = jnp.argmax(predictions.logits, axis=-1) == batch.labels
+        xent, correct = cross_entropy(predictions.logits, batch.labels)
         weight = jnp.sum(batch.weights)
         log_pplx = weighted_mean(xent, batch.weights)
         metrics = {
@@ -116,9 +115,9 @@ class LanguageModel(Model):
         return self._embedding.logits(self._final_norm(x)), cache
 
     def empty_cache(self, batch_size: int, length: int) -> KVCache:
-        """A cache of `length` positions, [L, B, S, K, H] each, in the type of the activations."""
+        """A cache of `length` positions, [L, B, K, S, H] each, in the type of the activations."""
         kv_heads = self.num_kv_heads or self.num_heads
-        shape = (self.num_layers, batch_size, length, kv_heads, self.head_dims)
+        shape = (self.num_layers, batch_size, kv_heads, length, self.head_dims)
         return KVCache(jnp.zeros(shape, self.fprop_dtype), jnp.zeros(shape, self.fprop_dtype))
 
     def matmul_shape(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import fiddle as fdl
@@ -14,7 +15,7 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.errors import DivergedError, Stopped
 from paxcli.mesh.mesh import describe
-from paxcli.mesh.sharding import put_batch
+from paxcli.mesh.sharding import global_spec, put_batch
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.peaks import peak_flops
@@ -25,7 +26,7 @@ from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
-from paxcli.training.step import make_eval_step, make_train_step
+from paxcli.training.step import TrainStep, make_eval_step, make_train_step
 from paxcli.training.summary import model_flops, tokens_in
 
 
@@ -70,7 +71,6 @@ class TrainingRun:
         self.input = session.experiment.train_input
         self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
         self.eval_step = make_eval_step(self.task)
-        self.last: Record | None = None
         self.seconds = 0.0
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
@@ -87,26 +87,38 @@ class TrainingRun:
             self.report.message(report.text())
         return state
 
-    def run(self, state: TrainState, first_step: int) -> TrainState:
-        """Trains from `first_step` to the end, or to a signal."""
-        self.meter = self._meter()
-        self.writer = self._writers(first_step)
-        train_step = make_train_step(self.task, self.session.abstract)
+    def run(self, warm_start: WarmStart | None) -> None:
+        """Trains from the last checkpoint, or from the start, to the end or to a signal."""
         began = time.perf_counter()
+        train_step, state = self._compiled(warm_start)
+        first_step = int(state.step) + 1
+        self.meter = self._meter()
+        self.writer = self._writers(first_step - 1)
         try:
-            for step in range(first_step + 1, self.num_train_steps + 1):
+            for step in range(first_step, self.num_train_steps + 1):
                 waited = time.perf_counter()
                 batch = self.input.get_next()
                 waited = time.perf_counter() - waited
                 state, metrics = train_step(state, put_batch(batch, self.session.mesh))
                 self._emit(self.meter.record(step, metrics, waited))
+                if step == first_step:
+                    self._emit(self.meter.flush())  # whoever waits sees at once that it runs
                 self._after(step, state, metrics["loss"])
             self._emit(self.meter.flush())
         finally:
             self.seconds = time.perf_counter() - began
             self.writer.close()
             self.store.close()
-        return state
+
+    def _compiled(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
+        """The step, compiled in another thread while this one makes or reads the state."""
+        session = self.session
+        batch = global_spec(session.spec, session.global_batch_size, session.mesh)
+        lowered = make_train_step(self.task, session.abstract).lower(session.abstract, batch)
+        with ThreadPoolExecutor(1, "compile") as pool:
+            compiling = pool.submit(lowered.compile)
+            state = self.start(warm_start)
+            return compiling.result(), state
 
     def _after(self, step: int, state: TrainState, loss: jax.Array) -> None:
         """Evaluates, saves and stops, where step `step` is due for it."""
@@ -142,9 +154,8 @@ class TrainingRun:
 
     def _emit(self, records: list[Record]) -> None:
         for record in records:
-            self.writer.write(record.step, record.values, split="train")
-            self.last = record
             self.report.step(record)
+            self.writer.write(record.step, record.values, split="train")
             _check_finite(record.step, record.values["loss"])
 
     def _meter(self) -> Meter:
@@ -197,7 +208,8 @@ def train(
     run_dir.create()
     run_dir.lock()
     run_dir.check_same_recipe(config, allow_changed)
-    with StopRequest(report.message) as stop, open_session(config) as session:
+    # In this order, since JAX's own start-up takes SIGTERM for itself.
+    with open_session(config) as session, StopRequest(report.message) as stop:
         session.experiment.train_input.check_data()
         run = TrainingRun(session, run_dir, report, stop)
         done = run.store.latest_step() or 0
@@ -207,8 +219,7 @@ def train(
         if jax.process_index() == 0:
             run_dir.describe(config, recipe_text)
         report.began(_facts(session, run, done))
-        state = run.start(warm_start)
-        run.run(state, int(state.step))
+        run.run(warm_start)
     return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds}
 
 

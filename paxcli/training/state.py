@@ -81,7 +81,10 @@ def create_state(task: SingleTask, spec: NestedMap, abstract: TrainState) -> Tra
         return nn.meta.unbox(_create(task, example_batch(spec, 1), seed))
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(create, out_shardings=shardings)(jnp.uint32(task.train.random_seed))
+    on_cpu = all(device.platform == "cpu" for device in abstract.step.sharding.device_set)
+    # It runs once, so on a CPU it is worth little of the compiler's time.
+    options = {"xla_backend_optimization_level": 0} if on_cpu else None
+    return jax.jit(create, out_shardings=shardings, compiler_options=options)(jnp.uint32(task.train.random_seed))
 
 
 def count_parameters(params: dict) -> int:

@@ -16,8 +16,8 @@ from paxcli.training.task import SingleTask
 TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def make_train_step(task: SingleTask, abstract: TrainState) -> TrainStep:
-    """Compiles `(state, batch) -> (state, metrics)` lazily. The old state's memory is reused for the new one.
+def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrapped:
+    """The jitted `(state, batch) -> (state, metrics)`. The old state's memory is reused for the new one.
 
     Call it under `use_mesh`. The metrics stay on the device: `loss`, every metric of the model, `learning_rate`,
     `grad_norm`, `param_norm` and `skipped_steps`.

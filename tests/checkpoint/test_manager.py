@@ -101,18 +101,6 @@ def test_another_model_is_refused_by_name(tmp_path, state):
     assert "Also here: 1." in caught.value.hint
 
 
-def test_a_step_set_aside_can_be_saved_again(tmp_path, state):
-    with CheckpointStore(tmp_path, Checkpoint(save_interval_steps=1)) as store:
-        store.save(1, state, {})
-        store.save(2, state, {})
-        store.wait()
-        assert store.set_aside(2).exists()
-        assert store.steps() == [1]
-    with CheckpointStore(tmp_path, Checkpoint(save_interval_steps=1)) as store:
-        assert store.save(2, make_state(5), {})
-    assert_same_bits(store.restore(2, abstract(state))[0], make_state(5))
-
-
 def test_a_checkpoint_restores_on_any_mesh_bit_for_bit(tmp_path):
     sums = []
     for devices, verb, shape in (

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import pathlib
+import tokenize
 
 import pytest
 
@@ -13,7 +15,7 @@ SOURCE = PAXCLI + sorted(ROOT.glob("recipes/**/*.py"))
 ALL = SOURCE + sorted(ROOT.glob("tests/**/*.py")) + sorted(ROOT.glob("benchmarks/**/*.py"))
 
 MAX_FILE_LINES = 500
-MAX_PAXCLI_LINES = 6000
+MAX_PAXCLI_CODE_LINES = 6000  # blank lines, comments and docstrings do not count
 DRAWERS = {"utils", "util", "common", "core", "misc", "helpers", "helper"}
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_CALLS = {"yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "os.system", "os.popen"}
@@ -21,6 +23,22 @@ UNSAFE_CALLS = {"yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load",
 
 def lines(path: pathlib.Path) -> int:
     return len(path.read_text().splitlines())
+
+
+def code_lines(path: pathlib.Path) -> int:
+    """Lines that hold code: not blank, not only a comment, not part of a docstring."""
+    text = path.read_text()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {
+        number
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, documented) and ast.get_docstring(node) is not None
+        for number in range(node.body[0].lineno, node.body[0].end_lineno + 1)
+    }
+    unused = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    tokens = [token for token in tokenize.generate_tokens(io.StringIO(text).readline) if token.type not in unused]
+    held = {number for token in tokens for number in range(token.start[0], token.end[0] + 1)}
+    return len(held - docstrings)
 
 
 def name(path: pathlib.Path) -> str:
@@ -69,7 +87,7 @@ def test_no_file_is_long() -> None:
 
 
 def test_paxcli_is_small() -> None:
-    assert sum(lines(path) for path in PAXCLI) <= MAX_PAXCLI_LINES
+    assert sum(code_lines(path) for path in PAXCLI) <= MAX_PAXCLI_CODE_LINES
 
 
 def test_no_drawers() -> None:

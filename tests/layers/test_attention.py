@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.layers.attention import Attention, KVCache, attention_mask, dot_product_attention
+from paxcli.layers.attention import Attention, KVCache, dot_product_attention
+from paxcli.layers.causal_attention import causal_attention
 from paxcli.layers.positions import Rotary
 from tests.tolerances import BFLOAT16, FLOAT32
 
@@ -22,23 +23,53 @@ def _positions(batch: int, length: int) -> jax.Array:
     return jnp.broadcast_to(jnp.arange(length), (batch, length))
 
 
+def _heads_first(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, 1, 2)
+
+
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("causal", [True, False])
-def test_equals_jax_nn(kv_heads, causal):
+def test_equals_jax_nn(kv_heads):
     query, key, value = _normal(0, B, T, N, H), _normal(1, B, T, kv_heads, H), _normal(2, B, T, kv_heads, H)
-    ones = jnp.ones((B, T), jnp.int32)
-    mask = attention_mask(ones, _positions(B, T), ones, _positions(B, T), causal)
-    ours = dot_product_attention(query * H**-0.5, key, value, mask)
-    theirs = jax.nn.dot_product_attention(query, key, value, is_causal=causal, scale=H**-0.5)
-    np.testing.assert_allclose(ours, theirs, **FLOAT32)
+    mask = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (B, T, T))
+    ours = dot_product_attention(*map(_heads_first, (query * H**-0.5, key, value)), mask)
+    theirs = jax.nn.dot_product_attention(query, key, value, is_causal=True, scale=H**-0.5)
+    np.testing.assert_allclose(_heads_first(ours), theirs, **FLOAT32)
+
+
+@pytest.mark.parametrize("logit_cap", [None, 3.0])
+@pytest.mark.parametrize("length", [12, 128, 192, 256])
+def test_blocks_equal_one_softmax(length, logit_cap):
+    """Values and gradients of the blockwise form, in one, two and four blocks, against the masked softmax."""
+    query, key, value = (_normal(seed, B, N, length, H) for seed in range(3))
+    borders = jnp.array([[length // 3], [length]])
+    segments = jnp.where(jnp.arange(length) < borders, 1, 2)
+    mask = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((length, length), bool))
+
+    def blockwise(q, k, v):
+        return jnp.sum(jnp.sin(causal_attention(q, k, v, segments, logit_cap)))
+
+    def plain(q, k, v):
+        return jnp.sum(jnp.sin(dot_product_attention(q, k, v, mask, logit_cap)))
+
+    for ours, theirs in zip(
+        jax.jit(jax.value_and_grad(blockwise, (0, 1, 2)))(query, key, value)[1],
+        jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(query, key, value)[1],
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, **FLOAT32)
+    np.testing.assert_allclose(
+        causal_attention(query, key, value, segments, logit_cap),
+        dot_product_attention(query, key, value, mask, logit_cap),
+        **FLOAT32,
+    )
 
 
 def test_bfloat16_is_near_float32():
-    query, key, value = (_normal(seed, B, T, N, H) for seed in range(3))
-    mask = jnp.ones((B, T, T), bool)
-    narrow = dot_product_attention(*(x.astype(jnp.bfloat16) for x in (query, key, value)), mask)
+    query, key, value = (_normal(seed, B, N, T, H) for seed in range(3))
+    ones = jnp.ones((B, T), jnp.int32)
+    narrow = causal_attention(*(x.astype(jnp.bfloat16) for x in (query, key, value)), ones)
     assert narrow.dtype == jnp.bfloat16
-    np.testing.assert_allclose(narrow.astype(jnp.float32), dot_product_attention(query, key, value, mask), **BFLOAT16)
+    np.testing.assert_allclose(narrow.astype(jnp.float32), causal_attention(query, key, value, ones), **BFLOAT16)
 
 
 def _layer(**fields) -> tuple[Attention, dict]:
@@ -56,9 +87,8 @@ def test_logit_cap_and_bias_against_numpy():
     layer, variables = _layer(use_bias=True, logit_cap=2.0)
     p = jax.tree.map(np.asarray, variables["params"])
     x = np.asarray(_normal(6, B, T, D))
-    q, k, v = np.moveaxis(np.einsum("btd,dcnh->btcnh", x, p["qkv"]), 2, 0)
-    q = (q + p["query_bias"]) * H**-0.5
-    k, v = k + p["kv_bias"][0], v + p["kv_bias"][1]
+    q, k, v = (np.einsum("btd,dnh->btnh", x, p[name]) + p[f"{name}_bias"] for name in ("query", "key", "value"))
+    q = q * H**-0.5
     logits = 2 * np.tanh(np.einsum("btnh,bsnh->bnts", q, k) / 2)
     logits = np.where(np.tril(np.ones((T, T), bool)), logits, -np.inf)
     weights = np.exp(logits - logits.max(-1, keepdims=True))
@@ -89,7 +119,7 @@ def test_cache_equals_full_pass(fields):
     layer, variables = _layer(**fields)
     x, kv_heads = _normal(8, B, T, D), fields.get("num_kv_heads", N)
     full, _ = layer.apply(variables, x, jnp.ones((B, T), jnp.int32), _positions(B, T))
-    cache = KVCache(jnp.zeros((B, T, kv_heads, H)), jnp.zeros((B, T, kv_heads, H)))
+    cache = KVCache(jnp.zeros((B, kv_heads, T, H)), jnp.zeros((B, kv_heads, T, H)))
     prompt = 7
     first, cache = layer.apply(variables, x[:, :prompt], jnp.ones((B, prompt), jnp.int32), _positions(B, prompt), cache)
     outputs = [first]

@@ -46,11 +46,11 @@ def test_linear_equals_flax():
 
 @pytest.mark.parametrize("gated", [True, False])
 def test_feed_forward_against_its_formula(gated):
-    params = {"w_in": _x(4, 8), "w_out": _x(8, 4)} | ({"w_gate": -_x(4, 8)} if gated else {})
+    params = {"w_in": _x(4, 8), "w_out": _x(4, 8)} | ({"w_gate": -_x(4, 8)} if gated else {})
     layer = FeedForward(model_dims=4, hidden_dims=8, gated=gated, activation="silu", use_bias=False)
     x = _x(1, 2, 4)
     hidden = jax.nn.silu(x @ params["w_gate"]) * (x @ params["w_in"]) if gated else jax.nn.silu(x @ params["w_in"])
-    np.testing.assert_allclose(layer.apply({"params": params}, x), hidden @ params["w_out"], **FLOAT32)
+    np.testing.assert_allclose(layer.apply({"params": params}, x), hidden @ params["w_out"].T, **FLOAT32)
 
 
 def test_sinusoids_are_sines_then_cosines():

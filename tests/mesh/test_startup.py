@@ -113,7 +113,7 @@ def test_jax_detects_managed_jobs_itself(monkeypatch, env):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     startup.start_distributed()
-    assert calls == [()]
+    assert calls == [(None, None, None)]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_a_tpu_vm_of_several_hosts_is_found_through_its_metadata_server(monkeypa
         monkeypatch.setenv("TPU_ML_PLATFORM", "JAX")
         monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_address[1]}")
         startup.start_distributed()
-        assert calls == [()]
+        assert calls == [(None, None, None)]
         attributes.update({"worker-network-endpoints": "10.0.0.2", "tpu-env": "ZONE: 'z'\n"})
         startup.start_distributed()
-        assert calls == [()]
+        assert calls == [(None, None, None)]
         server.shutdown()

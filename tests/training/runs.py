@@ -6,6 +6,8 @@ import json
 import pathlib
 from typing import Any
 
+import numpy as np
+
 _SMALL = {
     "num_layers": 1,
     "model_dims": 32,
@@ -45,5 +47,9 @@ def final_arrays(run_dir: pathlib.Path) -> dict[str, Any]:
 
     step = max(int(path.name) for path in (run_dir / "checkpoints").iterdir() if path.name.isdigit())
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-        tree = reader.restore(run_dir / "checkpoints" / str(step) / "state")
+        directory = run_dir / "checkpoints" / str(step) / "state"
+        arguments = jax.tree.map(
+            lambda _: ocp.RestoreArgs(restore_type=np.ndarray), reader.metadata(directory).item_metadata.tree
+        )
+        tree = reader.restore(directory, args=ocp.args.PyTreeRestore(restore_args=arguments))
     return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -18,20 +20,23 @@ from tests.training.runs import evals, final_arrays, losses, small
 def straight(tmp_path_factory):
     """A run that nobody interrupts."""
     run_dir = tmp_path_factory.mktemp("straight") / "a"
-    done = _start(run_dir)
-    assert done.wait(200) == 0, done.stderr.read()
+    assert _run(run_dir)[0] == 0
     return run_dir
 
 
-def _start(run_dir, *options: str, **changes: object) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-m", "paxcli", "train", "tiny", *small(**changes), "--run-dir", str(run_dir), *options],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        env=os.environ,
-    )
+@contextlib.contextmanager
+def _start(run_dir, *options: str, **changes: object) -> Iterator[subprocess.Popen]:
+    command = [sys.executable, "-m", "paxcli", "train", "tiny", *small(**changes), "--run-dir", str(run_dir), *options]
+    pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    with subprocess.Popen(command, env=os.environ, **pipes) as process:
+        yield process
+
+
+def _run(run_dir, *options: str, **changes: object) -> tuple[int, str]:
+    """Exit code and report of a run that nobody interrupts."""
+    with _start(run_dir, *options, **changes) as process:
+        _, report = process.communicate(timeout=200)
+    return process.returncode, report
 
 
 def _wait_for_step(process: subprocess.Popen, run_dir, step: int) -> None:
@@ -57,70 +62,65 @@ def _assert_same(run_dir, straight) -> None:
 def test_sigkill_at_three_steps(straight, tmp_path):
     run_dir = tmp_path / "b"
     for step in (10, 20, 40):
-        process = _start(run_dir)
-        _wait_for_step(process, run_dir, step)
-        process.kill()
-        assert process.wait(30) == -signal.SIGKILL
-    process = _start(run_dir)
-    assert process.wait(200) == 0, process.stderr.read()
+        with _start(run_dir) as process:
+            _wait_for_step(process, run_dir, step)
+            process.kill()
+            assert process.wait(30) == -signal.SIGKILL
+    code, report = _run(run_dir)
+    assert code == 0, report
     _assert_same(run_dir, straight)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_saves_and_stops(straight, tmp_path, number):
     run_dir = tmp_path / "c"
-    process = _start(run_dir)
-    _wait_for_step(process, run_dir, 10)
-    process.send_signal(number)
-    _, report = process.communicate(timeout=60)
+    with _start(run_dir) as process:
+        _wait_for_step(process, run_dir, 10)
+        process.send_signal(number)
+        _, report = process.communicate(timeout=60)
     assert process.returncode == 75, report
     assert f"Received {number.name}" in report and "Traceback" not in report
     assert "saved at step" in report
-    process = _start(run_dir)
-    assert process.wait(200) == 0, process.stderr.read()
+    code, report = _run(run_dir)
+    assert code == 0, report
     _assert_same(run_dir, straight)
 
 
 def test_two_signals_stop_at_once(tmp_path):
     run_dir = tmp_path / "d"
-    process = _start(run_dir, num_train_steps=100_000)
-    _wait_for_step(process, run_dir, 10)
-    process.send_signal(signal.SIGINT)
-    process.send_signal(signal.SIGINT)
-    _, report = process.communicate(timeout=60)
+    with _start(run_dir, num_train_steps=100_000) as process:
+        _wait_for_step(process, run_dir, 10)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        _, report = process.communicate(timeout=60)
     assert process.returncode in (75, -signal.SIGINT), report  # the kernel may merge two signals into one
     assert "Traceback" not in report
 
 
 def test_a_finished_run_says_so(straight):
-    before = {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file() and path.name != ".lock"}
-    process = _start(straight)
-    _, report = process.communicate(timeout=60)
-    assert process.returncode == 0
-    assert "is finished" in report
-    after = {path: path.stat().st_mtime_ns for path in straight.rglob("*") if path.is_file() and path.name != ".lock"}
-    assert after == before
+    def stamps():
+        return {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file() and p.name != ".lock"}
+
+    before = stamps()
+    code, report = _run(straight)
+    assert code == 0 and "is finished" in report
+    assert stamps() == before
 
 
 def test_a_changed_recipe_is_refused(straight):
-    process = _start(straight, learning_rate=0.5, num_layers=2)
-    _, report = process.communicate(timeout=60)
-    assert process.returncode == 2
+    code, report = _run(straight, learning_rate=0.5, num_layers=2)
+    assert code == 2
     assert "learning_rate" in report and "num_layers" in report and "Traceback" not in report
-    process = _start(straight, "--allow-changed", num_layers=2)
-    _, report = process.communicate(timeout=60)
-    assert process.returncode == 2 and "num_layers" in report
+    code, report = _run(straight, "--allow-changed", num_layers=2)
+    assert code == 2 and "num_layers" in report
 
 
 def test_safe_changes_can_be_allowed(tmp_path):
     run_dir = tmp_path / "e"
-    process = _start(run_dir, num_train_steps=20)
-    assert process.wait(200) == 0, process.stderr.read()
-    process = _start(run_dir, num_train_steps=30)
-    _, report = process.communicate(timeout=60)
-    assert process.returncode == 2 and "--allow-changed" in report
-    process = _start(run_dir, "--allow-changed", num_train_steps=30)
-    assert process.wait(200) == 0, process.stderr.read()
+    assert _run(run_dir, num_train_steps=20)[0] == 0
+    code, report = _run(run_dir, num_train_steps=30)
+    assert code == 2 and "--allow-changed" in report
+    assert _run(run_dir, "--allow-changed", num_train_steps=30)[0] == 0
     assert max(losses(run_dir)) == 30
 
 

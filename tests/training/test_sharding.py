@@ -34,8 +34,10 @@ _PROGRAM = textwrap.dedent(
             state, metrics = step(state, put_batch(session.experiment.train_input.get_next(), session.mesh))
             losses.append(float(metrics["loss"]))
         w = state.params["stack"]["layers"]["feed_forward"]["w_in"]
-        moment = jax.tree.leaves(state.opt_state, is_leaf=lambda x: getattr(x, "shape", None) == w.shape)
-        moments = [m for m in jax.tree.leaves(state.opt_state) if m.shape == w.shape]
+        moments = [
+            leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)
+            if jax.tree_util.keystr(path).endswith("['w_in']")
+        ]
         print(json.dumps({
             "losses": losses, "shape": w.shape, "shard": w.addressable_shards[0].data.shape,
             "moment_shards": [m.addressable_shards[0].data.shape for m in moments],

@@ -68,7 +68,7 @@ def test_equals_a_plain_loop():
 
 
 def _decays(path) -> bool:
-    return path[-1].key in ("table", "qkv", "post", "w_in", "w_out")
+    return path[-1].key in ("table", "query", "key", "value", "post", "w_in", "w_out")
 
 
 @pytest.mark.parametrize("num_microbatches", [2, 4])

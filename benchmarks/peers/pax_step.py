@@ -1,0 +1,45 @@
+"""The step that `pax train` runs, on synthetic rows."""
+
+from __future__ import annotations
+
+import contextlib
+
+from steps import serve
+
+
+def make_step(size: dict):
+    """The train step of a GPT-2-like recipe."""
+    import fiddle as fdl
+    import jax
+
+    from pax_recipes.tiny import tiny_synthetic
+    from paxcli.mesh.sharding import put_batch
+    from paxcli.training.session import open_session
+    from paxcli.training.state import create_state
+    from paxcli.training.step import make_train_step
+
+    config: fdl.Config = tiny_synthetic()
+    model = config.task.model
+    for name in ("num_layers", "model_dims", "hidden_dims", "num_heads", "vocab_size"):
+        setattr(model, name, size[name])
+    model.max_seq_len = size["seq_len"]
+    model.stack.unroll = size["num_layers"]
+    model.stack.block.attention.use_bias = True
+    config.task.train.global_batch_size = size["batch"]
+    config.task.train.learner.optimizer.decay_norms_and_biases = True
+
+    session = contextlib.ExitStack().enter_context(open_session(config))
+    state = create_state(session.experiment.task, session.spec, session.abstract)
+    train_step = make_train_step(session.experiment.task, session.abstract)
+
+    def step() -> None:
+        nonlocal state
+        batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
+        state, metrics = train_step(state, batch)
+        jax.block_until_ready(metrics)
+
+    return step
+
+
+if __name__ == "__main__":
+    serve(make_step)

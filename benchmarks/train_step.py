@@ -1,0 +1,109 @@
+"""Seconds of one training step: pax, a naive JAX step and a plain PyTorch loop, in turn in one run, as JSON.
+
+    python benchmarks/train_step.py [--sizes A B] [--rounds 7] [--torch-python PYTHON]
+
+Every variant is a process of its own that keeps its compiled step; in each round each of them takes a few steps while
+the others wait. Float32, AdamW, clip 1.0. PyTorch runs under PYTHON, where torch 2.13.0 is installed; it is left out
+without one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import time
+
+HERE = pathlib.Path(__file__).parent
+SIZES = {
+    "A": dict(num_layers=4, model_dims=256, hidden_dims=1024, num_heads=4, vocab_size=1024, seq_len=256, batch=8),
+    "B": dict(num_layers=8, model_dims=512, hidden_dims=2048, num_heads=8, vocab_size=8192, seq_len=512, batch=4),
+}
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+
+
+class Peer:
+    """A process that takes steps when told to."""
+
+    def __init__(self, name: str, command: list[str], size: dict, env: dict[str, str]):
+        self.name = name
+        self.seconds: list[float] = []
+        self.process = subprocess.Popen(
+            [*command, json.dumps(size)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **env},
+        )
+        self.first = self._answer()
+
+    def steps(self, count: int) -> None:
+        """Takes a step that warms up what went cold during the others' turn, then `count` that are kept."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count + 1}\n")
+        self.process.stdin.flush()
+        self.seconds += self._answer()["seconds"][1:]
+
+    def close(self) -> dict:
+        """Ends the process; what it measured."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("0\n")
+        self.process.stdin.flush()
+        last = self._answer()
+        self.process.wait()
+        return {
+            "median_seconds": statistics.median(self.seconds),
+            "best_seconds": min(self.seconds),
+            "first_step_seconds": self.first["first_step_seconds"],
+            "peak_memory_bytes": last["peak_memory_bytes"],
+            "steps": len(self.seconds),
+        }
+
+    def _answer(self) -> dict:
+        assert self.process.stdout is not None
+        return json.loads(self.process.stdout.readline())
+
+
+def run(size: str, rounds: int, steps: int, torch_python: str | None) -> dict:
+    """All peers at one size."""
+    commands = {
+        "pax": ([sys.executable, str(HERE / "peers" / "pax_step.py")], HUGE_PAGES),
+        "naive_jax": ([sys.executable, str(HERE / "peers" / "naive_jax.py")], {}),
+    }
+    if torch_python:
+        commands["torch"] = ([torch_python, str(HERE / "peers" / "torch_loop.py")], {})
+    peers = [Peer(name, command, SIZES[size], env) for name, (command, env) in commands.items()]
+    for _ in range(rounds):
+        for peer in peers:
+            time.sleep(1)  # the threads of the one before spin for a while
+            peer.steps(steps)
+    # A ratio is taken within a round, where both saw the same machine.
+    ratios = {
+        f"pax_over_{peer.name}": statistics.median(
+            sum(peer.seconds[i : i + steps]) / sum(peers[0].seconds[i : i + steps])
+            for i in range(0, rounds * steps, steps)
+        )
+        for peer in peers[1:]
+    }
+    return {"size": SIZES[size], "rounds": rounds, "steps_a_round": steps, "ratios": ratios} | {
+        peer.name: peer.close() for peer in peers
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--torch-python")
+    options = parser.parse_args()
+    results = {size: run(size, options.rounds, options.steps, options.torch_python) for size in options.sizes}
+    print(json.dumps(results, indent=2))
+
+
+if __name__ == "__main__":
+    main()
