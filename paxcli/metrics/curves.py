@@ -61,8 +61,9 @@ def metric_names(runs: Sequence[Run]) -> list[str]:
 
 
 def default_metrics(runs: Sequence[Run]) -> list[str]:
-    """What to draw when nobody says: the loss, and the log-perplexity where there is one."""
-    return ["loss", "log_pplx"] if "log_pplx" in metric_names(runs) else ["loss"]
+    """What to draw when nobody says: the loss, and the log-perplexity where that is another curve."""
+    differs = any(line.get("log_pplx") not in (None, line.get("loss")) for run in runs for line in run.lines)
+    return ["loss", "log_pplx"] if differs else ["loss"]
 
 
 def series(run: Run, metric: str) -> list[Series]:

@@ -108,9 +108,10 @@ def test_decode(trained, pax):
 def test_decode_several_prompts_like_one_by_one(trained, tmp_path, pax):
     run_dir, *_ = trained
     (tmp_path / "prompts.txt").write_text("import\nx\n")
-    done = pax("decode", str(run_dir), "--prompts-file=prompts.txt", "--max-tokens=5")
+    options = ("--max-tokens=5", "--temperature=0")
+    done = pax("decode", str(run_dir), "--prompts-file=prompts.txt", *options)
     together = [json.loads(line) for line in done.stdout.splitlines()]
-    alone = [json.loads(pax("decode", str(run_dir), "--prompt", p, "--max-tokens=5").stdout) for p in ("import", "x")]
+    alone = [json.loads(pax("decode", str(run_dir), "--prompt", prompt, *options).stdout) for prompt in ("import", "x")]
     assert [o["ids"] for o in together] == [o["ids"] for o in alone]
 
 
