@@ -5,6 +5,7 @@ from __future__ import annotations
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
+from paxcli.inputs.prompts import Prompts
 from paxcli.inputs.stdlib import StdlibInput
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.layers.init import Gaussian
@@ -34,6 +35,7 @@ def tiny() -> fdl.Config[Experiment]:
 
     config = Experiment.config(task=task, train_input=StdlibInput.config())
     config.eval_inputs = [StdlibInput.config(name="stdlib", reset_for_eval=True, eval_loop_num_batches=None)]
+    config.decode_inputs = [Prompts.config(prompts=["def ", "class ", "import "])]
     config.checkpoint.save_interval_steps = 100
     config.checkpoint.save_max_to_keep = 3
     return config
@@ -46,6 +48,7 @@ def tiny_synthetic() -> fdl.Config[Experiment]:
     config.task.name = "tiny-synthetic"
     config.train_input = SyntheticInput.config()
     config.eval_inputs = [SyntheticInput.config(name="synthetic", eval_loop_num_batches=4)]
+    config.decode_inputs = []
     return config
 
 

@@ -222,6 +222,8 @@ def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:
     if matches[0].flows_from:
         upper = matches[0].flows_from
         raise ConfigError(f"`{matches[0].path}` is filled in from `{upper}`.", f"Set `{upper}` instead.")
+    if matches[0].in_template and matches[0].value is fdl.NO_VALUE:
+        raise ConfigError(f"`{matches[0].path}` is filled in by what holds this template.", "Set the model's widths.")
     return matches[0]
 
 

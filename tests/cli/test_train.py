@@ -130,6 +130,7 @@ def test_decode_several_prompts_like_one_by_one(trained, tmp_path, pax):
         (("train", "tiny", "--set", "train_input.seq_len=512"), 2, "max_seq_len=256"),
         (("train", "tiny", "--set", "task.model.vocab_size=100"), 2, "259"),
         (("train", "tiny", "--set", "save_interval_steps=0"), 2, "save_interval_steps"),
+        (("train", "tiny", "--set", "final_norm.dims=3"), 2, "filled in"),
         (("train", "tiny", "--overlay", "cpuu"), 2, "`cpu`"),
         (("train", "missing.yaml"), 2, "missing.yaml"),
         (("train", "missing.py:recipe"), 2, "missing.py"),

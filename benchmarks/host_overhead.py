@@ -1,0 +1,91 @@
+"""What `pax train tiny` adds to its compiled step: input, metrics, reports, checkpoints. As JSON.
+
+python benchmarks/host_overhead.py [--rounds 5] [--steps 60]
+
+In each round the bare step runs for so many steps, one dispatched after the other on one batch; then a whole run does,
+with a report every 10 steps and a checkpoint every 50. Start it with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as `pax`
+starts itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import jax
+
+from pax_recipes.tiny import tiny
+from paxcli.mesh.sharding import put_batch
+from paxcli.metrics.meter import peak_memory_bytes
+from paxcli.training.loop import train
+from paxcli.training.run_dir import RunDir
+from paxcli.training.session import open_session
+from paxcli.training.state import create_state
+from paxcli.training.step import make_train_step
+
+
+class Clock:
+    """Hears of a run, and notes when it heard of each step."""
+
+    def __init__(self) -> None:
+        self.heard: dict[int, float] = {}
+
+    def began(self, facts: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def step(self, record: Any) -> None:
+        """Notes the time."""
+        self.heard[record.step] = time.perf_counter()
+
+    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        """Nothing."""
+
+
+def run_seconds(directory: pathlib.Path, steps: int) -> float:
+    """Seconds of a step in a whole run, the first ten left out."""
+    config = tiny()
+    config.task.train.num_train_steps = steps + 20
+    config.eval_inputs = []
+    config.checkpoint.save_interval_steps = 50
+    clock = Clock()
+    train(config, "", RunDir(directory), clock)
+    return (clock.heard[steps + 10] - clock.heard[10]) / steps
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60)
+    options = parser.parse_args()
+    bare, whole = [], []
+    with tempfile.TemporaryDirectory() as name, open_session(tiny()) as session:
+        state = create_state(session.experiment.task, session.spec, session.abstract)
+        step = make_train_step(session.experiment.task, session.abstract)
+        batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
+        for number in range(options.rounds):
+            for timed in (3, options.steps):
+                began = time.perf_counter()
+                for _ in range(timed):
+                    state, metrics = step(state, batch)
+                jax.block_until_ready(metrics)
+            bare.append((time.perf_counter() - began) / options.steps)
+            whole.append(run_seconds(pathlib.Path(name) / str(number), options.steps))
+    result = {
+        "bare_step_seconds": statistics.median(bare),
+        "run_step_seconds": statistics.median(whole),
+        "overhead": statistics.median(w / b - 1 for w, b in zip(whole, bare, strict=True)),
+        "peak_memory_bytes": peak_memory_bytes(),
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
