@@ -22,31 +22,22 @@ import jax
 from pax_recipes.tiny import tiny
 from paxcli.mesh.sharding import put_batch
 from paxcli.metrics.meter import peak_memory_bytes
-from paxcli.training.loop import train
+from paxcli.training.loop import Silent, train
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 
 
-class Clock:
+class Clock(Silent):
     """Hears of a run, and notes when it heard of each step."""
 
     def __init__(self) -> None:
         self.heard: dict[int, float] = {}
 
-    def began(self, facts: dict[str, Any]) -> None:
-        """Nothing."""
-
     def step(self, record: Any) -> None:
         """Notes the time."""
         self.heard[record.step] = time.perf_counter()
-
-    def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def message(self, text: str) -> None:
-        """Nothing."""
 
 
 def run_seconds(directory: pathlib.Path, steps: int) -> float:

@@ -64,7 +64,8 @@ def train(
     warm_start = WarmStart(*parse_source(source), everything=with_optimizer) if source else None
     with RunReporter() as report:
         result = train(resolved.config, recipe_yaml(resolved), RunDir(directory), report, warm_start, allow_changed)
-    say_result(result, _summary(result), as_json)
+    if result is not None:
+        say_result(result, _summary(result), as_json)
 
 
 def _describe(config, directory: Path, as_json: bool) -> None:

@@ -132,6 +132,8 @@ def _initialize(
         except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that waits
             failure.append(error)
 
+    # On CPUs, programs in flight at once meet their peers' collectives in any order, and wait for each other for ever.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     log.info("Joining %s.", job)
     thread = threading.Thread(target=connect, name="distributed-start", daemon=True)
     thread.start()

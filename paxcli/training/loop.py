@@ -16,6 +16,7 @@ from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.errors import DivergedError, Stopped
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import global_spec, put_batch
+from paxcli.mesh.startup import start_distributed
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.peaks import peak_flops
@@ -44,6 +45,22 @@ class Reporter(Protocol):
 
     def message(self, text: str) -> None:
         """Anything else worth a line."""
+
+
+class Silent:
+    """Says nothing, for the processes of a job that need not say what the first one says."""
+
+    def began(self, facts: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def step(self, record: Record) -> None:
+        """Nothing."""
+
+    def evaluated(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        """Nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +204,7 @@ def train(
     report: Reporter,
     warm_start: WarmStart | None = None,
     allow_changed: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Trains a recipe in a run directory, from its latest checkpoint if it has one.
 
     Args:
@@ -199,15 +216,22 @@ def train(
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
 
     Returns:
-      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`.
+      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None in any process but
+      the first.
 
     Raises:
       Stopped: A signal came; the state is saved.
       DivergedError: The loss is not finite.
     """
-    run_dir.create()
-    run_dir.lock()
-    run_dir.check_same_recipe(config, allow_changed)
+    start_distributed()
+    # Of several processes only the first writes and speaks. One process alone has not started its devices yet.
+    is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
+    if is_first:
+        run_dir.create()
+        run_dir.lock()
+        run_dir.check_same_recipe(config, allow_changed)
+    else:
+        report = Silent()
     # In this order, since JAX's own start-up takes SIGTERM for itself.
     with open_session(config) as session, StopRequest(report.message) as stop:
         session.experiment.train_input.check_data()
@@ -215,12 +239,12 @@ def train(
         done = run.store.latest_step() or 0
         if done >= run.num_train_steps:
             report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
-            return finished(run_dir, done)
-        if jax.process_index() == 0:
+            return finished(run_dir, done) if is_first else None
+        if is_first:
             run_dir.describe(config, recipe_text)
         report.began(_facts(session, run, done))
         run.run(warm_start)
-    return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds}
+    return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
 
 def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:

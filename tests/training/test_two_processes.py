@@ -1,0 +1,59 @@
+"""Two processes of four devices train like one process of eight."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+
+from tests.training.runs import evals, losses, small
+
+RECIPE = small(num_train_steps=20, eval_interval_steps=None, ici_mesh_shape="{data: 2, fsdp: 4}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _start(run_dir, index: int, port: int) -> subprocess.Popen:
+    env = {
+        **os.environ,
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": str(index),
+    }
+    command = [sys.executable, "-m", "paxcli", "train", "tiny-synthetic", *RECIPE, "--run-dir", str(run_dir)]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def test_two_processes_equal_one(tmp_path, pax):
+    port = _free_port()
+    with _start(tmp_path / "two", 0, port) as first, _start(tmp_path / "two", 1, port) as second:
+        outputs = [process.communicate(timeout=200) for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], outputs
+    assert "Next: pax plot" in outputs[0][0] and "Next: pax plot" not in outputs[1][0]  # only the first reports
+    assert not any(line.startswith("step ") for line in outputs[1][1].splitlines())
+
+    one = pax("train", "tiny-synthetic", *RECIPE, "--run-dir=one", devices=8)
+    assert one.returncode == 0, one.stderr
+    two_losses, one_losses = losses(tmp_path / "two"), losses(tmp_path / "one")
+    assert two_losses.keys() == one_losses.keys()
+    np.testing.assert_allclose(list(two_losses.values()), list(one_losses.values()), rtol=1e-5)
+    np.testing.assert_allclose(evals(tmp_path / "two")[20]["loss"], evals(tmp_path / "one")[20]["loss"], rtol=1e-5)
+
+    # What two processes saved, one goes on from.
+    resumed = pax(
+        "train",
+        "tiny-synthetic",
+        *small(num_train_steps=30, eval_interval_steps=None),
+        "--run-dir=two",
+        "--allow-changed",
+    )
+    assert resumed.returncode == 0, resumed.stderr
+    assert max(losses(tmp_path / "two")) == 30
