@@ -123,7 +123,7 @@ class Attention(Layer):
 
     def _projection(self, name: str, heads: int, axis: str) -> tuple[jax.Array, jax.Array | None]:
         """A weight [D, N, H] and its bias [N, H], if there are biases."""
-        init = self.params_init.weight((0,), (1, 2))
+        init = self.params_init.weight((0,), (1, 2), fused=3 if self._kv_heads == self.num_heads else 1)
         w = self.weight(name, init, (self.model_dims, heads, self.dims_per_head), ("embed", axis, "head_dim"))
         if not self.use_bias:
             return w, None

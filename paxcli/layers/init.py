@@ -21,8 +21,14 @@ def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
 class Init(Configurable):
     """Draws a weight given which of its dimensions are contracted (`fan_in`) and produced (`fan_out`)."""
 
-    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int]) -> Initializer:
-        """An initializer `(key, shape, dtype) -> array` of a projection."""
+    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
+        """An initializer `(key, shape, dtype) -> array` of a projection.
+
+        Args:
+          fan_in: Which dimensions of the shape are contracted.
+          fan_out: Which are produced.
+          fused: How many weights of this shape share one input and could be stored as one: 3 for query, key and value.
+        """
         raise NotImplementedError
 
     def table(self, dims: int) -> Initializer:
@@ -34,9 +40,36 @@ class Init(Configurable):
 class Xavier(Init):
     """Uniform within sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
 
-    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int]) -> Initializer:
+    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
             limit = math.sqrt(6 / (_size(shape, fan_in) + _size(shape, fan_out)))
+            return jax.random.uniform(key, shape, dtype, -limit, limit)
+
+        return init
+
+
+@dataclasses.dataclass(frozen=True)
+class PraxisXavier(Init):
+    """Xavier as praxis computes it, for the same start as in Pax.
+
+    A matrix is as in `Xavier`. Of a weight with more dimensions, praxis takes the last two for in and out, and both
+    times all the others. Its attention projections are [D, N, H], and query, key and value are one weight
+    [3, D, N, H], so their limits are sqrt(6 / (D * (N + H))) and sqrt(6 / (3 * D * (N + H))): far below Xavier's.
+
+    Attributes:
+      combine_qkv: Whether query, key and value count as one weight (Pax: `combine_qkv`).
+    """
+
+    combine_qkv: bool = True
+
+    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
+        def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
+            # Where two dimensions are in or out together, they are the heads, which praxis has last.
+            last_two = next((axes for axes in (fan_in, fan_out) if len(axes) == 2), range(len(shape))[-2:])
+            others = math.prod(shape) // _size(shape, last_two)
+            if len(shape) > 2 and self.combine_qkv:
+                others *= fused
+            limit = math.sqrt(6 / (others * sum(shape[axis] for axis in last_two)))
             return jax.random.uniform(key, shape, dtype, -limit, limit)
 
         return init
@@ -52,7 +85,7 @@ class Gaussian(Init):
 
     stddev: float | None = None
 
-    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int]) -> Initializer:
+    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
             stddev = self.stddev if self.stddev is not None else _size(shape, fan_in) ** -0.5
             return stddev * jax.random.normal(key, shape, dtype)

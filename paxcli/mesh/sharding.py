@@ -101,8 +101,8 @@ def unbox(params: Any) -> Any:
 def like_params(tree: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
     """Shardings for a tree that holds copies of the parameters, such as an optimizer state or a whole train state.
 
-    A leaf whose path ends in a parameter's path, and which has that parameter's shape, lies as the parameter does.
-    Everything else is replicated: step counts, factored moments.
+    A leaf whose path ends in a parameter's path lies as the parameter does if it has its shape, or its shape without
+    one dimension, as a factored moment has. Everything else is replicated, step counts for example.
     """
     table = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
     placed = {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
@@ -110,11 +110,23 @@ def like_params(tree: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh)
     def sharding(path: Any, leaf: Any) -> NamedSharding:
         names = path_of(path)
         for start in range(len(names)):
-            if table.get(names[start:]) == leaf.shape:
+            shape = table.get(names[start:])
+            if shape == leaf.shape:
                 return placed[names[start:]]
+            if shape is not None:
+                return NamedSharding(mesh, _without_one(shape, placed[names[start:]].spec, leaf.shape))
         return NamedSharding(mesh, PartitionSpec())
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
+
+
+def _without_one(shape: tuple[int, ...], spec: PartitionSpec, smaller: tuple[int, ...]) -> PartitionSpec:
+    """The spec of an array whose shape is `shape` less one dimension, the last that it can be; else of a whole one."""
+    entries = (*spec, *(None for _ in shape[len(spec) :]))
+    for dim in reversed(range(len(shape))):
+        if shape[:dim] + shape[dim + 1 :] == smaller:
+            return PartitionSpec(*entries[:dim], *entries[dim + 1 :])
+    return PartitionSpec()
 
 
 def path_of(path: Any) -> tuple[str, ...]:

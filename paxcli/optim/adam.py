@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxcli.optim.base import Optimizer
+from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, is_scanned
 
 
 class AdamState(NamedTuple):
@@ -25,7 +25,7 @@ class Adam(Optimizer):
     """Adam with the bias correction inside the moments, and updates clipped (Pax: `praxis.optimizers.ShardedAdam`).
 
     The decay rates are corrected as in Adafactor (Shazeer and Stern, 2018, section 7.1). Moments, then clip, then
-    decay. The decay touches every parameter, norms and biases too, as in Pax.
+    decay.
 
     Attributes:
       beta1: Decay of the first moment.
@@ -34,6 +34,7 @@ class Adam(Optimizer):
       epsilon_root: Added inside the root.
       clip_threshold: Largest root-mean-square of a parameter's update, each scanned layer for itself; None = off.
       weight_decay: Share of a parameter taken off, times the learning rate; 0 = none.
+      decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
     """
 
     beta1: float = 0.9
@@ -42,6 +43,7 @@ class Adam(Optimizer):
     epsilon_root: float = 0.0
     clip_threshold: float | None = 1.0
     weight_decay: float = 1e-3
+    decay_norms_and_biases: bool = True
 
     def transformation(self) -> optax.GradientTransformation:
         return optax.GradientTransformation(self._init, self._update)
@@ -52,29 +54,25 @@ class Adam(Optimizer):
 
     def _update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, AdamState]:
         count = state.count + 1
-        beta1, beta2 = _corrected(self.beta1, count), _corrected(self.beta2, count)
+        beta1, beta2 = corrected_decay(self.beta1, count), corrected_decay(self.beta2, count)
         first = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.first_moment, updates)
         second = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.second_moment, updates)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v + self.epsilon_root) + self.epsilon), first, second)
         if self.clip_threshold is not None:
             steps = _clipped(steps, self.clip_threshold)
-        steps = jax.tree.map(lambda u, p: u + self.weight_decay * p, steps, params)
-        return steps, AdamState(count, first, second)
+        return jax.tree_util.tree_map_with_path(self._decayed, steps, params), AdamState(count, first, second)
+
+    def _decayed(self, path: tuple, update: jax.Array, param: jax.Array) -> jax.Array:
+        decays = self.decay_norms_and_biases or is_matrix_weight(path)
+        return update + self.weight_decay * param if decays else update
 
 
 def _clipped(updates: Any, threshold: float) -> Any:
     """Updates whose root-mean-square is at most `threshold`, each scanned layer for itself."""
 
     def clip(path: tuple, update: jax.Array) -> jax.Array:
-        scanned = any(getattr(key, "key", None) == "layers" for key in path)
-        axes = tuple(range(1 if scanned else 0, update.ndim))
+        axes = tuple(range(1 if is_scanned(path) else 0, update.ndim))
         rms = jnp.sqrt(jnp.mean(jnp.square(update), axis=axes, keepdims=True))
         return update / jnp.maximum(1.0, rms / threshold)
 
     return jax.tree_util.tree_map_with_path(clip, updates)
-
-
-def _corrected(beta: float, count: jax.Array) -> jax.Array:
-    """The decay rate of update `count` (from 1) that leaves the moment unbiased."""
-    steps = count.astype(jnp.float32)
-    return beta * (1 - beta ** (steps - 1)) / (1 - beta**steps)

@@ -7,13 +7,7 @@ import dataclasses
 import jax
 import optax
 
-from paxcli.optim.base import Optimizer
-
-
-def is_matrix_weight(path: tuple, _: jax.Array) -> bool:
-    """Whether a parameter multiplies activations, by its name: norms' scales and biases do not."""
-    name = path[-1].key
-    return not (name.startswith("b_") or name == "b" or name.endswith(("bias", "scale")))
+from paxcli.optim.base import Optimizer, is_matrix_weight
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from paxcli.config.configurable import Configurable
+from paxcli.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,6 +19,9 @@ class Schedule(Configurable):
     def __call__(self, step: jax.Array) -> jax.Array:
         """The factor of the update that leads from `step` to `step + 1`."""
         raise NotImplementedError
+
+    def validate(self) -> None:
+        """Raises a ConfigError when the fields do not fit each other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +48,13 @@ class LinearRampupCosineDecay(Schedule):
     decay_end: int | None = None
     min_ratio: float = 0.1
 
+    def validate(self) -> None:
+        require(self, "decay_end", self.decay_end)
+
     def __call__(self, step: jax.Array) -> jax.Array:
         start = self.warmup_steps if self.decay_start is None else self.decay_start
-        assert self.decay_end is not None  # the learner fills it in
-        cosine = optax.cosine_decay_schedule(1.0, max(self.decay_end - start, 1), self.min_ratio)
+        end = require(self, "decay_end", self.decay_end)
+        cosine = optax.cosine_decay_schedule(1.0, max(end - start, 1), self.min_ratio)
         return _rampup(step, self.warmup_steps) * cosine(jnp.maximum(step - start, 0))
 
 
@@ -70,6 +77,102 @@ class LinearRampupExponentialDecay(Schedule):
     def __call__(self, step: jax.Array) -> jax.Array:
         progress = (step - self.decay_start) / max(self.decay_end - self.decay_start, 1)
         return _rampup(step, self.warmup_steps) * self.min_ratio ** jnp.clip(progress, 0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearRampupPolynomialDecay(Schedule):
+    """Up linearly over `warmup_steps`, flat until `decay_start`, down along a power (Pax: the same name).
+
+    Attributes:
+      warmup_steps: Steps from 0 to 1.
+      decay_start: First step of the decay; None = `warmup_steps`.
+      decay_end: Last step of the decay; None = the run's `num_train_steps`.
+      power: The share of the way down is (share of the steps) ** power.
+      min_ratio: Factor at and after `decay_end`.
+    """
+
+    warmup_steps: int = 0
+    decay_start: int | None = None
+    decay_end: int | None = None
+    power: float = 1.0
+    min_ratio: float = 0.1
+
+    def validate(self) -> None:
+        require(self, "decay_end", self.decay_end)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        start = self.warmup_steps if self.decay_start is None else self.decay_start
+        end = require(self, "decay_end", self.decay_end)
+        progress = jnp.clip((step - start) / max(end - start, 1), 0.0, 1.0)
+        return _rampup(step, self.warmup_steps) * (1 - (1 - self.min_ratio) * progress**self.power)
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearRampupSqrtDecay(Schedule):
+    """Up linearly to `peak`, down with the inverse square root of the step (Pax: the same name).
+
+    Attributes:
+      peak: Factor at `warmup_steps`.
+      warmup_steps: Steps to the peak. The factor of step 0 is that of step 1.
+    """
+
+    peak: float = 1.0
+    warmup_steps: int = 4000
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        share = jnp.maximum(step, 1) / self.warmup_steps
+        return self.peak * jnp.minimum(share, share**-0.5)
+
+
+@dataclasses.dataclass(frozen=True)
+class SqrtDecay(Schedule):
+    """The inverse square root of the step, flat at first (Pax: the same name).
+
+    Attributes:
+      decay_start: Until here the factor is that of this step.
+      multiplier: Times this.
+      offset: Taken off the step.
+    """
+
+    decay_start: int = 10_000
+    multiplier: float = 1.0
+    offset: float = 0.0
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        return self.multiplier * jax.lax.rsqrt(jnp.maximum(step - self.offset, float(self.decay_start)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer(Schedule):
+    """Up linearly, then down with the inverse square root, both scaled by the width (Vaswani et al., 2017).
+
+    Pax: the same name.
+
+    Attributes:
+      warmup_steps: Steps to the peak, for one worker.
+      model_dim: The factor is scaled by 1 / sqrt(`model_dim`).
+      worker_replicas: The ramp is this many times as long.
+      decay_end: From here on the factor stays; None = the run's `num_train_steps`.
+    """
+
+    warmup_steps: int = 4000
+    model_dim: int = 512
+    worker_replicas: int = 1
+    decay_end: int | None = None
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        update = 1 + (step if self.decay_end is None else jnp.minimum(step, self.decay_end))
+        rising = update * float(self.warmup_steps * self.worker_replicas) ** -1.5
+        return self.model_dim**-0.5 * jnp.minimum(rising, jax.lax.rsqrt(jnp.asarray(update, jnp.float32)))
+
+
+def require(schedule: Schedule, field: str, value: int | None) -> int:
+    """The end of a schedule, which the experiment fills in; but not in schedules that are pieces of another."""
+    if value is None:
+        raise ConfigError(
+            f"{type(schedule).__name__} inside another schedule has no `{field}`.", f"Give it a `{field}`."
+        )
+    return value
 
 
 def _rampup(step: jax.Array, warmup_steps: int) -> jax.Array:

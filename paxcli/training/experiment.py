@@ -71,7 +71,8 @@ def prepared(
     batch = global_batch_size(config, num_devices)
     if batch % num_infeed_hosts:
         raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.")
-    _fill(train.learner.schedule, "decay_end", train.num_train_steps)
+    for end in ("decay_end", "total_steps"):
+        _fill(train.learner.schedule, end, train.num_train_steps)
     for source in (config.train_input, *config.eval_inputs):
         _fill(source, "batch_size", batch // num_infeed_hosts)
         _fill(source, "seq_len", getattr(model, "max_seq_len", None))

@@ -3,41 +3,100 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import re
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from paxcli.config.configurable import Configurable, part
+from paxcli.errors import ConfigError
+from paxcli.mesh.sharding import path_of
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.base import Optimizer
 from paxcli.optim.schedules import Constant, Schedule
+
+
+class Averaged(NamedTuple):
+    """The optimizer's state of a learner with `ema_decay`, and the average of the parameters that it trains."""
+
+    optimizer: Any
+    ema: Any
 
 
 @dataclasses.dataclass(frozen=True)
 class Learner(Configurable):
     """Clips gradients, asks the optimizer, scales by the learning rate, and refuses steps that are not finite.
 
-    Pax: `paxml.learners.Learner`.
+    Pax: `paxml.learners.Learner`, and what `praxis.optimizers.BaseOptimizer` shares between optimizers.
 
     Attributes:
       optimizer: Direction of the update.
       learning_rate: Peak learning rate.
       schedule: Factor of the learning rate at each step.
       clip_gradient_norm_to_value: Largest global norm of the gradients; None = off.
+      clip_gradient_single_norm_to_value: Largest norm of each gradient alone, instead; None = off.
       skip_invalid_gradients: Whether a step whose gradients are not finite leaves parameters and optimizer as they are.
+      skip_step_gradient_norm_value: Global norm, before clipping, above which a step is skipped too; None = off.
+      ema_decay: Decay of a moving average of the parameters, which evaluation and decoding use; None = off. As in Pax,
+        it is at most (1 + n) / (10 + n) at step n, and averages the parameters that a step begins with.
+      bprop_variable_exclusion: Regular expressions; parameters whose path, as in `stack/layers/attention/query`, one of
+        them matches stay as they are, without optimizer state.
+      bprop_variable_inclusion: The same for the only parameters that are trained, instead.
     """
 
     optimizer: Optimizer = part(AdamW)
     learning_rate: float = 1e-3
     schedule: Schedule = part(Constant)
     clip_gradient_norm_to_value: float | None = 1.0
+    clip_gradient_single_norm_to_value: float | None = None
     skip_invalid_gradients: bool = True
+    skip_step_gradient_norm_value: float | None = None
+    ema_decay: float | None = None
+    bprop_variable_exclusion: tuple[str, ...] = ()
+    bprop_variable_inclusion: tuple[str, ...] = ()
+
+    def validate(self) -> None:
+        """Raises a ConfigError when the fields do not fit each other."""
+        self.schedule.validate()
+        if self.clip_gradient_norm_to_value is not None and self.clip_gradient_single_norm_to_value is not None:
+            raise ConfigError(
+                "Gradients are clipped by their global norm or each by its own, not both.",
+                "Set `clip_gradient_norm_to_value` or `clip_gradient_single_norm_to_value` to null.",
+            )
+        if self.bprop_variable_exclusion and self.bprop_variable_inclusion:
+            raise ConfigError(
+                "Both `bprop_variable_exclusion` and `bprop_variable_inclusion` are set.", "Keep one of them."
+            )
+        if self.skip_step_gradient_norm_value is not None and not self.skip_invalid_gradients:
+            raise ConfigError(
+                "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",
+                "Set `skip_invalid_gradients` to true.",
+            )
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ConfigError(f"`ema_decay` must be between 0 and 1, not {self.ema_decay}.", "Off is null.")
 
     def init(self, params: dict) -> Any:
-        """The optimizer's state for these parameters."""
-        return self.optimizer.transformation().init(params)
+        """The optimizer's state for these parameters.
+
+        Raises:
+          ConfigError: A regular expression matches no parameter, or nothing is left to train.
+        """
+        trained = self._trained(params)
+        return self._averaging(params, self._transformation(trained).init(params), trained)
+
+    def warm_start(self, params: dict, opt_state: Any) -> Any:
+        """`opt_state` for parameters that come from elsewhere: their average begins with them."""
+        if self.ema_decay is None:
+            return opt_state
+        return self._averaging(params, opt_state.optimizer, self._trained(params))
+
+    def evaluated(self, params: dict, opt_state: Any) -> dict:
+        """The parameters to evaluate: the moving averages of those that have one."""
+        if self.ema_decay is None:
+            return params
+        return jax.tree.map(lambda p, e: p if _is_masked(e) else e, params, opt_state.ema)
 
     def update(self, grads: dict, opt_state: Any, params: dict, step: jax.Array) -> tuple[dict, Any, dict]:
         """One update.
@@ -45,16 +104,68 @@ class Learner(Configurable):
         Returns:
           New parameters, new optimizer state, and `learning_rate`, `grad_norm` (before clipping) and `valid`.
         """
+        trained = self._trained(params)
+        if trained is not None:
+            grads = jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
         grad_norm = optax.tree.norm(grads)
         valid = jnp.isfinite(grad_norm)
-        if self.clip_gradient_norm_to_value is not None:
-            scale = jnp.minimum(1.0, self.clip_gradient_norm_to_value / grad_norm)
-            grads = jax.tree.map(lambda g: g * scale, grads)
-        updates, new_opt_state = self.optimizer.transformation().update(grads, opt_state, params)
+        if self.skip_step_gradient_norm_value is not None:
+            valid &= grad_norm <= self.skip_step_gradient_norm_value
         learning_rate = self.learning_rate * self.schedule(step)
-        new_params = jax.tree.map(lambda p, u: p - (learning_rate * u).astype(p.dtype), params, updates)
+        old_state = opt_state if self.ema_decay is None else opt_state.optimizer
+        updates, new_opt_state = self._transformation(trained).update(
+            self._clipped(grads, grad_norm), old_state, params, learning_rate=learning_rate
+        )
+        new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
+        if self.ema_decay is not None:
+            decay = jnp.minimum(self.ema_decay, (1 + step) / (10 + step))
+            ema = jax.tree.map(lambda p, e: e if _is_masked(e) else e - (1 - decay) * (e - p), params, opt_state.ema)
+            new_opt_state = Averaged(new_opt_state, ema)
         if self.skip_invalid_gradients:
             new_params, new_opt_state = jax.tree.map(
                 lambda new, old: jnp.where(valid, new, old), (new_params, new_opt_state), (params, opt_state)
             )
         return new_params, new_opt_state, {"learning_rate": learning_rate, "grad_norm": grad_norm, "valid": valid}
+
+    def _transformation(self, trained: Any) -> optax.GradientTransformationExtraArgs:
+        scaled = self.optimizer.scaled()
+        return scaled if trained is None else optax.masked(scaled, trained)
+
+    def _clipped(self, grads: dict, grad_norm: jax.Array) -> dict:
+        if self.clip_gradient_norm_to_value is not None:
+            scale = jnp.minimum(1.0, self.clip_gradient_norm_to_value / grad_norm)
+            return jax.tree.map(lambda g: g * scale, grads)
+        if self.clip_gradient_single_norm_to_value is not None:
+            largest = self.clip_gradient_single_norm_to_value
+            return jax.tree.map(lambda g: g * jnp.minimum(1.0, largest / jnp.linalg.norm(g.ravel())), grads)
+        return grads
+
+    def _averaging(self, params: dict, opt_state: Any, trained: Any) -> Any:
+        """`opt_state` with averages that begin with `params`, if there are any."""
+        if self.ema_decay is None:
+            return opt_state
+        if trained is None:
+            return Averaged(opt_state, jax.tree.map(jnp.copy, params))
+        return Averaged(
+            opt_state, jax.tree.map(lambda p, keep: jnp.copy(p) if keep else optax.MaskedNode(), params, trained)
+        )
+
+    def _trained(self, params: dict) -> Any:
+        """Whether each parameter is trained; None when all are."""
+        regexes = self.bprop_variable_inclusion or self.bprop_variable_exclusion
+        if not regexes:
+            return None
+        field = "bprop_variable_inclusion" if self.bprop_variable_inclusion else "bprop_variable_exclusion"
+        names = ["/".join(path_of(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+        for regex in regexes:
+            if not any(re.search(regex, name) for name in names):
+                raise ConfigError(f"{field}: {regex!r} matches no parameter.", f"Parameters: {', '.join(names[:8])}, …")
+        matched = [any(re.search(regex, name) for regex in regexes) for name in names]
+        trained = [match == bool(self.bprop_variable_inclusion) for match in matched]
+        if not any(trained):
+            raise ConfigError("`bprop_variable_exclusion` leaves no parameter to train.", "Exclude fewer.")
+        return jax.tree.unflatten(jax.tree.structure(params), trained)
+
+
+def _is_masked(node: Any) -> bool:
+    return isinstance(node, optax.MaskedNode)

@@ -23,6 +23,7 @@ from paxcli.metrics.peaks import peak_flops
 from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
+from paxcli.training.learner import Learner
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
@@ -100,7 +101,7 @@ class TrainingRun:
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)
         if warm_start is not None:
-            state, report = _warm_started(state, warm_start)
+            state, report = _warm_started(state, warm_start, self.task.train.learner)
             self.report.message(report.text())
         return state
 
@@ -163,8 +164,9 @@ class TrainingRun:
         if not self.session.experiment.eval_inputs:
             return
         self._emit(self.meter.flush())
+        params = self.task.train.learner.evaluated(state.params, state.opt_state)
         with self.meter.pause():
-            metrics = evaluate(self.eval_step, state.params, self.session.experiment.eval_inputs, self.session.mesh)
+            metrics = evaluate(self.eval_step, params, self.session.experiment.eval_inputs, self.session.mesh)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
         self.report.evaluated(step, metrics)
@@ -283,9 +285,9 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
     }
 
 
-def _warm_started(state: TrainState, source: WarmStart) -> tuple[TrainState, Report]:
+def _warm_started(state: TrainState, source: WarmStart, learner: Learner) -> tuple[TrainState, Report]:
     """`state` with what another run's checkpoint has for it."""
     if source.everything:
         return load_params(source.run_dir, source.step, state, "all")
     params, report = load_params(source.run_dir, source.step, state.params)
-    return state.replace(params=params), report
+    return state.replace(params=params, opt_state=learner.warm_start(params, state.opt_state)), report

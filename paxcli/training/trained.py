@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -15,6 +15,7 @@ from paxcli.errors import ConfigError, DataError
 from paxcli.models.decoding import Sampling
 from paxcli.training.decode import decode
 from paxcli.training.evaluate import evaluate
+from paxcli.training.learner import Averaged
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session
 from paxcli.training.step import make_eval_step
@@ -79,10 +80,19 @@ class TrainedRun:
         return [prompt for source in self._session.experiment.decode_inputs for prompt in source.prompts]
 
     def _params(self, step: int) -> dict:
-        params, report = load_params(self._run_dir.path, step, self._session.abstract.params)
+        """The parameters to evaluate: moving averages, where the run has them."""
+        learner, abstract = self._session.experiment.task.train.learner, self._session.abstract
+        if learner.ema_decay is None:
+            return self._loaded(step, abstract.params, "params")
+        saved = {"params": abstract.params, "opt_state": {"ema": abstract.opt_state.ema}}
+        loaded = self._loaded(step, saved, "all")
+        return learner.evaluated(loaded["params"], Averaged(None, loaded["opt_state"]["ema"]))
+
+    def _loaded(self, step: int, wanted: Any, what: Literal["params", "all"]) -> Any:
+        loaded, report = load_params(self._run_dir.path, step, wanted, what)
         if report.missing or report.mismatched:
             raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")
-        return params
+        return loaded
 
     def _write(self, folder: str, name: str, text: str) -> None:
         if jax.process_index() == 0:

@@ -32,6 +32,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> 
     _check_model(config.task.model, sizes)
     _check_batch(config, sizes, devices)
     ready = prepared(config, devices)
+    fdl.build(ready.task.train.learner).validate()
     for source in (ready.train_input, *ready.eval_inputs):
         fdl.build(source).validate()
     _check_inputs(ready)

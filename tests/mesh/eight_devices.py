@@ -163,17 +163,18 @@ def check_indivisible_parameters():
 
 
 def check_like_params():
-    """Masked and factored states: copies follow their parameter, everything else is replicated."""
-    params = {"a": {"w": jnp.zeros((256, 128))}, "w": jnp.zeros((4, 4))}
-    specs = {"a": {"w": P("fsdp", "tensor")}, "w": P("tensor")}
+    """Copies follow their parameter, factored moments the dimensions that they have; everything else is replicated."""
+    params = {"a": {"w": jnp.zeros((2, 256, 128))}, "w": jnp.zeros((4, 4))}
+    specs = {"a": {"w": P(None, "fsdp", "tensor")}, "w": P("tensor")}
     shardings = jax.tree.map(lambda s: jax.NamedSharding(MESH, s), specs, is_leaf=lambda s: isinstance(s, P))
     optimizer = optax.chain(
         optax.masked(optax.trace(0.9), {"a": True, "w": False}), optax.scale_by_factored_rms(), optax.scale_by_adam()
     )
     placed = like_params(jax.eval_shape(optimizer.init, params), params, shardings, MESH)
     masked, factored, adam = placed
-    assert masked.inner_state.trace["a"]["w"].spec == P("fsdp", "tensor")
-    assert factored.v_row["a"]["w"].spec == P() and factored.v["w"].spec == P("tensor")
+    assert masked.inner_state.trace["a"]["w"].spec == P(None, "fsdp", "tensor")
+    assert factored.v_row["a"]["w"].spec == P(None, "tensor") and factored.v_col["a"]["w"].spec == P(None, "fsdp")
+    assert factored.v_row["w"].spec == P() and factored.v["w"].spec == P("tensor")
     assert adam.mu["w"].spec == P("tensor") and adam.count.spec == P()
 
 

@@ -10,7 +10,6 @@ import pytest
 
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
-from paxcli.optim.schedules import Constant, LinearRampupCosineDecay, LinearRampupExponentialDecay
 from paxcli.optim.sgd import Sgd
 from paxcli.training.learner import Learner
 
@@ -91,24 +90,3 @@ def test_an_invalid_gradient_changes_nothing():
     new_params, new_state, report = learner.update(grads, state, params, jnp.int32(0))
     assert not report["valid"]
     jax.tree.map(np.testing.assert_array_equal, (new_params, new_state), (params, state))
-
-
-def _values(schedule, steps) -> np.ndarray:
-    return np.asarray([schedule(jnp.int32(step)) for step in steps])
-
-
-def test_cosine_equals_optax():
-    steps = [0, 1, 9, 10, 11, 50, 99, 100, 500]
-    ours = _values(LinearRampupCosineDecay(warmup_steps=10, decay_end=100, min_ratio=0.1), steps)
-    theirs = optax.warmup_cosine_decay_schedule(0.0, 1.0, 10, 100, end_value=0.1)
-    np.testing.assert_allclose(ours, [theirs(step) for step in steps], rtol=1e-5)
-
-
-def test_exponential_goes_through_its_points():
-    schedule = LinearRampupExponentialDecay(warmup_steps=10, decay_start=20, decay_end=120, min_ratio=0.01)
-    ours = _values(schedule, [0, 5, 10, 20, 70, 120, 1000])
-    np.testing.assert_allclose(ours, [0, 0.5, 1, 1, 0.1, 0.01, 0.01], rtol=1e-5)
-
-
-def test_constant():
-    np.testing.assert_array_equal(_values(Constant(), [0, 1000]), [1, 1])

@@ -19,10 +19,14 @@ _PROGRAM = textwrap.dedent(
     from paxcli.training.state import create_state
     from paxcli.training.step import make_train_step
     from paxcli.mesh.sharding import put_batch
+    from paxcli.optim.adafactor import ShardedAdafactor
     from pax_recipes.tiny import tiny_synthetic
 
-    ici, dcn, steps = json.loads(sys.argv[1])
+    ici, dcn, steps, factored = json.loads(sys.argv[1])
     config = tiny_synthetic()
+    if factored:
+        config.task.train.learner.optimizer = ShardedAdafactor.config()
+        config.task.train.learner.ema_decay = 0.9
     config.mesh.ici_mesh_shape, config.mesh.dcn_mesh_shape = ici, dcn
     model = config.task.model
     model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 2, 64, 128, 32
@@ -46,10 +50,10 @@ _PROGRAM = textwrap.dedent(
 )
 
 
-def _train(devices: int, ici: dict, dcn: dict | None = None, steps: int = 20) -> dict:
+def _train(devices: int, ici: dict, dcn: dict | None = None, steps: int = 20, factored: bool = False) -> dict:
     env = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, json.dumps([ici, dcn, steps])],
+        [sys.executable, "-c", _PROGRAM, json.dumps([ici, dcn, steps, factored])],
         env=env,
         capture_output=True,
         text=True,
@@ -77,3 +81,11 @@ def test_eight_devices_compute_the_same(one_device, ici, dcn, shard):
     np.testing.assert_allclose(eight["losses"], one_device["losses"], rtol=1e-5)
     assert eight["shard"] == shard
     assert eight["moment_shards"] == [shard, shard]
+
+
+def test_factored_moments_and_averages_are_split_too():
+    one = _train(1, {"data": 1}, steps=5, factored=True)
+    eight = _train(8, {"fsdp": 4, "tensor": 2}, steps=5, factored=True)
+    np.testing.assert_allclose(eight["losses"], one["losses"], rtol=1e-5)
+    # Momentum, row and column of the second moment, average of the parameters.
+    assert eight["moment_shards"] == [[2, 16, 64], [2, 16], [2, 64], [2, 16, 64]]

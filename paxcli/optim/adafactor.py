@@ -1,0 +1,165 @@
+"""Adafactor as Pax had it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, is_scanned
+
+
+class AdafactorState(NamedTuple):
+    """Updates so far, and for each parameter the moments that it has; `optax.MaskedNode` where it has none.
+
+    `row` and `column` are the second moments of a factored parameter, without its factored column and row dimension;
+    `full` is that of any other. `momentum` has the learning rates of the past in it.
+    """
+
+    count: jax.Array
+    momentum: dict
+    row: dict
+    column: dict
+    full: dict
+
+
+class _Slots(NamedTuple):
+    """The moments of one parameter."""
+
+    momentum: Any
+    row: Any
+    column: Any
+    full: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardedAdafactor(Optimizer):
+    """Adam with the second moment of a matrix kept as the moments of its rows and columns (Shazeer and Stern, 2018).
+
+    Pax: `praxis.optimizers.ShardedAdafactor`; its momentum in whole numbers (`quantized_dtype`) is left out: momentum
+    is float32. Scale, then clip, then learning rate, then momentum, then decay. Each scanned layer is a tensor for
+    itself. Without sorting, a weight of more than two dimensions is a stack of matrices; that of an attention's output
+    is [N, H, D] here and [D, N, H] in Pax, so it is factored along other dimensions.
+
+    Attributes:
+      decay_method: The second moment's decay: `adam` is `decay_adam`, corrected for bias; `pow` is
+        1 - step ** -`decay_pow`.
+      decay_adam: Decay of the second moment, for `adam`.
+      decay_pow: Exponent, for `pow`.
+      beta1: Decay of the momentum; 0 = none.
+      clipping_threshold: Largest root-mean-square of a parameter's update; None = off.
+      factored: Whether second moments are factored.
+      sort_factored_second_moment_dims: Whether the two largest dimensions are factored, rather than the last two.
+      min_dim_size_to_factor: Smallest of the two dimensions that is still factored, when they are sorted.
+      multiply_by_parameter_scale: Whether updates are relative to the root-mean-square of the parameter.
+      epsilon1_grad_sq_reg: Added to squared gradients.
+      epsilon2_param_scale_reg: Smallest scale of a parameter.
+      weight_decay: Share of a parameter taken off, times the learning rate; 0 = none.
+      decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
+    """
+
+    decay_method: Literal["adam", "pow"] = "adam"
+    decay_adam: float = 0.99
+    decay_pow: float = 0.8
+    beta1: float = 0.9
+    clipping_threshold: float | None = 1.0
+    factored: bool = True
+    sort_factored_second_moment_dims: bool = False
+    min_dim_size_to_factor: int = 128
+    multiply_by_parameter_scale: bool = False
+    epsilon1_grad_sq_reg: float = 1e-30
+    epsilon2_param_scale_reg: float = 1e-3
+    weight_decay: float = 0.0
+    decay_norms_and_biases: bool = True
+
+    def transformation(self) -> optax.GradientTransformation:
+        """The transformation at a constant learning rate of 1."""
+        scaled = self.scaled()
+        return optax.GradientTransformation(scaled.init, functools.partial(scaled.update, learning_rate=1.0))
+
+    def scaled(self) -> optax.GradientTransformationExtraArgs:
+        return optax.GradientTransformationExtraArgs(self._init, self._update)
+
+    def _init(self, params: Any) -> AdafactorState:
+        def slots(path: tuple, param: jax.Array) -> _Slots:
+            lead = param.shape[:1] if is_scanned(path) else ()
+            shape = param.shape[len(lead) :]
+            none = optax.MaskedNode()
+            momentum = jnp.zeros_like(param) if self.beta1 else none
+            dims = self._factored_dims(shape)
+            if dims is None:
+                return _Slots(momentum, none, none, jnp.zeros_like(param))
+            row, column = (jnp.zeros(lead + _without(shape, dim), param.dtype) for dim in dims)
+            return _Slots(momentum, row, column, none)
+
+        return _state(jnp.zeros([], jnp.int32), jax.tree_util.tree_map_with_path(slots, params))
+
+    def _update(self, updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, AdafactorState]:
+        count, learning_rate = state.count + 1, extra_args["learning_rate"]
+        decay = corrected_decay(self.decay_adam, count)
+        if self.decay_method == "pow":
+            decay = 1 - count.astype(jnp.float32) ** -self.decay_pow
+
+        def update(path: tuple, grad: jax.Array, param: jax.Array, *slots: Any) -> tuple[jax.Array, _Slots]:
+            weight_decay = self.weight_decay if self.decay_norms_and_biases or is_matrix_weight(path) else 0.0
+            one = functools.partial(self._update_one, decay, learning_rate, weight_decay)
+            return (jax.vmap(one) if is_scanned(path) else one)(grad, param, _Slots(*slots))
+
+        both = jax.tree_util.tree_map_with_path(update, updates, params, *state[1:])
+        updates, slots = (jax.tree.map(lambda _, pair, i=i: pair[i], updates, both) for i in (0, 1))
+        return updates, _state(count, slots)
+
+    def _update_one(
+        self, decay: Any, learning_rate: Any, weight_decay: float, grad: jax.Array, param: jax.Array, slots: _Slots
+    ) -> tuple[jax.Array, _Slots]:
+        """What one tensor loses, and its new moments."""
+        squared = jnp.square(grad) + self.epsilon1_grad_sq_reg
+        dims = self._factored_dims(grad.shape)
+        if dims is None:
+            full = decay * slots.full + (1 - decay) * squared
+            slots = slots._replace(full=full)
+            update = grad / jnp.sqrt(full)
+        else:
+            over_row, over_column = dims
+            row = decay * slots.row + (1 - decay) * jnp.mean(squared, axis=over_row)
+            column = decay * slots.column + (1 - decay) * jnp.mean(squared, axis=over_column)
+            slots = slots._replace(row=row, column=column)
+            mean = jnp.mean(row, axis=over_column - (over_column > over_row), keepdims=True)
+            update = grad / jnp.sqrt(jnp.expand_dims(row / mean, over_row) * jnp.expand_dims(column, over_column))
+        if self.clipping_threshold is not None:
+            update = update / jnp.maximum(1.0, _rms(update) / self.clipping_threshold)
+        if self.multiply_by_parameter_scale:
+            update = update * jnp.maximum(_rms(param), self.epsilon2_param_scale_reg)
+        update = learning_rate * update
+        if self.beta1:
+            update = self.beta1 * slots.momentum + (1 - self.beta1) * update
+            slots = slots._replace(momentum=update)
+        return update + learning_rate * weight_decay * param, slots
+
+    def _factored_dims(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        """The dimensions over which the row and the column moment are means; None when there are none."""
+        if not self.factored or len(shape) < 2:
+            return None
+        if not self.sort_factored_second_moment_dims:
+            return len(shape) - 1, len(shape) - 2
+        largest, second = sorted(range(len(shape)), key=lambda dim: -shape[dim])[:2]
+        return (largest, second) if shape[second] >= self.min_dim_size_to_factor else None
+
+
+def _state(count: jax.Array, slots: Any) -> AdafactorState:
+    def each(name: str) -> Any:
+        return jax.tree.map(lambda one: getattr(one, name), slots, is_leaf=lambda node: isinstance(node, _Slots))
+
+    return AdafactorState(count, *map(each, _Slots._fields))
+
+
+def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+    return shape[:dim] + shape[dim + 1 :]
+
+
+def _rms(x: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.mean(jnp.square(x)))

@@ -1,0 +1,154 @@
+"""Schedules along one curve, from a point (step, factor) to another."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from paxcli.errors import ConfigError
+from paxcli.optim.schedules import Schedule, require
+
+Point = tuple[int, float]
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial(Schedule):
+    """From `start` to `limit` along a power; before and after, their factors hold (Pax: the same name).
+
+    Attributes:
+      start: First step of the curve, and the factor there.
+      limit: Last step, and the factor there.
+      power: Of the polynomial.
+      origin: End at which the curve has slope 0, for a power above 1.
+    """
+
+    start: Point = (0, 1.0)
+    limit: Point = (1, 1.0)
+    power: float = 1.0
+    origin: Literal["start", "limit"] = "start"
+
+    def validate(self) -> None:
+        _check_order(self, self.start, self.limit)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        progress = _progress(step, self.start, self.limit)
+        curve = progress**self.power if self.origin == "start" else 1 - (1 - progress) ** self.power
+        return self.start[1] + curve * (self.limit[1] - self.start[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Linear(Schedule):
+    """From `start` to `limit` in a straight line; before and after, their factors hold (Pax: the same name).
+
+    Attributes:
+      start: First step of the line, and the factor there.
+      limit: Last step, and the factor there.
+    """
+
+    start: Point = (0, 1.0)
+    limit: Point = (1, 1.0)
+
+    def validate(self) -> None:
+        _check_order(self, self.start, self.limit)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        return self.start[1] + _progress(step, self.start, self.limit) * (self.limit[1] - self.start[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential(Schedule):
+    """From `start` to `limit` by the same ratio each step; before and after, their factors hold (Pax: the same name).
+
+    Attributes:
+      start: First step of the curve, and the factor there, above 0.
+      limit: Last step, and the factor there, above 0.
+    """
+
+    start: Point = (0, 1.0)
+    limit: Point = (1, 0.5)
+
+    def validate(self) -> None:
+        _check_order(self, self.start, self.limit)
+        if min(self.start[1], self.limit[1]) <= 0:
+            raise ConfigError(f"Exponential: the factors of {self.start} and {self.limit} must be above 0.")
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        ratio = self.limit[1] / self.start[1]
+        return self.start[1] * ratio ** _progress(step, self.start, self.limit)
+
+
+@dataclasses.dataclass(frozen=True)
+class DelayedCosine(Schedule):
+    """From `start` to `limit` along half a cosine; before and after, their factors hold (Pax: the same name).
+
+    Attributes:
+      start: First step of the curve, and the factor there.
+      limit: Last step, and the factor there.
+    """
+
+    start: Point = (0, 1.0)
+    limit: Point = (1, 0.5)
+
+    def validate(self) -> None:
+        _check_order(self, self.start, self.limit)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        left = 0.5 * (1 + jnp.cos(math.pi * _progress(step, self.start, self.limit)))
+        return self.limit[1] + left * (self.start[1] - self.limit[1])
+
+
+@dataclasses.dataclass(frozen=True)
+class Cosine(Schedule):
+    """From step 0 to `total_steps` along half a cosine; then the last factor holds (Pax: the same name).
+
+    Attributes:
+      initial_value: Factor of step 0.
+      final_value: Factor at and after `total_steps`.
+      total_steps: Last step of the curve; None = the run's `num_train_steps`.
+    """
+
+    initial_value: float = 1.0
+    final_value: float = 0.0
+    total_steps: int | None = None
+
+    def validate(self) -> None:
+        require(self, "total_steps", self.total_steps)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        end = require(self, "total_steps", self.total_steps)
+        return DelayedCosine((0, self.initial_value), (end, self.final_value))(step)
+
+
+@dataclasses.dataclass(frozen=True)
+class ContinuousSchedule(Schedule):
+    """Flat, then halved every so many steps, down to a smallest share (Pax: the same name).
+
+    Attributes:
+      initial_value: Factor until `start_step`.
+      start_step: First step of the decay.
+      half_life_steps: Steps in which the factor halves.
+      min: Smallest share of `initial_value`.
+    """
+
+    initial_value: float = 1.0
+    start_step: int = 400_000
+    half_life_steps: int = 100_000
+    min: float = 0.01
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        halvings = jnp.maximum(step - self.start_step, 0) / self.half_life_steps
+        return self.initial_value * jnp.maximum(0.5**halvings, self.min)
+
+
+def _progress(step: jax.Array, start: Point, limit: Point) -> jax.Array:
+    """The share of the way from `start` to `limit`, from 0 to 1."""
+    return jnp.clip((step - start[0]) / (limit[0] - start[0]), 0.0, 1.0)
+
+
+def _check_order(schedule: Schedule, start: Point, limit: Point) -> None:
+    if start[0] >= limit[0]:
+        raise ConfigError(f"{type(schedule).__name__}: step {start[0]} of `start` is not before {limit[0]} of `limit`.")

@@ -1,0 +1,122 @@
+"""Schedules made of several pieces."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from paxcli.errors import ConfigError
+from paxcli.optim.schedules import Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class PiecewiseConstant(Schedule):
+    """One factor after the other (Pax: the same name).
+
+    Attributes:
+      boundaries: Steps at which the next factor begins.
+      values: The factors, one more than boundaries.
+    """
+
+    boundaries: tuple[int, ...] = ()
+    values: tuple[float, ...] = (1.0,)
+
+    def validate(self) -> None:
+        _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries) + 1)
+        _check_order(self, self.boundaries)
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        piece = jnp.sum(step >= jnp.asarray(self.boundaries, jnp.int32))
+        return jnp.asarray(self.values, jnp.float32)[piece]
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearRampupPiecewiseConstant(Schedule):
+    """Up linearly to the first factor at the first boundary, then one after the other (Pax: the same name).
+
+    Attributes:
+      boundaries: Steps at which a factor begins, the first after the ramp.
+      values: The factors, as many as boundaries.
+    """
+
+    boundaries: tuple[int, ...] = (1,)
+    values: tuple[float, ...] = (1.0,)
+
+    def validate(self) -> None:
+        _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries))
+        _check_order(self, self.boundaries)
+        if not self.boundaries or self.boundaries[0] < 1:
+            raise ConfigError(
+                "LinearRampupPiecewiseConstant: its ramp ends at the first of `boundaries`: give one > 0."
+            )
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        ramp = jnp.minimum(step / self.boundaries[0], 1.0)
+        return ramp * PiecewiseConstant(self.boundaries[1:], self.values)(step)
+
+
+@dataclasses.dataclass(frozen=True)
+class PiecewiseSchedule(Schedule):
+    """One schedule after the other, each counting steps from its own beginning (Pax: the same name).
+
+    Attributes:
+      boundaries: Steps at which the next schedule begins.
+      schedules: The schedules, one more than boundaries.
+    """
+
+    boundaries: tuple[int, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+
+    def validate(self) -> None:
+        _check_pieces(self, "schedules", self.schedules, self.boundaries, len(self.boundaries) + 1)
+        _check_order(self, self.boundaries)
+        for schedule in self.schedules:
+            schedule.validate()
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        factor = self.schedules[0](step)
+        for boundary, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
+            factor = jnp.where(step < boundary, factor, schedule(step - boundary))
+        return factor
+
+
+@dataclasses.dataclass(frozen=True)
+class CycleSchedule(Schedule):
+    """Several schedules in turn, over and over, each given the step of the run (Pax: the same name).
+
+    Attributes:
+      schedules: The schedules.
+      steps: How many steps each runs before the next one does.
+    """
+
+    schedules: tuple[Schedule, ...] = ()
+    steps: tuple[int, ...] = ()
+
+    def validate(self) -> None:
+        _check_pieces(self, "schedules", self.schedules, self.steps, len(self.steps))
+        if not self.steps or min(self.steps) < 1:
+            raise ConfigError(f"CycleSchedule: `steps` {list(self.steps)} must be positive numbers, one a schedule.")
+        for schedule in self.schedules:
+            schedule.validate()
+
+    def __call__(self, step: jax.Array) -> jax.Array:
+        within, end = step % sum(self.steps), 0
+        factor = self.schedules[0](step)
+        for steps, schedule in zip(self.steps, self.schedules[1:], strict=False):
+            end += steps
+            factor = jnp.where(within < end, factor, schedule(step))
+        return factor
+
+
+def _check_pieces(schedule: Schedule, field: str, pieces: Sequence, edges: Sequence[int], wanted: int) -> None:
+    name = type(schedule).__name__
+    if len(pieces) != wanted:
+        raise ConfigError(f"{name}: `{field}` has {len(pieces)} items; with {list(edges)} it must have {wanted}.")
+
+
+def _check_order(schedule: Schedule, boundaries: Sequence[int]) -> None:
+    if list(boundaries) != sorted(boundaries):
+        raise ConfigError(f"{type(schedule).__name__}: `boundaries` {list(boundaries)} must rise.")

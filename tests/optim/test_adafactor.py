@@ -1,0 +1,129 @@
+"""Adafactor against optax's where they coincide, and against the paper's algorithm in numpy elsewhere."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from paxcli.optim.adafactor import ShardedAdafactor
+from paxcli.optim.curves import Linear
+from paxcli.training.learner import Learner
+
+
+def _params() -> dict:
+    keys = jax.random.split(jax.random.key(0), 4)
+    return {
+        "layers": {"query": jax.random.normal(keys[0], (2, 6, 4, 5)), "b_in": jax.random.normal(keys[1], (2, 4))},
+        "table": jax.random.normal(keys[2], (7, 6)),
+        "scale": 1e-4 * jax.random.normal(keys[3], (4,)),
+    }
+
+
+def _grads(number: int) -> dict:
+    return jax.tree.map(lambda p: jnp.sin(p * (number + 2)) * 0.1**number, _params())
+
+
+def _ours(optimizer: ShardedAdafactor, steps: int = 4) -> tuple[dict, dict]:
+    """Parameters after some steps at a changing learning rate, and the state."""
+    learner = Learner(
+        optimizer=optimizer,
+        learning_rate=0.1,
+        schedule=Linear((0, 0.0), (2, 1.0)),
+        clip_gradient_norm_to_value=None,
+    )
+    params = _params()
+    state = learner.init(params)
+    update = jax.jit(learner.update)
+    for number in range(steps):
+        params, state, _ = update(_grads(number), state, params, jnp.int32(number))
+    return params, state
+
+
+def _unscanned(tree: dict) -> dict:
+    """Each layer as a tensor of its own: optax knows no scanned layers."""
+    layers = [jax.tree.map(lambda x, i=i: x[i], tree["layers"]) for i in range(2)]
+    return {"table": tree["table"], "scale": tree["scale"], "0": layers[0], "1": layers[1]}
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.9])
+@pytest.mark.parametrize("relative", [True, False])
+def test_equals_optax(beta1, relative):
+    ours, _ = _ours(
+        ShardedAdafactor(
+            decay_method="pow",
+            decay_pow=0.8,
+            beta1=beta1,
+            sort_factored_second_moment_dims=True,
+            min_dim_size_to_factor=5,
+            multiply_by_parameter_scale=relative,
+        )
+    )
+    theirs = optax.adafactor(
+        lambda count: 0.1 * jnp.minimum(count / 2, 1.0),
+        min_dim_size_to_factor=5,
+        decay_rate=0.8,
+        multiply_by_parameter_scale=relative,
+        clipping_threshold=1.0,
+        momentum=beta1 or None,
+    )
+    params = _unscanned(_params())
+    state = theirs.init(params)
+    for number in range(4):
+        updates, state = theirs.update(_unscanned(_grads(number)), state, params)
+        params = optax.apply_updates(params, updates)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), _unscanned(ours), params)
+
+
+@pytest.mark.parametrize("decay_biases", [True, False])
+def test_equals_the_algorithm(decay_biases):
+    """Pax's own way: the last two dimensions, Adam's decay, momentum of scaled updates, decay times learning rate."""
+    ours, _ = _ours(
+        ShardedAdafactor(
+            decay_adam=0.9, beta1=0.8, clipping_threshold=0.5, weight_decay=0.3, decay_norms_and_biases=decay_biases
+        )
+    )
+    grads = [_unscanned(_grads(number)) for number in range(4)]
+    grads = [jax.tree_util.tree_leaves_with_path(tree) for tree in grads]
+    expected = []
+    for index, (path, start) in enumerate(jax.tree_util.tree_leaves_with_path(_unscanned(_params()))):
+        decays = decay_biases or path[-1].key in ("query", "table")
+        expected.append(_alone(start, [np.asarray(tree[index][1], np.float64) for tree in grads], 0.3 * decays))
+    for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(_unscanned(ours)), expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6, err_msg=str(path))
+
+
+def _alone(param: jax.Array, grads: list[np.ndarray], weight_decay: float) -> np.ndarray:
+    """Four updates of one tensor with plain averages: an unbiased moving average is a weighted mean of the past."""
+    param, momentum = np.asarray(param, np.float64), 0.0
+    for number, grad in enumerate(grads):
+        weights = 0.9 ** np.arange(number, -1, -1)
+        second = sum(w * g**2 for w, g in zip(weights, grads, strict=False)) / sum(weights)
+        if grad.ndim > 1:
+            rows, columns = second.mean(-1, keepdims=True), second.mean(-2, keepdims=True)
+            second = rows * columns / second.mean((-2, -1), keepdims=True)
+        update = grad / np.sqrt(second)
+        update /= max(1.0, np.sqrt(np.mean(update**2)) / 0.5)
+        learning_rate = 0.1 * min(number / 2, 1.0)
+        momentum = 0.8 * momentum + 0.2 * learning_rate * update
+        param = param - momentum - learning_rate * weight_decay * param
+    return param
+
+
+def test_keeps_what_it_needs():
+    _, state = _ours(ShardedAdafactor(beta1=0.0))
+    shapes = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+    assert shapes == {
+        "count": (),
+        "row/layers/query": (2, 6, 4),
+        "row/table": (7,),
+        "column/layers/query": (2, 6, 5),
+        "column/table": (6,),
+        "full/layers/b_in": (2, 4),
+        "full/scale": (4,),
+    }

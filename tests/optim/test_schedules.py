@@ -1,0 +1,116 @@
+"""Schedules at points computed by hand, and against optax where it has the same."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from paxcli.errors import ConfigError
+from paxcli.optim.curves import ContinuousSchedule, Cosine, DelayedCosine, Exponential, Linear, Polynomial
+from paxcli.optim.piecewise import (
+    CycleSchedule,
+    LinearRampupPiecewiseConstant,
+    PiecewiseConstant,
+    PiecewiseSchedule,
+)
+from paxcli.optim.schedules import (
+    Constant,
+    LinearRampupCosineDecay,
+    LinearRampupExponentialDecay,
+    LinearRampupPolynomialDecay,
+    LinearRampupSqrtDecay,
+    SqrtDecay,
+    Transformer,
+)
+
+
+def _values(schedule, steps) -> np.ndarray:
+    """Computed as in the training step: jitted, with the step as int32."""
+    return np.asarray([jax.jit(schedule)(jnp.int32(step)) for step in steps])
+
+
+_DOWN = dict(start=(10, 2.0), limit=(20, 0.5))
+_PIECES = PiecewiseSchedule((10, 20), (Linear((0, 0.0), (10, 1.0)), Constant(), Exponential((0, 1.0), (10, 0.01))))
+_CYCLE = CycleSchedule((Constant(), Linear((0, 0.0), (100, 1.0)), Linear((0, 5.0), (1, 5.0))), (2, 3, 1))
+
+_BY_HAND = {
+    "constant": (Constant(), {0: 1, 1000: 1}),
+    "linear": (Linear(**_DOWN), {0: 2, 10: 2, 14: 1.4, 20: 0.5, 99: 0.5}),
+    "polynomial": (Polynomial(**_DOWN, power=2.0), {0: 2, 14: 2 - 0.16 * 1.5, 20: 0.5, 99: 0.5}),
+    "polynomial to limit": (Polynomial(**_DOWN, power=2.0, origin="limit"), {0: 2, 14: 2 - (1 - 0.36) * 1.5, 99: 0.5}),
+    "exponential": (Exponential(**_DOWN), {0: 2, 10: 2, 15: 1, 20: 0.5, 99: 0.5}),
+    "delayed cosine": (DelayedCosine(**_DOWN), {0: 2, 10: 2, 15: 1.25, 20: 0.5, 99: 0.5}),
+    "cosine": (Cosine(2.0, 1.0, 60), {0: 2, 20: 1.75, 30: 1.5, 60: 1, 99: 1}),
+    "continuous": (ContinuousSchedule(3.0, 10, 5, 0.2), {0: 3, 10: 3, 15: 1.5, 20: 0.75, 99: 0.6}),
+    "ramp, exponential": (LinearRampupExponentialDecay(10, 20, 120, 0.01), {0: 0, 5: 0.5, 20: 1, 70: 0.1, 999: 0.01}),
+    "ramp, polynomial": (
+        LinearRampupPolynomialDecay(10, 20, 30, 2.0, 0.2),
+        {0: 0, 5: 0.5, 10: 1, 20: 1, 25: 0.8, 30: 0.2, 99: 0.2},
+    ),
+    "ramp, square root": (LinearRampupSqrtDecay(2.0, 100), {0: 0.02, 1: 0.02, 50: 1, 100: 2, 400: 1}),
+    "ramp, pieces": (
+        LinearRampupPiecewiseConstant((10, 20, 30), (1.0, 0.1, 0.01)),
+        {0: 0, 5: 0.5, 10: 1, 19: 1, 20: 0.1, 29: 0.1, 30: 0.01, 99: 0.01},
+    ),
+    "square root": (SqrtDecay(100, 3.0, 10.0), {0: 0.3, 110: 0.3, 410: 0.15}),
+    "transformer": (
+        Transformer(100, 64, 4, 2499),
+        {0: 400**-1.5 / 8, 399: 1 / 160, 1599: 1 / 320, 2499: 1 / 400, 9999: 1 / 400},
+    ),
+    "constant pieces": (PiecewiseConstant((5, 8), (1.0, 0.0, 0.5)), {0: 1, 4: 1, 5: 0, 7: 0, 8: 0.5, 99: 0.5}),
+    "pieces": (_PIECES, {0: 0, 5: 0.5, 10: 1, 19: 1, 20: 1, 25: 0.1, 30: 0.01, 99: 0.01}),
+    "cycle": (_CYCLE, {0: 1, 1: 1, 2: 0.02, 4: 0.04, 5: 5, 6: 1, 8: 0.08, 11: 5}),
+}
+
+
+@pytest.mark.parametrize("name", _BY_HAND)
+def test_by_hand(name):
+    schedule, points = _BY_HAND[name]
+    schedule.validate()
+    np.testing.assert_allclose(_values(schedule, points), list(points.values()), rtol=1e-5, atol=1e-8)
+
+
+_OPTAX = {
+    "cosine": (LinearRampupCosineDecay(10, None, 100, 0.1), optax.warmup_cosine_decay_schedule(0, 1, 10, 100, 0.1)),
+    "linear": (Linear((10, 2.0), (90, 0.5)), optax.linear_schedule(2.0, 0.5, 80, 10)),
+    # optax counts the share of steps that are left, as our `origin="limit"` does.
+    "polynomial": (
+        Polynomial((10, 2.0), (90, 0.5), 3.0, "limit"),
+        optax.polynomial_schedule(2.0, 0.5, 3, 80, 10),
+    ),
+    "exponential": (Exponential((10, 1.0), (110, 0.2)), optax.exponential_decay(1.0, 100, 0.2, 10, False, 0.2)),
+    "cosine alone": (Cosine(1.0, 0.25, 100), optax.cosine_decay_schedule(1.0, 100, 0.25)),
+    "pieces": (
+        PiecewiseConstant((10, 50), (1.0, 0.5, 0.1)),
+        optax.piecewise_constant_schedule(1.0, {10: 0.5, 50: 0.2}),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _OPTAX)
+def test_as_optax(name):
+    ours, theirs = _OPTAX[name]
+    steps = [0, 1, 9, 10, 11, 49, 50, 51, 99, 100, 500]
+    np.testing.assert_allclose(_values(ours, steps), [theirs(step) for step in steps], rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Linear((5, 1.0), (5, 0.0)),
+        Exponential((0, 1.0), (5, 0.0)),
+        PiecewiseConstant((1, 2), (1.0, 2.0)),
+        PiecewiseConstant((2, 1), (1.0, 2.0, 3.0)),
+        LinearRampupPiecewiseConstant((0,), (1.0,)),
+        PiecewiseSchedule((1,), (Constant(),)),
+        PiecewiseSchedule((1,), (Constant(), DelayedCosine((2, 1.0), (1, 0.0)))),
+        PiecewiseSchedule((1,), (Constant(), LinearRampupCosineDecay())),
+        CycleSchedule((Constant(),), ()),
+    ],
+)
+def test_what_does_not_fit_is_refused(schedule):
+    with pytest.raises(ConfigError):
+        schedule.validate()

@@ -1,0 +1,157 @@
+"""What the learner does besides asking the optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from pax_recipes.tiny import tiny_synthetic
+from paxcli.errors import ConfigError
+from paxcli.optim.adam import Adam
+from paxcli.optim.adamw import AdamW
+from paxcli.optim.schedules import LinearRampupPolynomialDecay
+from paxcli.training.learner import Learner
+from paxcli.training.validate import validate
+
+
+def _params() -> dict:
+    keys = jax.random.split(jax.random.key(0), 3)
+    return {
+        "stack": {"w_in": jax.random.normal(keys[0], (3, 4)), "b_in": jax.random.normal(keys[1], (4,))},
+        "norm": {"scale": jax.random.normal(keys[2], (4,))},
+    }
+
+
+def _grads(number: int) -> dict:
+    return jax.tree.map(lambda p: jnp.sin(p * (number + 2)), _params())
+
+
+def _run(learner: Learner, steps: int = 4, scale=lambda number: 1.0) -> tuple[list[dict], dict, list[dict]]:
+    """The parameters before each step and after the last, the state, and the reports."""
+    params = [_params()]
+    state = learner.init(params[0])
+    update, reports = jax.jit(learner.update), []
+    for number in range(steps):
+        grads = jax.tree.map(lambda g, n=number: g * scale(n), _grads(number))
+        new, state, report = update(grads, state, params[-1], jnp.int32(number))
+        params.append(new)
+        reports.append(report)
+    return params, state, reports
+
+
+def _assert_close(ours, theirs) -> None:
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6), ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "choice", [dict(bprop_variable_exclusion=("^stack/b", "norm")), dict(bprop_variable_inclusion=("stack/w_in",))]
+)
+def test_parameters_left_out_stay_and_have_no_state(choice):
+    learner = Learner(optimizer=AdamW(), learning_rate=0.01, ema_decay=0.9, **choice)
+    params, state, reports = _run(learner)
+    for name in ("stack.b_in", "norm.scale"):
+        group, leaf = name.split(".")
+        np.testing.assert_array_equal(params[-1][group][leaf], _params()[group][leaf])
+    shapes = sorted(leaf.shape for leaf in jax.tree.leaves(state))
+    assert shapes == [(), (3, 4), (3, 4), (3, 4)]  # a count, two moments and an average
+    # The gradients of the others count for nothing, not even for the clip.
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.01, b2=0.95, weight_decay=0.1))
+    alone = {"w_in": _params()["stack"]["w_in"]}
+    opt_state = theirs.init(alone)
+    for number in range(4):
+        grads = {"w_in": _grads(number)["stack"]["w_in"]}
+        np.testing.assert_allclose(reports[number]["grad_norm"], optax.tree.norm(grads), rtol=1e-6)
+        updates, opt_state = theirs.update(grads, opt_state, alone)
+        alone = optax.apply_updates(alone, updates)
+    _assert_close(params[-1]["stack"]["w_in"], alone["w_in"])
+    evaluated = learner.evaluated(params[-1], state)
+    np.testing.assert_array_equal(evaluated["norm"]["scale"], _params()["norm"]["scale"])
+    assert not np.allclose(evaluated["stack"]["w_in"], params[-1]["stack"]["w_in"])
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (dict(bprop_variable_inclusion=("stack", "lora")), "'lora' matches no parameter"),
+        (dict(bprop_variable_exclusion=(".",)), "no parameter to train"),
+    ],
+)
+def test_expressions_that_choose_nothing_are_refused(choice, message):
+    with pytest.raises(ConfigError, match=message):
+        Learner(**choice).init(_params())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (dict(clip_gradient_single_norm_to_value=1.0), "not both"),
+        (dict(bprop_variable_exclusion=("a",), bprop_variable_inclusion=("b",)), "Both"),
+        (dict(skip_step_gradient_norm_value=1.0, skip_invalid_gradients=False), "no effect"),
+        (dict(ema_decay=1.0), "between 0 and 1"),
+        (dict(schedule=LinearRampupPolynomialDecay.config(decay_end=5)), None),
+    ],
+)
+def test_fields_that_do_not_fit_are_refused_before_any_device(changes, message):
+    config = tiny_synthetic()
+    for name, value in changes.items():
+        setattr(config.task.train.learner, name, value)
+    if message is None:
+        validate(config)
+        return
+    with pytest.raises(ConfigError, match=message):
+        validate(config)
+
+
+def test_each_gradient_can_be_clipped_alone():
+    learner = Learner(
+        optimizer=Adam(), clip_gradient_norm_to_value=None, clip_gradient_single_norm_to_value=0.5, learning_rate=0.1
+    )
+    clipped = jax.tree.map(lambda g: g * min(1.0, 0.5 / float(jnp.linalg.norm(g))), _grads(0))
+    plain = dataclasses.replace(learner, clip_gradient_single_norm_to_value=None)
+    state = learner.init(_params())
+    ours, our_state, report = learner.update(_grads(0), state, _params(), jnp.int32(0))
+    theirs, their_state, _ = plain.update(clipped, state, _params(), jnp.int32(0))
+    _assert_close((ours, our_state), (theirs, their_state))
+    np.testing.assert_allclose(report["grad_norm"], optax.tree.norm(_grads(0)), rtol=1e-6)
+
+
+def test_a_step_with_a_large_gradient_is_skipped():
+    learner = Learner(ema_decay=0.9, skip_step_gradient_norm_value=10.0)
+    params, state, reports = _run(learner, 3, scale=lambda n: 100.0 if n == 2 else 1.0)
+    assert [bool(report["valid"]) for report in reports] == [True, True, False]
+    before, state_before, _ = _run(learner, 2)
+    jax.tree.map(np.testing.assert_array_equal, (params[3], state), (before[2], state_before))
+
+
+def test_the_average_follows_the_parameters():
+    params, state, _ = _run(Learner(learning_rate=0.1, ema_decay=0.25))
+    average = params[0]
+    for number in range(4):
+        decay = min(0.25, (1 + number) / (10 + number))
+        average = jax.tree.map(lambda a, p, d=decay: d * a + (1 - d) * p, average, params[number])
+    _assert_close(state.ema, average)
+    plain, plain_state, _ = _run(Learner(learning_rate=0.1))
+    jax.tree.map(np.testing.assert_array_equal, (params[-1], state.optimizer), (plain[-1], plain_state))
+
+
+def test_the_average_begins_anew_with_other_parameters():
+    learner = Learner(ema_decay=0.9, bprop_variable_exclusion=("norm",))
+    params, state, _ = _run(learner)
+    begun = learner.warm_start(params[-1], state)
+    jax.tree.map(np.testing.assert_array_equal, learner.evaluated(params[-1], begun), params[-1])
+
+
+def test_decay_can_spare_norms_and_biases():
+    free = Adam(weight_decay=0.0, clip_threshold=None)
+    plain = _run(Learner(optimizer=free), 1)[0][1]
+    spared = _run(Learner(optimizer=dataclasses.replace(free, weight_decay=0.5, decay_norms_and_biases=False)), 1)[0][1]
+    everything = _run(Learner(optimizer=dataclasses.replace(free, weight_decay=0.5)), 1)[0][1]
+    start = _params()
+    decayed = jax.tree.map(lambda p, s: p - 1e-3 * 0.5 * s, plain, start)
+    _assert_close(everything, decayed)
+    _assert_close(spared, plain | {"stack": plain["stack"] | {"w_in": decayed["stack"]["w_in"]}})
