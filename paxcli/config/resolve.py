@@ -16,7 +16,12 @@ from paxcli.config.tree import Node, find, missing_values, walk
 from paxcli.config.values import plain, plain_values
 from paxcli.errors import ConfigError
 
-RIVALS = {"global_batch_size": "percore_batch_size", "percore_batch_size": "global_batch_size"}
+RIVALS = {
+    "global_batch_size": "percore_batch_size",
+    "percore_batch_size": "global_batch_size",
+    "num_microbatches": "microbatch_size",
+    "microbatch_size": "num_microbatches",
+}
 """Fields of which one is in force. A later layer that sets one switches off the other, which an earlier layer set."""
 
 

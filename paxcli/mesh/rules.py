@@ -22,6 +22,7 @@ DEFAULT_RULES: Rules = {
     "norm": (),
     "expert": ("expert",),
     "stage": ("stage",),
+    "activation_stage": ("stage",),
     "activation_batch": ("data", "fsdp"),
     "activation_length": ("context",),
     "activation_embed": ("tensor",),

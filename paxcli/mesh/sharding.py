@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -68,6 +68,24 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
         axes = tuple(axis for axis in _axes(entry) if axis in sizes)
         entries.append(axes if axes and dim % _ways(axes, sizes) == 0 else None)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
+
+
+def map_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """`jax.vmap` of a `fn` that calls `constrain`: there, the mapped dimension lies as `logical_axis` does.
+
+    No other dimension inside lies on its mesh axes, which must divide it.
+    """
+    axes = _rules.get()[logical_axis]
+    inner = {name: tuple(axis for axis in others if axis not in axes) for name, others in _rules.get().items()}
+
+    def constrained(*args: Any) -> Any:
+        token = _rules.set(inner)
+        try:
+            return fn(*args)
+        finally:
+            _rules.reset(token)
+
+    return jax.vmap(constrained, spmd_axis_name=axes or None)
 
 
 def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:

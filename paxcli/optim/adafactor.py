@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, is_scanned
+from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, stacked_dims
 
 
 class AdafactorState(NamedTuple):
@@ -86,7 +86,7 @@ class ShardedAdafactor(Optimizer):
 
     def _init(self, params: Any) -> AdafactorState:
         def slots(path: tuple, param: jax.Array) -> _Slots:
-            lead = param.shape[:1] if is_scanned(path) else ()
+            lead = param.shape[: stacked_dims(path)]
             shape = param.shape[len(lead) :]
             none = optax.MaskedNode()
             momentum = jnp.zeros_like(param) if self.beta1 else none
@@ -107,7 +107,9 @@ class ShardedAdafactor(Optimizer):
         def update(path: tuple, grad: jax.Array, param: jax.Array, *slots: Any) -> tuple[jax.Array, _Slots]:
             weight_decay = self.weight_decay if self.decay_norms_and_biases or is_matrix_weight(path) else 0.0
             one = functools.partial(self._update_one, decay, learning_rate, weight_decay)
-            return (jax.vmap(one) if is_scanned(path) else one)(grad, param, _Slots(*slots))
+            for _ in range(stacked_dims(path)):
+                one = jax.vmap(one)
+            return one(grad, param, _Slots(*slots))
 
         both = jax.tree_util.tree_map_with_path(update, updates, params, *state[1:])
         updates, slots = (jax.tree.map(lambda _, pair, i=i: pair[i], updates, both) for i in (0, 1))

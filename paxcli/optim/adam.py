@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, is_scanned
+from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, stacked_dims
 
 
 class AdamState(NamedTuple):
@@ -32,7 +32,7 @@ class Adam(Optimizer):
       beta2: Decay of the second moment.
       epsilon: Added outside the root.
       epsilon_root: Added inside the root.
-      clip_threshold: Largest root-mean-square of a parameter's update, each scanned layer for itself; None = off.
+      clip_threshold: Largest root-mean-square of a parameter's update, each layer for itself; None = off.
       weight_decay: Share of a parameter taken off, times the learning rate; 0 = none.
       decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
     """
@@ -68,10 +68,10 @@ class Adam(Optimizer):
 
 
 def _clipped(updates: Any, threshold: float) -> Any:
-    """Updates whose root-mean-square is at most `threshold`, each scanned layer for itself."""
+    """Updates whose root-mean-square is at most `threshold`, each layer for itself."""
 
     def clip(path: tuple, update: jax.Array) -> jax.Array:
-        axes = tuple(range(1 if is_scanned(path) else 0, update.ndim))
+        axes = tuple(range(stacked_dims(path), update.ndim))
         rms = jnp.sqrt(jnp.mean(jnp.square(update), axis=axes, keepdims=True))
         return update / jnp.maximum(1.0, rms / threshold)
 

@@ -39,9 +39,12 @@ def is_matrix_weight(path: tuple, _: Any = None) -> bool:
     return not (name.startswith("b_") or name == "b" or name.endswith(("bias", "scale")))
 
 
-def is_scanned(path: tuple) -> bool:
-    """Whether a parameter's first dimension counts layers, by its path: each layer is then a tensor for itself."""
-    return any(getattr(key, "key", None) == "layers" for key in path)
+def stacked_dims(path: tuple[jax.tree_util.DictKey, ...]) -> int:
+    """How many leading dimensions of the parameter at `path` count layers, so that each layer can be kept apart.
+
+    `layers`, `stages` and `repeats` in a path each stand for one.
+    """
+    return sum(getattr(key, "key", None) in ("layers", "stages", "repeats") for key in path)
 
 
 def corrected_decay(beta: float, count: jax.Array) -> jax.Array:

@@ -26,7 +26,10 @@ _SAFE = (
     "task.train.summary_interval_steps",
     "task.train.eval_interval_steps",
     "task.train.learner.",
+    "task.model.stack.microbatch_size",
+    "task.model.stack.num_microbatches",
     "task.model.stack.remat_policy",
+    "task.model.stack.stream_io",
     "task.model.stack.unroll",
 )
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
 import fiddle as fdl
 
+from paxcli.config.classes import class_of
 from paxcli.errors import ConfigError
+from paxcli.layers.pipeline import Pipeline
+from paxcli.layers.pipelined_stack import PipelinedStack
+from paxcli.log import log
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.training.experiment import Experiment, global_batch_size, prepared
@@ -33,6 +38,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> 
     _check_batch(config, sizes, devices)
     ready = prepared(config, devices)
     fdl.build(ready.task.train.learner).validate()
+    _check_pipeline(ready, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
     for source in (ready.train_input, *ready.eval_inputs):
         fdl.build(source).validate()
     _check_inputs(ready)
@@ -81,6 +87,34 @@ def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
             f"A global batch of {batch} does not divide over {arithmetic} = {shards * microbatches}.",
             f"The nearest batch that does: `--set global_batch_size={nearest}`.",
         )
+
+
+def _check_pipeline(config: Any, sizes: dict[str, int], batch: int, log_it: bool) -> None:
+    model, on_mesh = config.task.model, sizes[Axis.STAGE]
+    stack = getattr(model, "stack", None)
+    if class_of(stack) is not PipelinedStack:
+        if on_mesh > 1:
+            raise ConfigError(
+                f"The mesh has stage={on_mesh}, but the model has no stages: devices would repeat each other's work.",
+                "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe.",
+            )
+        return
+    pipeline = Pipeline(**{field.name: getattr(stack, field.name) for field in dataclasses.fields(Pipeline)})
+    pipeline.layers_per_group(model.num_layers)
+    if on_mesh not in (1, pipeline.num_stages):
+        raise ConfigError(
+            f"task.model.stack.num_stages={pipeline.num_stages}, but the mesh has stage={on_mesh}.",
+            f"Make the product of `stage` in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape` {pipeline.num_stages}; "
+            "1 runs all stages on each device.",
+        )
+    rows = batch // config.task.train.num_microbatches
+    size, shards = rows // pipeline.count_microbatches(rows), sizes[Axis.DATA] * sizes[Axis.FSDP]
+    if size % shards and log_it:
+        log.warning(
+            "Microbatches of %d rows do not divide over data × fsdp = %d: each device runs them whole.", size, shards
+        )
+    for source in config.eval_inputs:
+        pipeline.count_microbatches(source.batch_size)
 
 
 def _check_inputs(config: Any) -> None:

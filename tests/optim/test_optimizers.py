@@ -66,13 +66,25 @@ def test_adam_without_clip_is_bias_corrected_adam():
     _assert_close(_ours(learner), _run(optax.adam(0.01, b2=0.99, eps=1e-6)))
 
 
-def test_adam_clips_each_scanned_layer_alone():
-    params = {"layers": {"w": jnp.ones((2, 4))}}
-    grads = {"layers": {"w": jnp.stack([jnp.full(4, 1.0), jnp.full(4, 1e-7)])}}
+@pytest.mark.parametrize(
+    ("path", "lead"),
+    [
+        (("layers",), (4,)),
+        (("stages", "layers"), (2, 2)),
+        (("stages", "layers_0"), (4,)),
+        (("repeats", "stages", "layers"), (2, 1, 2)),
+        (("repeats", "stages", "layers_0"), (2, 2)),
+    ],
+)
+def test_adam_clips_each_layer_alone(path, lead):
+    gradients = jnp.array([1.0, 1e-7, 1.0, 1e-7])[:, None] * jnp.ones((4, 5))
+    grads = {"w": gradients.reshape(*lead, 5)}
+    for name in reversed(path):
+        grads = {name: grads}
     optimizer = Adam(clip_threshold=0.5, weight_decay=0.0).transformation()
-    updates, _ = optimizer.update(grads, optimizer.init(params), params)
-    rms = jnp.sqrt(jnp.mean(jnp.square(updates["layers"]["w"]), axis=1))
-    np.testing.assert_allclose(rms, [0.5, 1e-7 / (1e-7 + 1e-6)], rtol=1e-5)
+    updates, _ = optimizer.update(grads, optimizer.init(grads), grads)
+    rms = jnp.sqrt(jnp.mean(jnp.square(jax.tree.leaves(updates)[0].reshape(4, 5)), axis=1))
+    np.testing.assert_allclose(rms, [0.5, 1e-7 / (1e-7 + 1e-6)] * 2, rtol=1e-5)
 
 
 @pytest.mark.parametrize("nesterov", [True, False])

@@ -1,0 +1,170 @@
+"""Layers on top of each other, in stages that work side by side."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from paxcli.config.configurable import template
+from paxcli.layers.attention import KVCache
+from paxcli.layers.base import Layer
+from paxcli.layers.block import TransformerBlock
+from paxcli.layers.init import Init, Xavier
+from paxcli.layers.pipeline import Pipeline, to_layers
+from paxcli.layers.remat import RematPolicy, save_as, saveable
+from paxcli.layers.stack import Stack
+
+_WEIGHTS = "round_weights"
+
+
+class PipelinedStack(Layer):
+    """What `Stack` computes, with the layers cut into stages that lie on the mesh axis `stage`.
+
+    Pax: `PipelinedTransformer`. `paxcli/layers/pipeline.py` says how it runs, and how its parameters lie. On a mesh
+    without stages each device runs all of them, and computes the same. With a cache, for decoding, the layers run one
+    after the other.
+
+    Attributes:
+      num_layers: L.
+      model_dims: D.
+      hidden_dims: F.
+      num_heads: N.
+      dims_per_head: H.
+      num_kv_heads: K; None = N.
+      num_stages: S, the size of the mesh axis `stage`.
+      num_microbatches: How many slices of the batch are under way one after the other; this or `microbatch_size`.
+      microbatch_size: Rows in a slice, over all devices of a stage.
+      circular_repeat: How many groups of layers a stage holds; microbatches pass all stages as often. More groups,
+        shorter bubbles.
+      stream_io: Whether the stages share the work of holding inputs and outputs, which saves memory and broadcasts.
+      block: Template of one layer.
+      scan: Whether the layers inside a stage are scanned.
+      unroll: How many scanned layers one iteration runs.
+      remat_policy: Which activations of a layer are kept for the backward pass.
+      params_init: How weights start.
+    """
+
+    num_layers: int
+    model_dims: int
+    hidden_dims: int
+    num_heads: int
+    dims_per_head: int
+    num_kv_heads: int | None = None
+    num_stages: int = 1
+    num_microbatches: int | None = None
+    microbatch_size: int | None = None
+    circular_repeat: int = 1
+    stream_io: bool = False
+    block: functools.partial = template(TransformerBlock)
+    scan: bool = True
+    unroll: int = 1
+    remat_policy: RematPolicy = "dots_with_no_batch_dims"
+    params_init: Init = Xavier()
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Float[jax.Array, "B T D"],
+        cache: KVCache | None,
+        segment_ids: Int[jax.Array, "B T"],
+        segment_pos: Int[jax.Array, "B T"],
+    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+        """Runs all layers. The arrays of a cache have a leading `layers` dimension."""
+        params = self._parameters()
+        if self.is_initializing():  # on one row, of which there are no microbatches
+            return x, cache
+        if cache is not None:
+            in_order = self._stack(self.num_layers).bind({"params": to_layers(params)})
+            return in_order(x, cache, segment_ids, segment_pos)
+        # From here on a stage comes first, and its rounds, if any, last: [S, (K,) (R,) …].
+        if self.circular_repeat > 1:
+            move = functools.partial(jnp.moveaxis, source=0, destination=2 if self.scan else 1)
+            stages = jax.tree.map(move, params["repeats"]["stages"])
+        else:
+            stages = params["stages"]
+        return self._pipeline.run(self._stage(), stages, x, segment_ids, segment_pos), None
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(
+            self.num_stages, self.num_microbatches, self.microbatch_size, self.circular_repeat, self.stream_io
+        )
+
+    @property
+    def _widths(self) -> dict[str, Any]:
+        return dict(
+            model_dims=self.model_dims,
+            hidden_dims=self.hidden_dims,
+            num_heads=self.num_heads,
+            dims_per_head=self.dims_per_head,
+            num_kv_heads=self.num_kv_heads,
+            params_init=self.params_init,
+        )
+
+    def _stack(self, num_layers: int) -> Stack:
+        """A plain stack of such layers, which belongs to nobody."""
+        return Stack(num_layers, **self._widths, block=self.block, scan=self.scan, unroll=self.unroll, parent=None)
+
+    def _parameters(self) -> Any:
+        """`{"stages": …}`, or in rounds `{"repeats": {"stages": …}}`."""
+        stack = self._stack(self._pipeline.layers_per_group(self.num_layers))
+        ids = jnp.ones((1, 1), jnp.int32)
+
+        def init(key: jax.Array) -> Any:
+            return stack.init(key, jnp.zeros((1, 1, self.model_dims)), None, ids, ids)["params"]
+
+        in_stages = _copies(init, self.num_stages, "stage")
+        if self.circular_repeat == 1:
+            return {"stages": self.param("stages", in_stages)}
+        in_rounds = _copies(lambda key: {"stages": in_stages(key)}, self.circular_repeat, "layers")
+        return {"repeats": self.param("repeats", in_rounds)}
+
+    def _stage(self) -> Callable[..., jax.Array]:
+        """One stage on one microbatch: `(params, round, x, segment_ids, segment_pos) -> x`."""
+        block = self.block.func(**{**self.block.keywords, **self._widths}, parent=None)
+        rounds = self.circular_repeat
+
+        def layer(params: Any, number: jax.Array, x: jax.Array, segment_ids: jax.Array, segment_pos: jax.Array):
+            if rounds > 1:
+                params = jax.tree.map(
+                    lambda p: save_as(_WEIGHTS, jax.lax.dynamic_index_in_dim(p, number, 0, False)), params
+                )
+            return block.apply({"params": params}, x, None, segment_ids, segment_pos)[0]
+
+        policy = saveable(self.remat_policy)
+        if policy is None and rounds > 1:  # the backward pass takes its weights from the parameters, too
+            policy = jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS)
+        if policy is not None:
+            # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
+            layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
+
+        def stage(params: Any, number: jax.Array, x: jax.Array, *row_facts: jax.Array) -> jax.Array:
+            if self.scan:
+                x, _ = jax.lax.scan(
+                    lambda x, params: (layer(params, number, x, *row_facts), None),
+                    x,
+                    params["layers"],
+                    unroll=self.unroll,
+                )
+                return x
+            for index in range(len(params)):
+                x = layer(params[f"layers_{index}"], number, x, *row_facts)
+            return x
+
+        return stage
+
+
+def _copies(init: Callable[[jax.Array], Any], count: int, logical_axis: str) -> Callable[[jax.Array], Any]:
+    """`init` drawn `count` times, along a new leading dimension."""
+
+    def init_all(key: jax.Array) -> Any:
+        params = jax.vmap(init)(jax.random.split(key, count))
+        return nn.meta.add_axis(params, 0, {nn.PARTITION_NAME: logical_axis})
+
+    return init_all
