@@ -92,7 +92,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
 
 @app.command("diff")
 def compare(recipe: RecipeArgument, other: OtherRecipe, as_json: JsonOption = False) -> None:
-    """Print the values in which two recipes differ.
+    """Print the values in which two recipes differ, and the sizes that follow from them.
 
     \b
     Examples:
@@ -103,7 +103,12 @@ def compare(recipe: RecipeArgument, other: OtherRecipe, as_json: JsonOption = Fa
     from paxcli.config.render import value_text
     from paxcli.config.resolve import resolve
 
-    before, after = ({path: v.value for path, v in resolve(name).values.items()} for name in (recipe, other))
+    both = [resolve(name) for name in (recipe, other)]
+    from paxcli.training.summary import summarize  # Heavy, and not needed for a mistake.
+
+    before, after = (
+        summarize(resolved.config) | {path: v.value for path, v in resolved.values.items()} for resolved in both
+    )
     differences, lines = {}, []
     for path, a, b in diff(before, after):
         differences[path] = {side: value for side, value in (("a", a), ("b", b)) if value is not ABSENT}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 import pkgutil
@@ -11,6 +12,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.tree import find, union_members, walk
 
 ROOMS = ("paxcli.layers", "paxcli.optim", "paxcli.inputs", "paxcli.models")
 
@@ -35,6 +37,26 @@ def choices(cls: type) -> dict[str, type]:
     if len(found) > 1:
         found.pop(bases[-1].__name__, None)
     return found
+
+
+def is_of_another_class(config: fdl.Buildable, path: str) -> bool:
+    """Whether a full path leads nowhere in `config`, and would lead somewhere with another class in its holder's place.
+
+    Raises:
+      ConfigError: The holder's path is unknown too.
+    """
+    if any(node.path == path for node in walk(config)):
+        return False
+    head, _, name = path.rpartition(".")
+    if head and is_of_another_class(config, head):
+        return True
+    holder = find(config, head)[0]
+    cls = class_of(holder.value) or next(filter(None, map(class_of, union_members(holder.annotation))), None)
+    return cls is not None and any(name in _field_names(other) for other in choices(cls).values())
+
+
+def _field_names(cls: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(cls)}  # pyrefly: ignore
 
 
 @functools.cache

@@ -13,6 +13,8 @@ from paxcli.config.index import find_overlays
 from paxcli.errors import ConfigError, did_you_mean
 
 YAML_SUFFIXES = (".yaml", ".yml")
+OPTIONAL = "?"
+"""Ends the key of a value that goes only where the recipe's class has such a field."""
 
 
 @dataclasses.dataclass(frozen=True)

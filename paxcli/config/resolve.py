@@ -10,8 +10,9 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.assign import assign, split_assignment
+from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
-from paxcli.config.overlay import YAML_SUFFIXES, Layer, read_overlay
+from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Layer, read_overlay
 from paxcli.config.tree import Node, find, missing_values, walk
 from paxcli.config.values import plain, plain_values
 from paxcli.errors import ConfigError
@@ -101,6 +102,10 @@ def _apply(config: fdl.Config, layer: Layer, sources: dict[str, str]) -> list[st
     done: list[str] = []
     for path, value in layer.values.items():
         try:
+            if path.endswith(OPTIONAL):
+                path = path.removesuffix(OPTIONAL)
+                if is_of_another_class(config, path):
+                    continue
             full = assign(config, path, value)
         except ConfigError as error:
             prefix = "" if layer.source == "--set" else f"{layer.source}: "

@@ -60,6 +60,7 @@ class TextInput(RandomAccessInput):
     def validate(self) -> None:
         super().validate()
         self._validate_files()
+        self.tokenizer()  # reads nothing, but refuses to be without a path
         if self.seq_len is None or self.seq_len < 1:
             raise ConfigError(f"Input `{self.name}`: seq_len is {self.seq_len}.", "Set it to 1 or more.")
         if self.split is not None and self.split not in _SPLITS:
@@ -70,8 +71,10 @@ class TextInput(RandomAccessInput):
 
     def _validate_files(self) -> None:
         if not self.files or isinstance(self.files, str):
+            field = "train_input.files" if self.is_training else "eval_inputs.0.files"
             raise ConfigError(
-                f"Input `{self.name}`: files is {self.files!r}.", "Set it to a list, such as ['~/text/**/*.txt']."
+                f"Input `{self.name}`: files is {self.files!r}.",
+                f"Set it to a list, such as --set {field}='[~/text/**/*.txt]', or use `--overlay synthetic-data`.",
             )
 
     def check_data(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paxcli.config.configurable import Configurable
-from paxcli.errors import DataError, MissingError
+from paxcli.errors import ConfigError, DataError, MissingError
 
 
 class Tokenizer(Protocol):
@@ -54,14 +54,22 @@ class ByteTokenizer(Configurable):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentencePieceTokenizer(Configurable):
-    """A SentencePiece model file (`*.model`)."""
+    """A SentencePiece model file (`*.model`). A recipe may leave its path to whoever trains."""
 
-    path: str
+    path: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            raise ConfigError(
+                "The tokenizer has no path.",
+                "Name a SentencePiece model, such as --set train_input.tokenizer.path=c4.model, for each input.",
+            )
 
     @functools.cached_property
     def _model(self) -> Any:
         library = _library("sentencepiece")
         try:
+            assert self.path is not None
             return library.SentencePieceProcessor(model_proto=_file(self.path).read_bytes())
         except RuntimeError:
             raise DataError(f"{self.path} is not a SentencePiece model.") from None

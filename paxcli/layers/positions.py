@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
 
@@ -40,17 +41,24 @@ class LearnedPositions(Layer):
 
     Attributes:
       model_dims: D.
-      max_seq_len: Number of positions. A longer input is refused by validation, before anything runs.
+      max_seq_len: Longest sequence. A longer input is refused by validation, before anything runs.
+      num_positions: Rows of the table; None = `max_seq_len`. Those beyond are never read.
     """
 
     model_dims: int
     max_seq_len: int
+    num_positions: int | None = None
     params_init: Init = Gaussian()
 
     def setup(self) -> None:
-        self.table = self.weight(
-            "table", self.params_init.table(self.model_dims), (self.max_seq_len, self.model_dims), (None, "embed")
-        )
+        rows = self.max_seq_len if self.num_positions is None else self.num_positions
+        if rows < self.max_seq_len:
+            raise ConfigError(
+                f"The table of positions has num_positions={rows}, fewer than max_seq_len={self.max_seq_len}.",
+                "Raise `num_positions`, or set it to null.",
+            )
+        shape = (rows, self.model_dims)
+        self.table = self.weight("table", self.params_init.table(self.model_dims), shape, (None, "embed"))
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
         return jnp.take(self.table, positions, axis=0)

@@ -103,7 +103,7 @@ def _check_count(sizes: Mapping[str, int], found: int, slices: int) -> None:
             fit = f"--set mesh.dcn_mesh_shape=null --set mesh.ici_mesh_shape='{{data: {found}}}'"
         raise ConfigError(
             f"mesh {describe(sizes)} needs {needed} device{'s' * (needed > 1)}, found {found}.",
-            f"Choose a shape that takes them all, such as {fit}",
+            f"Choose a shape that takes them all, such as {fit}, or shrink a language model to run here: --overlay cpu",
         )
 
 

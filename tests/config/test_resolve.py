@@ -69,6 +69,17 @@ def test_one_batch_size_switches_off_the_other(mine: pathlib.Path, tmp_path: pat
     assert sources(resolved)["train.percore_batch_size"] == (None, "--set")
 
 
+@pytest.mark.parametrize(("recipe", "rows"), [("c4-gpt3-xl", 32), ("tiny", None)])
+def test_an_optional_value_goes_where_a_class_has_the_field(recipe: str, rows: int | None, tmp_path: pathlib.Path):
+    overlay = tmp_path / "o.yaml"
+    overlay.write_text("task.model.position.num_positions?: 32\ntask.model.position.min_timescale?: 2.0\n")
+    resolved = resolve(recipe, [str(overlay)])
+    assert sources(resolved).get("task.model.position.num_positions") == (rows and (rows, f"overlay {overlay}"))
+    overlay.write_text("task.model.position.num_position?: 32\n")
+    with pytest.raises(ConfigError, match=r"no field `task\.model\.position\.num_position`"):
+        resolve(recipe, [str(overlay)])
+
+
 def test_two_batch_sizes_of_one_layer_both_stay(mine: pathlib.Path) -> None:
     resolved = resolve(f"{mine}:small", sets=["global_batch_size=64", "percore_batch_size=2"])
     train = fdl.build(resolved.config).train

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxcli.errors import ConfigError
 from paxcli.layers.activations import activation
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.feed_forward import FeedForward
@@ -67,6 +68,10 @@ def test_learned_positions_are_rows():
     positions = jnp.array([[3, 0, 8]])
     ours = LearnedPositions(model_dims=4, max_seq_len=9).apply({"params": {"table": table}}, positions)
     np.testing.assert_array_equal(ours[0], table[np.array([3, 0, 8])])
+    longer = LearnedPositions(model_dims=4, max_seq_len=3, num_positions=9)
+    np.testing.assert_array_equal(longer.apply({"params": {"table": table}}, positions), ours)
+    with pytest.raises(ConfigError, match="num_positions=2"):
+        LearnedPositions(model_dims=4, max_seq_len=3, num_positions=2).init(jax.random.key(0), positions)
 
 
 def test_rotary_keeps_lengths_and_sees_only_distances():

@@ -1,0 +1,133 @@
+"""What the recipes of Pax's two families of language models share.
+
+Both are decoder-only, pre-norm, with a tied embedding, a plain GELU feed-forward with biases, and no dropout. The
+GShard family (`c4_lm`, `cloud_lm`) has sinusoid positions, a learned query scale and soft caps; the GPT-3 family
+(`gpt3_lm`) has learned positions, biases everywhere and no caps. A recipe calls one of the three and says how large and
+where.
+"""
+
+from __future__ import annotations
+
+import fiddle as fdl
+
+from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.inputs.text import TextInput
+from paxcli.inputs.tokenizers import SentencePieceTokenizer
+from paxcli.layers.init import Gaussian, PraxisXavier
+from paxcli.layers.positions import LearnedPositions, SinusoidPositions
+from paxcli.models.language_model import LanguageModel
+from paxcli.optim.adam import Adam
+from paxcli.optim.schedules import LinearRampupCosineDecay, LinearRampupExponentialDecay
+from paxcli.training.experiment import Experiment
+from paxcli.training.task import SingleTask
+
+# Pax's recipes do not end by themselves; their schedules do.
+ENDLESS = 10_000_000
+
+
+def c4_lm(*, num_layers: int, model_dims: int, num_heads: int, vocab_size: int = 32_000) -> fdl.Config[Experiment]:
+    """The GShard family on C4, 1,024 tokens a row (Pax: `C4SpmdAdam`)."""
+    model = _gshard_model(num_layers, model_dims, num_heads, vocab_size)
+    config = _gshard_experiment(model, learning_rate=1e-3)
+    config.task.train.summary_interval_steps = 10
+    config.checkpoint.save_interval_steps = 1000
+    _read_c4(config)
+    return config
+
+
+def cloud_lm(*, num_layers: int, model_dims: int, num_heads: int) -> fdl.Config[Experiment]:
+    """The GShard family on synthetic rows of 1,024 tokens (Pax: `LmCloudSpmd`)."""
+    model = _gshard_model(num_layers, model_dims, num_heads, vocab_size=32_000)
+    config = _gshard_experiment(model, learning_rate=2.5e-4)
+    config.train_input = SyntheticInput.config()
+    config.eval_inputs = [SyntheticInput.config(name="synthetic")]
+    return config
+
+
+def gpt3_lm(*, num_layers: int, model_dims: int, num_heads: int, vocab_size: int) -> fdl.Config[Experiment]:
+    """The GPT-3 family on C4, 2,048 tokens a row (Pax: `C4SpmdGpt3AdamOrgHP`)."""
+    model = _pax_model(num_layers, model_dims, num_heads, vocab_size, norm_epsilon=1e-5)
+    model.max_seq_len = 2048
+    model.params_init = Gaussian.config(stddev=0.006)
+    model.position = LearnedPositions.partial(num_positions=16_384)
+    model.stack.block.attention.use_bias = True
+
+    config = _experiment(model)
+    learner = config.task.train.learner
+    learner.learning_rate = 6e-5
+    learner.schedule = LinearRampupCosineDecay.config(warmup_steps=265, decay_start=266, decay_end=108_600)
+    learner.optimizer = Adam.config(beta2=0.95, epsilon=1e-8, clip_threshold=None, weight_decay=0.1)
+    learner.clip_gradient_norm_to_value = 1.0
+    config.task.train.summary_interval_steps = 10
+    config.checkpoint.save_interval_steps = 100
+    _read_c4(config)
+    return config
+
+
+def _gshard_model(num_layers: int, model_dims: int, num_heads: int, vocab_size: int) -> fdl.Config[LanguageModel]:
+    model = _pax_model(num_layers, model_dims, num_heads, vocab_size, norm_epsilon=1e-6)
+    model.max_seq_len = 1024
+    model.fprop_dtype = "bfloat16"
+    model.params_init = _praxis_init()
+    model.position = SinusoidPositions.partial()
+    model.embedding.scale_sqrt_depth = True
+    model.embedding.use_bias = True
+    model.embedding.logit_cap = 30.0
+    model.stack.block.attention.per_dim_scale = True
+    model.stack.block.attention.logit_cap = 50.0
+    return model
+
+
+def _gshard_experiment(model: fdl.Config[LanguageModel], learning_rate: float) -> fdl.Config[Experiment]:
+    config = _experiment(model)
+    learner = config.task.train.learner
+    learner.learning_rate = learning_rate
+    learner.schedule = LinearRampupExponentialDecay.config(warmup_steps=4000, decay_start=4001, decay_end=300_000)
+    learner.optimizer = Adam.config(beta2=0.99, epsilon=1e-6, clip_threshold=1.0, weight_decay=1e-3)
+    learner.clip_gradient_norm_to_value = 5.0
+    config.task.train.summary_interval_steps = 100
+    config.checkpoint.save_interval_steps = 5000
+    return config
+
+
+def _pax_model(
+    num_layers: int, model_dims: int, num_heads: int, vocab_size: int, norm_epsilon: float
+) -> fdl.Config[LanguageModel]:
+    """What both families have."""
+    model = LanguageModel.config(
+        vocab_size=vocab_size,
+        model_dims=model_dims,
+        hidden_dims=4 * model_dims,
+        num_layers=num_layers,
+        num_heads=num_heads,
+    )
+    for norm in (model.final_norm, model.stack.block.norm):
+        norm.epsilon = norm_epsilon
+        norm.reductions_in_fp32 = False
+    model.stack.block.zero_padding = True
+    model.stack.remat_policy = "nothing"
+    return model
+
+
+def _experiment(model: fdl.Config[LanguageModel]) -> fdl.Config[Experiment]:
+    config = Experiment.config(task=SingleTask.config(model=model))
+    config.task.train.num_train_steps = ENDLESS
+    config.task.train.eval_interval_steps = 100
+    config.checkpoint.save_max_to_keep = 10
+    config.checkpoint.save_keep_interval_duration = "12h"
+    return config
+
+
+def _read_c4(config: fdl.Config[Experiment]) -> None:
+    """C4 in English. Where it is, and the tokenizer's file, is for whoever trains to say."""
+    tokenizer = SentencePieceTokenizer.partial()
+    config.train_input = TextInput.config(tokenizer=tokenizer, input_random_seed=9876)
+    validation = TextInput.config(name="c4-validation", tokenizer=SentencePieceTokenizer.partial())
+    validation.reset_for_eval = True
+    validation.eval_loop_num_batches = None
+    config.eval_inputs = [validation]
+
+
+def _praxis_init() -> fdl.Config:
+    """How praxis starts weights: attention far smaller than textbook Xavier, which is `Xavier.config()`."""
+    return PraxisXavier.config()

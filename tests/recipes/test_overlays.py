@@ -1,0 +1,52 @@
+"""Pax's recipes on this machine, as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from tests.training.runs import losses
+
+
+@pytest.mark.parametrize("recipe", ["lm-cloud-2b-limit-steps", "LmCloudTransformerAdamLimitSteps", "c4-gpt3-xl"])
+def test_the_overlays_make_it_run_here(recipe: str, tmp_path: pathlib.Path, pax) -> None:
+    overlays = ("--overlay", "cpu", "--overlay", "synthetic-data")
+    smaller = ("--set", "num_train_steps=20", "--set", "max_seq_len=32")
+    done = pax("train", recipe, *overlays, *smaller, "--run-dir", "run", "--json")
+    assert done.returncode == 0, done.stderr
+    series = losses(tmp_path / "run")
+    assert series[20] < series[1] - 0.1
+
+
+def test_too_few_devices(pax) -> None:
+    done = pax("train", "c4-1b", "--overlay", "synthetic-data", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 2 and error["message"] == "mesh fsdp=4 needs 4 devices, found 1."
+    assert "--overlay cpu" in error["hint"]
+
+
+def test_no_data(tmp_path: pathlib.Path, pax) -> None:
+    """Known before any device is touched: a backend that does not exist is not even looked for."""
+    done = pax("train", "c4-1b", "--json", env={"JAX_PLATFORMS": "nothing"})
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == 2, done.stdout
+    assert "files" in error["message"] and "--overlay synthetic-data" in error["hint"]
+    assert "train_input.files" in error["hint"]
+
+    named = [f"--set={source}.files=[x.txt]" for source in ("train_input", "eval_inputs.0")]
+    done = pax("train", "c4-1b", *named, "--json")
+    assert done.returncode == 2 and "tokenizer.path" in json.loads(done.stdout)["error"]["hint"]
+
+
+def test_the_fields_in_which_1b_and_2b_differ(pax) -> None:
+    done = pax("recipes", "diff", "c4-1b", "C4Spmd2BAdam4Replicas", "--json")
+    assert json.loads(done.stdout)["differences"] == {
+        "parameters": {"a": 1_104_619_904, "b": 2_137_273_856},
+        "flops_per_step": {"a": pytest.approx(8.95e14, rel=0.01), "b": pytest.approx(1.72e15, rel=0.01)},
+        "task.model.num_layers": {"a": 13, "b": 18},
+        "task.model.model_dims": {"a": 2560, "b": 3072},
+        "task.model.hidden_dims": {"a": 10240, "b": 12288},
+        "task.model.num_heads": {"a": 20, "b": 24},
+    }
