@@ -166,7 +166,8 @@ class TrainingRun:
         self._emit(self.meter.flush())
         params = self.task.train.learner.evaluated(state.params, state.opt_state)
         with self.meter.pause():
-            metrics = evaluate(self.eval_step, params, self.session.experiment.eval_inputs, self.session.mesh)
+            inputs = self.session.experiment.eval_inputs
+            metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
         self.report.evaluated(step, metrics)

@@ -33,7 +33,9 @@ def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrappe
         grads, metrics = _gradients(loss_of, state.params, batch, task.train.num_microbatches)
         params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
         skipped = state.skipped_steps + ~learned.pop("valid")
-        metrics |= learned | {"param_norm": optax.tree.norm(params), "skipped_steps": skipped}
+        metrics = (
+            task.metrics.reported(metrics) | learned | {"param_norm": optax.tree.norm(params), "skipped_steps": skipped}
+        )
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, skipped_steps=skipped), metrics
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -71,12 +73,11 @@ def _gradients(loss_of: Callable, params: dict, batch: NestedMap, num_microbatch
 
 
 def make_eval_step(task: SingleTask) -> Callable[[dict, NestedMap], dict[str, tuple[jax.Array, jax.Array]]]:
-    """Compiles `(params, batch) -> {metric: (sum, weight)}`: add these up over batches, then divide."""
+    """Compiles `(params, batch) -> {metric: (sum, weight)}`: combine these over batches, then divide."""
 
     def eval_step(params: dict, batch: NestedMap) -> dict[str, tuple[jax.Array, jax.Array]]:
         metrics, _ = task.model.apply({"params": task.model.cast(params)}, batch)
         loss, weight = task.loss_aggregator(metrics)
-        metrics = metrics | {"loss": (loss, weight)}
-        return {name: (value.astype(jnp.float32) * w, w) for name, (value, w) in metrics.items()}
+        return task.metrics.of_batch(metrics | {"loss": (loss, weight)})
 
     return jax.jit(eval_step)

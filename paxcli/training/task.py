@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from paxcli.config.configurable import Configurable, part
+from paxcli.errors import ConfigError
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.models.base import Model, WeightedScalars
 from paxcli.training.learner import Learner
@@ -27,6 +29,45 @@ class LossAggregator(Configurable):
         """The loss, and the weight of the first of its metrics."""
         values = [metrics[key][0] for key in self.loss_keys]
         return sum(values[1:], values[0]), metrics[self.loss_keys[0]][1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Metrics(Configurable):
+    """Which of a model's metrics are reported beside `loss`, in training and evaluation (Pax: `SingleTask.metrics`).
+
+    Attributes:
+      names: The metrics; None = all.
+      maxima: Those of which an evaluation reports the largest value of a batch; of others it is the mean by weight.
+    """
+
+    names: tuple[str, ...] | None = None
+    maxima: tuple[str, ...] = ()
+
+    def reported(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """The reported ones of `metrics`.
+
+        Raises:
+          ConfigError: The model has no metric of such a name.
+        """
+        for name in (*(self.names or ()), *self.maxima):
+            if name not in metrics:
+                raise ConfigError(f"task.metrics: the model has no metric `{name}`.", f"It has {', '.join(metrics)}.")
+        names = metrics if self.names is None else ("loss", *self.names)
+        return {name: value for name, value in metrics.items() if name in names}
+
+    def of_batch(self, metrics: WeightedScalars) -> WeightedScalars:
+        """Reported metrics of a batch as (sum, weight), or (value, 1) for maxima."""
+
+        def one(name: str, value: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+            value = value.astype(jnp.float32)
+            return (value, jnp.ones_like(weight)) if name in self.maxima else (value * weight, weight)
+
+        return {name: one(name, *pair) for name, pair in self.reported(metrics).items()}
+
+    def combined(self, one: WeightedScalars, other: WeightedScalars) -> WeightedScalars:
+        """What `of_batch` would be for two batches together."""
+        combine = {name: jnp.maximum if name in self.maxima else jnp.add for name in one}
+        return {name: jax.tree.map(combine[name], one[name], other[name]) for name in one}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +118,7 @@ class SingleTask(Configurable):
       model: The network.
       train: How it is trained.
       loss_aggregator: Which of the model's metrics make up the loss.
+      metrics: Which of the model's metrics are reported.
       vn: Noise on the parameters; None = off.
       name: Shown in reports.
     """
@@ -84,6 +126,7 @@ class SingleTask(Configurable):
     model: Model
     train: Train = part(Train)
     loss_aggregator: LossAggregator = part(LossAggregator)
+    metrics: Metrics = part(Metrics)
     vn: VariationalNoise | None = None
     name: str = "task"
 

@@ -51,7 +51,8 @@ class TrainedRun:
         inputs = self._session.experiment.eval_inputs
         if not inputs:
             raise ConfigError("The recipe has no evaluation input.", "Give it `eval_inputs`.")
-        metrics = evaluate(self._eval_step, self._params(step), inputs, self._session.mesh)
+        combine = self._session.experiment.task.metrics
+        metrics = evaluate(self._eval_step, self._params(step), inputs, self._session.mesh, combine)
         self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
         return metrics
 

@@ -39,8 +39,8 @@ def test_resumed_and_evaluated(tmp_path):
             store.wait()
             averaged = task.train.learner.evaluated(state.params, state.opt_state)
             inputs = session.experiment.eval_inputs
-            expected = evaluate(make_eval_step(task), averaged, inputs, session.mesh)
-            assert expected != evaluate(make_eval_step(task), state.params, inputs, session.mesh)
+            expected = evaluate(make_eval_step(task), averaged, inputs, session.mesh, task.metrics)
+            assert expected != evaluate(make_eval_step(task), state.params, inputs, session.mesh, task.metrics)
             restored, _ = store.restore(3, session.abstract)
         for batch in batches[3:]:
             state, _ = step(state, batch)

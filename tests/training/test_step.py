@@ -121,10 +121,35 @@ def test_evaluation_weighs_tokens_not_batches():
         with open_session(config) as session:
             state = create_state(session.experiment.task, session.spec, session.abstract)
             eval_step = make_eval_step(session.experiment.task)
-            results.append(evaluate(eval_step, state.params, session.experiment.eval_inputs, session.mesh)["synthetic"])
+            inputs, metrics = session.experiment.eval_inputs, session.experiment.task.metrics
+            results.append(evaluate(eval_step, state.params, inputs, session.mesh, metrics)["synthetic"])
     assert results[0].keys() == results[1].keys()
     for name in results[0]:
         np.testing.assert_allclose(results[0][name], results[1][name], rtol=1e-5)
+
+
+def test_metrics_are_chosen_and_combined():
+    config = _small()
+    config.task.metrics.names, config.task.metrics.maxima = ("log_pplx",), ("log_pplx",)
+    reports, state = _run(config, 1)
+    assert "loss" in reports[0] and "accuracy" not in reports[0] and "grad_norm" in reports[0]
+    with open_session(config) as session:
+        task, source = session.experiment.task, session.experiment.eval_inputs[0]
+        eval_step, singly = make_eval_step(task), []
+
+        def watched(params, batch):
+            singly.append(eval_step(params, batch))
+            return singly[-1]
+
+        values = evaluate(watched, state.params, [source], session.mesh, task.metrics)["synthetic"]
+    assert values.keys() == {"loss", "log_pplx"}
+    np.testing.assert_allclose(values["log_pplx"], max(float(batch["log_pplx"][0]) for batch in singly))
+    sums = [[float(number) for number in batch["loss"]] for batch in singly]
+    np.testing.assert_allclose(values["loss"], np.sum(sums, 0)[0] / np.sum(sums, 0)[1], rtol=1e-6)
+    assert values["loss"] < values["log_pplx"]
+    config.task.metrics.names = ("f1",)
+    with pytest.raises(ConfigError, match="no metric `f1`"):
+        _run(config, 1)
 
 
 def test_a_config_used_twice_is_one_object():
