@@ -17,6 +17,7 @@ RematPolicy = Literal[
     "out_proj",
     "context_and_out_proj",
     "qkv_out_proj",
+    "qkv_context_and_out_proj",
 ]
 
 _POLICIES: dict[str, Callable[..., Any]] = {
@@ -27,6 +28,7 @@ _POLICIES: dict[str, Callable[..., Any]] = {
     "out_proj": jax.checkpoint_policies.save_only_these_names("out_proj"),
     "context_and_out_proj": jax.checkpoint_policies.save_only_these_names("context", "out_proj"),
     "qkv_out_proj": jax.checkpoint_policies.save_only_these_names("qkv", "out_proj"),
+    "qkv_context_and_out_proj": jax.checkpoint_policies.save_only_these_names("qkv", "context", "out_proj"),
 }
 
 
