@@ -96,11 +96,10 @@ class Attention(Layer):
         cache: KVCache | None = None,
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
         """Attends within segments. With a cache, `segment_pos` says where to write and how far each query sees."""
-        query = self._scaled(_project(x, self.query, self.query_bias))
-        key, value = _project(x, self.key, self.key_bias), _project(x, self.value, self.value_bias)
+        query, key, value = self._queries(x), *self._keys_and_values(x)
         if self.rotary is not None:
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
-        query, key, value = (save_as("qkv", constrain(part, *_HEADS)) for part in (query, key, value))
+        query, key, value = map(self._laid_out, (query, key, value))
         if cache is not None:
             cache = _write(cache, key, value, segment_pos[:, 0])
             slots = jnp.arange(cache.key.shape[2])
@@ -112,10 +111,7 @@ class Attention(Layer):
         else:
             same = segment_ids[:, :, None] == segment_ids[:, None, :]
             context = dot_product_attention(query, key, value, same, self.logit_cap)
-        context = save_as("context", constrain(context, *_HEADS))
-        y = jnp.einsum("bnth,nhd->btd", context, self.post)
-        y = y + self.post_bias if self.use_bias else y
-        return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed")), cache
+        return self._merged(context), cache
 
     @property
     def _kv_heads(self) -> int:
@@ -129,11 +125,26 @@ class Attention(Layer):
             return w, None
         return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, self.dims_per_head), (axis, "head_dim"))
 
-    def _scaled(self, query: jax.Array) -> jax.Array:
-        scale = self.dims_per_head**-0.5
+    def _queries(self, x: jax.Array) -> jax.Array:
+        """Scaled queries [B, N, T, H] of [B, T, D]."""
+        query, scale = _project(x, self.query, self.query_bias), self.dims_per_head**-0.5
         if self.per_dim_scale:
             return query * (jax.nn.softplus(self.scale) * (scale / jnp.log(2.0))).astype(query.dtype)
         return query * scale
+
+    def _keys_and_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Both [B, K, S, H] of [B, S, D]."""
+        return _project(x, self.key, self.key_bias), _project(x, self.value, self.value_bias)
+
+    def _laid_out(self, heads: jax.Array) -> jax.Array:
+        return save_as("qkv", constrain(heads, *_HEADS))
+
+    def _merged(self, context: jax.Array) -> jax.Array:
+        """The output projection: [B, N, T, H] to [B, T, D]."""
+        context = save_as("context", constrain(context, *_HEADS))
+        y = jnp.einsum("bnth,nhd->btd", context, self.post)
+        y = y + self.post_bias if self.use_bias else y
+        return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
 
 
 def _project(x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -68,7 +68,8 @@ class TransformerBlock(Layer):
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
         attended, cache = self._attention(self.attention_norm(x), segment_ids, segment_pos, cache)
         x = x + attended
+        return x + self._fed_forward(x, segment_ids), cache
+
+    def _fed_forward(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         y = self._feed_forward(self.feed_forward_norm(x))
-        if self.zero_padding:
-            y = y * (segment_ids != 0)[..., None].astype(y.dtype)
-        return x + y, cache
+        return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y

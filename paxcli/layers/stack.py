@@ -50,6 +50,8 @@ class Stack(Layer):
     remat_policy: RematPolicy = "dots_with_no_batch_dims"
     params_init: Init = Xavier()
 
+    _num_shared = 2  # what every layer is called with alike, after `x` and the cache
+
     def setup(self) -> None:
         widths = dict(
             model_dims=self.model_dims,
@@ -62,7 +64,7 @@ class Stack(Layer):
         block_class = self._with_remat(self.block.func)
         fields = {**self.block.keywords, **widths}
         if self.scan:
-            self.layers: Any = _scanned(block_class, self.num_layers, self.unroll)(**fields)
+            self.layers: Any = _scanned(block_class, self.num_layers, self.unroll, self._num_shared)(**fields)
         else:
             self.layers = [block_class(**fields) for _ in range(self.num_layers)]
 
@@ -74,12 +76,15 @@ class Stack(Layer):
         segment_pos: Int[jax.Array, "B T"],
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
         """Runs all layers. The arrays of a cache have a leading `layers` dimension."""
+        return self._run(x, cache, segment_ids, segment_pos)
+
+    def _run(self, x: jax.Array, cache: Any, *shared: Any) -> tuple[jax.Array, Any]:
         if self.scan:
-            return self.layers(x, cache, segment_ids, segment_pos)
+            return self.layers(x, cache, *shared)
         caches = []
         for index, layer in enumerate(self.layers):
             layer_cache = jax.tree.map(lambda array, i=index: array[i], cache)
-            x, layer_cache = layer(x, layer_cache, segment_ids, segment_pos)
+            x, layer_cache = layer(x, layer_cache, *shared)
             caches.append(layer_cache)
         return x, jax.tree.map(lambda *arrays: jnp.stack(arrays), *caches)
 
@@ -91,12 +96,12 @@ class Stack(Layer):
         return nn.remat(block_class, policy=policy, prevent_cse=not self.scan)
 
 
-def _scanned(block_class: Any, num_layers: int, unroll: int) -> Any:
+def _scanned(block_class: Any, num_layers: int, unroll: int, num_shared: int) -> Any:
     return nn.scan(
         block_class,
         variable_axes={"params": 0},
         split_rngs={"params": True},
-        in_axes=(0, nn.broadcast, nn.broadcast),
+        in_axes=(0, *(nn.broadcast,) * num_shared),
         out_axes=0,
         length=num_layers,
         unroll=unroll,

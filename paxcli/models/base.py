@@ -9,9 +9,7 @@ import jax.numpy as jnp
 
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.base import Layer
-
-# Metrics of a batch: name -> (mean, weight of the mean), both scalars.
-WeightedScalars = dict[str, tuple[jax.Array, jax.Array]]
+from paxcli.models.losses import WeightedScalars
 
 
 class Model(Layer):

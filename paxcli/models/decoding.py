@@ -70,11 +70,13 @@ def generate(
     max_tokens: int,
     eos_id: int | None,
     sampling: Sampling,
+    cache: Any = None,
 ) -> Generated:
     """Continues prompts, right-padded to P, by up to `max_tokens` tokens, or until `eos_id`.
 
     Args:
-      model: Has `empty_cache` and `extend`, as `LanguageModel`.
+      model: Has `extend`, and `empty_cache` unless a cache is given, as `LanguageModel`.
+      cache: What the model knows before the prompts; None = nothing.
     """
     batch, prompt_size = prompts.shape
     size = prompt_size + max_tokens
@@ -86,7 +88,7 @@ def generate(
         return logits.astype(jnp.float32), cache
 
     positions = jnp.broadcast_to(jnp.arange(prompt_size), prompts.shape)
-    logits, cache = extend(prompts, positions, model.empty_cache(batch, size))
+    logits, cache = extend(prompts, positions, model.empty_cache(batch, size) if cache is None else cache)
     in_prompt = positions < prompt_lengths[:, None]
     prompt_log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), prompts[:, 1:, None], axis=-1)[..., 0]
 

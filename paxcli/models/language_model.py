@@ -17,8 +17,8 @@ from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack
-from paxcli.models.base import Model, WeightedScalars
-from paxcli.models.losses import cross_entropy, weighted_mean
+from paxcli.models.base import Model
+from paxcli.models.losses import WeightedScalars, token_metrics
 
 
 class LanguageModel(Model):
@@ -90,15 +90,7 @@ class LanguageModel(Model):
 
     def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
         """Mean cross-entropy of `labels` by `weights`, both [B, T]."""
-        xent, correct = cross_entropy(predictions.logits, batch.labels)
-        weight = jnp.sum(batch.weights)
-        log_pplx = weighted_mean(xent, batch.weights)
-        metrics = {
-            "loss": (log_pplx, weight),
-            "log_pplx": (log_pplx, weight),
-            "accuracy": (weighted_mean(correct.astype(jnp.float32), batch.weights), weight),
-        }
-        return metrics, NestedMap(xent=xent, scores=-jnp.sum(xent * batch.weights, axis=-1))
+        return token_metrics(predictions.logits, batch.labels, batch.weights)
 
     def extend(
         self,

@@ -77,6 +77,7 @@ def prepared(
         _fill(source, "batch_size", batch // num_infeed_hosts)
         _fill(source, "seq_len", getattr(model, "max_seq_len", None))
         _fill(source, "vocab_size", getattr(model, "vocab_size", None))
+        _fill(source, "num_classes", getattr(model, "num_classes", None))
         source.num_infeed_hosts, source.infeed_host_index = num_infeed_hosts, infeed_host_index
     config.train_input.is_training = True
     _fill(config.train_input, "input_random_seed", train.random_seed)

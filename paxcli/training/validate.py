@@ -53,7 +53,7 @@ def _check_numbers(config: Any) -> None:
 
 
 def _check_model(model: Any, sizes: dict[str, int]) -> None:
-    for field in ("vocab_size", "max_seq_len", "model_dims", "hidden_dims", "num_layers", "num_heads"):
+    for field in ("vocab_size", "num_classes", "max_seq_len", "model_dims", "hidden_dims", "num_layers", "num_heads"):
         value = getattr(model, field, None)
         if value is not None and value < 1:
             raise ConfigError(f"task.model.{field} must be at least 1, not {value}.")

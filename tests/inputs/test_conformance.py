@@ -18,12 +18,16 @@ from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.stdlib import StdlibInput
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.inputs.synthetic_images import SyntheticImages
+from paxcli.inputs.synthetic_pairs import SyntheticPairs
 from paxcli.inputs.text import TextInput
 
 GLOBAL_BATCH = 24
 EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None}
 KINDS = {
     SyntheticInput: {"vocab_size": 300, "seq_len": 16, "num_examples": 101},
+    SyntheticImages: {"image_size": 4, "num_classes": 10, "num_examples": 101},
+    SyntheticPairs: {"vocab_size": 300, "seq_len": 16, "num_examples": 101},
     TextInput: {"seq_len": 16},
     StdlibInput: {"seq_len": 256, "split": "eval"},
 }
@@ -67,9 +71,14 @@ def assert_same(a, b) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+def read(batch) -> np.ndarray:
+    """What a model reads: tokens, or the pixels of images."""
+    return batch.image if "image" in batch else batch.ids
+
+
 def counted(batch) -> collections.Counter:
     return collections.Counter(
-        row.tobytes() for row, weights in zip(batch.ids, batch.weights, strict=True) if weights.any()
+        row.tobytes() for row, weights in zip(read(batch), batch.weights, strict=True) if weights.any()
     )
 
 
@@ -99,8 +108,8 @@ def test_an_epoch_over_hosts_is_the_epoch_of_one(make, hosts):
     assert {len(part) for part in parts} == {len(whole)}
     for batch, *shares in zip(whole, *parts, strict=True):
         assert_same(batch, join(shares))
-    padding = join(whole).weights.any(axis=1) == 0
-    assert not join(whole).segment_ids[padding].any()
+    padding = join(whole).weights.reshape(sum(len(batch.weights) for batch in whole), -1).any(axis=1) == 0
+    assert all(not field[padding].any() for name, field in join(whole).items() if name != "segment_pos")
     assert 0 < len(padding) - padding.sum() == make(**EPOCH).num_rows()
 
 
@@ -119,12 +128,12 @@ def test_training_drops_nothing_and_takes_each_epoch_in_another_order(make):
     stream = join(take(data, -(-2 * size // GLOBAL_BATCH)))
     first, second = (jax.tree.map(lambda a, n=n: a[n * size : (n + 1) * size], stream) for n in (0, 1))
     if isinstance(
-        data, SyntheticInput
+        data, (SyntheticInput, SyntheticImages)
     ):  # Its training rows are others than its eval rows, in the order of their number.
         assert counted(first) != counted(rows)
     else:
         assert counted(first) == counted(rows)
-        assert not np.array_equal(first.ids, second.ids)
+        assert not np.array_equal(read(first), read(second))
     assert counted(first) == counted(second)
 
 
@@ -149,7 +158,7 @@ def test_another_seed_is_another_stream(make):
     same, other = make(is_training=True, input_random_seed=42), make(is_training=True, input_random_seed=7)
     batch = make(is_training=True).get_next()
     assert_same(batch, same.get_next())
-    assert not np.array_equal(batch.ids, other.get_next().ids)
+    assert not np.array_equal(read(batch), read(other.get_next()))
 
 
 def test_reset_starts_over(make):

@@ -49,6 +49,7 @@ def _unrolled(params):
         "out_proj",
         "context_and_out_proj",
         "qkv_out_proj",
+        "qkv_context_out_proj",
     ],
 )
 def test_remat_policies_change_nothing(policy, inputs, scanned_params):

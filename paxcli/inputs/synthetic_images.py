@@ -1,0 +1,60 @@
+"""Images made from their number: one pattern for each class, under noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from paxcli.errors import ConfigError
+from paxcli.inputs.base_input import RandomAccessInput
+from paxcli.inputs.nested_map import NestedMap
+
+
+@dataclasses.dataclass(kw_only=True)
+class SyntheticImages(RandomAccessInput):
+    """Batches of `image` [B, size, size, C], `labels` [B] and `weights` [B].
+
+    Args:
+      image_size: Height and width.
+      num_channels: C.
+      num_classes: Labels are below it. None: the trainer sets it to the model's.
+      noise: Standard deviation of the noise; that of a pattern is 1.
+      num_examples: Images in an epoch. None: no end.
+    """
+
+    image_size: int = 32
+    num_channels: int = 3
+    num_classes: int | None = None
+    noise: float = 2.0
+    num_examples: int | None = None
+
+    def validate(self) -> None:
+        super().validate()
+        for field in ("image_size", "num_channels", "num_classes", "num_examples"):
+            value = getattr(self, field)
+            if (value is None and field != "num_examples") or (value is not None and value < 1):
+                raise ConfigError(f"Input `{self.name}`: {field} is {value}.", "Set it to 1 or more.")
+        if self.num_examples is None and not self.repeats:
+            raise ConfigError(
+                f"Input `{self.name}` has no end, so it cannot run epochs.", "Set its num_examples, or repeat it."
+            )
+
+    def num_rows(self) -> int | None:
+        return self.num_examples
+
+    def data_fingerprint(self) -> Any:
+        return self.num_examples
+
+    def rows(self, numbers: np.ndarray) -> NestedMap:
+        assert self.num_classes is not None
+        shape = (self.image_size, self.image_size, self.num_channels)
+        patterns = np.random.RandomState(0).standard_normal((self.num_classes, *shape)).astype(np.float32)
+        labels, images = np.zeros(len(numbers), np.int32), np.zeros((len(numbers), *shape), np.float32)
+        for place, number in enumerate(numbers):
+            if number >= 0:
+                chance = np.random.default_rng([self.seed, self.is_training, number])
+                labels[place] = chance.integers(self.num_classes)
+                images[place] = patterns[labels[place]] + self.noise * chance.standard_normal(shape, np.float32)
+        return NestedMap(image=images, labels=labels, weights=(numbers >= 0).astype(np.float32))

@@ -1,0 +1,71 @@
+"""Pairs of sequences made from their number: the target is the source, copied or reversed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from paxcli.errors import ConfigError
+from paxcli.inputs.base_input import language_spec
+from paxcli.inputs.nested_map import NestedMap
+from paxcli.inputs.synthetic import SyntheticInput
+
+BOS_ID, EOS_ID = 0, 1
+
+
+@dataclasses.dataclass(kw_only=True)
+class SyntheticPairs(SyntheticInput):
+    """Encoder-decoder batches: `source_ids`, `source_segment_ids`, `source_segment_pos`, and those of a language model.
+
+    A source is 1 to T - 1 random tokens and the end token 1. The target begins with 0 and ends with 1.
+
+    Args:
+      target: The source's tokens as they are, or from the last to the first. The other arguments are those of
+        `SyntheticInput`; source and target have the same T.
+    """
+
+    target: Literal["copy", "reversed"] = "reversed"
+
+    def validate(self) -> None:
+        super().validate()
+        assert self.seq_len is not None and self.vocab_size is not None
+        if self.seq_len < 2 or self.vocab_size < 3:
+            raise ConfigError(
+                f"Input `{self.name}`: no pair has seq_len={self.seq_len} and vocab_size={self.vocab_size}.",
+                "Set seq_len to 2 or more, and vocab_size to 3 or more: two ids mark begin and end.",
+            )
+
+    def element_spec(self) -> NestedMap:
+        spec = language_spec(self.batch_size, self.seq_len)
+        for name in ("ids", "segment_ids", "segment_pos"):
+            spec[f"source_{name}"] = spec[name]
+        return spec
+
+    def rows(self, numbers: np.ndarray) -> NestedMap:
+        assert self.seq_len is not None and self.vocab_size is not None
+        length, shape = self.seq_len, (len(numbers), self.seq_len)
+        source, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        num_tokens = np.zeros((len(numbers), 1), np.int32)
+        for place, number in enumerate(numbers):
+            if number >= 0:
+                chance = np.random.default_rng([self.seed, self.is_training, number])
+                tokens = chance.integers(2, self.vocab_size, size=chance.integers(1, length))
+                num_tokens[place] = count = len(tokens) + 1
+                source[place, :count] = [*tokens, EOS_ID]
+                labels[place, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
+        column = np.arange(length, dtype=np.int32)
+        is_token = column < num_tokens
+        ids = np.where(is_token, np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS_ID)[:, :-1], 0)
+        segment_ids, segment_pos = is_token.astype(np.int32), np.where(is_token, column, 0)
+        return NestedMap(
+            ids=ids,
+            labels=labels,
+            weights=is_token.astype(np.float32),
+            segment_ids=segment_ids,
+            segment_pos=segment_pos,
+            source_ids=source,
+            source_segment_ids=segment_ids,
+            source_segment_pos=segment_pos,
+        )

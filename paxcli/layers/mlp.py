@@ -1,0 +1,48 @@
+"""Fully connected layers on top of each other."""
+
+from __future__ import annotations
+
+import jax
+from jaxtyping import Float
+
+from paxcli.layers.activations import ActivationName, activation
+from paxcli.layers.base import Layer
+from paxcli.layers.init import Init, Xavier
+from paxcli.layers.linear import Linear
+from paxcli.mesh.sharding import constrain
+
+
+class Mlp(Layer):
+    """`num_layers` times `act(x @ w + b)` (Pax: `praxis.layers.MLPBlock`).
+
+    Attributes:
+      input_dims: Size of the last dimension of the input.
+      output_dims: Size of the last dimension of the output.
+      hidden_dims: F, the width of all layers but the last.
+      num_layers: How many matrices, at least 1.
+      activation: Name of the activation.
+      activate_final: Whether the last layer has it too.
+      params_init: How the matrices start.
+    """
+
+    input_dims: int
+    output_dims: int
+    hidden_dims: int
+    num_layers: int = 3
+    activation: ActivationName = "relu"
+    activate_final: bool = False
+    params_init: Init = Xavier()
+
+    def setup(self) -> None:
+        widths = [self.input_dims, *[self.hidden_dims] * (self.num_layers - 1), self.output_dims]
+        self.layers = [
+            Linear(input_dims=before, output_dims=after, use_bias=True, params_init=self.params_init)
+            for before, after in zip(widths[:-1], widths[1:], strict=True)
+        ]
+
+    def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch F"]:
+        act = activation(self.activation)
+        for number, layer in enumerate(self.layers):
+            x = layer(x)
+            x = act(x) if number + 1 < self.num_layers or self.activate_final else x
+        return constrain(x, "activation_batch", *[None] * (x.ndim - 2), "activation_embed")

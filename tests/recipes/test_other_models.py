@@ -1,0 +1,130 @@
+"""Recipes of models that are no decoder-only language models: their sizes, and that they learn."""
+
+from __future__ import annotations
+
+import json
+
+import fiddle as fdl
+import jax
+import numpy as np
+import pytest
+
+from pax_recipes import bert, classification, sequence
+from paxcli.training.session import open_session
+from paxcli.training.state import create_state
+from paxcli.training.step import make_train_step
+from paxcli.training.summary import summarize
+
+# Parameters, global batch, tokens a step, devices. Those of BERT: paxml's own.
+SIZES = {
+    bert.bert_adam_l4_h128: (4_919_360, 64, 64 * 512, 8),
+    bert.bert_spmd_l4_h128: (4_919_360, 32, 32 * 512, 8),
+    bert.bert_spmd_l33_h12k_bigger_batch: (100_055_210_336, 2048, 2048 * 512, 512),
+    bert.bert_spmd_l33_h12k_bigger_batch_8x8x16: (100_055_210_336, 4096, 4096 * 512, 1024),
+    bert.bert_spmd_l66_h12k_bigger_batch_8x8x16: (199_717_148_096, 4096, 4096 * 512, 1024),
+    bert.bert_spmd_l66_h12k_bigger_batch_8x8x8: (199_717_148_096, 512, 512 * 512, 512),
+    classification.small_mlp: (9 * (1024**2 + 1024), 128, 128 * 1024, 8),
+    classification.large_mlp: (
+        4096 * 4096 + 4096 + 2 * 4096 * 7168 + 7168 + 4096 + 6 * (7168**2 + 7168),
+        128,
+        128 * 1024,
+        8,
+    ),
+    classification.vit_synthetic: (213_066, 64, None, 1),
+    sequence.sequence_synthetic: (927_232, 64, 64 * 16, 1),
+}
+
+
+@pytest.mark.parametrize("recipe", SIZES, ids=lambda recipe: recipe.__name__)
+def test_sizes(recipe):
+    summary = summarize(recipe())
+    found = tuple(summary[k] for k in ("parameters", "global_batch_size", "tokens_per_step", "num_devices"))
+    assert found == SIZES[recipe]
+
+
+def test_bert_does_not_count_half_of_its_attention():
+    model = fdl.build(bert.bert_adam_l4_h128().task.model)
+    assert model.matmul_shape()["causal"] is False
+
+
+def _losses(config: fdl.Config, steps: int = 20) -> np.ndarray:
+    with open_session(config) as session:
+        state = create_state(session.experiment.task, session.spec, session.abstract)
+        step = make_train_step(session.experiment.task, session.abstract)
+        losses = []
+        for _ in range(steps):
+            state, metrics = step(state, session.experiment.train_input.get_next())
+            losses.append(jax.device_get(metrics["loss"]))
+    return np.array(losses)
+
+
+def _small_bert() -> fdl.Config:
+    config = bert.bert_spmd_l4_h128()
+    config.mesh.ici_mesh_shape = None
+    model, train = config.task.model, config.task.train
+    model.vocab_size, model.max_seq_len, model.num_layers, model.fprop_dtype = 64, 32, 2, "float32"
+    train.percore_batch_size = 16
+    train.learner.learning_rate, train.learner.schedule.warmup_steps = 1e-3, 1
+    return config
+
+
+def _small_mlp() -> fdl.Config:
+    config = classification.small_mlp()
+    config.mesh.ici_mesh_shape = None
+    model = config.task.model
+    model.vocab_size, model.model_dims, model.hidden_dims, model.num_layers = 64, 32, 32, 3
+    config.train_input.seq_len = config.eval_inputs[0].seq_len = 32
+    config.task.train.learner.learning_rate = 1e-2
+    return config
+
+
+def _small_vit() -> fdl.Config:
+    config = classification.vit_synthetic()
+    network = config.task.model.network
+    network.num_layers, network.model_dims, network.hidden_dims = 1, 32, 64
+    return config
+
+
+def _small_sequence() -> fdl.Config:
+    config = sequence.sequence_synthetic()
+    model = config.task.model
+    model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 1, 32, 64, 8
+    return config
+
+
+@pytest.mark.parametrize("make", [_small_bert, _small_mlp, _small_vit, _small_sequence])
+def test_the_loss_falls_in_20_steps(make):
+    losses = _losses(make())
+    assert np.isfinite(losses).all()
+    # Means of five steps, further apart than batches differ.
+    assert losses[-5:].mean() < losses[:5].mean() - 0.1
+
+
+@pytest.mark.parametrize("make", [_small_bert, _small_vit, _small_sequence])
+def test_microbatches_change_nothing(make):
+    """In BERT too: which tokens of a row are masked does not depend on the rows beside it."""
+    whole, cut = make(), make()
+    cut.task.train.num_microbatches = 2
+    np.testing.assert_allclose(_losses(whole, 3), _losses(cut, 3), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sets"),
+    [
+        ("BertSpmdL4H128", ["task.model.vocab_size=64", "max_seq_len=32", "warmup_steps=1", "fprop_dtype=float32"]),
+        ("sequence-synthetic", ["task.model.num_layers=1", "model_dims=32", "hidden_dims=64", "max_seq_len=8"]),
+        ("vit-synthetic", ["model_dims=32", "hidden_dims=64", "task.model.network.num_layers=1"]),
+    ],
+)
+def test_one_device_is_eight(pax, recipe, sets):
+    """As processes: data 2 × fsdp 2 × tensor 2 computes what one device computes."""
+    sets = [*sets, "num_train_steps=20", "global_batch_size=16", "eval_interval_steps=null"]
+    results = []
+    for devices, mesh in ((1, "[1,1,1]"), (8, "[2,2,2]")):
+        options = [f"--set={assignment}" for assignment in [*sets, f"mesh.ici_mesh_shape={mesh}"]]
+        done = pax("train", recipe, *options, "--run-dir", f"runs/{devices}", "--json", devices=devices)
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout))
+    one, eight = results
+    np.testing.assert_allclose(eight["loss"], one["loss"], rtol=1e-4)
+    assert one["steps"] == 20 and (one["tokens_per_second"] is None) == (recipe == "vit-synthetic")
