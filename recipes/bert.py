@@ -15,8 +15,10 @@ import fiddle as fdl
 
 from paxcli.config.recipe import recipe
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.layers.init import PraxisXavier
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.models.masked_language_model import MaskedLanguageModel
+from paxcli.optim.adafactor import ShardedAdafactor
 from paxcli.optim.adam import Adam
 from paxcli.optim.schedules import LinearRampupExponentialDecay
 from paxcli.training.experiment import Experiment
@@ -108,6 +110,7 @@ def _bert(name: str) -> fdl.Config[Experiment]:
         vocab_size=32000, max_seq_len=512, model_dims=128, hidden_dims=512, num_layers=4, num_heads=8
     )
     model.fprop_dtype = "bfloat16"
+    model.params_init = PraxisXavier.config()
     model.position = SinusoidPositions.partial()
     model.embedding.scale_sqrt_depth = True
     model.embedding.use_bias = True
@@ -124,7 +127,7 @@ def _bert(name: str) -> fdl.Config[Experiment]:
     train.num_train_steps = 10_000_000
     train.summary_interval_steps = 100
     train.eval_interval_steps = 100
-    train.learner.optimizer = Adam.config()
+    train.learner.optimizer = Adam.config(beta2=0.99, epsilon=1e-6, clip_threshold=1.0, weight_decay=1e-3)
     train.learner.clip_gradient_norm_to_value = 5.0
     train.learner.schedule = LinearRampupExponentialDecay.config(
         warmup_steps=4000, decay_start=4001, decay_end=100_000, min_ratio=0.1
@@ -139,4 +142,4 @@ def _bert(name: str) -> fdl.Config[Experiment]:
 def _use_adafactor(config: fdl.Config[Experiment], weight_decay: float) -> None:
     learner = config.task.train.learner
     learner.learning_rate = 2.5e-4
-    learner.optimizer = Adam.config(weight_decay=weight_decay)
+    learner.optimizer = ShardedAdafactor.config(weight_decay=weight_decay)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
+from paxcli.layers.init import PraxisXavier
 from paxcli.training.experiment import Experiment
 
 from .families import cloud_lm
@@ -174,6 +175,7 @@ def lm_cloud_transformer() -> fdl.Config[Experiment]:
     config = cloud_lm(num_layers=32, model_dims=1024, num_heads=16)
     model = config.task.model
     model.fprop_dtype = "float32"
+    model.params_init = PraxisXavier.config(combine_qkv=False)
     model.embedding.logit_cap = None
     model.stack.scan = False
     model.stack.remat_policy = "everything"

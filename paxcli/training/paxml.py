@@ -200,7 +200,7 @@ def learner_of(options: Mapping[str, Any], is_family_m: bool, run: str) -> Learn
         schedule = LinearRampupExponentialDecay(4000, 4001, 300_000, 0.1)
     schedule = dataclasses.replace(schedule, **given)
     known = ("beta1", "beta2", "epsilon", "epsilon_root", "clip_threshold", "weight_decay")
-    fields = {name: args[name] for name in known if name in args}
+    fields: dict[str, Any] = {name: args[name] for name in known if name in args}
     if fields.get("clip_threshold", 1.0) <= 0:  # off, in paxml's words
         fields["clip_threshold"] = None
     return Learner(
