@@ -42,7 +42,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 def pax(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Runs `pax ARGS…` as a process of its own, in `tmp_path`: `pax("train", "tiny", devices=8)`."""
 
-    def run(*args: str, devices: int = 1, timeout: float = 240, env: dict[str, str] | None = None):
+    def run(*args: str, devices: int = 1, timeout: float = 600, env: dict[str, str] | None = None):
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} if devices > 1 else {}
         return subprocess.run(
             [sys.executable, "-m", "paxcli", *args],

@@ -132,8 +132,7 @@ def _initialize(
         except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that waits
             failure.append(error)
 
-    # On CPUs, programs in flight at once meet their peers' collectives in any order, and wait for each other for ever.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    _keep_cpu_programs_in_order()
     log.info("Joining %s.", job)
     thread = threading.Thread(target=connect, name="distributed-start", daemon=True)
     thread.start()
@@ -143,3 +142,16 @@ def _initialize(
         raise RemoteError(f"Joining {job}: not all processes came together within {timeout_seconds} s.", hint)
     if failure:
         raise RemoteError(f"Joining {job}: {str(failure[0]).splitlines()[0]}", hint) from failure[0]
+
+
+def _keep_cpu_programs_in_order() -> None:
+    """On CPUs, programs in flight at once can wait for each other's collectives for ever.
+
+    So one runs after the other. XLA has as many threads for them as there are devices: those of a second program, which
+    wait for the first one to end, must leave enough for all devices of the first.
+    """
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    devices = int(forced[1]) if forced else max(1, jax.config.jax_num_cpu_devices)
+    if 2 * devices > (os.cpu_count() or 1):
+        os.environ.setdefault("NPROC", str(2 * devices))  # how XLA is told the size of its pool

@@ -32,7 +32,7 @@ def test_control_c_is_a_failure_in_json_too(tmp_path: pathlib.Path) -> None:
         while not (tmp_path / "started").exists() and process.poll() is None:
             pass
         process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
+        stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130
     assert json.loads(stdout)["error"]["exit_code"] == 130 and "Traceback" not in stderr
 

@@ -26,7 +26,7 @@ def trained(tmp_path_factory):
 
     run_dir = tmp_path_factory.mktemp("trained") / "run"
     command = [sys.executable, "-m", "paxcli", "train", "tiny", *quick(), "--run-dir", str(run_dir), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     return run_dir, json.loads(done.stdout), done
 

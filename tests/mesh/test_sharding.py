@@ -18,7 +18,7 @@ def test_on_eight_devices():
         env=env,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(" ok") == 6

@@ -35,7 +35,7 @@ def _start(run_dir, *options: str, **changes: object) -> Iterator[subprocess.Pop
 def _run(run_dir, *options: str, **changes: object) -> tuple[int, str]:
     """Exit code and report of a run that nobody interrupts."""
     with _start(run_dir, *options, **changes) as process:
-        _, report = process.communicate(timeout=200)
+        _, report = process.communicate(timeout=600)
     return process.returncode, report
 
 
@@ -77,7 +77,7 @@ def test_one_signal_saves_and_stops(straight, tmp_path, number):
     with _start(run_dir) as process:
         _wait_for_step(process, run_dir, 10)
         process.send_signal(number)
-        _, report = process.communicate(timeout=60)
+        _, report = process.communicate(timeout=300)
     assert process.returncode == 75, report
     assert f"Received {number.name}" in report and "Traceback" not in report
     assert "saved at step" in report
@@ -92,7 +92,7 @@ def test_two_signals_stop_at_once(tmp_path):
         _wait_for_step(process, run_dir, 10)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGINT)
-        _, report = process.communicate(timeout=60)
+        _, report = process.communicate(timeout=300)
     assert process.returncode in (75, -signal.SIGINT), report  # the kernel may merge two signals into one
     assert "Traceback" not in report
 

@@ -1,91 +1,70 @@
-"""One device against eight: the same losses, and parameters that are really split."""
+"""One device against eight: the same losses and gradients, and parameters that are really split."""
 
 from __future__ import annotations
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
-import textwrap
 
 import numpy as np
 import pytest
 
-_PROGRAM = textwrap.dedent(
-    """
-    import json, sys
-    import jax
-    from paxcli.training.session import open_session
-    from paxcli.training.state import create_state
-    from paxcli.training.step import make_train_step
-    from paxcli.mesh.sharding import put_batch
-    from paxcli.optim.adafactor import ShardedAdafactor
-    from pax_recipes.tiny import tiny_synthetic
+from tests.tolerances import PARALLEL
 
-    ici, dcn, steps, factored = json.loads(sys.argv[1])
-    config = tiny_synthetic()
-    if factored:
-        config.task.train.learner.optimizer = ShardedAdafactor.config()
-        config.task.train.learner.ema_decay = 0.9
-    config.mesh.ici_mesh_shape, config.mesh.dcn_mesh_shape = ici, dcn
-    model = config.task.model
-    model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 2, 64, 128, 32
-    with open_session(config) as session:
-        state = create_state(session.experiment.task, session.spec, session.abstract)
-        step = make_train_step(session.experiment.task, session.abstract)
-        losses = []
-        for _ in range(steps):
-            state, metrics = step(state, put_batch(session.experiment.train_input.get_next(), session.mesh))
-            losses.append(float(metrics["loss"]))
-        w = state.params["stack"]["layers"]["feed_forward"]["w_in"]
-        moments = [
-            leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state.opt_state)
-            if jax.tree_util.keystr(path).endswith("['w_in']")
-        ]
-        print(json.dumps({
-            "losses": losses, "shape": w.shape, "shard": w.addressable_shards[0].data.shape,
-            "moment_shards": [m.addressable_shards[0].data.shape for m in moments],
-        }))
-    """
-)
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-
-def _train(devices: int, ici: dict, dcn: dict | None = None, steps: int = 20, factored: bool = False) -> dict:
-    env = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, json.dumps([ici, dcn, steps, factored])],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout.splitlines()[-1])
+# ICI, DCN, and the part of a parameter [2, 64, 128] on one device.
+MESHES = [
+    ({"data": 8}, None, (2, 64, 128)),
+    ({"fsdp": 8}, None, (2, 8, 128)),
+    ({"fsdp": 4, "tensor": 2}, None, (2, 16, 64)),
+    ({"fsdp": 2, "tensor": 2}, {"data": 2}, (2, 32, 64)),
+]
 
 
 @pytest.fixture(scope="module")
-def one_device():
-    return _train(1, {"data": 1})
+def results(tmp_path_factory):
+    """What one device and eight compute: the cases of MESHES, and one with Adafactor and averaged parameters."""
+    folder = tmp_path_factory.mktemp("meshes")
+    plain = [{"ici": ici, "dcn": dcn, "steps": 20, "factored": False} for ici, dcn, _ in MESHES]
+    factored = {"ici": {"fsdp": 4, "tensor": 2}, "dcn": None, "steps": 5, "factored": True}
+    one = [{**case, "ici": {"data": 1}} for case in (plain[0], factored)]
+    return _run(folder, 1, one), _run(folder, 8, [*plain, factored])
 
 
-@pytest.mark.parametrize(
-    ("ici", "dcn", "shard"),
-    [
-        ({"fsdp": 4, "tensor": 2}, None, [2, 16, 64]),
-        ({"data": 8}, None, [2, 64, 128]),
-        ({"fsdp": 2, "tensor": 2}, {"data": 2}, [2, 32, 64]),
-    ],
-)
-def test_eight_devices_compute_the_same(one_device, ici, dcn, shard):
-    eight = _train(8, ici, dcn)
-    np.testing.assert_allclose(eight["losses"], one_device["losses"], rtol=1e-5)
-    assert eight["shard"] == shard
-    assert eight["moment_shards"] == [shard, shard]
+def _run(folder: pathlib.Path, devices: int, cases: list[dict]) -> list[dict[str, np.ndarray]]:
+    (folder / "cases.json").write_text(json.dumps(cases))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.on_meshes", folder / "cases.json", folder / "out.npz"],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    with np.load(folder / "out.npz") as arrays:
+        return [
+            {name.partition("/")[2]: arrays[name] for name in arrays if name.startswith(f"{i}/")}
+            for i in range(len(cases))
+        ]
 
 
-def test_factored_moments_and_averages_are_split_too():
-    one = _train(1, {"data": 1}, steps=5, factored=True)
-    eight = _train(8, {"fsdp": 4, "tensor": 2}, steps=5, factored=True)
-    np.testing.assert_allclose(eight["losses"], one["losses"], rtol=1e-5)
+@pytest.mark.parametrize("index", range(len(MESHES)), ids=lambda index: f"{MESHES[index][0]}{MESHES[index][1] or ''}")
+def test_eight_devices_compute_the_same(results, index):
+    one, eight = results[0][0], results[1][index]
+    np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
+    gradients = [name for name in one if name.startswith("gradient")]
+    assert len(gradients) > 10
+    for name in gradients:
+        assert np.linalg.norm(eight[name] - one[name]) <= PARALLEL * np.linalg.norm(one[name]), name
+    assert [tuple(eight[f"shard{i}"]) for i in range(3)] == [MESHES[index][2]] * 3  # the parameter, and its moments
+
+
+def test_factored_moments_and_averages_are_split_too(results):
+    (_, one), (*_, eight) = results
+    np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
     # Momentum, row and column of the second moment, average of the parameters.
-    assert eight["moment_shards"] == [[2, 16, 64], [2, 16], [2, 64], [2, 16, 64]]
+    assert [eight[f"shard{i}"].tolist() for i in range(1, 5)] == [[2, 16, 64], [2, 16], [2, 64], [2, 16, 64]]

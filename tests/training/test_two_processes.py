@@ -35,7 +35,7 @@ def _start(run_dir, index: int, port: int) -> subprocess.Popen:
 def test_two_processes_equal_one(tmp_path, pax):
     port = _free_port()
     with _start(tmp_path / "two", 0, port) as first, _start(tmp_path / "two", 1, port) as second:
-        outputs = [process.communicate(timeout=200) for process in (first, second)]
+        outputs = [process.communicate(timeout=600) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], outputs
     assert "Next: pax plot" in outputs[0][0] and "Next: pax plot" not in outputs[1][0]  # only the first reports
     assert not any(line.startswith("step ") for line in outputs[1][1].splitlines())

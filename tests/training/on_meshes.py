@@ -1,0 +1,56 @@
+"""Trains a small model on each mesh of a list, in one process: `python -m tests.training.on_meshes CASES.json OUT.npz`.
+
+A case is `{"ici": {…}, "dcn": {…} | null, "steps": n, "factored": bool}`. Of case `i`, the file gets the losses, every
+gradient of the first batch, and how the parameter `w_in` and its moments are split.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import jax
+import numpy as np
+
+from pax_recipes.tiny import tiny_synthetic
+from paxcli.mesh.sharding import put_batch
+from paxcli.optim.adafactor import ShardedAdafactor
+from paxcli.training.session import open_session
+from paxcli.training.state import create_state
+from paxcli.training.step import make_train_step
+
+
+def run(case: dict[str, Any]) -> dict[str, np.ndarray]:
+    config = tiny_synthetic()
+    if case["factored"]:
+        config.task.train.learner.optimizer = ShardedAdafactor.config()
+        config.task.train.learner.ema_decay = 0.9
+    config.mesh.ici_mesh_shape, config.mesh.dcn_mesh_shape = case["ici"], case["dcn"]
+    model = config.task.model
+    model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 2, 64, 128, 32
+    with open_session(config) as session:
+        task = session.experiment.task
+        state = create_state(task, session.spec, session.abstract)
+        batches = [session.experiment.train_input.get_next() for _ in range(case["steps"])]
+
+        def loss(params, batch):
+            return task.model.apply({"params": task.model.cast(params)}, batch)[0]["loss"][0]
+
+        gradients = jax.jit(jax.grad(loss))(state.params, put_batch(batches[0], session.mesh))
+        out = {f"gradient{jax.tree_util.keystr(path)}": leaf for path, leaf in jax.tree.leaves_with_path(gradients)}
+        step = make_train_step(task, session.abstract)
+        losses = []
+        for batch in batches:
+            state, metrics = step(state, put_batch(batch, session.mesh))
+            losses.append(metrics["loss"])
+        shards = [state.params["stack"]["layers"]["feed_forward"]["w_in"]]
+        shards += [leaf for path, leaf in jax.tree.leaves_with_path(state.opt_state) if "w_in" in str(path[-1])]
+        out |= {f"shard{i}": np.array(w.addressable_shards[0].data.shape) for i, w in enumerate(shards)}
+        return jax.device_get(out | {"losses": np.array(losses)})
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        results = [run(case) for case in json.load(file)]
+    np.savez(sys.argv[2], **{f"{i}/{name}": x for i, result in enumerate(results) for name, x in result.items()})
