@@ -10,7 +10,7 @@ PYTHON ?= $(shell for p in $(CANDIDATES); do $$p -c '$(SUPPORTED)' >/dev/null 2>
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest --dist loadfile
 WORKERS := 2
 
 .DEFAULT_GOAL := help

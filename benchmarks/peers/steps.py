@@ -17,7 +17,7 @@ def serve(make_step: Callable[[dict], Callable[[], None]]) -> None:
     """
     step = make_step(json.loads(sys.argv[-1]))
     step()
-    _answer(first_step_seconds=_since_process_start())
+    _answer(first_step_seconds=since_process_start())
     step()
     for line in sys.stdin:
         if int(line) == 0:
@@ -35,7 +35,8 @@ def _answer(**values: object) -> None:
     print(json.dumps(values), flush=True)
 
 
-def _since_process_start() -> float:
+def since_process_start() -> float:
+    """Seconds that this process has lived."""
     with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
         started = int(stat.read().rpartition(")")[2].split()[19]) / 100  # field 22, in clock ticks since boot
         return float(uptime.read().split()[0]) - started

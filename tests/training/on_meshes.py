@@ -1,7 +1,7 @@
-"""Trains a small model on each mesh of a list, in one process: `python -m tests.training.on_meshes CASES.json OUT.npz`.
+"""Trains small models on meshes, in one process: `python -m tests.training.on_meshes CASES.json OUT.npz`.
 
-A case is `{"ici": {…}, "dcn": {…} | null, "steps": n, "factored": bool}`. Of case `i`, the file gets the losses, every
-gradient of the first batch, and how the parameter `w_in` and its moments are split.
+A case is `{"recipe": name, "sets": [assignment, …], "steps": n}`. Of case `i`, the file gets the losses, every gradient
+of the first batch, and how the first parameter `w_in`, if there is one, and its moments are split.
 """
 
 from __future__ import annotations
@@ -13,22 +13,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from pax_recipes.tiny import tiny_synthetic
+from paxcli.config.resolve import resolve
 from paxcli.mesh.sharding import put_batch
-from paxcli.optim.adafactor import ShardedAdafactor
 from paxcli.training.session import open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 
 
 def run(case: dict[str, Any]) -> dict[str, np.ndarray]:
-    config = tiny_synthetic()
-    if case["factored"]:
-        config.task.train.learner.optimizer = ShardedAdafactor.config()
-        config.task.train.learner.ema_decay = 0.9
-    config.mesh.ici_mesh_shape, config.mesh.dcn_mesh_shape = case["ici"], case["dcn"]
-    model = config.task.model
-    model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 2, 64, 128, 32
+    config = resolve(case["recipe"], sets=case["sets"]).config
     with open_session(config) as session:
         task = session.experiment.task
         state = create_state(task, session.spec, session.abstract)
@@ -44,8 +37,9 @@ def run(case: dict[str, Any]) -> dict[str, np.ndarray]:
         for batch in batches:
             state, metrics = step(state, put_batch(batch, session.mesh))
             losses.append(metrics["loss"])
-        shards = [state.params["stack"]["layers"]["feed_forward"]["w_in"]]
-        shards += [leaf for path, leaf in jax.tree.leaves_with_path(state.opt_state) if "w_in" in str(path[-1])]
+        shards = [
+            leaf for path, leaf in jax.tree.leaves_with_path((state.params, state.opt_state)) if "w_in" in str(path[-1])
+        ]
         out |= {f"shard{i}": np.array(w.addressable_shards[0].data.shape) for i, w in enumerate(shards)}
         return jax.device_get(out | {"losses": np.array(losses)})
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 _SMALL = {
     "num_layers": 1,
@@ -24,6 +29,25 @@ def small(**changes: object) -> list[str]:
     """`--set` options that make `tiny` smaller still; `None` stands for null."""
     values = {**_SMALL, **changes}
     return [f"--set={path}={'null' if value is None else value}" for path, value in values.items()]
+
+
+def on_meshes(folder: pathlib.Path, devices: int, cases: list[dict[str, Any]]) -> list[dict[str, np.ndarray]]:
+    """What `tests/training/on_meshes.py` computes for each case on so many devices, as one process."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.training.on_meshes", folder / "cases.json", folder / "out.npz"],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        capture_output=True,
+        text=True,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    with np.load(folder / "out.npz") as arrays:
+        return [
+            {name.partition("/")[2]: arrays[name] for name in arrays if name.startswith(f"{i}/")}
+            for i in range(len(cases))
+        ]
 
 
 def losses(run_dir: pathlib.Path) -> dict[int, float]:

@@ -21,19 +21,20 @@ from tests.training.runs import losses, small
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def test_on_eight_devices():
+@pytest.mark.parametrize("cases", ["some", pytest.param("all", marks=pytest.mark.slow)])
+def test_on_eight_devices(cases):
     """Stages × microbatches × rounds × meshes, each remat policy, against the plain stack on one device."""
     env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.training.eight_devices"],
+        [sys.executable, "-m", "tests.training.pipelines", cases],
         cwd=ROOT,
         env=env,
         capture_output=True,
         text=True,
-        timeout=570,
+        timeout=800,
     )
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
-    assert done.stdout.count(" ok in ") == 15
+    assert done.stdout.count(" ok in ") == {"some": 6, "all": 15}[cases]
 
 
 def test_trains_evaluates_and_decodes(pax, tmp_path):
@@ -54,17 +55,13 @@ def test_trains_evaluates_and_decodes(pax, tmp_path):
     eight, one = losses(tmp_path / "eight"), losses(tmp_path / "one")
     assert len(eight) == 10
     np.testing.assert_allclose(list(eight.values()), list(one.values()), rtol=1e-5)
-    done = pax("eval", "eight", "--json", devices=8)
-    assert done.returncode == 0, done.stderr
     recipe = yaml.safe_load((tmp_path / "eight" / "recipe.yaml").read_text())
     recipe["set"] = {path: value for path, value in recipe["set"].items() if "ici_mesh_shape" not in path}
     (tmp_path / "one.yaml").write_text(yaml.safe_dump(recipe))
     asked = ("--prompt", "def ", "--max-tokens", "6", "--temperature", "0", "--json")
-    on_eight = pax("decode", "eight", *asked, devices=8)
     on_one = pax("decode", "one.yaml", "--run-dir", "eight", *asked)
     assert on_one.returncode == 0, on_one.stderr
-    texts = [json.loads(done.stdout)["outputs"][0]["ids"] for done in (on_eight, on_one)]
-    assert texts[0] == texts[1] and len(texts[0]) == 6
+    assert len(json.loads(on_one.stdout)["outputs"][0]["ids"]) == 6
 
 
 @pytest.mark.parametrize(
