@@ -2,9 +2,9 @@
 
     python benchmarks/pax_step.py [--sizes A B] [--rounds 3] [--steps 5] [--remat nothing everything]
 
-`c4-1b` cut down to the sizes of `train_step.py`, in float32 on this machine's CPU: soft caps, the learned query scale, the
-tied table's bias, Adam with clipped updates and decay. Each measurement is a process of its own, with an empty compilation
-cache; the sizes take turns. `paxml` holds what real paxml took for the same on another machine of this class.
+`c4-1b` cut down to the sizes of `train_step.py`, in float32 on the CPU: soft caps, the learned query scale, the tied
+table with its bias, Adam with clipped updates and decay. Each measurement is a process of its own, with an empty
+compilation cache; the sizes take turns. `paxml` holds what real paxml took on another machine of this class.
 """
 
 from __future__ import annotations
