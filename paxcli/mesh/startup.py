@@ -160,6 +160,6 @@ def _keep_cpu_programs_in_order() -> None:
     """
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    devices = int(forced[1]) if forced else max(1, jax.config.jax_num_cpu_devices)
+    devices = int(forced[1]) if forced else max(1, jax.config.jax_num_cpu_devices)  # pyrefly: ignore[missing-attribute]
     if 2 * devices > (os.cpu_count() or 1):
         os.environ.setdefault("NPROC", str(2 * devices))  # how XLA is told the size of its pool
