@@ -69,6 +69,11 @@ class Learner(Configurable):
             raise ConfigError(
                 "Both `bprop_variable_exclusion` and `bprop_variable_inclusion` are set.", "Keep one of them."
             )
+        for regex in (*self.bprop_variable_exclusion, *self.bprop_variable_inclusion):
+            try:
+                re.compile(regex)
+            except re.error as error:
+                raise ConfigError(f"{regex!r} is no regular expression: {error}.") from None
         if self.skip_step_gradient_norm_value is not None and not self.skip_invalid_gradients:
             raise ConfigError(
                 "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",
