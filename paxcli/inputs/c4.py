@@ -71,7 +71,7 @@ class C4(Configurable):
         vocabulary = seqio.SentencePieceVocabulary(str(path))
         try:
             unknown = vocabulary.tokenizer.unk_id()
-        except RuntimeError:
+        except Exception:  # SentencePiece and its protocol buffers raise what they like.
             raise DataError(f"{self.tokenizer_path} is not a SentencePiece model.") from None
         if unknown == 0:
             raise ConfigError(
@@ -108,7 +108,7 @@ class C4(Configurable):
                 raise DataError(f"{path.decode()}, line {number + 1} {what}.") from None
 
         def record(number: Any, line: Any) -> dict[str, Any]:
-            value = tf.numpy_function(parse, [file, number, line], dtype, stateful=False)
+            value = tf.numpy_function(plain(parse), [file, number, line], dtype, stateful=False)
             value.set_shape([None] if self.tokenized else [])
             return {field: value}
 

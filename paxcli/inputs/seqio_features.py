@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paxcli.config.configurable import Configurable
+from paxcli.inputs.base_input import language_spec
+from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.seqio_library import load, plain
 
 Lengths = Mapping[str, int]
@@ -25,8 +27,12 @@ class Features(Configurable):
         """
         raise NotImplementedError
 
+    def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
+        """Shapes and dtypes of a batch of rows."""
+        raise NotImplementedError
+
     def row_length(self, task_feature_lengths: Lengths) -> int:
-        """T, the length of the longest field."""
+        """The length of the longest field."""
         return max(task_feature_lengths.values())
 
 
@@ -64,6 +70,12 @@ class LanguageModelFeatures(Features):
         )
         rows = convert(ds, task_feature_lengths)
         return rows.map(plain(self.fields), num_parallel_calls=tf.data.AUTOTUNE)
+
+    def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
+        spec = language_spec(batch_size, self.row_length(task_feature_lengths))
+        if task_feature_lengths.keys() & {"inputs", "decoder_causal_attention"}:
+            spec.inputs_indicator = spec.ids
+        return spec
 
     def row_length(self, task_feature_lengths: Lengths) -> int:
         return sum(task_feature_lengths.values())
@@ -137,6 +149,12 @@ class SequenceModelFeatures(Features):
         seqio, tf = load("seqio"), load("tensorflow")
         rows = seqio.EncDecFeatureConverter(pack=self.pack, bos_id=self.bos_id)(ds, task_feature_lengths)
         return rows.map(plain(self.fields), num_parallel_calls=tf.data.AUTOTUNE)
+
+    def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
+        lengths = task_feature_lengths
+        spec = language_spec(batch_size, lengths.get("targets", lengths.get("decoder_target_tokens")))
+        source = language_spec(batch_size, lengths.get("inputs", lengths.get("encoder_input_tokens")))
+        return spec | {f"source_{name}": source[name] for name in ("ids", "segment_ids", "segment_pos")}
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Our fields of a row that SeqIO's converter, or whoever packed the data, has made."""

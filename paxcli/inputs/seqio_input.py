@@ -237,21 +237,13 @@ class SeqIOInput(BaseInput):
     # What others ask of it.
 
     def element_spec(self) -> NestedMap:
-        self.validate()
-        with as_our_errors(self._where):
-            spec = self._rows(0).element_spec
-        if any(None in tuple(leaf.shape) for leaf in jax.tree.leaves(spec)):
+        if not isinstance(self.feature_converter, Features):
             return super().element_spec()
+        spec = NestedMap(self.feature_converter.spec(self.batch_size, self.lengths))
         if not self.is_training:
-            scalar = np.zeros(())
-            spec = {**spec, "example_id": scalar.astype(np.int32), "eval_sample_weights": scalar.astype(np.float32)}
-
-        def leaf(one: Any) -> jax.ShapeDtypeStruct:
-            dtype = np.dtype(getattr(one.dtype, "as_numpy_dtype", one.dtype))
-            dtype = np.dtype(np.int32) if dtype == np.int64 else dtype
-            return jax.ShapeDtypeStruct((self.batch_size, *one.shape), dtype)
-
-        return NestedMap(jax.tree.map(leaf, dict(spec)))
+            spec.example_id = jax.ShapeDtypeStruct((self.batch_size,), np.int32)
+            spec.eval_sample_weights = jax.ShapeDtypeStruct((self.batch_size,), np.float32)
+        return spec
 
     def validate(self) -> None:
         super().validate()

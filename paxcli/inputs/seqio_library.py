@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import logging
 import os
-import sys
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from paxcli.errors import ConfigError, DataError, MissingError
 
 
+@functools.cache
 def load(name: str) -> Any:
-    """The module `name`: `seqio`, `tensorflow`, or a part of one of them.
+    """The module `name`, which needs TensorFlow.
 
     Raises:
-      MissingError: It is not installed.
+      MissingError: It, or something it needs, is not installed.
     """
-    if "tensorflow" not in sys.modules:
-        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # what matters, it raises
-        logging.getLogger("tensorflow").setLevel(logging.ERROR)
-        logging.getLogger("absl").addFilter(_is_not_seqio_chatter)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # what matters, it raises
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+    logging.getLogger("absl").addFilter(_is_not_seqio_chatter)
     try:
-        tensorflow = importlib.import_module("tensorflow")
-        module = importlib.import_module(name)
+        with _no_stderr():  # TensorFlow greets before it knows how much to log
+            tensorflow = importlib.import_module("tensorflow")
+            with contextlib.suppress(RuntimeError):  # it has started without us
+                tensorflow.config.set_visible_devices([], "GPU")  # it would take all of its memory from JAX
+            return importlib.import_module(name)
     except ImportError as error:
         missing = (error.name or name).partition(".")[0]
         raise MissingError(f"SeqIO inputs need the package `{missing}`.", "pip install seqio tensorflow") from None
-    with contextlib.suppress(RuntimeError):  # TensorFlow has started, so this was done before
-        tensorflow.config.set_visible_devices([], "GPU")  # it would take all of its memory from JAX
-    return module
 
 
 @contextlib.contextmanager
@@ -41,14 +42,28 @@ def as_our_errors(where: str) -> Iterator[None]:
     try:
         yield
     except tf.errors.OpError as error:
-        raise DataError(f"{where}: {_cause(error.message)}") from None
+        hint = "If a file is damaged, `gzip -t` names it; if not, look at the task's preprocessors."
+        raise DataError(f"{where}: {_cause(error.message)}", hint) from None
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{where}: {error}", "Correct the SeqIO task, or the fields of the input that name it.") from error
+        hint = "Correct the SeqIO task, or the fields of the input that name it."
+        raise ConfigError(f"{where}: {error}", hint) from error
 
 
 def plain(function: Callable) -> Callable:
     """A function for `tf.data` that is made of TensorFlow operations alone, so that AutoGraph need not rewrite it."""
     return load("tensorflow").autograph.experimental.do_not_convert(function)
+
+
+@contextlib.contextmanager
+def _no_stderr() -> Iterator[None]:
+    kept = os.dup(2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _is_not_seqio_chatter(record: logging.LogRecord) -> bool:
@@ -59,4 +74,4 @@ def _cause(message: str) -> str:
     """What a Python function inside a dataset raised, without its traceback; else the first line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     raised = [line.partition(": ")[2] for line in lines if line.startswith("paxcli.errors.")]
-    return raised[-1] if raised else lines[0] if lines else "TensorFlow gives no reason."
+    return raised[-1] if raised else re.sub(r"{{.*?}} ?| ?\[Op:.*", "", "".join(lines[:1]))
