@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -12,7 +12,7 @@ import numpy as np
 
 from paxcli.config.configurable import part
 from paxcli.errors import ConfigError, DataError, did_you_mean
-from paxcli.inputs.base_input import BaseInput
+from paxcli.inputs.base_input import BaseInput, ExampleMetrics
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_library import as_our_errors, load
@@ -339,7 +339,7 @@ class SeqIOInput(BaseInput):
     def special_tokens(self) -> dict[int, str]:
         return {self.text_tokenizer.pad_id: "<pad>", self.text_tokenizer.eos_id: "<eos>"}
 
-    def example_metrics(self, of: Literal["scores", "predictions"]) -> Callable[[Mapping[int, Any]], dict] | None:
+    def example_metrics(self, of: Literal["scores", "predictions"]) -> ExampleMetrics | None:
         """The task's `score_metric_fns` or `predict_metric_fns`, to be called with an output for each `example_id`.
 
         None where there are none, and for a mixture, whose tasks are evaluated by an input each.
