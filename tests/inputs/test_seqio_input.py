@@ -46,14 +46,6 @@ def assert_same(a, b) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-PAIRS = {
-    "targets": "decoder_target_tokens",
-    "ids": "decoder_input_tokens",
-    "segment_ids": "decoder_segment_ids",
-    "segment_pos": "decoder_positions",
-}
-
-
 @pytest.mark.parametrize("name", ["pax_toy", "pax_toy_lm"])
 @pytest.mark.parametrize("pack", [True, False])
 def test_rows_are_those_of_seqio(seqio, name, pack):
