@@ -88,7 +88,7 @@ def write_c4(directory: pathlib.Path, documents: int = 200, shards: int = 4) -> 
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
         model_writer=model,
-        vocab_size=300,
+        vocab_size=260,
         pad_id=0,
         eos_id=1,
         unk_id=2,
