@@ -23,16 +23,17 @@ def load(name: str) -> Any:
     """
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # what matters, it raises
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
-    logging.getLogger("absl").addFilter(_is_not_seqio_chatter)
     try:
         with _no_stderr():  # TensorFlow greets before it knows how much to log
             tensorflow = importlib.import_module("tensorflow")
             with contextlib.suppress(RuntimeError):  # it has started without us
                 tensorflow.config.set_visible_devices([], "GPU")  # it would take all of its memory from JAX
-            return importlib.import_module(name)
+            module = importlib.import_module(name)
     except ImportError as error:
         missing = (error.name or name).partition(".")[0]
         raise MissingError(f"SeqIO inputs need the package `{missing}`.", "pip install seqio tensorflow") from None
+    logging.getLogger("absl").addFilter(_is_not_seqio_chatter)
+    return module
 
 
 @contextlib.contextmanager

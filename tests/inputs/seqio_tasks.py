@@ -64,8 +64,8 @@ def register() -> Any:
     return seqio
 
 
-def write_c4(directory: pathlib.Path, documents: int = 200, shards: int = 4) -> list[str]:
-    """Makes `c4-train…` and `c4-validation…` as C4 has them, and `c4.model`.
+def write_c4(directory: pathlib.Path, tokenized: bool = False) -> list[str]:
+    """Makes `c4-train…` and `c4-validation…` of 200 documents as C4 has them, and `c4.model`.
 
     Returns:
       The documents of the validation split.
@@ -75,15 +75,7 @@ def write_c4(directory: pathlib.Path, documents: int = 200, shards: int = 4) -> 
     chance = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
     words = ["".join(chance.choice(letters) for _ in range(chance.randrange(2, 9))) for _ in range(200)]
-    texts = [" ".join(chance.choices(words, k=chance.randrange(20, 120))) for _ in range(documents)]
-    held_out = texts[: documents // 5]
-    parts = {"validation": [held_out], "train": [texts[documents // 5 :][i::shards] for i in range(shards)]}
-    for split, files in parts.items():
-        for i, lines in enumerate(files):
-            with gzip.open(directory / f"c4-{split}.{i:05d}-of-{len(files):05d}.json.gz", "wt") as file:
-                for text in lines:
-                    record = {"text": text, "timestamp": "2019-04-25T12:57:54Z", "url": "https://example.com"}
-                    file.write(json.dumps(record) + "\n")
+    texts = [" ".join(chance.choices(words, k=chance.randrange(20, 120))) for _ in range(200)]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(texts),
@@ -96,6 +88,14 @@ def write_c4(directory: pathlib.Path, documents: int = 200, shards: int = 4) -> 
         minloglevel=2,
     )
     (directory / "c4.model").write_bytes(model.getvalue())
-    return held_out
+    encode = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).encode
+    for split, files in {"validation": [texts[:40]], "train": [texts[40 + i :: 4] for i in range(4)]}.items():
+        for i, lines in enumerate(files):
+            with gzip.open(directory / f"c4-{split}.{i:05d}-of-{len(files):05d}.json.gz", "wt") as file:
+                for text in lines:
+                    content = {"ids": encode(text)} if tokenized else {"text": text}
+                    record = {**content, "timestamp": "2019-04-25T12:57:54Z", "url": "https://example.com"}
+                    file.write(json.dumps(record) + "\n")
+    return texts[:40]
 
 

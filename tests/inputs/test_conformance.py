@@ -60,8 +60,8 @@ def text_dir(tmp_path_factory):
 @pytest.fixture(scope="module")
 def c4(tmp_path_factory):
     directory = tmp_path_factory.mktemp("c4")
-    write_c4(directory)
-    return C4(path=str(directory), tokenizer_path=f"{directory}/c4.model")
+    write_c4(directory, tokenized=True)  # as text, documents run on into each other in the order of a pass
+    return C4(path=str(directory), tokenizer_path=f"{directory}/c4.model", tokenized=True)
 
 
 @pytest.fixture(params=KINDS, ids=lambda cls: cls.__name__)
