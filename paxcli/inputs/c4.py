@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gzip
 import json
-from collections.abc import Mapping
-from typing import Any, Literal
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
+from etils import epath
 
 from paxcli.config.configurable import Configurable, part
 from paxcli.errors import ConfigError, DataError
@@ -63,8 +66,6 @@ class C4(Configurable):
     @functools.cached_property
     def _vocabulary(self) -> Any:
         seqio = load("seqio")
-        from etils import epath
-
         path = epath.Path(str(self.tokenizer_path)).expanduser()
         if not path.is_file():
             raise DataError(f"There is no tokenizer file {self.tokenizer_path}.", "Correct tokenizer_path.")
@@ -84,8 +85,6 @@ class C4(Configurable):
         seqio = load("seqio")
         if self.tfds_name is not None:
             return seqio.TfdsDataSource(self.tfds_name, tfds_data_dir=str(self.path), splits=[split])
-        from etils import epath
-
         files = sorted(map(str, epath.Path(str(self.path)).expanduser().glob(f"*{split}*.json.gz")))
         if not files:
             raise DataError(
@@ -97,22 +96,24 @@ class C4(Configurable):
     def _records(self, file: Any) -> Any:
         """The documents of a JSON file."""
         tf = load("tensorflow")
-        field, dtype = ("ids", tf.int32) if self.tokenized else ("text", tf.string)
+        text, ids = tf.TensorSpec([], tf.string), tf.TensorSpec([None], tf.int32)
+        signature = {"ids": ids} if self.tokenized else {"text": text}
+        return tf.data.Dataset.from_generator(self._read, args=(file,), output_signature=signature)
 
-        def parse(path: bytes, number: int, line: bytes) -> Any:
-            try:
-                value = json.loads(line)[field]
-                return np.asarray(value, np.int32) if self.tokenized else value.encode()
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                what = f"has no field `{field}`" if isinstance(error, KeyError) else f"is not one of C4: {error}"
-                raise DataError(f"{path.decode()}, line {number + 1} {what}.") from None
-
-        def record(number: Any, line: Any) -> dict[str, Any]:
-            value = tf.numpy_function(plain(parse), [file, number, line], dtype, stateful=False)
-            value.set_shape([None] if self.tokenized else [])
-            return {field: value}
-
-        return tf.data.TextLineDataset(file, compression_type="GZIP").enumerate().map(plain(record))
+    def _read(self, path: bytes) -> Iterator[dict[str, Any]]:
+        # TensorFlow's own reader takes a gzip file that was cut off between two blocks for a whole one.
+        field, where, number = "ids" if self.tokenized else "text", path.decode(), 0
+        try:
+            with epath.Path(where).open("rb") as file, gzip.open(file) as lines:
+                for number, line in enumerate(lines, 1):
+                    value = json.loads(line)[field]
+                    yield {field: np.asarray(value, np.int32) if self.tokenized else value.encode()}
+        except KeyError:
+            raise DataError(f"{where}, line {number} has no field `{field}`.") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{where}, line {number} is not a record of C4: {error}.") from None
+        except (OSError, EOFError, zlib.error) as error:
+            raise DataError(f"{where} is damaged after line {number}: {error}.") from None
 
     def _ids(self, ds: Any) -> Any:
         """Documents as `targets` [length]."""

@@ -6,6 +6,7 @@ import gzip
 import importlib.resources.abc
 import json
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -97,19 +98,22 @@ def test_tensorflow_datasets(tmp_path, files, monkeypatch):
 
 
 GOOD = b'{"text": "a b c", "timestamp": "", "url": ""}\n'
+_writer = zlib.compressobj(wbits=31)
+CUT = _writer.compress(GOOD * 7) + _writer.flush(zlib.Z_FULL_FLUSH)
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (gzip.compress(GOOD + b"{oops\n"), r"c4-train\.0\.json\.gz, line 2 is not one of C4"),
+        (gzip.compress(GOOD + b"{oops\n"), r"c4-train\.0\.json\.gz, line 2 is not a record"),
         (gzip.compress(GOOD + b'{"txt": "a"}\n'), r"c4-train\.0\.json\.gz, line 2 has no field `text`"),
-        (gzip.compress(GOOD + b'{"text": 5}\n'), r"c4-train\.0\.json\.gz, line 2 is not one of C4"),
-        (gzip.compress(GOOD * 2000, 0)[:-5000], r"c4-train\.0\.json\.gz, line \d+ is not one of C4"),
-        (GOOD, "incorrect header"),
+        (gzip.compress(GOOD + b'{"text": 5}\n'), r"c4-train\.0\.json\.gz, line 2 is not a record"),
+        (gzip.compress(GOOD * 100)[:-9], r"c4-train\.0\.json\.gz is damaged after line \d+"),
+        (CUT, r"c4-train\.0\.json\.gz is damaged after line 7"),
+        (GOOD, r"c4-train\.0\.json\.gz is damaged after line 0"),
         (gzip.compress(b""), "no example"),
     ],
-    ids=["json", "field", "number", "truncated", "not gzip", "empty"],
+    ids=["json", "field", "number", "truncated", "truncated at a line", "not gzip", "empty"],
 )
 def test_a_damaged_file_is_named(files, tmp_path, content, says):
     (tmp_path / "c4-train.0.json.gz").write_bytes(content)
