@@ -125,7 +125,9 @@ class PackedLanguageModelFeatures(LanguageModelFeatures):
     """
 
     def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        return _checked(ds, task_feature_lengths).map(plain(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE)
+        return _checked(ds, task_feature_lengths).map(
+            plain(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE
+        )
 
     def row_length(self, task_feature_lengths: Lengths) -> int:
         return max(task_feature_lengths.values())
@@ -154,7 +156,9 @@ class SequenceModelFeatures(Features):
         lengths = task_feature_lengths
         spec = language_spec(batch_size, lengths.get("targets", lengths.get("decoder_target_tokens")))
         source = language_spec(batch_size, lengths.get("inputs", lengths.get("encoder_input_tokens")))
-        return spec | {f"source_{name}": source[name] for name in ("ids", "segment_ids", "segment_pos")}
+        for name in ("ids", "segment_ids", "segment_pos"):
+            spec[f"source_{name}"] = source[name]
+        return spec
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Our fields of a row that SeqIO's converter, or whoever packed the data, has made."""
@@ -179,7 +183,9 @@ class PackedSequenceModelFeatures(SequenceModelFeatures):
     """
 
     def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        return _checked(ds, task_feature_lengths).map(plain(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE)
+        return _checked(ds, task_feature_lengths).map(
+            plain(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE
+        )
 
 
 def _segments(row: Mapping[str, Any], side: str, is_token: Any) -> dict[str, Any]:

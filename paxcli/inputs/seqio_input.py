@@ -389,7 +389,9 @@ def _cut(rows: NestedMap, start: int, stop: int | None) -> NestedMap:
 def _padded(rows: NestedMap, size: int) -> NestedMap:
     """The rows, and rows of zeros behind them."""
     missing = size - _count(rows)
-    padded = jax.tree.map(lambda array: np.concatenate([array, np.zeros_like(array, shape=(missing, *array.shape[1:]))]), rows)
+    padded = jax.tree.map(
+        lambda array: np.concatenate([array, np.zeros_like(array, shape=(missing, *array.shape[1:]))]), rows
+    )
     if "example_id" in padded:
         padded.example_id[size - missing :] = -1
     return padded

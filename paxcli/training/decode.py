@@ -162,7 +162,7 @@ class _Writer:
 
 def _answers(result: Generated, lengths: np.ndarray) -> Iterator[_Answer]:
     """What stands behind the first `lengths[i]` tokens of each row."""
-    result = jax.device_get(result)
+    result = Generated(*map(np.asarray, result))
     for row, length in enumerate(lengths):
         answer = slice(int(length), int(result.lengths[row]))
         yield result.ids[row, answer], result.log_probs[row, answer], bool(result.ended[row])

@@ -167,9 +167,7 @@ class TrainingRun:
         params = self.task.train.learner.evaluated(state.params, state.opt_state)
         with self.meter.pause():
             inputs = self.session.experiment.eval_inputs
-            metrics = evaluate(
-                self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step
-            )
+            metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
         self.report.evaluated(step, metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict,
     return jax.jit(score_step)
 
 
-def _evaluated(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, NestedMap]:
+def _evaluated(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
     metrics, examples = task.model.apply({"params": task.model.cast(params)}, batch)
     loss, weight = task.loss_aggregator(metrics)
     return task.metrics.of_batch(metrics | {"loss": (loss, weight)}), examples

@@ -57,9 +57,7 @@ class TrainedRun:
         if not inputs:
             raise ConfigError("The recipe has no evaluation input.", "Give it `eval_inputs`.")
         combine = self._session.experiment.task.metrics
-        metrics = evaluate(
-            self._eval_step, self._params(step), inputs, self._session.mesh, combine, self._score_step
-        )
+        metrics = evaluate(self._eval_step, self._params(step), inputs, self._session.mesh, combine, self._score_step)
         self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
         self._write_metrics("eval", step, metrics)
         return metrics
@@ -118,7 +116,10 @@ class TrainedRun:
         if jax.process_index() != 0 or not metrics:
             return
         path = self._run_dir.path / folder
-        writers = [JsonlWriter(path / "metrics.jsonl", _EVERY_STEP), TensorBoardWriter(path / "tensorboard", _EVERY_STEP)]
+        writers = [
+            JsonlWriter(path / "metrics.jsonl", _EVERY_STEP),
+            TensorBoardWriter(path / "tensorboard", _EVERY_STEP),
+        ]
         for writer in writers:
             for name, values in metrics.items():
                 writer.write(step, values, split=f"{folder}/{name}")

@@ -97,5 +97,3 @@ def write_c4(directory: pathlib.Path, tokenized: bool = False) -> list[str]:
                     record = {**content, "timestamp": "2019-04-25T12:57:54Z", "url": "https://example.com"}
                     file.write(json.dumps(record) + "\n")
     return texts[:40]
-
-

@@ -70,7 +70,11 @@ def test_training_reads_every_token_once_a_pass(files, encode):
 def test_sequences_that_are_tokens_already(tmp_path, encode):
     texts = write_c4(tmp_path, tokenized=True)
     batches = list(make(c4(tmp_path, tokenized=True), **EPOCH).eval_batches())
-    rows = [row[segments > 0].tolist() for batch in batches for row, segments in zip(batch.ids, batch.segment_ids)]
+    rows = [
+        row[segments > 0].tolist()
+        for batch in batches
+        for row, segments in zip(batch.ids, batch.segment_ids, strict=True)
+    ]
     expected = [encode(text)[start : start + 64] for text in texts for start in range(0, len(encode(text)), 64)]
     assert [row for row in rows if row] == expected
 

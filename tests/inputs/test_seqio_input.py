@@ -109,7 +109,9 @@ def test_which_tokens_weigh():
     ds = tf.data.Dataset.from_tensors({name: tf.constant(ids) for name, ids in row.items()})
     weights = {}
     for asked in (None, True, False):
-        batch = next(LanguageModelFeatures(weights_on_targets_only=asked)(ds, {"inputs": 4, "targets": 4}).as_numpy_iterator())
+        batch = next(
+            LanguageModelFeatures(weights_on_targets_only=asked)(ds, {"inputs": 4, "targets": 4}).as_numpy_iterator()
+        )
         np.testing.assert_array_equal(batch["labels"], [5, 6, 7, 8, 9, 1, 0, 0])
         weights[asked] = batch["weights"].tolist()
     assert weights == {

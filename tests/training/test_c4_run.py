@@ -17,8 +17,8 @@ from tests.inputs.seqio_tasks import write_c4
 from tests.training.runs import evals, losses
 
 # The recipe of the command line, with an input that tells what it hands out, as docs/inputs.md shows.
-RECIPE = '''
-import dataclasses, os, zlib
+RECIPE = """
+import os, zlib
 import fiddle as fdl
 from paxcli.config.recipe import recipe
 from paxcli.inputs.c4 import C4Input
@@ -37,11 +37,10 @@ class Telling(C4Input):
 @recipe()
 def telling():
     config = c4_1b()
-    fields = {f.name: getattr(config.train_input, f.name) for f in dataclasses.fields(C4Input)}
-    config.train_input = fdl.Config(Telling, **fields)
-    config.eval_inputs = [fdl.Config(Telling, **{f.name: getattr(config.eval_inputs[0], f.name) for f in dataclasses.fields(C4Input)})]
+    for source in (config.train_input, config.eval_inputs[0]):
+        fdl.update_callable(source, Telling)
     return config
-'''
+"""
 SIZES = {
     "c4.path": ".",
     "c4.tokenizer_path": "c4.model",
@@ -53,7 +52,13 @@ SIZES = {
     "save_interval_steps": 10,
     "summary_interval_steps": 1,
 }
-ARGUMENTS = ["train", "mine.py:telling", "--overlay", "cpu", *(f"--set={path}={value}" for path, value in SIZES.items())]
+ARGUMENTS = [
+    "train",
+    "mine.py:telling",
+    "--overlay",
+    "cpu",
+    *(f"--set={path}={value}" for path, value in SIZES.items()),
+]
 
 
 @pytest.fixture

@@ -53,9 +53,14 @@ def evaluated_by_seqio(seqio, converter, model_fn, kind: str) -> dict[str, float
     evaluator = seqio.Evaluator(
         "pax_toy", converter, eval_split="validation", sequence_length=LENGTHS, async_compute_metrics=False
     )
-    nothing = {"predict_fn": lambda ds: [(i, [1]) for i, _ in ds], "score_fn": lambda ds: [(int(i), 0.0) for i, _ in ds]}
+    nothing = {
+        "predict_fn": lambda ds: [(i, [1]) for i, _ in ds],
+        "score_fn": lambda ds: [(int(i), 0.0) for i, _ in ds],
+    }
     metrics, _ = evaluator.evaluate(compute_metrics=True, **nothing | {kind: model_fn})
-    return {f"seqio/{name}": float(getattr(value, "value", value)) for name, value in metrics.result()["pax_toy"].items()}
+    return {
+        f"seqio/{name}": float(getattr(value, "value", value)) for name, value in metrics.result()["pax_toy"].items()
+    }
 
 
 class Hosts:
@@ -114,7 +119,11 @@ def test_scores(seqio):
 @pytest.mark.parametrize("model", [LanguageModel, SequenceModel])
 def test_predictions(seqio, model):
     converter = LANGUAGE if model is LanguageModel else SequenceModelFeatures.config()
-    own = seqio.PrefixLMFeatureConverter(pack=False) if model is LanguageModel else seqio.EncDecFeatureConverter(pack=False)
+    own = (
+        seqio.PrefixLMFeatureConverter(pack=False)
+        if model is LanguageModel
+        else seqio.EncDecFeatureConverter(pack=False)
+    )
     with open_session(experiment(model, converter)) as session:
         params = create_state(session.experiment.task, session.spec, session.abstract).params
         source = session.experiment.decode_inputs[0]
