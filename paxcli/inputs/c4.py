@@ -105,7 +105,8 @@ class C4(Configurable):
         field, where, number = "ids" if self.tokenized else "text", path.decode(), 0
         try:
             with epath.Path(where).open("rb") as file, gzip.open(file) as lines:
-                for number, line in enumerate(lines, 1):
+                for line in lines:
+                    number += 1
                     value = json.loads(line)[field]
                     yield {field: np.asarray(value, np.int32) if self.tokenized else value.encode()}
         except KeyError:

@@ -58,7 +58,8 @@ def decode_data(
     for batch in source.eval_batches():
         numbers = batch.example_id
         if isinstance(writer.model, SequenceModel):
-            prompts = [row[row_segments > 0] for row, row_segments in zip(batch.source_ids, batch.source_segment_ids)]
+            is_token = batch.source_segment_ids > 0
+            prompts = [row[here] for row, here in zip(batch.source_ids, is_token, strict=True)]
             texts = source.ids_to_strings(batch.source_ids, [len(prompt) for prompt in prompts], "source_ids")
             answers = writer.targets(batch, tokenizer.bos_id)
         elif "inputs_indicator" in batch:
@@ -162,10 +163,10 @@ class _Writer:
 
 def _answers(result: Generated, lengths: np.ndarray) -> Iterator[_Answer]:
     """What stands behind the first `lengths[i]` tokens of each row."""
-    result = Generated(*map(np.asarray, result))
+    ids, log_probs, ends, ended = map(np.asarray, result)
     for row, length in enumerate(lengths):
-        answer = slice(int(length), int(result.lengths[row]))
-        yield result.ids[row, answer], result.log_probs[row, answer], bool(result.ended[row])
+        answer = slice(int(length), int(ends[row]))
+        yield ids[row, answer], log_probs[row, answer], bool(ended[row])
 
 
 def _readable(prompt: str, answer: _Answer, tokenizer: Any) -> dict[str, Any]:

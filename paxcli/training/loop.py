@@ -16,7 +16,7 @@ from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.errors import DivergedError, Stopped
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import global_spec, put_batch
-from paxcli.mesh.startup import start_distributed
+from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.peaks import peak_flops
@@ -136,7 +136,9 @@ class TrainingRun:
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(lowered.compile)
             state = self.start(warm_start)
-            return compiling.result(), state
+            train_step = compiling.result()
+        return_free_memory()
+        return train_step, state
 
     def _after(self, step: int, state: TrainState, loss: jax.Array) -> None:
         """Evaluates, saves and stops, where step `step` is due for it."""

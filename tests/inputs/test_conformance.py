@@ -16,8 +16,9 @@ import pytest
 
 import paxcli.inputs
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.base_input import BaseInput, RandomAccessInput
+from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.c4 import C4, C4Input
+from paxcli.inputs.mixture import MixtureInput
 from paxcli.inputs.seqio_features import LanguageModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
 from paxcli.inputs.stdlib import StdlibInput
@@ -25,6 +26,7 @@ from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.synthetic_images import SyntheticImages
 from paxcli.inputs.synthetic_pairs import SyntheticPairs
 from paxcli.inputs.text import TextInput
+from tests.inputs.formats import write_formats
 from tests.inputs.seqio_tasks import register, write_c4
 
 GLOBAL_BATCH = 24
@@ -34,6 +36,7 @@ KINDS = {
     SyntheticImages: {"image_size": 4, "num_classes": 10, "num_examples": 101},
     SyntheticPairs: {"vocab_size": 300, "seq_len": 16, "num_examples": 101},
     TextInput: {"seq_len": 16},
+    MixtureInput: {"seq_len": 16, "weights": [2, 1]},
     StdlibInput: {"seq_len": 256, "split": "eval"},
     SeqIOInput: {"mixture_name": "pax_toy_lm", "split_name": "train", "seq_len": 18},
     C4Input: {
@@ -41,6 +44,16 @@ KINDS = {
         "seq_len": 64,
         "feature_converter": LanguageModelFeatures(reverse_bos_padding=True),
     },
+}
+# What else a TextInput reads, and how else it packs.
+TEXTS = {
+    "jsonl": {"files": "*.jsonl.gz"},
+    "parquet": {"files": "*.parquet"},
+    "arrayrecord": {"files": "*.arrayrecord"},
+    "tokens": {"files": "part-*.bin"},
+    "foreign-tokens": {"files": "foreign.bin"},
+    "first-fit": {"files": "*.txt", "packing": "first_fit"},
+    "tokens-first-fit": {"files": "part-*.bin", "packing": "first_fit", "drop_longer_than": 100},
 }
 # What stands in a row that stands for nothing.
 UNPADDED = ("segment_pos", "example_id")
@@ -51,9 +64,10 @@ SHARDED = (SeqIOInput,)
 @pytest.fixture(scope="module")
 def text_dir(tmp_path_factory):
     directory = tmp_path_factory.mktemp("text")
-    for i in range(20):
-        text = " ".join(f"{i}:{word}" for word in range(1 + 13 * i % 29))
+    texts = [" ".join(f"{i}:{word}" for word in range(1 + 13 * i % 29)) for i in range(20)]
+    for i, text in enumerate(texts):
         (directory / f"{i}.txt").write_text(text, encoding="utf-8")
+    write_formats(directory, texts)
     return directory
 
 
@@ -64,20 +78,31 @@ def c4(tmp_path_factory):
     return C4(path=str(directory), tokenizer_path=f"{directory}/c4.model", tokenized=True)
 
 
-@pytest.fixture(params=KINDS, ids=lambda cls: cls.__name__)
+@pytest.fixture(params=[*KINDS, *TEXTS], ids=lambda kind: kind if isinstance(kind, str) else kind.__name__)
 def make(request, text_dir, c4):
     """Makes an input of one kind that shares the global batch with `hosts` others."""
     if request.param is SeqIOInput:
         register()
 
     def build(hosts: int = 1, host: int = 0, **fields) -> BaseInput:
-        files = {TextInput: {"files": [f"{text_dir}/*.txt"]}, C4Input: {"c4": c4}}.get(request.param, {})
+        if request.param in TEXTS:
+            kind, fields = TextInput, {"seq_len": 16, **TEXTS[request.param], **fields}
+            fields["files"] = [f"{text_dir}/{fields['files']}"]
+        else:
+            kind, fields = request.param, {**KINDS[request.param], **fields}
+        if kind is TextInput:
+            fields.setdefault("files", [f"{text_dir}/*.txt"])
+        if kind is MixtureInput:
+            files = ["1?.txt", "?.txt"]
+            fields["inputs"] = [TextInput(files=[f"{text_dir}/{each}"]) for each in files]
+        if kind is C4Input:
+            fields["c4"] = c4
         sharding = {
             "batch_size": GLOBAL_BATCH // hosts,
             "num_infeed_hosts": hosts if hosts > 1 else 0,
             "infeed_host_index": host,
         }
-        return request.param(**KINDS[request.param], **files, **sharding, **fields)
+        return kind(**sharding, **fields)
 
     return build
 
@@ -102,7 +127,7 @@ def read(batch) -> np.ndarray:
 
 def num_rows(data: BaseInput) -> int:
     """Rows of an epoch."""
-    if isinstance(data, RandomAccessInput):
+    if hasattr(data, "num_rows"):
         return data.num_rows()
     one = dataclasses.replace(data, is_training=False, repeat=None, **EPOCH)
     return sum(int(batch.eval_sample_weights.sum()) for batch in one.eval_batches())
@@ -140,7 +165,8 @@ def test_an_epoch_over_hosts_is_the_epoch_of_one(make, hosts):
     assert {len(part) for part in parts} == {len(whole)}
     for batch, *shares in zip(whole, *parts, strict=True):
         assert_same(batch, join(shares))
-    padding = join(whole).weights.reshape(sum(len(batch.weights) for batch in whole), -1).any(axis=1) == 0
+    weights = join(whole).get("eval_sample_weights", join(whole).weights)
+    padding = weights.reshape(sum(len(batch.weights) for batch in whole), -1).any(axis=1) == 0
     assert all(not field[padding].any() for name, field in join(whole).items() if name not in UNPADDED)
     assert 0 < len(padding) - padding.sum() == num_rows(make(**EPOCH))
 
@@ -161,6 +187,10 @@ def test_training_drops_nothing_and_takes_each_epoch_in_another_order(make):
     size = num_rows(data)
     stream = join(take(data, -(-2 * size // GLOBAL_BATCH)))
     first, second = (jax.tree.map(lambda a, n=n: a[n * size : (n + 1) * size], stream) for n in (0, 1))
+    if isinstance(data, MixtureInput):  # In shares of its own, so that an input may start over before another ends.
+        counts = counted(stream)
+        assert counts.keys() == counted(rows).keys() and counts != counted(rows)
+        return
     if isinstance(
         data, (SyntheticInput, SyntheticImages)
     ):  # Its training rows are others than its eval rows, in the order of their number.
