@@ -6,8 +6,8 @@ import abc
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -17,6 +17,9 @@ from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.nested_map import NestedMap
 
 _DEFAULT_SEED = 42
+
+# From `example_id` → output to metrics by name.
+ExampleMetrics = Callable[[Mapping[int, Any]], dict[str, float]]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -100,6 +103,16 @@ class BaseInput(Configurable, abc.ABC):
     def special_tokens(self) -> dict[int, str]:
         """Ids that stand for no text, and what to show for them."""
         return {}
+
+    def example_metrics(self, of: Literal["scores", "predictions"]) -> ExampleMetrics | None:
+        """What computes this input's own metrics, of the outputs of all examples of an epoch; None = it has none.
+
+        An input that has some gives its batches a field `example_id` [B], negative in rows that stand for no example.
+
+        Args:
+          of: What an output is: the log-probability of the example's targets, or the ids [T] generated for it.
+        """
+        return None
 
     def eval_batches(self) -> Iterator[NestedMap]:
         """The batches of one eval or decode run: an epoch, or the next `eval_loop_num_batches`."""

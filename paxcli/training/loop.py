@@ -28,7 +28,7 @@ from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
-from paxcli.training.step import TrainStep, make_eval_step, make_train_step
+from paxcli.training.step import TrainStep, make_eval_step, make_score_step, make_train_step
 from paxcli.training.summary import model_flops, tokens_in
 
 
@@ -88,7 +88,7 @@ class TrainingRun:
         self.num_train_steps = self.task.train.num_train_steps
         self.input = session.experiment.train_input
         self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
-        self.eval_step = make_eval_step(self.task)
+        self.eval_step, self.score_step = make_eval_step(self.task), make_score_step(self.task)
         self.seconds = 0.0
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
@@ -169,7 +169,7 @@ class TrainingRun:
         params = self.task.train.learner.evaluated(state.params, state.opt_state)
         with self.meter.pause():
             inputs = self.session.experiment.eval_inputs
-            metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics)
+            metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
         self.report.evaluated(step, metrics)
