@@ -96,6 +96,11 @@ def _call(entry: RecipeEntry) -> fdl.Config:
         config = getattr(module, entry.function)()
     except PaxError:
         raise
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            f"{entry.path}: recipe `{entry.name}` needs the package `{error.name}`.",
+            "Install it; lingvo is `pip install 'paxcli[lingvo]'`.",
+        ) from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f.lineno for f in reversed(frames) if Path(f.filename) == entry.path.resolve()), entry.line)

@@ -24,7 +24,7 @@ class Experiment(Configurable):
       task: The model and how it is trained.
       train_input: Batches to train on.
       eval_inputs: Data to evaluate on, each with a name.
-      decode_inputs: Prompts that `pax decode` continues when it is given none.
+      decode_inputs: Prompts that `pax decode` continues when it is given none; inputs, each with a name.
       mesh: How devices are arranged.
       checkpoint: When to save, and what to keep.
     """
@@ -32,7 +32,7 @@ class Experiment(Configurable):
     task: SingleTask
     train_input: BaseInput
     eval_inputs: list[BaseInput] = dataclasses.field(default_factory=list)
-    decode_inputs: list[Prompts] = dataclasses.field(default_factory=list)
+    decode_inputs: list[Prompts | BaseInput] = dataclasses.field(default_factory=list)
     mesh: Mesh = part(Mesh)
     checkpoint: Checkpoint = part(Checkpoint)
 
@@ -73,8 +73,10 @@ def prepared(
         raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.")
     for end in ("decay_end", "total_steps"):
         _fill(train.learner.schedule, end, train.num_train_steps)
-    for source in (config.train_input, *config.eval_inputs):
-        _fill(source, "batch_size", batch // num_infeed_hosts)
+    decode_inputs = [source for source in config.decode_inputs if not is_prompts(source)]
+    for source in (config.train_input, *config.eval_inputs, *decode_inputs):
+        if not getattr(fdl.get_callable(source), "sizes_own_batches", False):
+            _fill(source, "batch_size", batch // num_infeed_hosts)
         _fill(source, "seq_len", getattr(model, "max_seq_len", None))
         _fill(source, "vocab_size", getattr(model, "vocab_size", None))
         _fill(source, "num_classes", getattr(model, "num_classes", None))
@@ -82,6 +84,11 @@ def prepared(
     config.train_input.is_training = True
     _fill(config.train_input, "input_random_seed", train.random_seed)
     return config
+
+
+def is_prompts(source: fdl.Config) -> bool:
+    """Whether a decode input is a list of prompts, rather than an input of batches."""
+    return fdl.get_callable(source) is Prompts
 
 
 def _fill(config: fdl.Config, field: str, value: object) -> None:

@@ -13,7 +13,8 @@ import jax
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
-from paxcli.errors import DivergedError, Stopped
+from paxcli.errors import DataError, DivergedError, Stopped
+from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import global_spec, put_batch
 from paxcli.mesh.startup import start_distributed
@@ -115,7 +116,7 @@ class TrainingRun:
         try:
             for step in range(first_step, self.num_train_steps + 1):
                 waited = time.perf_counter()
-                batch = self.input.get_next()
+                batch = self._next_batch(step)
                 waited = time.perf_counter() - waited
                 state, metrics = train_step(state, put_batch(batch, self.session.mesh))
                 self._emit(self.meter.record(step, metrics, waited))
@@ -127,6 +128,15 @@ class TrainingRun:
             self.seconds = time.perf_counter() - began
             self.writer.close()
             self.store.close()
+
+    def _next_batch(self, step: int) -> NestedMap:
+        try:
+            return self.input.get_next()
+        except StopIteration:
+            raise DataError(
+                f"Input `{self.input.name}` ended before step {step} of {self.num_train_steps}.",
+                "Leave its repeat unset, or train fewer steps.",
+            ) from None
 
     def _compiled(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
         """The step, compiled in another thread while this one makes or reads the state."""

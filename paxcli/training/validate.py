@@ -15,7 +15,7 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
-from paxcli.training.experiment import Experiment, global_batch_size, prepared
+from paxcli.training.experiment import Experiment, global_batch_size, is_prompts, prepared
 
 
 def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> None:
@@ -39,8 +39,9 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> 
     ready = prepared(config, devices)
     fdl.build(ready.task.train.learner).validate()
     _check_pipeline(ready, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
-    for source in (ready.train_input, *ready.eval_inputs):
-        fdl.build(source).validate()
+    for source in (ready.train_input, *ready.eval_inputs, *ready.decode_inputs):
+        if not is_prompts(source):
+            fdl.build(source).validate()
     _check_inputs(ready)
 
 
@@ -114,7 +115,8 @@ def _check_pipeline(config: Any, sizes: dict[str, int], batch: int, log_it: bool
             "Microbatches of %d rows do not divide over data × fsdp = %d: each device runs them whole.", size, shards
         )
     for source in config.eval_inputs:
-        pipeline.count_microbatches(source.batch_size)
+        if source.batch_size is not None:
+            pipeline.count_microbatches(source.batch_size)
 
 
 def _check_inputs(config: Any) -> None:

@@ -58,7 +58,7 @@ def test_json_describes_what_save_holds(pax, tmp_path):
     for field, facts in train["fields"].items():
         assert (facts["shape"], facts["dtype"]) == ([*saved[field].shape], str(saved[field].dtype))
         assert facts["min"] <= saved[field].min() <= saved[field].max() <= facts["max"]
-    text = "".join(train["rows"][0][0]).removeprefix("<bos>")
+    text = "".join(train["rows"][0][0]["ids"]).removeprefix("<bos>")
     assert bytes(i - 3 for i in saved["ids"][0] if i > 2).decode(errors="replace") == text.replace("<bos>", "")
     assert [len(rows) for rows in train["rows"]] == [8, 8, 8]
     assert train["padding_share"] == 0
