@@ -15,7 +15,7 @@ import fiddle as fdl
 
 from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
 from paxcli.config.overlay import YAML_SUFFIXES, Layer, read_overlay, read_yaml_recipe
-from paxcli.errors import ConfigError, PaxError, did_you_mean
+from paxcli.errors import ConfigError, MissingError, PaxError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)

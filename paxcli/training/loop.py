@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import fiddle as fdl
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
+from paxcli.config.render import with_set
 from paxcli.errors import DataError, DivergedError, Stopped
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.mesh import describe
@@ -31,6 +36,8 @@ from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_train_step
 from paxcli.training.summary import model_flops, tokens_in
+
+_SEED = "train_input.input_random_seed"
 
 
 class Reporter(Protocol):
@@ -242,9 +249,14 @@ def train(
     if is_first:
         run_dir.create()
         run_dir.lock()
-        run_dir.check_same_recipe(config, allow_changed)
     else:
         report = Silent()
+    seed = _input_seed(config, run_dir)
+    if config.train_input.input_random_seed != seed:
+        config, recipe_text = copy.deepcopy(config), with_set(recipe_text, _SEED, seed)
+        config.train_input.input_random_seed = seed
+    if is_first:
+        run_dir.check_same_recipe(config, allow_changed)
     # In this order, since JAX's own start-up takes SIGTERM for itself.
     with open_session(config) as session, StopRequest(report.message) as stop:
         session.experiment.train_input.check_data()
@@ -258,6 +270,17 @@ def train(
         report.began(_facts(session, run, done))
         run.run(warm_start)
     return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
+
+
+def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
+    """The seed of the training data: the recipe's, or that which the run began with, or for a new run a new one."""
+    seed = config.train_input.input_random_seed
+    if seed is None:
+        seed = run_dir.begun_with().get(_SEED)
+        seed = secrets.randbits(31) if seed is None else seed
+        if jax.distributed.is_initialized():
+            seed = int(multihost_utils.broadcast_one_to_all(np.uint32(seed)))
+    return seed
 
 
 def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:
