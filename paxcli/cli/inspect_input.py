@@ -158,9 +158,7 @@ def _row(row: dict[str, list[str]], color: bool) -> list[str]:
     """One line for each field of a row that can be read, with its name where there is more than one."""
     width = max(map(len, row), default=0)
     named = len(row) > 1 or any(not field.endswith("ids") for field in row)
-    return [
-        (f"{field:<{width}}  " if named else "") + _segments(segments, color) for field, segments in row.items()
-    ]
+    return [(f"{field:<{width}}  " if named else "") + _segments(segments, color) for field, segments in row.items()]
 
 
 def _segments(segments: list[str], color: bool) -> str:

@@ -75,7 +75,7 @@ class BaseInput(Configurable, abc.ABC):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "get_next" in vars(cls):
-            cls.get_next = _with_stop_iteration(cls.get_next)
+            cls.get_next = _with_stop_iteration(cls.get_next)  # type: ignore[method-assign]
             if "element_spec" not in vars(cls):
                 cls.element_spec = BaseInput.element_spec
 

@@ -26,8 +26,8 @@ _ROW_WEIGHTS = "eval_sample_weights"
 class Inspection:
     """Some batches of one input.
 
-    Fields of a nested batch go by their dotted paths. A field of text is `ids`, or one such as `source_ids` that has its
-    own `source_segment_ids`.
+    Fields of a nested batch go by their dotted paths. A field of text is `ids`, or one such as `source_ids` that has
+    its own `source_segment_ids`.
 
     Attributes:
       name: The input's name.
@@ -78,7 +78,7 @@ def inspect_batches(data: BaseInput, num_batches: int, vocab_size: int | None = 
     leaves = [dict(batch.flatten_items()) for batch in batches]
     texts = _text_fields(leaves[0])
     segments = [path for path in (_beside(text, "segment_ids") for text in texts) if path in leaves[0]]
-    counts = [batch[path].max(axis=-1) for batch in leaves for path in segments]
+    counts = [batch[path].max(axis=-1).ravel() for batch in leaves for path in segments]
     rows_per_second = _rows_per_second(data)
     return Inspection(
         name=data.name or "",
@@ -90,7 +90,7 @@ def inspect_batches(data: BaseInput, num_batches: int, vocab_size: int | None = 
         segments_per_row=float(np.mean(np.concatenate(counts))) if counts else None,
         first_batch_seconds=first_batch_seconds,
         rows_per_second=rows_per_second,
-        tokens_per_second=rows_per_second * sum(leaves[0][text].shape[-1] for text in texts) if texts else None,
+        tokens_per_second=rows_per_second * sum(leaves[0][text][0].size for text in texts) if texts else None,
         warnings=_warnings(leaves, texts, getattr(data, "vocab_size", None) if vocab_size is None else vocab_size),
     )
 
@@ -138,7 +138,7 @@ def _text_fields(leaves: Leaves) -> list[str]:
     return [
         path
         for path, array in leaves.items()
-        if array.ndim == 2
+        if array.ndim >= 2
         and array.dtype.kind in "iu"
         and (path.rpartition(".")[2] == "ids" or (path.endswith("_ids") and _beside(path, "segment_ids") in leaves))
     ]
@@ -188,11 +188,12 @@ def _row(data: BaseInput, leaves: Leaves, texts: Sequence[str], row: int) -> dic
 
 
 def _segments(data: BaseInput, leaves: Leaves, field: str, row: int) -> list[str]:
-    """Text of a row, cut where `segment_ids` change, with special tokens spelled out."""
+    """Text of a row, cut where `segment_ids` change, with special tokens spelled out. A row may be several."""
     ids = leaves[field][row]
-    segment_ids = leaves[_beside(field, "segment_ids")][row] if _beside(field, "segment_ids") in leaves else 0 * ids
-    borders = np.flatnonzero(np.diff(segment_ids)) + 1
-    return [_text(data, part, field) for part in np.split(ids, borders)]
+    segment_ids = leaves.get(_beside(field, "segment_ids"), np.zeros_like(leaves[field]))[row]
+    pairs = zip(ids.reshape(-1, ids.shape[-1]), segment_ids.reshape(-1, ids.shape[-1]), strict=True)
+    parts = [part for one, its in pairs for part in np.split(one, np.flatnonzero(np.diff(its)) + 1)]
+    return [_text(data, part, field) for part in parts]
 
 
 def _text(data: BaseInput, ids: np.ndarray, field: str) -> str:
@@ -226,7 +227,9 @@ def _warnings(batches: Sequence[Leaves], texts: Sequence[str], vocab_size: int |
         warnings.append(f"{repeated} of {len(batches)} batches repeat another one.")
     if empty := len(batches) - sum(counted.values()):
         warnings.append(f"In {empty} of {len(batches)} batches all weights are zero.")
-    ids = [batch[name] for batch in batches for text in texts for name in (text, _beside(text, "labels")) if name in batch]
+    ids = [
+        batch[name] for batch in batches for text in texts for name in (text, _beside(text, "labels")) if name in batch
+    ]
     largest, smallest = max((int(a.max()) for a in ids), default=0), min((int(a.min()) for a in ids), default=0)
     if vocab_size is not None and largest >= vocab_size:
         warnings.append(f"Ids go up to {largest}, but the model's vocab_size is {vocab_size}.")

@@ -69,8 +69,8 @@ def _check_rows(source: BaseInput, spec: NestedMap, global_batch: int) -> None:
     rows = jax.tree.leaves(spec)[0].shape[0]
     if rows * source.num_infeed_hosts != global_batch:
         raise ConfigError(
-            f"train_input makes batches of {rows} rows on each of {source.num_infeed_hosts} hosts, but the global batch "
-            f"is {global_batch}.",
+            f"train_input makes batches of {rows} rows on each of {source.num_infeed_hosts} hosts, "
+            f"but the global batch is {global_batch}.",
             f"Change the input's batch size, or `--set global_batch_size={rows * source.num_infeed_hosts}`.",
         )
 

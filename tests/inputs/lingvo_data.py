@@ -5,13 +5,13 @@ from __future__ import annotations
 import pathlib
 from typing import Any
 
-import tensorflow as tf
-from lingvo.core import base_input_generator, generic_input, py_utils, tokenizers
-from lingvo.tasks.mt import input_generator as translation
+import tensorflow as tf  # noqa: TID253
+from lingvo.core import base_input_generator, generic_input, py_utils, tokenizers  # noqa: TID253
+from lingvo.tasks.mt import input_generator as translation  # noqa: TID253
 
 
 class Numbers(base_input_generator.BaseInputGeneratorFromFiles):
-    """Records that are numbers, by GenericInput: `num` [B], `weights` [B], and `host` [B], by Lingvo's infeed context."""
+    """Records that are numbers, by GenericInput: `num`, `weights`, and by Lingvo's infeed context `host`, all [B]."""
 
     def _DataSourceFromFilePattern(self, file_pattern, input_source_weights=None, **extra):
         arguments = self.CommonInputOpArgs()

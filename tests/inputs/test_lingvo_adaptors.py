@@ -27,7 +27,10 @@ except Exception as error:
 pytestmark = [
     pytest.mark.lingvo,
     # Warnings of TensorFlow and Lingvo are theirs.
-    *(pytest.mark.filterwarnings(f"default::{name}") for name in ("DeprecationWarning", "FutureWarning", "UserWarning")),
+    *(
+        pytest.mark.filterwarnings(f"default::{name}")
+        for name in ("DeprecationWarning", "FutureWarning", "UserWarning")
+    ),
 ]
 
 
@@ -179,7 +182,9 @@ class TestEvalAdaptor:
             for host in range(hosts)
         ]
         assert {len(part) for part in parts} == {-(-101 // (8 * hosts))}
-        whole = jax.tree.map(lambda *a: np.concatenate(a), *[batch for step in zip(*parts) for batch in step])
+        whole = jax.tree.map(
+            lambda *a: np.concatenate(a), *[batch for step in zip(*parts, strict=True) for batch in step]
+        )
         if order == "in order":
             assert whole.num[:101].tolist() == [*range(101)]
         assert sorted(whole.num[whole.eval_sample_weights > 0]) == [*range(101)]
@@ -205,7 +210,13 @@ class TestEvalAdaptor:
         (LingvoInputAdaptor, {"num_batches": 0}, {}, ConfigError, "num_batches is 0"),
         (LingvoInputAdaptor, EPOCH, {}, ConfigError, "waits for an end"),
         (LingvoInputAdaptor, {}, {"repeat_count": 1}, ConfigError, "only in order"),
-        (LingvoInputAdaptor, {**IN_ORDER, "num_infeed_hosts": 2}, {"repeat_count": 1}, ConfigError, "different lengths"),
+        (
+            LingvoInputAdaptor,
+            {**IN_ORDER, "num_infeed_hosts": 2},
+            {"repeat_count": 1},
+            ConfigError,
+            "different lengths",
+        ),
         (LingvoInputAdaptor, {}, {"file_pattern": "tfrecord:/nowhere/*"}, DataError, "No file matches /nowhere"),
         (LingvoInputAdaptor, {**IN_ORDER, "reset_for_eval": False}, {}, ConfigError, "nothing starts it over"),
         (LingvoInputAdaptorNewBatchSize, {}, {}, ConfigError, "batch_size is None"),
@@ -224,4 +235,6 @@ def test_what_is_no_generator_is_named(data):
     with pytest.raises(ConfigError, match="waits for an end"):
         LingvoEvalAdaptor(input=data.Counted.Params(), batch_size=1, **EPOCH).check_data()
     with pytest.raises(DataError, match="makes no batch"):
-        LingvoInputAdaptor(input=data.Counted.Params().Set(args=data.Counted.Params().args.Set(num=0)), cluster_do_eval=True).get_next()
+        LingvoInputAdaptor(
+            input=data.Counted.Params().Set(args=data.Counted.Params().args.Set(num=0)), cluster_do_eval=True
+        ).get_next()
