@@ -61,14 +61,16 @@ def inspect_input(
     if host_index >= hosts:
         raise ConfigError(f"There is no host {host_index} of {hosts}.", f"Hosts count from 0: --hosts {host_index + 1}")
     from paxcli.config.resolve import resolve
-    from paxcli.training.experiment import is_prompts
+    from paxcli.training.experiment import data_of
 
+    if split is Split.DECODE and hosts > 1:
+        raise ConfigError("Every host decodes all decode inputs.", "Leave out --hosts.")
     config = resolve(recipe, overlays or (), sets or ()).config
     sources = _sources(config, split)
-    numbers = [number for number, source in enumerate(sources) if not is_prompts(source)]
-    if not numbers and (hosts > 1 or save is not None):
-        raise ConfigError("Its decode inputs are prompts, not batches.", "Leave out --hosts and --save.")
-    prompts = _prompts(config, [source for source in sources if is_prompts(source)])
+    numbers = [number for number, source in enumerate(sources) if data_of([source])]
+    if save is not None and not numbers:
+        raise ConfigError("Its decode inputs are prompts, not batches.", "Leave out --save.")
+    prompts = _prompts(config, [source for source in sources if not data_of([source])])
     shown = [_inspect(config, split, number, num_batches, hosts, host_index) for number in numbers]
     if save is not None:
         _save(save, [found for found, _ in shown])

@@ -22,7 +22,7 @@ from paxcli.errors import DataError, DivergedError, Stopped
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import global_spec, put_batch
-from paxcli.mesh.startup import start_distributed
+from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.peaks import peak_flops
@@ -153,7 +153,9 @@ class TrainingRun:
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(lowered.compile)
             state = self.start(warm_start)
-            return compiling.result(), state
+            train_step = compiling.result()
+        return_free_memory()
+        return train_step, state
 
     def _after(self, step: int, state: TrainState, loss: jax.Array) -> None:
         """Evaluates, saves and stops, where step `step` is due for it."""

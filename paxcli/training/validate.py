@@ -15,7 +15,7 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
-from paxcli.training.experiment import Experiment, global_batch_size, is_prompts, prepared
+from paxcli.training.experiment import Experiment, data_of, global_batch_size, prepared
 
 
 def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> None:
@@ -39,9 +39,8 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> 
     ready = prepared(config, devices)
     fdl.build(ready.task.train.learner).validate()
     _check_pipeline(ready, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
-    for source in (ready.train_input, *ready.eval_inputs, *ready.decode_inputs):
-        if not is_prompts(source):
-            fdl.build(source).validate()
+    for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)):
+        fdl.build(source).validate()
     _check_inputs(ready)
 
 

@@ -96,7 +96,8 @@ def test_prompts_are_shown_as_ids(pax, recipe):
     [
         ("mine", ["--hosts", "2", "--host-index", "2"], 2, "no host 2 of 2"),
         ("mine", ["--hosts", "3"], 2, "8 does not divide over 3 hosts"),
-        ("mine", ["--split", "decode", "--hosts", "2"], 2, "prompts, not batches"),
+        ("mine", ["--split", "decode", "--hosts", "2"], 2, "Every host decodes all"),
+        ("mine", ["--split", "decode", "--save", "x.npz"], 2, "prompts, not batches"),
         ("mine", ["--save", "no/where.npz"], 3, "Cannot write no/where.npz"),
         ("mine", ["--set", "task.model.vocab_size=100"], 2, "259 ids, but the model's vocab_size is 100"),
         ("missing", [], 5, "No file matches nowhere"),
