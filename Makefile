@@ -43,7 +43,7 @@ test-lingvo: $(if $(LINGVO_PYTHON),,$(LINGVO_VENV)/installed) ## Run the tests o
 	  $(LINGVO) -c 'import lingvo.core.ops' 2>&1 | tail -n 1 >&2; \
 	  echo "Lingvo cannot be loaded. Its wheel is for Linux on x86-64 with glibc 2.38 or newer (Debian 13, Ubuntu 24.04)." >&2; \
 	  echo "Name a Python that can: make test-lingvo LINGVO_PYTHON=/path/to/python" >&2; exit $(LINGVO_MISSING); } && \
-	  $(LINGVO) -m pytest -m lingvo tests/inputs/test_lingvo_adaptors.py
+	  $(LINGVO) -m pytest -m lingvo tests/inputs/test_lingvo_adaptors.py tests/inputs/test_lingvo_run.py
 
 check: $(VENV)/installed-dev ## Format, lint, types, order of rooms, house rules: the fast loop.
 	$(BIN)/ruff format --check .

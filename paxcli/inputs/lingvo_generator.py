@@ -155,7 +155,10 @@ def _check_files(params: Any) -> None:
 def _as_numpy(tree: Any) -> Any:
     """Lingvo's NestedMap as ours, and tensors as the arrays that JAX has: integers and floats of 32 bits at most."""
     if isinstance(tree, dict):
-        return NestedMap({key: _as_numpy(value) for key, value in tree.items()})
+        batch = NestedMap({key: _as_numpy(value) for key, value in tree.items()})
+        if "segment_ids" in batch:  # Lingvo's packing counts in floats.
+            batch.segment_ids = batch.segment_ids.astype(np.int32)
+        return batch
     if isinstance(tree, list | tuple):
         return [_as_numpy(value) for value in tree]
     array = tree.numpy()

@@ -12,6 +12,7 @@ import jax
 from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
 from paxcli.checkpoint.warm_start import load_params
 from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.prompts import Prompts
 from paxcli.models.decoding import Sampling
 from paxcli.training.decode import decode
 from paxcli.training.evaluate import evaluate
@@ -78,7 +79,8 @@ class TrainedRun:
 
     def prompts(self) -> list[str]:
         """The prompts of the recipe's decode inputs."""
-        return [prompt for source in self._session.experiment.decode_inputs for prompt in source.prompts]
+        inputs = self._session.experiment.decode_inputs
+        return [prompt for source in inputs if isinstance(source, Prompts) for prompt in source.prompts]
 
     def _params(self, step: int) -> dict:
         """The parameters to evaluate: moving averages, where the run has them."""
