@@ -98,6 +98,9 @@ def data_of(decode_inputs: Iterable[Any]) -> list[Any]:
 
 def _fill(config: fdl.Config, field: str, value: object) -> None:
     """Sets a field that the class has and the recipe leaves at None."""
-    names = {f.name for f in dataclasses.fields(fdl.get_callable(config))}  # type: ignore[arg-type]
+    cls = fdl.get_callable(config)
+    if field == "batch_size" and getattr(cls, "sizes_own_batches", False):
+        return
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if field in names and value is not None and getattr(config, field) is None:
         setattr(config, field, value)

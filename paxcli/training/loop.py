@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import fiddle as fdl
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
-from paxcli.errors import DivergedError, Stopped
+from paxcli.config.render import with_set
+from paxcli.errors import DataError, DivergedError, Stopped
+from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import global_spec, put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
@@ -30,6 +36,8 @@ from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step, make_train_step
 from paxcli.training.summary import model_flops, tokens_in
+
+_SEED = "train_input.input_random_seed"
 
 
 class Reporter(Protocol):
@@ -115,7 +123,7 @@ class TrainingRun:
         try:
             for step in range(first_step, self.num_train_steps + 1):
                 waited = time.perf_counter()
-                batch = self.input.get_next()
+                batch = self._next_batch(step)
                 waited = time.perf_counter() - waited
                 state, metrics = train_step(state, put_batch(batch, self.session.mesh))
                 self._emit(self.meter.record(step, metrics, waited))
@@ -127,6 +135,15 @@ class TrainingRun:
             self.seconds = time.perf_counter() - began
             self.writer.close()
             self.store.close()
+
+    def _next_batch(self, step: int) -> NestedMap:
+        try:
+            return self.input.get_next()
+        except StopIteration:
+            raise DataError(
+                f"Input `{self.input.name}` ended before step {step} of {self.num_train_steps}.",
+                "Leave its repeat unset, or train fewer steps.",
+            ) from None
 
     def _compiled(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
         """The step, compiled in another thread while this one makes or reads the state."""
@@ -234,9 +251,14 @@ def train(
     if is_first:
         run_dir.create()
         run_dir.lock()
-        run_dir.check_same_recipe(config, allow_changed)
     else:
         report = Silent()
+    seed = _input_seed(config, run_dir)
+    if config.train_input.input_random_seed != seed:
+        config, recipe_text = copy.deepcopy(config), with_set(recipe_text, _SEED, seed)
+        config.train_input.input_random_seed = seed
+    if is_first:
+        run_dir.check_same_recipe(config, allow_changed)
     # In this order, since JAX's own start-up takes SIGTERM for itself.
     with open_session(config) as session, StopRequest(report.message) as stop:
         session.experiment.train_input.check_data()
@@ -250,6 +272,17 @@ def train(
         report.began(_facts(session, run, done))
         run.run(warm_start)
     return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
+
+
+def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
+    """The seed of the training data: the recipe's, or that which the run began with, or for a new run a new one."""
+    seed = config.train_input.input_random_seed
+    if seed is None:
+        seed = run_dir.begun_with().get(_SEED)
+        seed = secrets.randbits(31) if seed is None else seed
+        if jax.distributed.is_initialized():
+            seed = int(multihost_utils.broadcast_one_to_all(np.uint32(seed)))
+    return seed
 
 
 def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:

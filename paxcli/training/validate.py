@@ -114,7 +114,8 @@ def _check_pipeline(config: Any, sizes: dict[str, int], batch: int, log_it: bool
             "Microbatches of %d rows do not divide over data × fsdp = %d: each device runs them whole.", size, shards
         )
     for source in config.eval_inputs:
-        pipeline.count_microbatches(source.batch_size)
+        if source.batch_size is not None:
+            pipeline.count_microbatches(source.batch_size)
 
 
 def _check_inputs(config: Any) -> None:
