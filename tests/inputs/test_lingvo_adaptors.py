@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 
 import jax
@@ -12,26 +11,12 @@ import pytest
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.inspection import inspect_batches
 from paxcli.inputs.lingvo_adaptors import LingvoEvalAdaptor, LingvoInputAdaptor, LingvoInputAdaptorNewBatchSize
+from tests.inputs.lingvo_marks import MARKS
 
 EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None}
 IN_ORDER = {"cluster_do_eval": True, **EPOCH}
 
-
-if importlib.util.find_spec("lingvo") is None:
-    pytest.skip("lingvo is not installed: pip install 'paxcli[lingvo]'", allow_module_level=True)
-try:
-    import lingvo.core.ops  # noqa: F401, TID253
-except Exception as error:
-    pytest.skip(f"lingvo cannot be loaded: {error}", allow_module_level=True)
-
-pytestmark = [
-    pytest.mark.lingvo,
-    # Warnings of TensorFlow and Lingvo are theirs.
-    *(
-        pytest.mark.filterwarnings(f"default::{name}")
-        for name in ("DeprecationWarning", "FutureWarning", "UserWarning")
-    ),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.inputs import test_lingvo_adaptors
+from tests.inputs.lingvo_marks import MARKS
 from tests.training.runs import losses
 
-pytestmark = test_lingvo_adaptors.pytestmark
+pytestmark = MARKS
 
 
 def _config(steps: int, directory):

@@ -1,0 +1,23 @@
+"""Marks of tests that need Lingvo; importing this skips a test file where Lingvo cannot be loaded."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+if importlib.util.find_spec("lingvo") is None:
+    pytest.skip("lingvo is not installed: pip install 'paxcli[lingvo]'", allow_module_level=True)
+try:
+    import lingvo.core.ops  # noqa: F401, TID253
+except Exception as error:
+    pytest.skip(f"lingvo cannot be loaded: {error}", allow_module_level=True)
+
+MARKS = [
+    pytest.mark.lingvo,
+    # Warnings of TensorFlow and Lingvo are theirs.
+    *(
+        pytest.mark.filterwarnings(f"default::{name}")
+        for name in ("DeprecationWarning", "FutureWarning", "UserWarning")
+    ),
+]
