@@ -81,6 +81,7 @@ def test_microbatches_change_nothing(make):
     np.testing.assert_allclose(_losses(whole, 3), _losses(cut, 3), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_one_device_is_eight(tmp_path):
     """Data 2 × fsdp 2 × tensor 2 computes what one device computes."""
     small = {

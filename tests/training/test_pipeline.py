@@ -37,6 +37,7 @@ def test_on_eight_devices(cases):
     assert done.stdout.count(" ok in ") == {"some": 6, "all": 15}[cases]
 
 
+@pytest.mark.slow
 def test_trains_evaluates_and_decodes(pax, tmp_path):
     """The run of eight devices has the losses of one; and one device continues its text."""
     options = small(num_layers=4, num_train_steps=10, eval_interval_steps=None)
