@@ -40,7 +40,7 @@ def recipe_yaml(resolved: Resolved) -> str:
 
 def with_set(recipe_text: str, path: str, value: Any) -> str:
     """A YAML recipe that sets one path more."""
-    content = yaml.safe_load(recipe_text)
+    content = yaml.safe_load(recipe_text) or {}
     content["set"] = {**content.get("set", {}), path: value}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
