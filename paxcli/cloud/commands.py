@@ -159,7 +159,7 @@ def ssh(
     if forwards:
         argv.append("--ssh-flag=-N")
     for ports in forwards:
-        here, _, there = check("ports", ports).partition(":")
+        here, _, there = check("port", ports).partition(":")
         argv.append(f"--ssh-flag=-L {here}:localhost:{there or here}")
     if script is not None:
         argv.append(f"--command=bash -lc {shlex.quote(script)}")

@@ -29,7 +29,7 @@ _RULES = {
     "git address": (r"https://[-a-zA-Z0-9_./~]{1,250}", "an address like https://example.com/pax.git"),
     # Some versions of scp let the other side's shell read the path.
     "remote path": (r"[a-zA-Z0-9_./~][-a-zA-Z0-9_./~]{0,1023}", "letters, digits and -_./~ only"),
-    "ports": (r"[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?", "PORT, or HERE:THERE such as 8080:6006"),
+    "port": (r"[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?", "PORT, or HERE:THERE such as 8080:6006"),
     "version": (r"[0-9][a-z0-9.+!]{0,62}", "a version is called like 0.1.0"),
 }
 _LABEL_KEY, _LABEL_VALUE = r"[a-z][-_a-z0-9]{0,62}", r"[-_a-z0-9]{0,63}"

@@ -51,6 +51,8 @@ def test_every_page_is_read() -> None:
 def test_a_command_parses(arguments: list[str]) -> None:
     command, path, rest = typer.main.get_command(app), ["pax"], list(arguments)
     while hasattr(command, "commands"):
+        if rest and rest[0] not in command.commands and hasattr(command, "default"):
+            rest.insert(0, command.default)
         assert rest and rest[0] in command.commands, f"`{' '.join([*path, *rest[:1]])}` is no verb"
         path.append(rest.pop(0))
         command = command.commands[path[-1]]
