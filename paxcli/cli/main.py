@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paxcli import __version__
-from paxcli.cli import decode, doctor, eval, inspect_input, plot, provision_access, recipes, train
+from paxcli.cli import decode, doctor, eval, inspect_input, install, plot, provision_access, recipes, train
 from paxcli.cli.output import run, say
 from paxcli.cli.remote import on_workers
 from paxcli.log import setup_logging
@@ -25,6 +25,7 @@ app.command("decode")(on_workers(decode.decode))
 app.command("inspect-input")(on_workers(inspect_input.inspect_input))
 app.command("plot")(on_workers(plot.plot, everywhere=False))
 app.command("doctor")(on_workers(doctor.doctor))
+app.command("install")(install.install)
 app.add_typer(provision_access.app, name="provision")
 
 
