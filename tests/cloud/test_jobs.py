@@ -21,7 +21,6 @@ from paxcli.cloud.workers import Worker, find_workers
 from paxcli.errors import ConfigError, RemoteError
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-TWO = Target("demo", "us-central2-b", "my-project", queued=True, slices=2)
 
 
 def prepare(cloud, slices=1, workers=1) -> Target:
@@ -142,8 +141,8 @@ def read_until(stream, word: str) -> str:
 
 
 def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
-    """Train in two processes on two slices; kill the client; attach; a second job is refused; stop saves: exit 75."""
-    prepare(cloud, slices=2)
+    """Train; kill the client; attach; a second job is refused; stop saves: exit 75."""
+    prepare(cloud)
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("recipe: tiny-synthetic\nset: {num_train_steps: 1000000, summary_interval_steps: 5}\n")
     words = ("train", str(recipe), "--on", "demo", "--run-dir", str(tmp_path / "run"))
