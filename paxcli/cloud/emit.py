@@ -1,6 +1,7 @@
 """Files for those who schedule jobs themselves: a GKE JobSet, a Slurm batch script, a SkyPilot task. Nothing is run.
 
-Each starts one pax process a host (TPU), a GPU (Slurm) or a machine (SkyPilot). Who coordinates them the platform says: GKE and Cloud TPU set what JAX reads, Slurm's own variables are enough, SkyPilot's are passed on.
+Each starts one pax process a host (TPU), a GPU (Slurm) or a machine (SkyPilot). Who coordinates them is
+the platform's to say: GKE and Cloud TPU set what JAX reads, Slurm's own variables are enough, SkyPilot's are passed on.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def find_machine(text: str) -> Accelerator | Gpus:
 def gke(task: Task) -> str:
     """A JobSet manifest: one Job a slice, one pod a host.
 
-    A pod that exits with a code that a restart cannot mend fails the whole JobSet: a typing mistake uses up no restarts. Fields: the JobSet API v1alpha2 and GKE's page on TPU Multislice.
+    A pod that exits with a code that a restart cannot mend fails the whole JobSet: a mistake uses up no restarts.
+    Fields: the JobSet API v1alpha2 and GKE's page on TPU Multislice.
     """
     slice_ = task.machine
     if isinstance(slice_, Gpus) or slice_.gke is None:
@@ -84,7 +86,7 @@ def gke(task: Task) -> str:
         "image": task.image,
         "command": list(task.command),
         "ports": [{"containerPort": 8471}, {"containerPort": 8482}],
-        "resources": {"limits": {"google.com/tpu": slice_.chips_per_host}},
+        "resources": {"limits": {"google.com/tpu": str(slice_.chips_per_host)}},
     }
     pod = {
         "restartPolicy": "Never",

@@ -82,7 +82,7 @@ def test_gke_starts_a_pod_a_host_and_a_job_a_slice():
     assert (job["replicas"], spec["completions"], spec["parallelism"], task.devices) == (2, 16, 16, 128)
     pod = spec["template"]["spec"]
     (container,) = pod["containers"]
-    assert container["command"] == COMMAND and container["resources"] == {"limits": {"google.com/tpu": 4}}
+    assert container["command"] == COMMAND and container["resources"] == {"limits": {"google.com/tpu": "4"}}
     assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4x4"
     assert manifest["spec"]["coordinator"] == {"replicatedJob": job["name"], "jobIndex": 0, "podIndex": 0}
     assert not any("MEGASCALE" in text for text in gke(task).splitlines())
