@@ -83,7 +83,7 @@ def install(
         if target is None:
             _install_here(package, venv, Path(folder), chosen, dry_run, as_json)
         elif dry_run:
-            say_commands(remote.install_commands(target, package, node if target.queued else "0", index), as_json)
+            say_commands(remote.install_commands(target, package, node, index), as_json)
         else:
             _install_there(target, node, index, package, gcloud, as_json)
 

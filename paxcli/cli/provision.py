@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import sys
 import time
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from paxcli.cloud.commands import Order, Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.targets import find_place, find_target, forget, remember
 from paxcli.cloud.values import seconds
-from paxcli.errors import ConfigError, nearest
+from paxcli.errors import ConfigError
 from paxcli.log import log
 
 
@@ -29,7 +30,8 @@ class CreateByDefault(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         # A name comes with the type of its TPU; without one, a word that is nearly a verb is a misspelt verb.
-        verb_meant = not any(arg.startswith("--accelerator") for arg in args) and nearest(args[0], self.commands, n=1)
+        typed = any(arg.startswith("--accelerator") for arg in args)
+        verb_meant = not typed and difflib.get_close_matches(args[0], self.commands, cutoff=0.7)
         if args[0] not in self.commands and not args[0].startswith("-") and not verb_meant:
             args = [self.default, *args]
         return super().resolve_command(ctx, args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
 from paxcli.cli.provision import NameArgument, ProjectOption, ZoneOption, app, say_commands
-from paxcli.cli.remote import watch
+from paxcli.cli.remote import show, watch
 from paxcli.cloud import commands
 from paxcli.cloud.gcloud import Gcloud, find_gcloud
 from paxcli.cloud.jobs import Job, describe, latest_job
@@ -56,7 +57,7 @@ def ssh(
     if command is None and "all" in (node, index):
         raise ConfigError("A shell is on one worker.", "Name the worker, or give a --command.")
     target = find_target(name, zone, project, Gcloud(), log.info, dry_run)
-    argv = commands.ssh(target, node if target.queued or node != "all" else "0", index, command, ssh_args or ())
+    argv = commands.ssh(target, node, index, command, ssh_args or ())
     _hand_over(argv, dry_run, as_json)
 
 
@@ -81,7 +82,7 @@ def scp(
         raise ConfigError("Which side is there is not clear.", "pax provision scp FILE NAME:PATH, or NAME:PATH FILE")
     node, index = check_worker(worker)
     target = find_target(names.pop(), zone, project, Gcloud(), log.info, dry_run)
-    argv = commands.scp(target, paths[:-1], paths[-1], node if target.queued or node != "all" else "0", index)
+    argv = commands.scp(target, paths[:-1], paths[-1], node, index)
     _hand_over(argv, dry_run, as_json)
 
 
@@ -118,6 +119,7 @@ def logs(
     job: JobOption = None,
     zone: ZoneOption = None,
     project: ProjectOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Print all that a job printed so far on a worker, or on all.
 
@@ -128,9 +130,14 @@ def logs(
     """
     node, index = check_worker(worker)
     found = _job(name, job, zone, project)
+    printed = []
     for one in select(found.workers, node, index):
-        answer = found.dump(one, lambda stream, text: print(text, end="", file=getattr(sys, stream), flush=True))
+        texts = {"stdout": "", "stderr": ""}
+        answer = found.dump(one, functools.partial(_keep, texts) if as_json else show)
         log.info("%s on worker %s: %s", found.name, one, describe(answer))
+        printed.append({"worker": str(one), "state": describe(answer), **texts})
+    if as_json:
+        say_result({"job": found.name, "workers": printed}, "", as_json)
 
 
 @app.command("attach")
@@ -143,7 +150,8 @@ def attach(name: NameArgument, job: JobOption = None, zone: ZoneOption = None, p
       pax provision attach demo --job train-20260131-120000-a1b2
     """
     found = _job(name, job, zone, project)
-    raise typer.Exit(watch(found, (-_BACKLOG_BYTES, -_BACKLOG_BYTES)))
+    found.at = dict.fromkeys(found.at, -_BACKLOG_BYTES)
+    raise typer.Exit(watch(found))
 
 
 @app.command("stop")
@@ -167,6 +175,10 @@ def stop(
     states = {str(worker): answer["state"] for worker, answer in found.status().items()}
     text = f"Asked {found.name} to stop on {len(states)} workers. Watch: pax provision attach {name}"
     say_result({"job": found.name, "workers": states}, text, as_json)
+
+
+def _keep(texts: dict[str, str], stream: str, text: str) -> None:
+    texts[stream] += text
 
 
 def _job(name: str, job: str | None, zone: str | None, project: str | None) -> Job:

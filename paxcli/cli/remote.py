@@ -66,9 +66,7 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
     if params.get("dry_run"):
         which = "all" if everywhere else "0"
         script = start_script(job_name, arguments, files)
-        say_commands(
-            [commands.ssh(target, which if target.queued else "0", which, script)], bool(params.get("as_json"))
-        )
+        say_commands([commands.ssh(target, which, which, script)], bool(params.get("as_json")))
         return
     workers = find_workers(target, gcloud)
     if everywhere:
@@ -79,13 +77,12 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
     raise typer.Exit(watch(job))
 
 
-def watch(job: Job, skip: tuple[int, int] = (0, 0)) -> int:
+def watch(job: Job) -> int:
     """Shows what worker 0 prints until the job ends; returns its exit code. Ctrl-C asks what is meant."""
     while True:
         try:
-            return job.follow(lambda stream, text: _show(stream, text), skip)
+            return job.follow(show)
         except KeyboardInterrupt:
-            skip = (-1, -1)
             answer = _ask()
             if answer == "detach":
                 log.info("%s goes on: pax provision attach %s", job.name, job.target.name)
@@ -172,7 +169,8 @@ def _require_shared_disk(verb: str, params: dict[str, Any], workers: list[Worker
         )
 
 
-def _show(stream: str, text: str) -> None:
+def show(stream: str, text: str) -> None:
+    """Prints what a worker printed, to the stream it printed it to."""
     print(text, end="", file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
 
 

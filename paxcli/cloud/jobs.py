@@ -35,13 +35,19 @@ Argument = str | tuple[str, str]
 
 @dataclasses.dataclass
 class Job:
-    """A job on the workers of a target. `on_text(stream, text)` gets what worker 0 prints; `say` news of the others."""
+    """A job on the workers of a target.
+
+    Args:
+      say: Is given news of the workers.
+      at: Up to where what worker 0 printed was passed on, in bytes. A negative place is from the end.
+    """
 
     target: Target
     name: str
     workers: Sequence[Worker]
     gcloud: Gcloud
     say: Callable[[str], None]
+    at: dict[str, int] = dataclasses.field(default_factory=lambda: {"stdout": 0, "stderr": 0})
 
     def __post_init__(self) -> None:
         check("job", self.name)
@@ -74,20 +80,20 @@ class Job:
             f"{len(failed)} of {len(self.workers)} workers did not start; {worker}: {error.message}", hint
         )
 
-    def follow(self, on_text: Callable[[str, str], None], skip: tuple[int, int] = (0, 0)) -> int:
+    def follow(self, on_text: Callable[[str, str], None]) -> int:
         """Passes on what worker 0 prints and returns the job's exit code: that of the worker which failed first.
 
         Args:
           on_text: Is given "stdout" or "stderr", and text.
-          skip: Bytes of stdout and stderr to leave out.
 
         Raises:
           RemoteError: Worker 0 could not be reached for a long time; the job may go on.
         """
         first, *others = self.workers
         known: dict[Worker, str] = {}
-        with Repeater(lambda: self._tell_changes(others, known), _LOOK_SECONDS):
-            ended = {first: self._follow_one(first, on_text, dict(zip(("stdout", "stderr"), skip, strict=True)))}
+        # Each look is a gcloud a worker: many workers are looked at less often.
+        with Repeater(lambda: self._tell_changes(others, known), max(_LOOK_SECONDS, 2.0 * len(others))):
+            ended = {first: self._follow_one(first, on_text)}
         deadline = time.monotonic() + _LAST_WORDS_SECONDS
         waiting = list(others)
         while waiting:
@@ -142,16 +148,18 @@ class Job:
                 self.say(f"worker {worker}: {state}")
             known[worker] = state
 
-    def _follow_one(self, worker: Worker, on_text: Callable[[str, str], None], at: dict[str, int]) -> dict[str, Any]:
+    def _follow_one(self, worker: Worker, on_text: Callable[[str, str], None]) -> dict[str, Any]:
         """Follows one worker over lost connections."""
         heard, attempt = time.monotonic(), 0
         while True:
-            argv = commands.ssh(self.target, str(worker.slice), str(worker.index), self._follow_script(at))
-            before = dict(at)
-            answer, error = _listen(argv, on_text, at)
+            places = f"{self.at['stdout']} {self.at['stderr']}"
+            script = f"exec {PYTHON} -m paxcli.cloud.supervisor follow {self.name} {places}"
+            argv = commands.ssh(self.target, str(worker.slice), str(worker.index), script)
+            before = dict(self.at)
+            answer, error = _listen(argv, on_text, self.at)
             if answer is not None:
                 return answer
-            if at != before:
+            if self.at != before:
                 heard, attempt = time.monotonic(), 0
             if time.monotonic() - heard > _PATIENCE_SECONDS:
                 hint = f"The job may go on there: pax provision attach {self.target.name}"
@@ -159,9 +167,6 @@ class Job:
             attempt += 1
             self.say(f"lost the connection to worker {worker}; the job goes on there, and pax connects again")
             self.gcloud.sleep(1.0 + pause(attempt))
-
-    def _follow_script(self, at: Mapping[str, int]) -> str:
-        return f"exec {PYTHON} -m paxcli.cloud.supervisor follow {self.name} {at['stdout']} {at['stderr']}"
 
 
 def start_script(name: str, arguments: Sequence[Argument], files: Mapping[str, str]) -> str:

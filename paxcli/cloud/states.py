@@ -18,7 +18,7 @@ from paxcli.cloud.commands import Order, Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.errors import RemoteError
 
-_FIRST_LOOK, _LONGEST_LOOK = 2.0, 60.0
+_FIRST_LOOK, _LONGEST_LOOK, _SILENCE = 2.0, 60.0, 600.0
 _DYING_NODE = {"DELETING", "STOPPING", "STOPPED", "HIDING", "HIDDEN"}
 
 
@@ -136,6 +136,7 @@ def ensure(order: Order, gcloud: Gcloud, recreate: bool, say: Callable[[str], No
         say(f"{target.name} is there already: {status}")
         return status
     # Creating a TPU VM lasts until it runs. What is sent twice would say it exists, so nothing is.
+    say(f"creating {target.name}: {target.slices} x {order.accelerator.type} in {target.zone}")
     gcloud.run(commands.create(order), timeout=max(60.0, deadline - time.monotonic()), tries=1)
     return look(target, gcloud)
 
@@ -165,13 +166,16 @@ def wait(
 
 
 def _until(target: Target, gcloud: Gcloud, phases: set[Phase], say: Callable[[str], None], deadline: float) -> Status:
-    """Looks again and again, ever less often, and says each change."""
-    interval, said = _FIRST_LOOK, ""
+    """Looks again and again, ever less often; says each change, and from time to time that there is none."""
+    interval, said, said_at = _FIRST_LOOK, "", time.monotonic()
     while True:
         status = look(target, gcloud)
         if str(status) != said:
             say(f"{target.name}: {status}")
-            said, interval = str(status), _FIRST_LOOK
+            said, said_at, interval = str(status), time.monotonic(), _FIRST_LOOK
+        elif time.monotonic() - said_at > _SILENCE:
+            say(f"{target.name}: still {status}")
+            said_at = time.monotonic()
         if status.phase in phases:
             return status
         if time.monotonic() + interval > deadline:
