@@ -96,6 +96,10 @@ GOLDEN = {
             "--command=bash -lc true",
         ],
     ),
+    "inside": (
+        commands.ssh(Target("demo", ZONE, internal_ips=True), worker="all", script="true"),
+        [*TPU, "ssh", "demo", "--internal-ip", "--quiet", "--worker=all", IN, "--command=bash -lc true"],
+    ),
     "forward": (
         commands.ssh(VM, forwards=["8080", "6007:6006"]),
         [

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import pty
+import shlex
+import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from typer.testing import CliRunner
 
 from paxcli import __version__
+from paxcli.cli.main import app
 from paxcli.cloud import jobs
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud
@@ -63,6 +68,9 @@ def test_all_workers_run_it_and_worker_0_is_shown(cloud):
     shown = []
     job.dump(Worker(1, 0), lambda stream, text: shown.append(text))
     assert shown == [f"pax {__version__}\n"]
+    found = json.loads(CliRunner().invoke(app, ["provision", "logs", "demo", "--worker", "all", "--json"]).stdout)
+    assert found["job"] == "job-1" and [each["worker"] for each in found["workers"]] == ["0.0", "1.0"]
+    assert {(each["state"], each["stdout"]) for each in found["workers"]} == {("exit code 0", f"pax {__version__}\n")}
 
 
 def test_starting_again_after_a_lost_answer_does_not_run_twice(cloud):
@@ -99,8 +107,6 @@ def test_arguments_arrive_as_they_were_typed(cloud, tmp_path):
 
 
 def _spec_of(cloud):
-    import shlex
-
     for call in cloud.calls:
         command = next((word for word in call if word.startswith("--command=") and "supervisor start" in word), None)
         if command:
@@ -121,14 +127,8 @@ def test_too_large_a_file_does_not_travel():
 
 
 def pax(*words: str, **options) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "paxcli", *words],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", "paxcli", *words], text=True, **pipes | options)
 
 
 def read_until(stream, word: str) -> str:
@@ -153,7 +153,11 @@ def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
     second = pax(*words)
     _, err = second.communicate(timeout=120)
     assert second.returncode == 2 and "busy with train-" in err
-    attached = pax("provision", "attach", "demo")
+    terminal, slave = pty.openpty()
+    attached = pax("provision", "attach", "demo", stdin=slave, start_new_session=True)
+    read_until(attached.stderr, "step ")
+    attached.send_signal(signal.SIGINT)  # and it asks what is meant
+    os.write(terminal, b"\n")
     read_until(attached.stderr, "step ")
     stopped = pax("provision", "stop", "demo")
     assert stopped.communicate(timeout=120)[0].startswith("Asked train-") and stopped.returncode == 0
