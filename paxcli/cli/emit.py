@@ -11,7 +11,6 @@ import typer
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.provision_access import app
-from paxcli.cloud.emit import TARGETS, Task, find_machine
 from paxcli.errors import ConfigError
 
 
@@ -56,6 +55,7 @@ def emit(
     """
     import fiddle as fdl
 
+    from paxcli.cloud.emit import TARGETS, Task, find_machine
     from paxcli.config.resolve import resolve
 
     resolved = resolve(recipe, overlays or (), sets or ())

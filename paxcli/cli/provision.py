@@ -53,7 +53,7 @@ ProjectOption = Annotated[
     typer.Option("--project", help="Default: remembered for NAME, $CLOUDSDK_CORE_PROJECT, gcloud's configuration."),
 ]
 AcceleratorOption = Annotated[str, typer.Option("--accelerator", metavar="TYPE", help="Of a slice, such as v4-128.")]
-SlicesOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many slices. Default: 1.")]
+SlicesOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many.")]
 QueuedOption = Annotated[
     bool, typer.Option("--queued", help="Wait in line for chips. Default: so with several slices, else now or never.")
 ]
@@ -75,7 +75,9 @@ LabelsOption = Annotated[str | None, typer.Option("--labels", metavar="KEY=VALUE
 RuntimeOption = Annotated[
     str | None, typer.Option("--runtime-version", help="Software of the machines. Default: the usual of the type.")
 ]
-WaitOption = Annotated[bool, typer.Option("--wait", help="Until every slice runs. Default: not in line.")]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Until every slice runs. Default: return when it is asked for.")
+]
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait.")]
 RecreateOption = Annotated[
     bool, typer.Option("--recreate", help="Delete and create anew what failed or was preempted. Default: say so.")

@@ -21,6 +21,7 @@ JOBS = Path.home() / ".pax" / "jobs"
 _LOCK = JOBS / "lock"
 _POLL, _HEARTBEAT = 0.2, 10.0
 _CHUNK = 1 << 16
+_LOCK_TRIES = 20
 _TAIL = 4000
 
 
@@ -29,9 +30,13 @@ def start(spec: dict[str, Any]) -> dict[str, Any]:
     job, folder = spec["job"], JOBS / spec["job"]
     JOBS.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    for _ in range(_LOCK_TRIES):  # one that only looks holds it for a moment too
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            time.sleep(_POLL / 4)
+    else:
         running = _LOCK.read_text()
         return status(job) if running == job else {"busy": running}
     if folder.exists():
