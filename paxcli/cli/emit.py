@@ -10,7 +10,6 @@ import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
-from paxcli.cli.provision_access import app
 from paxcli.errors import ConfigError
 
 
@@ -32,7 +31,6 @@ ImageOption = Annotated[str | None, typer.Option("--image", help="For GKE: a con
 OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there. Default: print.")]
 
 
-@app.command("emit")
 def emit(
     recipe: RecipeArgument,
     target: TargetOption,

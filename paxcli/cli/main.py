@@ -8,7 +8,19 @@ from typing import Annotated
 import typer
 
 from paxcli import __version__
-from paxcli.cli import decode, doctor, emit, eval, inspect_input, install, plot, recipes, train
+from paxcli.cli import (
+    decode,
+    doctor,
+    emit,
+    eval,
+    inspect_input,
+    install,
+    plot,
+    provision,
+    provision_access,
+    recipes,
+    train,
+)
 from paxcli.cli.output import run, say
 from paxcli.cli.remote import on_workers
 from paxcli.log import setup_logging
@@ -26,7 +38,9 @@ app.command("inspect-input")(on_workers(inspect_input.inspect_input))
 app.command("plot")(on_workers(plot.plot, everywhere=False))
 app.command("doctor")(on_workers(doctor.doctor))
 app.command("install")(install.install)
-app.add_typer(emit.app, name="provision")
+for verb in (*provision_access.VERBS, emit.emit):
+    provision.app.command(verb.__name__)(verb)
+app.add_typer(provision.app, name="provision")
 
 
 def _print_version(wanted: bool) -> None:

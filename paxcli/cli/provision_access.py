@@ -11,7 +11,7 @@ import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
-from paxcli.cli.provision import NameArgument, ProjectOption, ZoneOption, app, say_commands
+from paxcli.cli.provision import NameArgument, ProjectOption, ZoneOption, say_commands
 from paxcli.cli.remote import show, watch
 from paxcli.cloud import commands
 from paxcli.cloud.gcloud import Gcloud, find_gcloud
@@ -35,7 +35,6 @@ JobOption = Annotated[str | None, typer.Option("--job", help="Which job. Default
 KillOption = Annotated[bool, typer.Option("--kill", help="At once, without saving. Default: save, then stop.")]
 
 
-@app.command("ssh")
 def ssh(
     name: NameArgument,
     ssh_args: SshArgument = None,
@@ -61,7 +60,6 @@ def ssh(
     _hand_over(argv, dry_run, as_json)
 
 
-@app.command("scp")
 def scp(
     paths: PathsArgument,
     worker: WorkerOption = "0",
@@ -86,7 +84,6 @@ def scp(
     _hand_over(argv, dry_run, as_json)
 
 
-@app.command("forward")
 def forward(
     name: NameArgument,
     ports: PortsArgument,
@@ -112,7 +109,6 @@ def forward(
     _hand_over(commands.ssh(target, node, index, forwards=ports), dry_run, as_json)
 
 
-@app.command("logs")
 def logs(
     name: NameArgument,
     worker: WorkerOption = "0",
@@ -140,7 +136,6 @@ def logs(
         say_result({"job": found.name, "workers": printed}, "", as_json)
 
 
-@app.command("attach")
 def attach(name: NameArgument, job: JobOption = None, zone: ZoneOption = None, project: ProjectOption = None) -> None:
     """Watch a job that was started with --on, from its last lines; the exit code is the job's.
 
@@ -154,7 +149,6 @@ def attach(name: NameArgument, job: JobOption = None, zone: ZoneOption = None, p
     raise typer.Exit(watch(found))
 
 
-@app.command("stop")
 def stop(
     name: NameArgument,
     kill: KillOption = False,
@@ -175,6 +169,9 @@ def stop(
     states = {str(worker): answer["state"] for worker, answer in found.status().items()}
     text = f"Asked {found.name} to stop on {len(states)} workers. Watch: pax provision attach {name}"
     say_result({"job": found.name, "workers": states}, text, as_json)
+
+
+VERBS = (ssh, scp, forward, logs, attach, stop)
 
 
 def _keep(texts: dict[str, str], stream: str, text: str) -> None:

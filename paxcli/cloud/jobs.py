@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shlex
 import signal
@@ -57,7 +58,7 @@ class Job:
 
         Raises:
           ConfigError: Another job runs there, or the files are too large.
-          RemoteError: It did not start on every worker; those that started it are told to stop.
+          RemoteError: It did not start on every worker; it is ended on those where it did.
         """
         script = start_script(self.name, arguments, files)
         answers = on_each(self.workers, lambda worker: self._ask(worker, script))
@@ -67,7 +68,8 @@ class Job:
         failed = {worker: answer for worker, answer in answers.items() if isinstance(answer, PaxError)}
         if not busy and not failed:
             return
-        self.stop("KILL", [worker for worker in self.workers if worker not in failed])
+        if failed or any("state" in answer for answer in answers.values() if isinstance(answer, dict)):
+            self.stop("KILL")  # everywhere: a worker whose answer was lost may have started it
         if busy:
             name = self.target.name
             raise ConfigError(
@@ -107,7 +109,9 @@ class Job:
                 self.gcloud.sleep(2.0)
         for worker in waiting:
             self.say(f"worker {worker} still runs; pax provision stop {self.target.name} ends it")
-        failed = [(answer.get("ended", 0.0), worker) for worker, answer in ended.items() if answer.get("code", LOST)]
+        failed = [
+            (answer.get("ended", math.inf), worker) for worker, answer in ended.items() if answer.get("code", LOST)
+        ]
         if not failed:
             return LOST if waiting else 0
         _, worst = min(failed)

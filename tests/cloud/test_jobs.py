@@ -164,3 +164,19 @@ def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
     _, err = attached.communicate(timeout=120)
     assert attached.returncode == 75, err
     assert any(path.name.isdigit() for path in (tmp_path / "run/checkpoints").iterdir())
+
+
+def test_the_worker_that_failed_first_gives_the_exit_code(cloud):
+    job = Watched(prepare(cloud, slices=2))
+    lost = {"state": "unreachable", "tail": ""}
+    ended = {"state": "ended", "tail": "a mistake"}
+    job._follow_one = lambda worker, on_text: ended | {"code": 4, "ended": 20.0}
+    for other, code in [
+        (ended | {"code": 2, "ended": 10.0}, 2),
+        (ended | {"code": 2, "ended": 30.0}, 4),
+        (ended | {"code": 0, "ended": 1.0}, 4),
+        (lost, 4),
+    ]:
+        job.status = lambda workers, other=other: dict.fromkeys(workers, other)
+        assert job.follow(lambda *_: None) == code
+    assert [line for line in job.news if "failed first" in line] == ["worker 1.0 failed first: exit code 2\na mistake"]
