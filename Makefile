@@ -13,10 +13,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest --dist loadfile
 WORKERS := 2
 
+# Lingvo's dependencies are not those that constraints.txt pins, so it has an environment of its own.
+LINGVO_VENV := .venv-lingvo
+LINGVO = $(or $(LINGVO_PYTHON),$(LINGVO_VENV)/bin/python)
+LINGVO_MISSING := 3
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all check format docs constraints clean
+.PHONY: help demo test test-all test-lingvo check format docs constraints clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -29,8 +34,16 @@ demo: $(VENV)/installed ## Install, train the recipe `tiny`, plot its curve, wri
 test: $(VENV)/installed-dev ## Run every test that is not marked slow, tpu or gpu.
 	$(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu"
 
-test-all: $(VENV)/installed-dev ## Run the slow tests too.
-	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu"
+test-all: $(VENV)/installed-dev ## Run the slow tests too, and Lingvo's where Lingvo can be loaded.
+	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu and not lingvo"
+	@$(MAKE) --no-print-directory test-lingvo LINGVO_MISSING=0
+
+test-lingvo: $(if $(LINGVO_PYTHON),,$(LINGVO_VENV)/installed) ## Run the tests of Lingvo's inputs; LINGVO_PYTHON=... has it.
+	@$(LINGVO) -c 'import lingvo.core.ops' >/dev/null 2>&1 || { \
+	  $(LINGVO) -c 'import lingvo.core.ops' 2>&1 | tail -n 1 >&2; \
+	  echo "Lingvo cannot be loaded. Its wheel is for Linux on x86-64 with glibc 2.38 or newer (Debian 13, Ubuntu 24.04)." >&2; \
+	  echo "Name a Python that can: make test-lingvo LINGVO_PYTHON=/path/to/python" >&2; exit $(LINGVO_MISSING); } && \
+	  $(LINGVO) -m pytest -m lingvo tests/inputs/test_lingvo_adaptors.py tests/inputs/test_lingvo_run.py
 
 check: $(VENV)/installed-dev ## Format, lint, types, order of rooms, house rules: the fast loop.
 	$(BIN)/ruff format --check .
@@ -50,7 +63,7 @@ constraints: ## Pin again what is tested, from fresh installs on Python 3.11 and
 	python3 .ci/constraints.py python3.11 python3.12
 
 clean: ## Remove the virtual environment and everything that was built.
-	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(LINGVO_VENV) build dist site *.egg-info .pytest_cache .ruff_cache .import_linter_cache
 
 # A stamp file per kind of install: a second `make` has nothing to do until the dependencies change.
 $(VENV)/installed: EXTRAS :=
@@ -59,6 +72,13 @@ $(VENV)/installed-docs: EXTRAS := [docs]
 $(VENV)/installed $(VENV)/installed-dev $(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing pax and its pinned dependencies into $(VENV); the first time takes a few minutes."
 	$(PIP) install --quiet --constraint constraints.txt --editable ".$(EXTRAS)" </dev/null
+	@touch $@
+
+$(LINGVO_VENV)/installed: pyproject.toml | $(BIN)/python
+	@echo "Installing pax and Lingvo into $(LINGVO_VENV); the first time takes a few minutes."
+	$(BIN)/python -m venv $(LINGVO_VENV)
+	$(LINGVO_VENV)/bin/python -m pip install --quiet --upgrade pip </dev/null
+	$(LINGVO_VENV)/bin/python -m pip install --quiet --editable ".[dev,lingvo]" </dev/null
 	@touch $@
 
 $(BIN)/python:

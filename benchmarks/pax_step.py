@@ -38,6 +38,7 @@ def measure(size: dict, remat_policy: str, steps: int) -> dict:
     import jax
 
     from paxcli.mesh.sharding import global_spec, put_batch
+    from paxcli.mesh.startup import return_free_memory
     from paxcli.training.session import open_session
     from paxcli.training.state import create_state
     from paxcli.training.step import make_train_step
@@ -55,6 +56,7 @@ def measure(size: dict, remat_policy: str, steps: int) -> dict:
         step = lowered.compile()
         compile_seconds = time.perf_counter() - began
         state = create_state(task, session.spec, session.abstract)
+        return_free_memory()
         seconds = []
         first = None
         for _ in range(steps + 1):

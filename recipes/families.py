@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import fiddle as fdl
 
+from paxcli.inputs.c4 import C4, C4Input
 from paxcli.inputs.synthetic import SyntheticInput
-from paxcli.inputs.text import TextInput
-from paxcli.inputs.tokenizers import SentencePieceTokenizer
 from paxcli.layers.init import Gaussian, PraxisXavier
 from paxcli.layers.positions import LearnedPositions, SinusoidPositions
 from paxcli.models.language_model import LanguageModel
@@ -119,10 +118,11 @@ def _experiment(model: fdl.Config[LanguageModel]) -> fdl.Config[Experiment]:
 
 
 def _read_c4(config: fdl.Config[Experiment]) -> None:
-    """C4 in English. Where it is, and the tokenizer's file, is for whoever trains to say."""
-    tokenizer = SentencePieceTokenizer.partial()
-    config.train_input = TextInput.config(tokenizer=tokenizer, input_random_seed=9876)
-    validation = TextInput.config(name="c4-validation", tokenizer=SentencePieceTokenizer.partial())
+    """C4 in English, in Pax's order and layout. Where it is, and its tokenizer, is for whoever trains to say."""
+    c4 = C4.config()
+    config.train_input = C4Input.config(c4=c4, input_random_seed=9876)
+    validation = C4Input.config(name="c4-validation", c4=c4, input_random_seed=4321)
     validation.reset_for_eval = True
     validation.eval_loop_num_batches = None
+    validation.eval_num_examples = 5662  # as many as Pax's validation set has
     config.eval_inputs = [validation]

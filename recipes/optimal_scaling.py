@@ -20,11 +20,7 @@ def optimal_scaling_2x2x1() -> fdl.Config[Experiment]:
 
     28 layers × 3584 × 28 heads. Global batch 64 rows of 1,024: 65,536 tokens a step.
     """
-    config = cloud_lm(num_layers=28, model_dims=3584, num_heads=28)
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
-    config.task.train.percore_batch_size = 16
-    config.mesh.ici_mesh_shape = [1, 4, 1]
-    return config
+    return _rung(num_layers=28, percore_batch_size=16, ici_mesh_shape=[1, 4, 1])
 
 
 @recipe(pax_name="OptimalScaling2x2x2")
@@ -33,11 +29,7 @@ def optimal_scaling_2x2x2() -> fdl.Config[Experiment]:
 
     32 layers × 4096 × 32 heads. Global batch 64 rows of 1,024: 65,536 tokens a step.
     """
-    config = cloud_lm(num_layers=32, model_dims=4096, num_heads=32)
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
-    config.task.train.percore_batch_size = 8
-    config.mesh.ici_mesh_shape = [1, 8, 1]
-    return config
+    return _rung(num_layers=32, percore_batch_size=8, ici_mesh_shape=[1, 8, 1])
 
 
 @recipe(pax_name="OptimalScaling2x2x4")
@@ -46,11 +38,7 @@ def optimal_scaling_2x2x4() -> fdl.Config[Experiment]:
 
     36 layers × 4608 × 36 heads. Global batch 128 rows of 1,024: 131,072 tokens a step.
     """
-    config = cloud_lm(num_layers=36, model_dims=4608, num_heads=36)
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
-    config.task.train.percore_batch_size = 8
-    config.mesh.ici_mesh_shape = [1, 16, 1]
-    return config
+    return _rung(num_layers=36, percore_batch_size=8, ici_mesh_shape=[1, 16, 1])
 
 
 @recipe(pax_name="OptimalScaling2x4x4")
@@ -59,11 +47,7 @@ def optimal_scaling_2x4x4() -> fdl.Config[Experiment]:
 
     40 layers × 5120 × 40 heads. Global batch 256 rows of 1,024: 262,144 tokens a step.
     """
-    config = cloud_lm(num_layers=40, model_dims=5120, num_heads=40)
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
-    config.task.train.percore_batch_size = 8
-    config.mesh.ici_mesh_shape = [1, 32, 1]
-    return config
+    return _rung(num_layers=40, percore_batch_size=8, ici_mesh_shape=[1, 32, 1])
 
 
 @recipe(pax_name="OptimalScaling4x4x4")
@@ -72,11 +56,7 @@ def optimal_scaling_4x4x4() -> fdl.Config[Experiment]:
 
     45 layers × 5760 × 45 heads. Global batch 512 rows of 1,024: 524,288 tokens a step.
     """
-    config = cloud_lm(num_layers=45, model_dims=5760, num_heads=45)
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
-    config.task.train.percore_batch_size = 8
-    config.mesh.ici_mesh_shape = [1, 64, 1]
-    return config
+    return _rung(num_layers=45, percore_batch_size=8, ici_mesh_shape=[1, 64, 1])
 
 
 @recipe(pax_name="OptimalScaling4x4x8")
@@ -85,11 +65,7 @@ def optimal_scaling_4x4x8() -> fdl.Config[Experiment]:
 
     50 layers × 6400 × 50 heads. Global batch 512 rows of 1,024: 524,288 tokens a step.
     """
-    config = cloud_lm(num_layers=50, model_dims=6400, num_heads=50)
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
-    config.task.train.percore_batch_size = 4
-    config.mesh.ici_mesh_shape = [1, 128, 1]
-    return config
+    return _rung(num_layers=50, percore_batch_size=4, ici_mesh_shape=[1, 128, 1])
 
 
 @recipe(pax_name="OptimalScaling4x8x8")
@@ -98,11 +74,7 @@ def optimal_scaling_4x8x8() -> fdl.Config[Experiment]:
 
     56 layers × 7168 × 56 heads. Global batch 512 rows of 1,024: 524,288 tokens a step.
     """
-    config = cloud_lm(num_layers=56, model_dims=7168, num_heads=56)
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
-    config.task.train.percore_batch_size = 2
-    config.mesh.ici_mesh_shape = [1, 64, 4]
-    return config
+    return _rung(num_layers=56, percore_batch_size=2, ici_mesh_shape=[1, 64, 4])
 
 
 @recipe(pax_name="OptimalScaling4x8x16")
@@ -111,11 +83,7 @@ def optimal_scaling_4x8x16() -> fdl.Config[Experiment]:
 
     64 layers × 8192 × 64 heads. Global batch 1,024 rows of 1,024: 1,048,576 tokens a step.
     """
-    config = cloud_lm(num_layers=64, model_dims=8192, num_heads=64)
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
-    config.task.train.percore_batch_size = 2
-    config.mesh.ici_mesh_shape = [1, 128, 4]
-    return config
+    return _rung(num_layers=64, percore_batch_size=2, ici_mesh_shape=[1, 128, 4])
 
 
 @recipe(pax_name="OptimalScaling4x16x16")
@@ -124,10 +92,7 @@ def optimal_scaling_4x16x16() -> fdl.Config[Experiment]:
 
     Global batch 1,024 rows of 1,024: 1,048,576 tokens a step.
     """
-    config = optimal_scaling_4x8x16()
-    config.task.train.percore_batch_size = 1
-    config.mesh.ici_mesh_shape = [1, 256, 4]
-    return config
+    return _rung(num_layers=64, percore_batch_size=1, ici_mesh_shape=[1, 256, 4])
 
 
 @recipe(pax_name="OptimalScaling4x16x32")
@@ -136,10 +101,7 @@ def optimal_scaling_4x16x32() -> fdl.Config[Experiment]:
 
     Global batch 2,048 rows of 1,024: 2,097,152 tokens a step.
     """
-    config = optimal_scaling_4x8x16()
-    config.task.train.percore_batch_size = 1
-    config.mesh.ici_mesh_shape = [1, 512, 4]
-    return config
+    return _rung(num_layers=64, percore_batch_size=1, ici_mesh_shape=[1, 512, 4])
 
 
 @recipe(pax_name="OptimalScaling4x24x32")
@@ -149,7 +111,12 @@ def optimal_scaling_4x24x32() -> fdl.Config[Experiment]:
     Global batch 3,072 rows of 1,024: 3,145,728 tokens a step. Pax's mesh was [1, 768, 4], which cuts 8,192 features
     into 768 uneven shards; here 3 replicas of 256 shards do the same steps.
     """
-    config = optimal_scaling_4x8x16()
-    config.task.train.percore_batch_size = 1
-    config.mesh.ici_mesh_shape = [3, 256, 4]
+    return _rung(num_layers=64, percore_batch_size=1, ici_mesh_shape=[3, 256, 4])
+
+
+def _rung(num_layers: int, percore_batch_size: int, ici_mesh_shape: list[int]) -> fdl.Config[Experiment]:
+    config = cloud_lm(num_layers=num_layers, model_dims=128 * num_layers, num_heads=num_layers)
+    config.task.model.stack.remat_policy = "dots_with_no_batch_dims"
+    config.task.train.percore_batch_size = percore_batch_size
+    config.mesh.ici_mesh_shape = ici_mesh_shape
     return config

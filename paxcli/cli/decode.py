@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from paxcli.cli.options import JsonOption, RunDirOption, RunOrRecipeArgument, StepOption
-from paxcli.cli.output import say, say_result
+from paxcli.cli.output import metrics_text, say, say_result
 from paxcli.cli.startup import configure_jax, restart_tuned
 from paxcli.errors import ConfigError
 
@@ -61,17 +61,17 @@ def decode(
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
     with open_run(target, None, None, run_dir) as run:
-        asked = [*(prompts or ()), *_lines(prompts_file)] or run.prompts()
-        if not asked:
-            raise ConfigError("There is no prompt.", 'Give one with `--prompt "…"`.')
         step = run.step(step)
-        outputs = run.decode(step, asked, max_tokens, sampling, seed)
+        asked = [*(prompts or ()), *_lines(prompts_file)]
+        outputs, metrics = run.decode(step, asked, max_tokens, sampling, seed)
     lines = "\n".join(json.dumps(output, ensure_ascii=False) for output in outputs)
     if as_json or not sys.stdout.isatty():
-        say_result({"step": step, "outputs": outputs}, lines, as_json)
-        return
-    for output in outputs:
-        say(f"\x1b[1m{output['prompt']}\x1b[0m{output['text']}\n[{output['finish_reason']}]\n")
+        say_result({"step": step, "outputs": outputs, "metrics": metrics}, lines, as_json)
+    else:
+        for output in outputs:
+            say(f"\x1b[1m{output['prompt']}\x1b[0m{output['text']}\n[{output['finish_reason']}]\n")
+    if metrics and not as_json:
+        print(metrics_text(step, metrics), file=sys.stderr)
 
 
 def _lines(path: Path | None) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
-from paxcli.cli.output import say, say_result
+from paxcli.cli.output import metrics_text, say, say_result
 from paxcli.cli.startup import configure_jax, restart_tuned
 
 WatchOption = Annotated[
@@ -39,20 +39,13 @@ def evaluate(
         if not watch:
             step = run.step(step)
             metrics = run.evaluate(step)
-            say_result({"step": step, "metrics": metrics}, _text(step, metrics), as_json)
+            say_result({"step": step, "metrics": metrics}, metrics_text(step, metrics), as_json)
             return
         evaluations = []
         for step in run.watch():
             metrics = run.evaluate(step)
             evaluations.append({"step": step, "metrics": metrics})
             if not as_json:
-                say(_text(step, metrics))
+                say(metrics_text(step, metrics))
         if as_json:
             say_result(evaluations[-1] | {"evaluations": evaluations}, "", as_json)
-
-
-def _text(step: int, metrics: dict[str, dict[str, float]]) -> str:
-    return "\n".join(
-        f"step {step} · {name} · " + " · ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-        for name, values in metrics.items()
-    )

@@ -60,23 +60,27 @@ def inspect_input(
     """
     if host_index >= hosts:
         raise ConfigError(f"There is no host {host_index} of {hosts}.", f"Hosts count from 0: --hosts {host_index + 1}")
-    if split is Split.DECODE and (hosts > 1 or save is not None):
-        raise ConfigError("Decode inputs are prompts, not batches.", "Leave out --hosts and --save.")
     from paxcli.config.resolve import resolve
+    from paxcli.training.experiment import data_of
 
+    if split is Split.DECODE and hosts > 1:
+        raise ConfigError("Every host decodes all decode inputs.", "Leave out --hosts.")
     config = resolve(recipe, overlays or (), sets or ()).config
     sources = _sources(config, split)
-    result: dict[str, Any] = {"recipe": recipe, "split": split.value, "hosts": hosts, "host_index": host_index}
-    if split is Split.DECODE:
-        prompts = _prompts(config)
-        lines = [f"{len(prompt['ids'])} ids  {_printable(prompt['prompt'])}" for prompt in prompts]
-        say_result(result | {"prompts": prompts}, "\n".join(lines), as_json)
-        return
-    shown = [_inspect(config, split, number, num_batches, hosts, host_index) for number in range(len(sources))]
+    numbers = [number for number, source in enumerate(sources) if data_of([source])]
+    if save is not None and not numbers:
+        raise ConfigError("Its decode inputs are prompts, not batches.", "Leave out --save.")
+    prompts = _prompts(config, [source for source in sources if not data_of([source])])
+    shown = [_inspect(config, split, number, num_batches, hosts, host_index) for number in numbers]
     if save is not None:
-        _save(save, shown)
-    result |= {"inputs": [found.report() for found in shown], "saved": save and str(save)}
-    say_result(result, "\n\n".join(_text(found, use_color(sys.stdout)) for found in shown), as_json)
+        _save(save, [found for found, _ in shown])
+    result: dict[str, Any] = {"recipe": recipe, "split": split.value, "hosts": hosts, "host_index": host_index}
+    result |= {"prompts": prompts} if split is Split.DECODE else {}
+    result |= {"inputs": [found.report() | {"shared_rows": shared} for found, shared in shown]}
+    result |= {"saved": save and str(save)}
+    texts = [f"{len(prompt['ids'])} ids  {_printable(prompt['prompt'])}" for prompt in prompts]
+    texts += [_text(found, shared, hosts, use_color(sys.stdout)) for found, shared in shown]
+    say_result(result, "\n\n".join(texts) if shown else "\n".join(texts), as_json)
 
 
 def _sources(config: fdl.Config, split: Split) -> list[Any]:
@@ -89,16 +93,19 @@ def _sources(config: fdl.Config, split: Split) -> list[Any]:
 
 def _inspect(
     config: fdl.Config, split: Split, number: int, num_batches: int, hosts: int, host_index: int
-) -> Inspection:
+) -> tuple[Inspection, int]:
+    """What an input gives to one host, and how many rows it gives to more than one of them."""
     from paxcli.inputs.inspection import inspect_batches, rows_of_several_hosts
 
-    found = inspect_batches(_input(config, split, number, hosts, host_index), num_batches)
+    data = _input(config, split, number, hosts, host_index)
+    found = inspect_batches(data, num_batches, getattr(config.task.model, "vocab_size", None))
     makers = [functools.partial(_input, config, split, number, hosts, host) for host in range(hosts)]
-    if shared := rows_of_several_hosts(makers, num_batches):
+    shared = rows_of_several_hosts(makers, num_batches) if hosts > 1 else 0
+    if shared:
         found.warnings.append(f"{shared} rows are in the batches of more than one of {hosts} hosts.")
     if getattr(_sources(config, split)[number], "tokenizer", None) != getattr(config.train_input, "tokenizer", None):
         found.warnings.append("Its tokenizer is not the training input's.")
-    return found
+    return found, shared
 
 
 def _input(config: fdl.Config, split: Split, number: int, hosts: int, host_index: int) -> Any:
@@ -114,17 +121,19 @@ def _input(config: fdl.Config, split: Split, number: int, hosts: int, host_index
     return data
 
 
-def _prompts(config: fdl.Config) -> list[dict[str, Any]]:
-    """The prompts of all decode inputs, as the model will read them."""
+def _prompts(config: fdl.Config, sources: list[Any]) -> list[dict[str, Any]]:
+    """The prompts of decode inputs, as the model will read them."""
+    if not sources:
+        return []
     tokenizer = getattr(_input(config, Split.TRAIN, 0, 1, 0), "text_tokenizer", None)
     if tokenizer is None:
         raise ConfigError("The training input has no tokenizer, so prompts cannot become ids.")
     bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    prompts = [prompt for source in config.decode_inputs for prompt in source.prompts]
+    prompts = [prompt for source in sources for prompt in source.prompts]
     return [{"prompt": prompt, "ids": [*bos, *tokenizer.encode(prompt).tolist()]} for prompt in prompts]
 
 
-def _text(found: Inspection, color: bool) -> str:
+def _text(found: Inspection, shared: int, hosts: int, color: bool) -> str:
     lines = [f"{found.name}: {len(found.batches)} batches"]
     width = max(map(len, found.fields))
     for field, facts in found.fields.items():
@@ -132,20 +141,30 @@ def _text(found: Inspection, color: bool) -> str:
         lines.append(f"  {field:<{width}}  {facts['dtype']} [{shape}]  {facts['min']} to {facts['max']}")
     for number, rows in enumerate(found.rows):
         lines.append(f"  batch {number}")
-        lines += [f"    {_row(segments, color)}" for segments in rows[:_SHOWN_ROWS]]
+        lines += [f"    {line}" for row in rows[:_SHOWN_ROWS] for line in _row(row, color)]
         lines += [f"    … {len(rows) - _SHOWN_ROWS} more rows"] if len(rows) > _SHOWN_ROWS else []
+    lines += [f"  {field}: {share:.2%} are not 0" for field, share in found.weights.items()]
     if found.padding_share is not None:
-        lines.append(f"  padding: {found.padding_share:.2%} of positions have weight 0")
+        lines.append(f"  padding: {found.padding_share:.2%} of positions")
     if found.segments_per_row is not None:
         lines.append(f"  packing: {found.segments_per_row:.2f} segments a row")
+    if hosts > 1:
+        lines.append(f"  hosts: {shared or 'no'} rows are on more than one of {hosts}")
     speed = f"{found.rows_per_second:,.0f} rows/s"
     speed += f" = {found.tokens_per_second:,.0f} tokens/s" if found.tokens_per_second is not None else ""
     lines.append(f"  speed: first batch in {found.first_batch_seconds:.2f} s, then {speed}")
     return "\n".join(lines + [f"  warning: {warning}" for warning in found.warnings])
 
 
-def _row(segments: list[str], color: bool) -> str:
-    """One line for a row: segments between bars, and in turn in two colours."""
+def _row(row: dict[str, list[str]], color: bool) -> list[str]:
+    """One line for each field of a row that can be read, with its name where there is more than one."""
+    width = max(map(len, row), default=0)
+    named = len(row) > 1 or any(not field.endswith("ids") for field in row)
+    return [(f"{field:<{width}}  " if named else "") + _segments(segments, color) for field, segments in row.items()]
+
+
+def _segments(segments: list[str], color: bool) -> str:
+    """Segments between bars, and in turn in two colours."""
     shown, room = [], _SHOWN_CHARACTERS
     for number, segment in enumerate(segments):
         text = _printable(segment)

@@ -54,6 +54,14 @@ def say_result(result: Any, text: str, as_json: bool) -> None:
     say(json.dumps(_strict(result), ensure_ascii=False) if as_json else text)
 
 
+def metrics_text(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """A line for each input's metrics."""
+    return "\n".join(
+        f"step {step} · {name} · " + " · ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+        for name, values in metrics.items()
+    )
+
+
 def use_color(stream: TextIO) -> bool:
     """Whether control codes are welcome on `stream`."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -15,7 +15,7 @@ import fiddle as fdl
 
 from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
 from paxcli.config.overlay import YAML_SUFFIXES, Layer, read_overlay, read_yaml_recipe
-from paxcli.errors import ConfigError, PaxError, did_you_mean
+from paxcli.errors import ConfigError, MissingError, PaxError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +96,11 @@ def _call(entry: RecipeEntry) -> fdl.Config:
         config = getattr(module, entry.function)()
     except PaxError:
         raise
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            f"{entry.path}: recipe `{entry.name}` needs the package `{error.name}`.",
+            "Install it; lingvo is `pip install 'paxcli[lingvo]'`.",
+        ) from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f.lineno for f in reversed(frames) if Path(f.filename) == entry.path.resolve()), entry.line)

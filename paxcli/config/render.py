@@ -38,6 +38,13 @@ def recipe_yaml(resolved: Resolved) -> str:
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
+def with_set(recipe_text: str, path: str, value: Any) -> str:
+    """A YAML recipe that sets one path more."""
+    content = yaml.safe_load(recipe_text)
+    content["set"] = {**content.get("set", {}), path: value}
+    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+
+
 def config_text(config: fdl.Buildable) -> str:
     """All that a config says, as sorted lines `path = value`, values in JSON."""
     values = plain_values(config)

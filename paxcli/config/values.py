@@ -52,5 +52,6 @@ def _name(value: Any) -> str:
         return f"{_name(value.func)}({', '.join(arguments)})" if arguments else _name(value.func)
     if hasattr(value, "__qualname__"):
         return f"{value.__module__}.{value.__qualname__}"
-    shown = repr(value)
+    to_text = getattr(value, "ToText", None)  # Lingvo's params
+    shown = to_text() if to_text else repr(value)
     return _name(type(value)) if " at 0x" in shown else shown

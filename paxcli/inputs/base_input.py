@@ -5,9 +5,11 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
@@ -18,25 +20,50 @@ from paxcli.inputs.nested_map import NestedMap
 
 _DEFAULT_SEED = 42
 
+# From `example_id` → output to metrics by name.
+ExampleMetrics = Callable[[Mapping[int, Any]], dict[str, float]]
+
+
+def _with_stop_iteration(get_next: Callable[[Any], NestedMap]) -> Callable[[Any], NestedMap]:
+    """`get_next`, with one word for the end of the data."""
+
+    @functools.wraps(get_next)
+    def wrapped(self: Any) -> NestedMap:
+        try:
+            return get_next(self)
+        except Exception as error:
+            tensorflow = sys.modules.get("tensorflow")  # Where nobody has imported it, the error is not its.
+            if tensorflow is not None and isinstance(error, tensorflow.errors.OutOfRangeError):
+                raise StopIteration from error
+            raise
+
+    return wrapped
+
 
 @dataclasses.dataclass(kw_only=True)
 class BaseInput(Configurable, abc.ABC):
     """A stream of batches for one process.
 
-    A new kind of input subclasses this, or inherits an input and changes what its `get_next` returns.
+    A new kind of input subclasses this, or inherits an input and changes what its `get_next` returns; its spec is then
+    that of what it returns. TensorFlow's OutOfRangeError from `get_next` is the end of the data as StopIteration is.
+
+    Attributes:
+      sizes_own_batches: Whether `batch_size` is not to be set, since the data says it.
 
     Args:
       batch_size: Rows per batch of this process. None: the trainer sets it from the global batch.
       num_infeed_hosts: How many processes share the stream. The trainer sets it; 0 becomes 1.
       infeed_host_index: Which of them this is. The trainer sets it.
-      input_random_seed: Drives all randomness. None: in training the trainer sets it from the run's seed, so that
-        every process has the same; an eval always uses one fixed seed.
+      input_random_seed: Drives all randomness. None: a training run draws one, the same in every process, and
+        records it; an eval always uses one fixed seed.
       reset_for_eval: An eval run is one epoch, and the next one starts over.
       eval_loop_num_batches: Batches of an eval run that does not reset; None, with `reset_for_eval`: all of an epoch.
       is_training: Whether the input trains.
       repeat: Whether the stream starts over at its end. None: yes, unless `reset_for_eval`.
       name: What metrics call it. None: `train` in training, otherwise `input`.
     """
+
+    sizes_own_batches: ClassVar[bool] = False
 
     batch_size: int | None = None
     num_infeed_hosts: int = 0
@@ -47,6 +74,13 @@ class BaseInput(Configurable, abc.ABC):
     is_training: bool = False
     repeat: bool | None = None
     name: str | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "get_next" in vars(cls):
+            cls.get_next = _with_stop_iteration(cls.get_next)  # type: ignore[method-assign]
+            if "element_spec" not in vars(cls):
+                cls.element_spec = BaseInput.element_spec
 
     def __post_init__(self) -> None:
         self.num_infeed_hosts = self.num_infeed_hosts or 1
@@ -101,6 +135,16 @@ class BaseInput(Configurable, abc.ABC):
         """Ids that stand for no text, and what to show for them."""
         return {}
 
+    def example_metrics(self, of: Literal["scores", "predictions"]) -> ExampleMetrics | None:
+        """What computes this input's own metrics, of the outputs of all examples of an epoch; None = it has none.
+
+        An input that has some gives its batches a field `example_id` [B], negative in rows that stand for no example.
+
+        Args:
+          of: What an output is: the log-probability of the example's targets, or the ids [T] generated for it.
+        """
+        return None
+
     def eval_batches(self) -> Iterator[NestedMap]:
         """The batches of one eval or decode run: an epoch, or the next `eval_loop_num_batches`."""
         self.validate()
@@ -146,7 +190,12 @@ class BaseInput(Configurable, abc.ABC):
         self._validate_eval()
 
     def _validate_sharding(self) -> None:
-        if self.batch_size is None or self.batch_size < 1:
+        if self.sizes_own_batches and self.batch_size is not None:
+            raise ConfigError(
+                f"Input `{self.name}`: batch_size is {self.batch_size}, but {type(self).__name__} has its data's.",
+                "Leave it out, and set the batch size of what the input reads.",
+            )
+        if not self.sizes_own_batches and (self.batch_size is None or self.batch_size < 1):
             raise ConfigError(
                 f"Input `{self.name}`: batch_size is {self.batch_size}.", "Set it to the rows per process, 1 or more."
             )

@@ -16,30 +16,39 @@ from paxcli.errors import DataError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.nested_map import NestedMap
 
+Leaves = dict[str, np.ndarray]  # A batch as dotted paths and arrays.
+
 _RATE_SECONDS = 0.3
+_ROW_WEIGHTS = "eval_sample_weights"
 
 
 @dataclasses.dataclass
 class Inspection:
     """Some batches of one input.
 
+    Fields of a nested batch go by their dotted paths. A field of text is `ids`, or one such as `source_ids` that has
+    its own `source_segment_ids`.
+
     Attributes:
       name: The input's name.
       batches: The batches.
-      fields: Field → `shape` and `dtype` of a batch, `min` and `max` over all of them.
-      rows: For each batch, for each row: its segments as text; padding is a segment of its own.
-      padding_share: Share of positions that have no token; None where batches have no `weights`.
-      segments_per_row: Mean number of documents, or parts of them, in a row; None without `segment_ids`.
+      fields: Field → `shape` and `dtype` of a batch, `min` and `max` over all of them (None of what is no number).
+      rows: For each batch, for each row: field of text → its segments, of which padding is one; without any text, the
+        row's own numbers, such as its label.
+      weights: Field of weights → share of its positions that are not 0.
+      padding_share: Share of positions, of text or else of weights, that hold nothing; None without either.
+      segments_per_row: Mean number of documents, or parts of them, in a row of text; None without segments.
       first_batch_seconds: How long the first batch took.
       rows_per_second: How fast this process alone can take rows, once the data is open.
-      tokens_per_second: The same in positions of `ids`, if there are any.
+      tokens_per_second: The same in positions of text, if there are any.
       warnings: What is probably a mistake.
     """
 
     name: str
     batches: list[NestedMap]
     fields: dict[str, dict[str, Any]]
-    rows: list[list[list[str]]]
+    rows: list[list[dict[str, list[str]]]]
+    weights: dict[str, float]
     padding_share: float | None
     segments_per_row: float | None
     first_batch_seconds: float
@@ -52,28 +61,37 @@ class Inspection:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "batches"}
 
 
-def inspect_batches(data: BaseInput, num_batches: int) -> Inspection:
-    """Takes up to `num_batches` from `data` and describes them, then takes more to measure how fast it is."""
+def inspect_batches(data: BaseInput, num_batches: int, vocab_size: int | None = None) -> Inspection:
+    """Takes up to `num_batches` from `data` and describes them, then takes more to measure how fast it is.
+
+    Args:
+      data: The input.
+      num_batches: How many batches to describe.
+      vocab_size: The model's; None = the input's own, if it has one.
+    """
     began = time.perf_counter()
     batches = _take(data, 1)
     first_batch_seconds = time.perf_counter() - began
     if not batches:
         raise DataError(f"Input `{data.name}` has no batch.")
     batches += _take(data, num_batches - 1)
-    weights = [batch["weights"] for batch in batches if "weights" in batch]
-    segments = [batch["segment_ids"].max(axis=-1) for batch in batches if "segment_ids" in batch]
+    leaves = [dict(batch.flatten_items()) for batch in batches]
+    texts = _text_fields(leaves[0])
+    segments = [path for path in (_beside(text, "segment_ids") for text in texts) if path in leaves[0]]
+    counts = [batch[path].max(axis=-1).ravel() for batch in leaves for path in segments]
     rows_per_second = _rows_per_second(data)
     return Inspection(
         name=data.name or "",
         batches=batches,
-        fields=_fields(batches),
-        rows=[[_segments(data, batch, row) for row in range(_num_rows(batch))] for batch in batches],
-        padding_share=float(np.mean(np.equal(weights, 0))) if weights else None,
-        segments_per_row=float(np.mean(segments)) if segments else None,
+        fields={path: _facts([batch[path] for batch in leaves]) for path in leaves[0]},
+        rows=[[_row(data, batch, texts, row) for row in range(_num_rows(batch))] for batch in leaves],
+        weights={path: float(np.mean([batch[path] != 0 for batch in leaves])) for path in _weight_fields(leaves[0])},
+        padding_share=_padding_share(leaves, texts),
+        segments_per_row=float(np.mean(np.concatenate(counts))) if counts else None,
         first_batch_seconds=first_batch_seconds,
         rows_per_second=rows_per_second,
-        tokens_per_second=rows_per_second * batches[0]["ids"].shape[-1] if "ids" in batches[0] else None,
-        warnings=_warnings(data, batches),
+        tokens_per_second=rows_per_second * sum(leaves[0][text][0].size for text in texts) if texts else None,
+        warnings=_warnings(leaves, texts, getattr(data, "vocab_size", None) if vocab_size is None else vocab_size),
     )
 
 
@@ -84,14 +102,13 @@ def rows_of_several_hosts(makers: Sequence[Callable[[], BaseInput]], num_batches
       makers: What makes the input of each host; called one after the other, so that one is in memory at a time.
       num_batches: How many batches each host takes.
     """
-    if len(makers) == 1:
-        return 0
     hosts: dict[bytes, set[int]] = collections.defaultdict(set)
     for host, make_input in enumerate(makers):
         for batch in _take(make_input(), num_batches):
-            for row in range(_num_rows(batch)):
-                if _has_weight(batch, row):
-                    hosts[_digest(batch, row)].add(host)
+            leaves = dict(batch.flatten_items())
+            for row in range(_num_rows(leaves)):
+                if _has_weight(leaves, row):
+                    hosts[_digest(leaves, row)].add(host)
     return sum(len(seen) > 1 for seen in hosts.values())
 
 
@@ -108,44 +125,84 @@ def _take(data: BaseInput, count: int) -> list[NestedMap]:
     return list(itertools.islice(_until_end(data), count))
 
 
-def _num_rows(batch: NestedMap) -> int:
-    return len(next(iter(batch.values())))
+def _num_rows(leaves: Leaves) -> int:
+    return len(next(iter(leaves.values())))
 
 
-def _has_weight(batch: NestedMap, row: int | slice) -> bool:
-    return "weights" not in batch or bool(batch["weights"][row].any())
+def _beside(field: str, name: str) -> str:
+    """The field of that name which belongs to a field of text: `src.weights` to `src.ids`."""
+    return field.removesuffix("ids") + name
 
 
-def _fields(batches: list[NestedMap]) -> dict[str, dict[str, Any]]:
-    fields = {}
-    for path, array in batches[0].flatten_items():
-        arrays = [dict(batch.flatten_items())[path] for batch in batches]
-        fields[path] = {
-            "shape": list(array.shape),
-            "dtype": str(array.dtype),
-            "min": min(a.min().item() for a in arrays),
-            "max": max(a.max().item() for a in arrays),
-        }
-    return fields
+def _text_fields(leaves: Leaves) -> list[str]:
+    return [
+        path
+        for path, array in leaves.items()
+        if array.ndim >= 2
+        and array.dtype.kind in "iu"
+        and (path.rpartition(".")[2] == "ids" or (path.endswith("_ids") and _beside(path, "segment_ids") in leaves))
+    ]
 
 
-def _segments(data: BaseInput, batch: NestedMap, row: int) -> list[str]:
-    """Text of a row of `ids`, cut where `segment_ids` change, with special tokens spelled out."""
-    if "ids" not in batch:
-        return []
-    ids = batch["ids"][row]
-    segment_ids = batch["segment_ids"][row] if "segment_ids" in batch else np.zeros_like(ids)
-    borders = np.flatnonzero(np.diff(segment_ids)) + 1
-    return [_text(data, part) for part in np.split(ids, borders)]
+def _weight_fields(leaves: Leaves) -> list[str]:
+    return [path for path in leaves if path.rpartition(".")[2] in ("weights", _ROW_WEIGHTS)]
 
 
-def _text(data: BaseInput, ids: np.ndarray) -> str:
+def _has_weight(leaves: Leaves, row: int | slice) -> bool:
+    if _ROW_WEIGHTS in leaves and not leaves[_ROW_WEIGHTS][row].any():
+        return False
+    weights = [path for path in _weight_fields(leaves) if path != _ROW_WEIGHTS]
+    return not weights or any(leaves[path][row].any() for path in weights)
+
+
+def _facts(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
+    is_number = arrays[0].dtype.kind in "biuf" and all(array.size for array in arrays)
+    return {
+        "shape": list(arrays[0].shape),
+        "dtype": str(arrays[0].dtype),
+        "min": min(array.min().item() for array in arrays) if is_number else None,
+        "max": max(array.max().item() for array in arrays) if is_number else None,
+    }
+
+
+def _padding_share(batches: Sequence[Leaves], texts: Sequence[str]) -> float | None:
+    if texts:
+        found = [_is_padding(leaves, text) for leaves in batches for text in texts]
+    else:
+        found = [leaves[path] == 0 for leaves in batches for path in _weight_fields(leaves)]
+    empty = [array.ravel() for array in found if array is not None]
+    return float(np.mean(np.concatenate(empty))) if empty else None
+
+
+def _is_padding(leaves: Leaves, text: str) -> np.ndarray | None:
+    for name, value in (("segment_ids", 0), ("paddings", 1), ("weights", 0)):
+        if _beside(text, name) in leaves:
+            return leaves[_beside(text, name)] == value
+    return None
+
+
+def _row(data: BaseInput, leaves: Leaves, texts: Sequence[str], row: int) -> dict[str, list[str]]:
+    if texts:
+        return {text: _segments(data, leaves, text, row) for text in texts}
+    return {path: [str(array[row])] for path, array in leaves.items() if array.ndim == 1 and array.dtype.kind in "iu"}
+
+
+def _segments(data: BaseInput, leaves: Leaves, field: str, row: int) -> list[str]:
+    """Text of a row, cut where `segment_ids` change, with special tokens spelled out. A row may be several."""
+    ids = leaves[field][row]
+    segment_ids = leaves.get(_beside(field, "segment_ids"), np.zeros_like(leaves[field]))[row]
+    pairs = zip(ids.reshape(-1, ids.shape[-1]), segment_ids.reshape(-1, ids.shape[-1]), strict=True)
+    parts = [part for one, its in pairs for part in np.split(one, np.flatnonzero(np.diff(its)) + 1)]
+    return [_text(data, part, field) for part in parts]
+
+
+def _text(data: BaseInput, ids: np.ndarray, field: str) -> str:
     special = data.special_tokens()
     parts = []
     for name, group in itertools.groupby(ids.tolist(), key=special.get):
         run = list(group)
         if name is None:
-            parts += data.ids_to_strings(np.array([run]), [len(run)])
+            parts += data.ids_to_strings(np.array([run]), [len(run)], field)
         else:
             parts.append(name if len(run) == 1 else f"{name}×{len(run)}")
     return "".join(parts)
@@ -155,14 +212,14 @@ def _rows_per_second(data: BaseInput) -> float:
     began, rows, seconds = time.perf_counter(), 0, 0.0
     data.reset()
     for batch in _until_end(data):
-        rows += _num_rows(batch)
+        rows += _num_rows(dict(batch.flatten_items()))
         seconds = time.perf_counter() - began
         if seconds > _RATE_SECONDS:
             break
     return rows / seconds
 
 
-def _warnings(data: BaseInput, batches: list[NestedMap]) -> list[str]:
+def _warnings(batches: Sequence[Leaves], texts: Sequence[str], vocab_size: int | None) -> list[str]:
     warnings = []
     whole = slice(None)
     counted = collections.Counter(_digest(batch, whole) for batch in batches if _has_weight(batch, whole))
@@ -170,15 +227,21 @@ def _warnings(data: BaseInput, batches: list[NestedMap]) -> list[str]:
         warnings.append(f"{repeated} of {len(batches)} batches repeat another one.")
     if empty := len(batches) - sum(counted.values()):
         warnings.append(f"In {empty} of {len(batches)} batches all weights are zero.")
-    vocab_size = getattr(data, "vocab_size", None)
-    largest = max((int(batch[key].max()) for batch in batches for key in ("ids", "labels") if key in batch), default=0)
+    ids = [
+        batch[name] for batch in batches for text in texts for name in (text, _beside(text, "labels")) if name in batch
+    ]
+    largest, smallest = max((int(a.max()) for a in ids), default=0), min((int(a.min()) for a in ids), default=0)
     if vocab_size is not None and largest >= vocab_size:
         warnings.append(f"Ids go up to {largest}, but the model's vocab_size is {vocab_size}.")
+    if smallest < 0:
+        warnings.append(f"Ids go down to {smallest}; the model knows none below 0.")
     return warnings
 
 
-def _digest(batch: NestedMap, row: int | slice) -> bytes:
+def _digest(leaves: Leaves, row: int | slice) -> bytes:
+    """Of what a model reads there: text, else all that is more than a number a row."""
+    content = _text_fields(leaves) or [path for path, array in leaves.items() if array.ndim > 1] or list(leaves)
     digest = hashlib.sha256()
-    for _, array in batch.flatten_items():
-        digest.update(np.ascontiguousarray(array[row]).data)
+    for path in content:
+        digest.update(np.ascontiguousarray(leaves[path][row]).tobytes())
     return digest.digest()

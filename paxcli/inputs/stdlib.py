@@ -7,9 +7,11 @@ import os
 import sysconfig
 from pathlib import Path
 
+from etils import epath
+
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.text import TextFile, TextInput
-from paxcli.log import log
+from paxcli.inputs.files import SourceFile
+from paxcli.inputs.text import TextInput
 
 _LEFT_OUT = {"__pycache__", "dist-packages", "idle_test", "idlelib", "site-packages", "test", "tests"}
 _TABLES = {"encodings", "pydoc_data", "entities.py"}  # generated, and little like Python
@@ -23,6 +25,8 @@ class StdlibInput(TextInput):
     in the log.
     """
 
+    on_bad_record: str = "skip"
+
     def _validate_files(self) -> None:
         if self.files is not None:
             raise ConfigError("StdlibInput finds its files itself.", "Leave `files` unset, or use TextInput.")
@@ -30,24 +34,15 @@ class StdlibInput(TextInput):
     def _split_name(self) -> str:
         return self.split or ("train" if self.is_training else "eval")
 
-    def _read(self, file: TextFile) -> str:
-        try:
-            return super()._read(file)
-        except DataError as error:
-            if not isinstance(error.__context__, UnicodeDecodeError):
-                raise
-            log.info("Input %s leaves out a file: %s", self.name, error.message)
-            return ""
-
-    def _source_files(self) -> list[TextFile]:
+    def _source_files(self) -> list[SourceFile]:
         root = Path(sysconfig.get_path("stdlib"))
         files = []
         for directory, children, names in os.walk(root):
             children[:] = [child for child in children if child not in _LEFT_OUT | _TABLES]
             paths = [Path(directory, name) for name in names if name.endswith(".py") and name not in _TABLES]
-            files += [TextFile(path.relative_to(root).as_posix(), path) for path in paths]
+            files += [SourceFile(path.relative_to(root).as_posix(), epath.Path(path)) for path in paths]
         if not files:
             raise DataError(
                 f"This Python keeps no sources of its standard library in {root}.", "Use TextInput with files of yours."
             )
-        return files
+        return sorted(files)

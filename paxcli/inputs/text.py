@@ -1,73 +1,95 @@
-"""Plain text files, a document each, packed into rows."""
+"""Text of files as language-model batches: plain text, JSON lines, Parquet, ArrayRecord, token files."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import glob
 import hashlib
-import os
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from paxcli.config.configurable import template
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
+from paxcli.inputs.corpus import Corpus, Packing, open_token_files, tokenize_text
+from paxcli.inputs.documents import FORMATS, TOKENS, Reading, format_of
+from paxcli.inputs.files import SourceFile, find_files
 from paxcli.inputs.nested_map import NestedMap
-from paxcli.inputs.packing import PackedTokens
+from paxcli.inputs.packing import CONCAT, PACKINGS
+from paxcli.inputs.token_files import TokenFileInfo, read_info
 from paxcli.inputs.tokenizers import ByteTokenizer, Tokenizer
+from paxcli.inputs.tokenizing import Tokenizing
 from paxcli.log import log
 
 _SPLITS = ("train", "eval")
-_WILDCARDS = "*?["
-
-
-class TextFile(NamedTuple):
-    """A file, and its name within the data, which does not change when the data moves."""
-
-    name: str
-    path: Path
-    by_wildcard: bool = True
+_POLICIES = ("error", "skip")
 
 
 @dataclasses.dataclass(kw_only=True)
 class TextInput(RandomAccessInput):
-    """UTF-8 text files as language-model batches: one document per file, packed, nothing dropped.
+    """Text as language-model batches: documents packed into rows, and nothing dropped unless asked.
 
-    Files are read and tokenized once, at the first batch, and stay in memory as ids.
+    A plain file is one document; JSON lines, Parquet and ArrayRecord hold many. They are read and tokenized once, at
+    the first batch; ids of ArrayRecord and Parquet stay in a temporary file, others in memory. Token files, which
+    `pax data tokenize` writes, are memory-mapped and start at once, whatever their size; rows begin anew at each file.
 
     Args:
-      files: Paths and globs (`~` and `**` too). A file matched twice counts once.
-      tokenizer: Template of the tokenizer.
+      files: Paths and globs (`~` and `**` too), local or `gs://`. A file matched twice counts once.
+      format: `text`, `jsonl`, `parquet`, `arrayrecord` or `tokens`. None: each file by its suffix.
+      text_field: Field or column that holds the text. None: a record of an ArrayRecord is the text itself.
+      tokenizer: Template of the tokenizer. Token files need it only where ids become text.
       seq_len: T. None: the trainer sets it to the model's max_seq_len.
       vocab_size: The model's, which the tokenizer's must fit. None: the trainer sets it.
+      packing: `concat`: documents end to end, cut every T tokens. `first_fit`: a document is cut only if it is longer
+        than T, and rows are padded.
+      drop_longer_than: Documents of more tokens are left out, and counted. None: none is.
       shuffle: Whether rows are shuffled, anew in each epoch. None: in training.
       split: `train` or `eval`: only the files that a digest of their name puts there. None: all files.
       eval_fraction: The share of files in `eval`.
+      on_bad_record: `error`: a record that cannot be read ends the run. `skip`: it is left out, counted and logged.
+      bad_record_budget: How many may be left out.
+      num_workers: Processes that tokenize. 0: this one does.
+      cache_dir: Where token files and ArrayRecords of a bucket are copied to. None: a temporary directory.
     """
 
     files: list[str] | None = None
+    format: str | None = None
+    text_field: str | None = "text"
     tokenizer: Callable[[], Tokenizer] = template(ByteTokenizer)
     seq_len: int | None = None
     vocab_size: int | None = None
+    packing: str = CONCAT
+    drop_longer_than: int | None = None
     shuffle: bool | None = None
     split: str | None = None
     eval_fraction: float = 0.03
+    on_bad_record: str = "error"
+    bad_record_budget: int = 100
+    num_workers: int = 0
+    cache_dir: str | None = None
 
     def validate(self) -> None:
         super().validate()
         self._validate_files()
-        self.tokenizer()  # reads nothing, but refuses to be without a path
-        if self.seq_len is None or self.seq_len < 1:
-            raise ConfigError(f"Input `{self.name}`: seq_len is {self.seq_len}.", "Set it to 1 or more.")
-        if self.split is not None and self.split not in _SPLITS:
-            hint = did_you_mean(self.split, _SPLITS) or "Use `train`, `eval` or None."
-            raise ConfigError(f"Input `{self.name}`: there is no split `{self.split}`.", hint)
+        if not self._names_token_files():
+            self.tokenizer()  # reads nothing, but refuses to be without a path
+        self._check_choice("format", self.format, FORMATS)
+        self._check_choice("packing", self.packing, PACKINGS)
+        self._check_choice("split", self.split, _SPLITS)
+        self._check_choice("on_bad_record", self.on_bad_record, _POLICIES)
+        for field, least in (("seq_len", 1), ("drop_longer_than", 1), ("bad_record_budget", 0), ("num_workers", 0)):
+            value = getattr(self, field)
+            if (value is None and field == "seq_len") or (value is not None and value < least):
+                raise ConfigError(f"Input `{self.name}`: {field} is {value}.", f"Set it to {least} or more.")
         if not 0 < self.eval_fraction < 1:
             raise ConfigError(f"Input `{self.name}`: eval_fraction is {self.eval_fraction}.", "Set it between 0 and 1.")
+
+    def _check_choice(self, field: str, value: str | None, choices: Sequence[str]) -> None:
+        if value not in (choices if field in ("packing", "on_bad_record") else (None, *choices)):
+            hint = did_you_mean(str(value), choices) or f"Use one of {', '.join(choices)}."
+            raise ConfigError(f"Input `{self.name}`: there is no {field} `{value}`.", hint)
 
     def _validate_files(self) -> None:
         if not self.files or isinstance(self.files, str):
@@ -77,12 +99,16 @@ class TextInput(RandomAccessInput):
                 f"Set it to a list, such as --set {field}='[~/text/**/*.txt]', or use `--overlay synthetic-data`.",
             )
 
+    def _names_token_files(self) -> bool:
+        formats = {self.format or format_of(pattern) for pattern in self.files or []}
+        return formats == {TOKENS}
+
     def check_data(self) -> None:
-        """Reads and tokenizes all files.
+        """Reads and tokenizes all files; opens token files.
 
         Raises:
-          ConfigError: The tokenizer has ids that the model lacks.
-          DataError: A file or glob that gives no text, or bytes that are not UTF-8.
+          ConfigError: There are ids that the model lacks.
+          DataError: A file or glob that gives no text, or a record that cannot be read.
         """
         self.validate()
         self.num_rows()
@@ -91,17 +117,22 @@ class TextInput(RandomAccessInput):
         return language_spec(self.batch_size, self.seq_len)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
-        return [self.text_tokenizer.decode(row[:length]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
+        tokenizer = self._shown_tokenizer
+        if tokenizer is None:
+            return super().ids_to_strings(ids, lengths, key)
+        return [tokenizer.decode(row[:length]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
     def special_tokens(self) -> dict[int, str]:
-        tokens = {self.text_tokenizer.pad_id: "<pad>", self.text_tokenizer.eos_id: "<eos>"}
-        return tokens if self.text_tokenizer.bos_id is None else tokens | {self.text_tokenizer.bos_id: "<bos>"}
+        known = self._shown_tokenizer or self._token_info
+        tokens = {known.pad_id: "<pad>", known.eos_id: "<eos>"}
+        bos_id = getattr(known, "bos_id", None)
+        return tokens if bos_id is None else tokens | {bos_id: "<bos>"}
 
     def num_rows(self) -> int:
-        return self._packed.num_rows
+        return int(self._corpus.first_rows[-1])
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
-        return self._packed.rows(numbers)
+        return self._corpus.rows(numbers)
 
     def order(self, positions: np.ndarray) -> np.ndarray:
         shuffles = self.is_training if self.shuffle is None else self.shuffle
@@ -110,71 +141,104 @@ class TextInput(RandomAccessInput):
         return np.fromiter((self._shuffled[position] for position in positions.tolist()), np.int64, len(positions))
 
     def data_fingerprint(self) -> Any:
-        return self._packed.checksum
+        return self._corpus.checksum
+
+    def get_state(self) -> dict[str, Any]:
+        return super().get_state() | {"bad_records": len(self.bad_records)}
+
+    @property
+    def bad_records(self) -> Sequence[str]:
+        """What was left out because it cannot be read, and where."""
+        return self._corpus.bad_records
+
+    @property
+    def num_dropped(self) -> int:
+        """Documents left out by `drop_longer_than`."""
+        return self._corpus.num_dropped
 
     @functools.cached_property
     def _shuffled(self) -> Any:
-        # Rows are in memory, so Grain's part is their order alone: no threads, no prefetch, no copies.
+        # Any row can be had at once, so Grain's part is their order alone: no threads, no prefetch, no copies.
         import grain
 
         return grain.MapDataset.range(self.num_rows()).shuffle(seed=self.seed).repeat()
 
     @functools.cached_property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer, known to fit the model's vocabulary."""
+        """The tokenizer, known to fit the model's vocabulary, and the token files if these are read."""
         tokenizer = self.tokenizer()
-        if self.vocab_size is not None and tokenizer.vocab_size > self.vocab_size:
+        self._check_fits_model("the tokenizer has", tokenizer.vocab_size)
+        if self._names_token_files() and tokenizer.vocab_size != self._token_info.vocab_size:
             raise ConfigError(
-                f"Input `{self.name}`: the tokenizer has {tokenizer.vocab_size} ids, "
-                f"but the model's vocab_size is {self.vocab_size}.",
-                f"Set the model's vocab_size to {tokenizer.vocab_size} or more.",
+                f"Input `{self.name}`: the token files have {self._token_info.vocab_size} ids, "
+                f"but {type(tokenizer).__name__} has {tokenizer.vocab_size}.",
+                "Set the input's tokenizer to the one that made them.",
             )
         return tokenizer
 
     @functools.cached_property
-    def _packed(self) -> PackedTokens:
-        files = self._split_files()
-        tokenizer = self.text_tokenizer
+    def _shown_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where token files are read without the one that made them."""
+        try:
+            return self.text_tokenizer
+        except ConfigError:
+            if not self._names_token_files():
+                raise
+            return None
+
+    @functools.cached_property
+    def _token_info(self) -> TokenFileInfo:
+        """What the token files say of themselves."""
+        info = read_info(self._files[0].path)
+        self._check_fits_model("the token files have", info.vocab_size)
+        return info
+
+    def _check_fits_model(self, what: str, vocab_size: int) -> None:
+        if self.vocab_size is not None and vocab_size > self.vocab_size:
+            raise ConfigError(
+                f"Input `{self.name}`: {what} {vocab_size} ids, but the model's vocab_size is {self.vocab_size}.",
+                f"Set the model's vocab_size to {vocab_size} or more.",
+            )
+
+    @functools.cached_property
+    def _corpus(self) -> Corpus:
         assert self.seq_len is not None
-        packed = PackedTokens.pack(
-            self._documents(files), seq_len=self.seq_len, pad_id=tokenizer.pad_id, eos_id=tokenizer.eos_id
-        )
-        if packed.num_rows == 0:
+        packing = Packing(self.seq_len, self.packing, self.drop_longer_than)
+        if self._names_token_files():
+            corpus = open_token_files(self._files, self._token_info, packing, self.cache_dir)
+        else:
+            self._check_no_token_files()
+            reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
+            how = Tokenizing(reading, self.tokenizer)
+            corpus = tokenize_text(self._files, how, self.text_tokenizer, packing, self.num_workers)
+        for count, what in (
+            (len(corpus.bad_records), "bad records"),
+            (corpus.num_dropped, "documents that are too long"),
+        ):
+            if count:
+                log.warning("Input %s leaves out %d %s.", self.name, count, what)
+        if not corpus.first_rows[-1]:
             raise DataError(
-                f"Input `{self.name}`: all files are empty, {files[0].path} and {len(files) - 1} more.",
+                f"Input `{self.name}`: all files are empty, {self._files[0].path} and {len(self._files) - 1} more.",
                 "Name files with text in them.",
             )
-        return packed
+        return corpus
 
-    def _documents(self, files: list[TextFile]) -> Iterator[np.ndarray]:
-        tokenizer = self.text_tokenizer
-        dtype = np.uint16 if tokenizer.vocab_size <= 2**16 else np.int32
-        prefix = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], dtype)
-        for file in files:
-            text = self._read(file)
-            if text:
-                yield np.concatenate([prefix, tokenizer.encode(text).astype(dtype, copy=False)])
-            elif not file.by_wildcard:
-                raise DataError(f"{file.path} is empty.", "Leave it out of the input's `files`.")
+    def _check_no_token_files(self) -> None:
+        file = next((file for file in self._files if self.format is None and format_of(file.name) == TOKENS), None)
+        if file is not None:
+            raise ConfigError(
+                f"Input `{self.name}`: {file.path} is a token file, but `files` names others too.",
+                "Name token files only, as DIR/*.bin, and mix inputs with MixtureInput.",
+            )
 
-    def _read(self, file: TextFile) -> str:
-        try:
-            return file.path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"{file.path} is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}.",
-                f"Convert it (iconv -t utf-8), or leave it out of the files of input `{self.name}`.",
-            ) from None
-        except OSError as error:
-            hint = "Name the files in it, such as DIR/**/*.txt." if isinstance(error, IsADirectoryError) else None
-            raise DataError(
-                f"Cannot read {file.path}: {error.strerror}.",
-                hint or f"Give this user permission to read it, or leave it out of the files of input `{self.name}`.",
-            ) from None
+    @functools.cached_property
+    def _files(self) -> list[SourceFile]:
+        return self._split_files()
 
-    def _split_files(self) -> list[TextFile]:
+    def _split_files(self) -> list[SourceFile]:
         """The files of the split, by name."""
-        files = sorted(self._source_files())
+        files = self._source_files()
         split = self._split_name()
         chosen = [file for file in files if split is None or self._split_of(file.name) == split]
         if not chosen:
@@ -191,26 +255,6 @@ class TextInput(RandomAccessInput):
         digest = hashlib.sha512(name.encode("utf-8", "surrogateescape")).digest()
         return "eval" if int.from_bytes(digest[:8], "big") < self.eval_fraction * 2**64 else "train"
 
-    def _source_files(self) -> list[TextFile]:
-        """All files of the data, whatever their split."""
-        found: dict[Path, TextFile] = {}
-        for pattern in self.files or []:
-            for file in _expand(pattern):
-                found.setdefault(file.path, file)
-        log.debug("Input %s: %d files", self.name, len(found))
-        return list(found.values())
-
-
-def _expand(pattern: str) -> list[TextFile]:
-    """The files of a path or glob, each named by its path below the part without wildcards."""
-    path = os.path.abspath(os.path.expanduser(pattern))
-    if not any(character in path for character in _WILDCARDS) or os.path.exists(path):
-        if not os.path.exists(path):
-            raise DataError(f"There is no file {pattern}.", "Correct the input's `files`.")
-        return [TextFile(os.path.basename(path), Path(path), by_wildcard=False)]
-    fixed = path[: min(path.find(c) for c in _WILDCARDS if c in path)].rpartition(os.sep)[0]
-    matches = [Path(match) for match in glob.glob(path, recursive=True)]
-    files = [TextFile(match.relative_to(fixed or os.sep).as_posix(), match) for match in matches if not match.is_dir()]
-    if not files:
-        raise DataError(f"No file matches {pattern}.", "Correct the input's `files`.")
-    return files
+    def _source_files(self) -> list[SourceFile]:
+        """All files of the data by name, whatever their split."""
+        return find_files(self.files or [])

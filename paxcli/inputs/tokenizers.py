@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -77,7 +78,17 @@ class SentencePieceTokenizer(Configurable):
     vocab_size = property(lambda self: self._model.vocab_size())
     pad_id = property(lambda self: max(self._model.pad_id(), 0))
     bos_id = property(lambda self: self._model.bos_id() if self._model.bos_id() >= 0 else None)
-    eos_id = property(lambda self: self._model.eos_id())
+
+    @property
+    def eos_id(self) -> int:
+        """Ends a document.
+
+        Raises:
+          DataError: The model has no such piece.
+        """
+        if self._model.eos_id() < 0:
+            raise DataError(f"{self.path} has no piece that ends a document.", "Train the model with an eos piece.")
+        return self._model.eos_id()
 
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._model.encode(text), np.int32)
@@ -119,6 +130,27 @@ class HuggingFaceTokenizer(Configurable):
 
     def decode(self, ids: np.ndarray) -> str:
         return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
+
+
+def tokenizer_template(
+    name: str, eos_token: str | None = None, bos_token: str | None = None
+) -> Callable[[], Tokenizer]:
+    """The template of a tokenizer by what a user calls it: `byte`, or a `*.model` or `*.json` file.
+
+    Raises:
+      ConfigError: It is none of those, or a `*.json` file without `eos_token`.
+    """
+    if name.endswith(".json"):
+        if eos_token is None:
+            raise ConfigError(f"{name} does not say what ends a document.", "Name it, such as --eos-token '</s>'.")
+        return functools.partial(HuggingFaceTokenizer, path=name, eos_token=eos_token, bos_token=bos_token)
+    if eos_token is not None or bos_token is not None:
+        raise ConfigError(f"Tokenizer {name} has its own eos and bos.", "Leave out --eos-token and --bos-token.")
+    if name.endswith(".model"):
+        return functools.partial(SentencePieceTokenizer, path=name)
+    if name != "byte":
+        raise ConfigError(f"There is no tokenizer `{name}`.", "Use `byte`, a *.model or a *.json file.")
+    return ByteTokenizer
 
 
 def _file(path: str) -> Path:

@@ -1,7 +1,9 @@
-"""Joins the processes of a multi-host job. A single process never starts anything."""
+"""What a process does around its devices: joins the others of a multi-host job, and gives memory back."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import threading
@@ -38,6 +40,7 @@ def start_distributed(timeout_seconds: int = 300) -> None:
       ConfigError: The environment announces a job but leaves out a part of it, or contradicts itself.
       RemoteError: The other processes cannot be reached in time.
     """
+    _give_cpu_devices_threads()
     if jax.distributed.is_initialized():
         return
     explicit = _explicit(os.environ)
@@ -49,6 +52,12 @@ def start_distributed(timeout_seconds: int = 300) -> None:
     job = _detected(os.environ)
     if job:
         _initialize(job, timeout_seconds)
+
+
+def return_free_memory() -> None:
+    """Gives the system what malloc keeps for later: after a compilation, hundreds of MB. Only glibc can."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _explicit(env: Mapping[str, str]) -> tuple[str, int, int] | None:
@@ -132,7 +141,8 @@ def _initialize(
         except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that waits
             failure.append(error)
 
-    _keep_cpu_programs_in_order()
+    # On CPUs, programs in flight at once meet their peers' collectives in any order, and wait for each other for ever.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     log.info("Joining %s.", job)
     thread = threading.Thread(target=connect, name="distributed-start", daemon=True)
     thread.start()
@@ -144,14 +154,13 @@ def _initialize(
         raise RemoteError(f"Joining {job}: {str(failure[0]).splitlines()[0]}", hint) from failure[0]
 
 
-def _keep_cpu_programs_in_order() -> None:
-    """On CPUs, programs in flight at once can wait for each other's collectives for ever.
+def _give_cpu_devices_threads() -> None:
+    """Tells XLA to have two threads for each CPU device; it has one.
 
-    So one runs after the other. XLA has as many threads for them as there are devices: those of a second program, which
-    wait for the first one to end, must leave enough for all devices of the first.
+    A program that waits for its collectives holds the threads of its devices. What a program after it waits with must
+    not be the thread that the first still needs: both would wait for ever.
     """
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    devices = int(forced[1]) if forced else max(1, jax.config.jax_num_cpu_devices)
-    if 2 * devices > (os.cpu_count() or 1):
-        os.environ.setdefault("NPROC", str(2 * devices))  # how XLA is told the size of its pool
+    devices = int(forced[1]) if forced else jax.config.jax_num_cpu_devices  # pyrefly: ignore[missing-attribute]
+    if devices > 1 and 2 * devices > (os.cpu_count() or 1):
+        os.environ.setdefault("NPROC", str(2 * devices))

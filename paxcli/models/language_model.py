@@ -53,7 +53,7 @@ class LanguageModel(Model):
     dims_per_head: int | None = None
     params_init: Init = part(Xavier)
     embedding: functools.partial = template(TiedEmbedding)
-    position: functools.partial | None = template(LearnedPositions)
+    position: functools.partial[LearnedPositions] | None = template(LearnedPositions)
     stack: functools.partial = template(Stack)
     final_norm: functools.partial = template(LayerNorm)
 

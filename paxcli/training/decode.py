@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,9 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
+from paxcli.inputs.nested_map import NestedMap
 from paxcli.models.decoding import Generated, Sampling, generate
+from paxcli.models.sequence_model import SequenceModel, transduce
 from paxcli.training.session import Session
 
 _PROMPTS_AT_ONCE = 16
@@ -29,27 +31,54 @@ def decode(
     Raises:
       ConfigError: The model cannot decode, the input has no tokenizer, or a prompt leaves no room for an answer.
     """
-    model, tokenizer = session.experiment.task.model, tokenizer_of(session.experiment.train_input)
-    if not hasattr(model, "empty_cache"):
-        raise ConfigError(f"{type(model).__name__} cannot decode.", "Use a recipe of a LanguageModel.")
+    tokenizer = tokenizer_of(session.experiment.train_input)
     bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
     encoded = [np.concatenate([bos, tokenizer.encode(prompt)]).astype(np.int32) for prompt in prompts]
+    writer = _Writer(session, params, max_tokens, tokenizer.eos_id, sampling, seed)
     for prompt, ids in zip(prompts, encoded, strict=True):
-        _check_room(prompt, len(ids), max_tokens, model.max_seq_len)
-    params = model.cast(params)
-    step = jax.jit(generate, static_argnames=("model", "max_tokens", "eos_id", "sampling"))
-    outputs = []
-    for start in range(0, len(prompts), _PROMPTS_AT_ONCE):
-        rows = encoded[start : start + _PROMPTS_AT_ONCE]
-        size = max(map(len, rows))
-        padded = np.stack([np.pad(row, (0, size - len(row))) for row in rows])
-        lengths = np.array([len(row) for row in rows], np.int32)
-        key = jax.random.fold_in(jax.random.key(seed), start)
-        result = step(
-            model, params, jnp.asarray(padded), jnp.asarray(lengths), key, max_tokens, tokenizer.eos_id, sampling
-        )
-        outputs += _readable(jax.device_get(result), prompts[start : start + _PROMPTS_AT_ONCE], lengths, tokenizer)
-    return outputs
+        writer.check_room(prompt, len(ids))
+    answers = writer.continuations(encoded)
+    return [_readable(prompt, answer, tokenizer) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def decode_data(
+    session: Session, params: dict, source: BaseInput, max_tokens: int, sampling: Sampling, seed: int
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Answers the inputs of an epoch of examples: continues them, or turns sources into targets.
+
+    Returns:
+      For each example what `decode` returns, and `input` and `example_id`; and the input's metrics of the answers.
+
+    Raises:
+      ConfigError: The model cannot decode, or the examples have no inputs, or one leaves no room for an answer.
+    """
+    tokenizer, metrics = tokenizer_of(source), source.example_metrics("predictions")
+    writer = _Writer(session, params, max_tokens, tokenizer.eos_id, sampling, seed)
+    outputs, answered = [], {}
+    for batch in source.eval_batches():
+        numbers = batch.example_id
+        if isinstance(writer.model, SequenceModel):
+            is_token = batch.source_segment_ids > 0
+            prompts = [row[here] for row, here in zip(batch.source_ids, is_token, strict=True)]
+            texts = source.ids_to_strings(batch.source_ids, [len(prompt) for prompt in prompts], "source_ids")
+            answers = writer.targets(batch, tokenizer.bos_id)
+        elif "inputs_indicator" in batch:
+            counts = batch.inputs_indicator.sum(axis=1)
+            prompts = [row[: max(count, 1)] for row, count in zip(batch.ids, counts, strict=True)]
+            texts = source.ids_to_strings(batch.ids, [len(prompt) for prompt in prompts])
+            writer.check_room(f"example {numbers[np.argmax(counts)]}", max(map(len, prompts)))
+            answers = writer.continuations(prompts, batch.ids.shape[1])
+        else:
+            raise ConfigError(
+                f"Input `{source.name}` has no inputs to answer.",
+                "Name the lengths of `inputs` and `targets` in its task_feature_lengths.",
+            )
+        for number, text, answer in zip(numbers.tolist(), texts, answers, strict=True):
+            if number >= 0:
+                readable = _readable(text, answer, tokenizer)
+                outputs.append(readable | {"input": source.name, "example_id": number})
+                answered[number] = readable["ids"]
+    return outputs, metrics(answered) if metrics is not None else {}
 
 
 def tokenizer_of(source: BaseInput) -> Any:
@@ -67,29 +96,85 @@ def tokenizer_of(source: BaseInput) -> Any:
     return tokenizer
 
 
-def _check_room(prompt: str, length: int, max_tokens: int, limit: int) -> None:
-    if length == 0:
-        raise ConfigError("A prompt is empty, and the tokenizer has no token to begin with.")
-    if length + max_tokens > limit:
-        shown = prompt if len(prompt) <= 40 else prompt[:37] + "…"
-        raise ConfigError(
-            f"Prompt {shown!r} has {length} tokens; with {max_tokens} more it is longer than max_seq_len={limit}.",
-            f"Shorten it, or give `--max-tokens {max(limit - length, 1)}`.",
-        )
+# Ids that were written and the log-probability of each, and whether the end token is the last of them.
+_Answer = tuple[np.ndarray, np.ndarray, bool]
 
 
-def _readable(result: Generated, prompts: Sequence[str], lengths: np.ndarray, tokenizer: Any) -> list[dict[str, Any]]:
-    outputs = []
-    for row, prompt in enumerate(prompts):
-        answer = slice(int(lengths[row]), int(result.lengths[row]))
-        ids = result.ids[row, answer]
-        outputs.append(
-            {
-                "prompt": prompt,
-                "text": tokenizer.decode(ids),
-                "ids": ids.tolist(),
-                "log_probs": [round(float(value), 6) for value in result.log_probs[row, answer]],
-                "finish_reason": "eos" if result.ended[row] else "length",
-            }
+class _Writer:
+    """A model that writes, compiled once for each shape of what it is given."""
+
+    def __init__(
+        self, session: Session, params: dict, max_tokens: int, eos_id: int | None, sampling: Sampling, seed: int
+    ):
+        self.model = session.experiment.task.model
+        if not hasattr(self.model, "extend"):
+            raise ConfigError(
+                f"{type(self.model).__name__} cannot decode.", "Use a recipe of a LanguageModel or a SequenceModel."
+            )
+        self._params = self.model.cast(params)
+        self._settings = {"max_tokens": max_tokens, "eos_id": eos_id, "sampling": sampling}
+        self._key, self._batches = jax.random.key(seed), 0
+        static = ("model", "max_tokens", "bos_id", "eos_id", "sampling")
+        self._generate = jax.jit(generate, static_argnames=[name for name in static if name != "bos_id"])
+        self._transduce = jax.jit(transduce, static_argnames=static)
+
+    def check_room(self, prompt: str, length: int) -> None:
+        """Refuses a prompt that is empty, or too long to be answered."""
+        if not hasattr(self.model, "empty_cache"):
+            raise ConfigError(f"{type(self.model).__name__} does not continue prompts.", "Give it decode_inputs.")
+        max_tokens, limit = self._settings["max_tokens"], self.model.max_seq_len
+        if length == 0:
+            raise ConfigError("A prompt is empty, and the tokenizer has no token to begin with.")
+        if length + max_tokens > limit:
+            shown = prompt if len(prompt) <= 40 else prompt[:37] + "…"
+            raise ConfigError(
+                f"Prompt {shown!r} has {length} tokens; with {max_tokens} more it is longer than max_seq_len={limit}.",
+                f"Shorten it, or give `--max-tokens {max(limit - length, 1)}`.",
+            )
+
+    def continuations(self, prompts: Sequence[np.ndarray], size: int | None = None) -> Iterator[_Answer]:
+        """What follows prompts, each an array of ids; `size`: the length to pad them to."""
+        for start in range(0, len(prompts), _PROMPTS_AT_ONCE):
+            rows = prompts[start : start + _PROMPTS_AT_ONCE]
+            width = size or max(map(len, rows))
+            padded = jnp.asarray(np.stack([np.pad(row, (0, width - len(row))) for row in rows]))
+            lengths = np.array([len(row) for row in rows], np.int32)
+            result = self._generate(
+                self.model, self._params, padded, jnp.asarray(lengths), self._next_key(), **self._settings
+            )
+            yield from _answers(result, lengths)
+
+    def targets(self, batch: NestedMap, bos_id: int | None) -> Iterator[_Answer]:
+        """The targets of a batch's sources."""
+        if self._settings["max_tokens"] >= self.model.max_seq_len:
+            limit = self.model.max_seq_len
+            raise ConfigError(f"Targets have at most {limit} tokens.", f"Give `--max-tokens {limit - 1}` or fewer.")
+        sources = jnp.asarray(batch.source_ids), jnp.asarray(batch.source_segment_ids)
+        result = self._transduce(
+            self.model, self._params, *sources, bos_id=bos_id or 0, key=self._next_key(), **self._settings
         )
-    return outputs
+        yield from _answers(result, np.ones(len(batch.source_ids), np.int32))
+
+    def _next_key(self) -> jax.Array:
+        key = jax.random.fold_in(self._key, self._batches * _PROMPTS_AT_ONCE)
+        self._batches += 1
+        return key
+
+
+def _answers(result: Generated, lengths: np.ndarray) -> Iterator[_Answer]:
+    """What stands behind the first `lengths[i]` tokens of each row."""
+    ids, log_probs, ends, ended = map(np.asarray, result)
+    for row, length in enumerate(lengths):
+        answer = slice(int(length), int(ends[row]))
+        yield ids[row, answer], log_probs[row, answer], bool(ended[row])
+
+
+def _readable(prompt: str, answer: _Answer, tokenizer: Any) -> dict[str, Any]:
+    ids, log_probs, ended = answer
+    return {
+        "prompt": prompt,
+        "text": tokenizer.decode(ids),
+        "ids": ids.tolist(),
+        "log_probs": [round(float(value), 6) for value in log_probs],
+        "finish_reason": "eos" if ended else "length",
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import jax
 from jax.sharding import Mesh
 
 from paxcli.inputs.base_input import BaseInput
@@ -12,19 +13,43 @@ from paxcli.training.task import Metrics
 
 
 def evaluate(
-    eval_step: Callable, params: dict, inputs: Iterable[BaseInput], mesh: Mesh, metrics: Metrics
+    eval_step: Callable,
+    params: dict,
+    inputs: Iterable[BaseInput],
+    mesh: Mesh,
+    metrics: Metrics,
+    score_step: Callable | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Metrics over one evaluation run of each input: input name → metric → value."""
-    return {str(source.name): _evaluate_one(eval_step, params, source, mesh, metrics) for source in inputs}
+    """Metrics over one evaluation run of each input: input name → metric → value.
+
+    With a `score_step`, inputs that have metrics of their own compute them from the scores of their examples.
+    """
+    return {str(source.name): _evaluate_one(eval_step, params, source, mesh, metrics, score_step) for source in inputs}
 
 
 def _evaluate_one(
-    eval_step: Callable, params: dict, source: BaseInput, mesh: Mesh, metrics: Metrics
+    eval_step: Callable, params: dict, source: BaseInput, mesh: Mesh, metrics: Metrics, score_step: Callable | None
 ) -> dict[str, float]:
-    total = None
+    of_scores = source.example_metrics("scores") if score_step is not None else None
+    total, scored = None, []
     for batch in source.eval_batches():
-        sums = eval_step(params, put_batch(batch, mesh))
+        batch = put_batch(batch, mesh)
+        if of_scores is None or score_step is None:
+            sums = eval_step(params, batch)
+        else:
+            sums, examples = score_step(params, batch)
+            scored.append(examples)
         total = sums if total is None else metrics.combined(total, sums)
     if total is None:
         return {}
-    return {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
+    values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
+    return values if of_scores is None else values | of_scores(_by_example(scored))
+
+
+def _by_example(batches: list[dict[str, jax.Array]]) -> dict[int, float]:
+    pairs = [
+        (int(number), float(score))
+        for batch in jax.device_get(batches)
+        for number, score in zip(batch["example_id"], batch["scores"], strict=True)
+    ]
+    return {number: score for number, score in pairs if number >= 0}

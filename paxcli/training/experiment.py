@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterable
+from typing import Any
 
 import fiddle as fdl
 
@@ -24,7 +26,7 @@ class Experiment(Configurable):
       task: The model and how it is trained.
       train_input: Batches to train on.
       eval_inputs: Data to evaluate on, each with a name.
-      decode_inputs: Prompts that `pax decode` continues when it is given none.
+      decode_inputs: What `pax decode` continues when it is given no prompt: prompts, and data with metrics of its own.
       mesh: How devices are arranged.
       checkpoint: When to save, and what to keep.
     """
@@ -32,7 +34,7 @@ class Experiment(Configurable):
     task: SingleTask
     train_input: BaseInput
     eval_inputs: list[BaseInput] = dataclasses.field(default_factory=list)
-    decode_inputs: list[Prompts] = dataclasses.field(default_factory=list)
+    decode_inputs: list[Prompts | BaseInput] = dataclasses.field(default_factory=list)
     mesh: Mesh = part(Mesh)
     checkpoint: Checkpoint = part(Checkpoint)
 
@@ -79,13 +81,26 @@ def prepared(
         _fill(source, "vocab_size", getattr(model, "vocab_size", None))
         _fill(source, "num_classes", getattr(model, "num_classes", None))
         source.num_infeed_hosts, source.infeed_host_index = num_infeed_hosts, infeed_host_index
+    for source in data_of(config.decode_inputs):  # each process decodes all of it
+        _fill(source, "batch_size", batch)
+        _fill(source, "seq_len", getattr(model, "max_seq_len", None))
+        _fill(source, "vocab_size", getattr(model, "vocab_size", None))
     config.train_input.is_training = True
     _fill(config.train_input, "input_random_seed", train.random_seed)
     return config
 
 
+def data_of(decode_inputs: Iterable[Any]) -> list[Any]:
+    """Those of `decode_inputs`, or of their configs, that are data rather than prompts."""
+    kinds = [(fdl.get_callable(one) if isinstance(one, fdl.Buildable) else type(one), one) for one in decode_inputs]
+    return [one for kind, one in kinds if isinstance(kind, type) and issubclass(kind, BaseInput)]
+
+
 def _fill(config: fdl.Config, field: str, value: object) -> None:
     """Sets a field that the class has and the recipe leaves at None."""
-    names = {f.name for f in dataclasses.fields(fdl.get_callable(config))}  # type: ignore[arg-type]
+    cls = fdl.get_callable(config)
+    if field == "batch_size" and getattr(cls, "sizes_own_batches", False):
+        return
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if field in names and value is not None and getattr(config, field) is None:
         setattr(config, field, value)

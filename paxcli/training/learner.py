@@ -69,6 +69,11 @@ class Learner(Configurable):
             raise ConfigError(
                 "Both `bprop_variable_exclusion` and `bprop_variable_inclusion` are set.", "Keep one of them."
             )
+        for regex in (*self.bprop_variable_exclusion, *self.bprop_variable_inclusion):
+            try:
+                re.compile(regex)
+            except re.error as error:
+                raise ConfigError(f"{regex!r} is no regular expression: {error}.") from None
         if self.skip_step_gradient_norm_value is not None and not self.skip_invalid_gradients:
             raise ConfigError(
                 "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",
@@ -112,19 +117,24 @@ class Learner(Configurable):
         if self.skip_step_gradient_norm_value is not None:
             valid &= grad_norm <= self.skip_step_gradient_norm_value
         learning_rate = self.learning_rate * self.schedule(step)
-        old_state = opt_state if self.ema_decay is None else opt_state.optimizer
-        updates, new_opt_state = self._transformation(trained).update(
-            self._clipped(grads, grad_norm), old_state, params, learning_rate=learning_rate
-        )
-        new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
-        if self.ema_decay is not None:
+        clipped = self._clipped(grads, grad_norm)
+
+        def updated(params: dict, opt_state: Any) -> tuple[dict, Any]:
+            old_state = opt_state if self.ema_decay is None else opt_state.optimizer
+            updates, new_state = self._transformation(trained).update(
+                clipped, old_state, params, learning_rate=learning_rate
+            )
+            new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
+            if self.ema_decay is None:
+                return new_params, new_state
             decay = jnp.minimum(self.ema_decay, (1 + step) / (10 + step))
             ema = jax.tree.map(lambda p, e: e if _is_masked(e) else e - (1 - decay) * (e - p), params, opt_state.ema)
-            new_opt_state = Averaged(new_opt_state, ema)
+            return new_params, Averaged(new_state, ema)
+
         if self.skip_invalid_gradients:
-            new_params, new_opt_state = jax.tree.map(
-                lambda new, old: jnp.where(valid, new, old), (new_params, new_opt_state), (params, opt_state)
-            )
+            new_params, new_opt_state = jax.lax.cond(valid, updated, lambda *old: old, params, opt_state)
+        else:
+            new_params, new_opt_state = updated(params, opt_state)
         return new_params, new_opt_state, {"learning_rate": learning_rate, "grad_norm": grad_norm, "valid": valid}
 
     def _transformation(self, trained: Any) -> optax.GradientTransformationExtraArgs:

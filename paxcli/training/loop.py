@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
+import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 import fiddle as fdl
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
-from paxcli.errors import DivergedError, Stopped
+from paxcli.config.render import with_set
+from paxcli.errors import DataError, DivergedError, Stopped
+from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import global_spec, put_batch
-from paxcli.mesh.startup import start_distributed
+from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.peaks import peak_flops
@@ -28,8 +34,10 @@ from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
-from paxcli.training.step import TrainStep, make_eval_step, make_train_step
+from paxcli.training.step import TrainStep, make_eval_step, make_score_step, make_train_step
 from paxcli.training.summary import model_flops, tokens_in
+
+_SEED = "train_input.input_random_seed"
 
 
 class Reporter(Protocol):
@@ -88,7 +96,7 @@ class TrainingRun:
         self.num_train_steps = self.task.train.num_train_steps
         self.input = session.experiment.train_input
         self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
-        self.eval_step = make_eval_step(self.task)
+        self.eval_step, self.score_step = make_eval_step(self.task), make_score_step(self.task)
         self.seconds = 0.0
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
@@ -115,7 +123,7 @@ class TrainingRun:
         try:
             for step in range(first_step, self.num_train_steps + 1):
                 waited = time.perf_counter()
-                batch = self.input.get_next()
+                batch = self._next_batch(step)
                 waited = time.perf_counter() - waited
                 state, metrics = train_step(state, put_batch(batch, self.session.mesh))
                 self._emit(self.meter.record(step, metrics, waited))
@@ -128,6 +136,15 @@ class TrainingRun:
             self.writer.close()
             self.store.close()
 
+    def _next_batch(self, step: int) -> NestedMap:
+        try:
+            return self.input.get_next()
+        except StopIteration:
+            raise DataError(
+                f"Input `{self.input.name}` ended before step {step} of {self.num_train_steps}.",
+                "Leave its repeat unset, or train fewer steps.",
+            ) from None
+
     def _compiled(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
         """The step, compiled in another thread while this one makes or reads the state."""
         session = self.session
@@ -136,7 +153,9 @@ class TrainingRun:
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(lowered.compile)
             state = self.start(warm_start)
-            return compiling.result(), state
+            train_step = compiling.result()
+        return_free_memory()
+        return train_step, state
 
     def _after(self, step: int, state: TrainState, loss: jax.Array) -> None:
         """Evaluates, saves and stops, where step `step` is due for it."""
@@ -167,7 +186,7 @@ class TrainingRun:
         params = self.task.train.learner.evaluated(state.params, state.opt_state)
         with self.meter.pause():
             inputs = self.session.experiment.eval_inputs
-            metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics)
+            metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
         self.report.evaluated(step, metrics)
@@ -232,9 +251,14 @@ def train(
     if is_first:
         run_dir.create()
         run_dir.lock()
-        run_dir.check_same_recipe(config, allow_changed)
     else:
         report = Silent()
+    seed = _input_seed(config, run_dir)
+    if config.train_input.input_random_seed != seed:
+        config, recipe_text = copy.deepcopy(config), with_set(recipe_text, _SEED, seed)
+        config.train_input.input_random_seed = seed
+    if is_first:
+        run_dir.check_same_recipe(config, allow_changed)
     # In this order, since JAX's own start-up takes SIGTERM for itself.
     with open_session(config) as session, StopRequest(report.message) as stop:
         session.experiment.train_input.check_data()
@@ -248,6 +272,17 @@ def train(
         report.began(_facts(session, run, done))
         run.run(warm_start)
     return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
+
+
+def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
+    """The seed of the training data: the recipe's, or that which the run began with, or for a new run a new one."""
+    seed = config.train_input.input_random_seed
+    if seed is None:
+        seed = run_dir.begun_with().get(_SEED)
+        seed = secrets.randbits(31) if seed is None else seed
+        if jax.distributed.is_initialized():
+            seed = int(multihost_utils.broadcast_one_to_all(np.uint32(seed)))
+    return seed
 
 
 def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import sys
-from typing import IO
+from typing import IO, Any
 
 from etils import epath
 
@@ -94,16 +94,21 @@ class RunDir:
         self._lock.write(f"process {os.getpid()} on {platform.node()}")
         self._lock.flush()
 
+    def begun_with(self) -> dict[str, Any]:
+        """Path → value of the config that this run began with; empty before that."""
+        path = self.path / "config.txt"
+        return parse_config_text(path.read_text()) if path.exists() else {}
+
     def check_same_recipe(self, config, allow_changed: bool) -> None:
         """Refuses to go on with another recipe than the one that began here.
 
         Raises:
           ConfigError: Names the fields that differ.
         """
-        path = self.path / "config.txt"
-        if not path.exists():
+        before = self.begun_with()
+        if not before:
             return
-        before, now = parse_config_text(path.read_text()), parse_config_text(config_text(config))
+        now = parse_config_text(config_text(config))
         changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
         unsafe = [key for key in changed if not key.startswith(_SAFE)]
         refused = unsafe if allow_changed else changed

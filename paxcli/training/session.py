@@ -7,8 +7,11 @@ import dataclasses
 from collections.abc import Iterator
 
 import fiddle as fdl
+import jax
 from jax.sharding import Mesh
 
+from paxcli.errors import ConfigError
+from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.mesh import build_mesh
 from paxcli.mesh.rules import merge_rules
@@ -57,8 +60,19 @@ def open_session(config: fdl.Config[Experiment]) -> Iterator[Session]:
     rules = merge_rules(mesh_config.logical_axis_rules)
     with use_mesh(mesh, rules):
         spec = experiment.train_input.element_spec()
+        _check_rows(experiment.train_input, spec, batch)
         abstract = abstract_state(experiment.task, spec, mesh, rules)
         yield Session(config, experiment, mesh, abstract, spec, batch)
+
+
+def _check_rows(source: BaseInput, spec: NestedMap, global_batch: int) -> None:
+    rows = jax.tree.leaves(spec)[0].shape[0]
+    if rows * source.num_infeed_hosts != global_batch:
+        raise ConfigError(
+            f"train_input makes batches of {rows} rows on each of {source.num_infeed_hosts} hosts, "
+            f"but the global batch is {global_batch}.",
+            f"Change the input's batch size, or `--set global_batch_size={rows * source.num_infeed_hosts}`.",
+        )
 
 
 def device_name(mesh: Mesh) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from paxcli.errors import ConfigError
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
@@ -74,10 +76,24 @@ def _gradients(loss_of: Callable, params: dict, batch: NestedMap, num_microbatch
 
 def make_eval_step(task: SingleTask) -> Callable[[dict, NestedMap], dict[str, tuple[jax.Array, jax.Array]]]:
     """Compiles `(params, batch) -> {metric: (sum, weight)}`: combine these over batches, then divide."""
+    return jax.jit(lambda params, batch: _evaluated(task, params, batch)[0])
 
-    def eval_step(params: dict, batch: NestedMap) -> dict[str, tuple[jax.Array, jax.Array]]:
-        metrics, _ = task.model.apply({"params": task.model.cast(params)}, batch)
-        loss, weight = task.loss_aggregator(metrics)
-        return task.metrics.of_batch(metrics | {"loss": (loss, weight)})
 
-    return jax.jit(eval_step)
+def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict, dict[str, jax.Array]]]:
+    """Compiles `(params, batch) ->` what an eval step returns, and `example_id` and `scores` of all examples, [B]."""
+
+    def score_step(params: dict, batch: NestedMap) -> tuple[dict, dict[str, jax.Array]]:
+        sums, examples = _evaluated(task, params, batch)
+        if "scores" not in examples:
+            raise ConfigError(f"{type(task.model).__name__} has no `scores`, which metrics of an evaluation need.")
+        found = {"example_id": batch.example_id, "scores": examples.scores}
+        whole = jax.sharding.PartitionSpec()  # so that each process can read those of all
+        return sums, jax.tree.map(lambda array: jax.lax.with_sharding_constraint(array, whole), found)
+
+    return jax.jit(score_step)
+
+
+def _evaluated(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
+    metrics, examples = task.model.apply({"params": task.model.cast(params)}, batch)
+    loss, weight = task.loss_aggregator(metrics)
+    return task.metrics.of_batch(metrics | {"loss": (loss, weight)}), examples

@@ -41,6 +41,6 @@ def summarize(config: fdl.Config[Experiment]) -> dict[str, Any]:
         "parameters": count_parameters(abstract_params(experiment.task, spec)),
         "global_batch_size": global_batch_size(config, devices),
         "tokens_per_step": tokens_in(spec),
-        "flops_per_step": flops.total if flops else None,
+        "flops_per_step": round(flops.total) if flops else None,
         "num_devices": devices,
     }

@@ -97,7 +97,7 @@ class Train(Configurable):
       num_microbatches: Slices of the batch whose gradients are summed one after the other, to save memory.
       summary_interval_steps: Steps between reports.
       eval_interval_steps: Steps between evaluations; None = only after the last step.
-      random_seed: Root of all randomness: parameters, input order, noise.
+      random_seed: Root of the randomness of parameters and noise; `train_input.input_random_seed` is that of the data.
     """
 
     learner: Learner = part(Learner)

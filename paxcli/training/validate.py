@@ -15,7 +15,7 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
-from paxcli.training.experiment import Experiment, global_batch_size, prepared
+from paxcli.training.experiment import Experiment, data_of, global_batch_size, prepared
 
 
 def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> None:
@@ -39,7 +39,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> 
     ready = prepared(config, devices)
     fdl.build(ready.task.train.learner).validate()
     _check_pipeline(ready, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
-    for source in (ready.train_input, *ready.eval_inputs):
+    for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)):
         fdl.build(source).validate()
     _check_inputs(ready)
 
@@ -114,17 +114,19 @@ def _check_pipeline(config: Any, sizes: dict[str, int], batch: int, log_it: bool
             "Microbatches of %d rows do not divide over data × fsdp = %d: each device runs them whole.", size, shards
         )
     for source in config.eval_inputs:
-        pipeline.count_microbatches(source.batch_size)
+        if source.batch_size is not None:
+            pipeline.count_microbatches(source.batch_size)
 
 
 def _check_inputs(config: Any) -> None:
     model = config.task.model
     named = [("train_input", config.train_input)]
     named += [(f"eval_inputs.{i}", source) for i, source in enumerate(config.eval_inputs)]
-    names = [source.name for _, source in named[1:]]
-    for name in names:
-        if names.count(name) > 1:
-            raise ConfigError(f"Two evaluation inputs are called `{name}`.", "Give each a `name` of its own.")
+    for kind, sources in (("evaluation", config.eval_inputs), ("decode", data_of(config.decode_inputs))):
+        names = [source.name for source in sources]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"Two {kind} inputs are called `{name}`.", "Give each a `name` of its own.")
     for path, source in named:
         length, limit = getattr(source, "seq_len", None), getattr(model, "max_seq_len", None)
         if length and limit and length > limit:

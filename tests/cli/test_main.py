@@ -5,6 +5,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 Pax = Callable[..., subprocess.CompletedProcess[str]]
@@ -30,7 +31,8 @@ def test_control_c_is_a_failure_in_json_too(tmp_path: pathlib.Path) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
         while not (tmp_path / "started").exists() and process.poll() is None:
-            pass
+            time.sleep(0.05)
+        time.sleep(0.5)  # it sleeps; Python drops an interrupt that comes while it frees an object
         process.send_signal(signal.SIGINT)
         stdout, stderr = process.communicate(timeout=120)
     assert process.returncode == 130

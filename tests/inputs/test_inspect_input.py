@@ -58,7 +58,7 @@ def test_json_describes_what_save_holds(pax, tmp_path):
     for field, facts in train["fields"].items():
         assert (facts["shape"], facts["dtype"]) == ([*saved[field].shape], str(saved[field].dtype))
         assert facts["min"] <= saved[field].min() <= saved[field].max() <= facts["max"]
-    text = "".join(train["rows"][0][0]).removeprefix("<bos>")
+    text = "".join(train["rows"][0][0]["ids"]).removeprefix("<bos>")
     assert bytes(i - 3 for i in saved["ids"][0] if i > 2).decode(errors="replace") == text.replace("<bos>", "")
     assert [len(rows) for rows in train["rows"]] == [8, 8, 8]
     assert train["padding_share"] == 0
@@ -96,7 +96,8 @@ def test_prompts_are_shown_as_ids(pax, recipe):
     [
         ("mine", ["--hosts", "2", "--host-index", "2"], 2, "no host 2 of 2"),
         ("mine", ["--hosts", "3"], 2, "8 does not divide over 3 hosts"),
-        ("mine", ["--split", "decode", "--hosts", "2"], 2, "prompts, not batches"),
+        ("mine", ["--split", "decode", "--hosts", "2"], 2, "Every host decodes all"),
+        ("mine", ["--split", "decode", "--save", "x.npz"], 2, "prompts, not batches"),
         ("mine", ["--save", "no/where.npz"], 3, "Cannot write no/where.npz"),
         ("mine", ["--set", "task.model.vocab_size=100"], 2, "259 ids, but the model's vocab_size is 100"),
         ("missing", [], 5, "No file matches nowhere"),

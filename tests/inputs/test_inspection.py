@@ -22,7 +22,7 @@ def test_shows_segments_and_special_tokens(tmp_path):
         (tmp_path / name).write_text(text)
     data = TextInput(files=[f"{tmp_path}/*"], batch_size=1, seq_len=6, **EPOCH)
     found = inspect_batches(data, 5)
-    assert found.rows == [[["<bos>ab", "<bos>cd"]], [["efg", "<pad>×3"]]]
+    assert found.rows == [[{"ids": ["<bos>ab", "<bos>cd"]}], [{"ids": ["efg", "<pad>×3"]}]]
     assert found.fields["ids"] == {"shape": [1, 6], "dtype": "int32", "min": 0, "max": 3 + ord("g")}
     assert found.padding_share == pytest.approx(3 / 12)
     assert found.segments_per_row == pytest.approx(1.5)

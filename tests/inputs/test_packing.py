@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paxcli.inputs.packing import PackedTokens
+from paxcli.inputs.packing import PackedTokens, first_fit
 
 PAD, EOS = 0, 1
 
@@ -64,3 +66,29 @@ def test_checksum_tells_packings_apart():
     base = checksum([[5, 6], [7]])
     assert base == checksum([[5, 6], [7]])
     assert len({base, checksum([[5, 6], [8]]), checksum([[5], [6, 7]]), checksum([[5, 6], [7]], seq_len=3)}) == 4
+
+
+@given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 12))
+def test_first_fit_keeps_every_token_and_cuts_only_what_is_longer_than_a_row(lengths, seq_len):
+    documents = [np.arange(length) + 1000 * (1 + number) for number, length in enumerate(lengths)]
+    concat = PackedTokens.pack(documents, seq_len=seq_len, pad_id=PAD, eos_id=EOS)
+    packed = dataclasses.replace(concat, packing="first_fit")
+    segments = []
+    if packed.num_rows:
+        batch = packed.rows(np.arange(packed.num_rows))
+        for row in range(packed.num_rows):
+            for segment in range(1, batch.segment_ids[row].max() + 1):
+                mine = batch.segment_ids[row] == segment
+                assert batch.segment_pos[row, mine].tolist() == list(range(mine.sum()))
+                segments.append((batch.ids[row, mine].tolist(), batch.labels[row, mine].tolist()))
+    expected = [
+        (document[at : at + seq_len].tolist(), [*document[1:], EOS][at : at + seq_len])
+        for document in documents
+        for at in range(0, len(document), seq_len)
+    ]
+    assert sorted(segments) == sorted(expected)
+    assert packed.num_rows == 0 or packed.checksum != concat.checksum
+
+
+def test_first_fit_takes_the_first_row_with_room():
+    assert first_fit(np.array([5, 7, 4, 3, 1, 10, 1]), 10).tolist() == [0, 1, 0, 1, 0, 2, 3]

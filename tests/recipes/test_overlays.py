@@ -32,12 +32,11 @@ def test_no_data(tmp_path: pathlib.Path, pax) -> None:
     done = pax("train", "c4-1b", "--json", env={"JAX_PLATFORMS": "nothing"})
     error = json.loads(done.stdout)["error"]
     assert done.returncode == 2, done.stdout
-    assert "files" in error["message"] and "--overlay synthetic-data" in error["hint"]
-    assert "train_input.files" in error["hint"]
+    assert "path is None" in error["message"] and "--overlay synthetic-data" in error["hint"]
+    assert "train_input.c4.path" in error["hint"]
 
-    named = [f"--set={source}.files=[x.txt]" for source in ("train_input", "eval_inputs.0")]
-    done = pax("train", "c4-1b", *named, "--json")
-    assert done.returncode == 2 and "tokenizer.path" in json.loads(done.stdout)["error"]["hint"]
+    done = pax("train", "c4-1b", "--set", "c4.path=x", "--json")
+    assert done.returncode == 2 and "c4.tokenizer_path" in json.loads(done.stdout)["error"]["hint"]
 
 
 def test_the_fields_in_which_1b_and_2b_differ(pax) -> None:

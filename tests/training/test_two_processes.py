@@ -8,10 +8,16 @@ import subprocess
 import sys
 
 import numpy as np
+import yaml
 
 from tests.training.runs import evals, losses, small
 
-RECIPE = small(num_train_steps=20, eval_interval_steps=None, ici_mesh_shape="{data: 2, fsdp: 4}")
+SEED = "train_input.input_random_seed"
+
+
+def _recipe(steps: int = 20, seed: int | None = None, mesh: str | None = "{data: 2, fsdp: 4}") -> list[str]:
+    changes = {"num_train_steps": steps, "eval_interval_steps": None, SEED: seed}
+    return small(**changes, **({"ici_mesh_shape": mesh} if mesh else {}))
 
 
 def _free_port() -> int:
@@ -28,7 +34,7 @@ def _start(run_dir, index: int, port: int) -> subprocess.Popen:
         "JAX_NUM_PROCESSES": "2",
         "JAX_PROCESS_ID": str(index),
     }
-    command = [sys.executable, "-m", "paxcli", "train", "tiny-synthetic", *RECIPE, "--run-dir", str(run_dir)]
+    command = [sys.executable, "-m", "paxcli", "train", "tiny-synthetic", *_recipe(), "--run-dir", str(run_dir)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -40,7 +46,9 @@ def test_two_processes_equal_one(tmp_path, pax):
     assert "Next: pax plot" in outputs[0][0] and "Next: pax plot" not in outputs[1][0]  # only the first reports
     assert not any(line.startswith("step ") for line in outputs[1][1].splitlines())
 
-    one = pax("train", "tiny-synthetic", *RECIPE, "--run-dir=one", devices=8)
+    # The seed that the two agreed on is in their run's recipe.
+    seed = yaml.safe_load((tmp_path / "two" / "recipe.yaml").read_text())["set"][SEED]
+    one = pax("train", "tiny-synthetic", *_recipe(seed=seed), "--run-dir=one", devices=8)
     assert one.returncode == 0, one.stderr
     two_losses, one_losses = losses(tmp_path / "two"), losses(tmp_path / "one")
     assert two_losses.keys() == one_losses.keys()
@@ -48,12 +56,6 @@ def test_two_processes_equal_one(tmp_path, pax):
     np.testing.assert_allclose(evals(tmp_path / "two")[20]["loss"], evals(tmp_path / "one")[20]["loss"], rtol=1e-5)
 
     # What two processes saved, one goes on from.
-    resumed = pax(
-        "train",
-        "tiny-synthetic",
-        *small(num_train_steps=30, eval_interval_steps=None),
-        "--run-dir=two",
-        "--allow-changed",
-    )
+    resumed = pax("train", "tiny-synthetic", *_recipe(30, mesh=None), "--run-dir=two", "--allow-changed")
     assert resumed.returncode == 0, resumed.stderr
     assert max(losses(tmp_path / "two")) == 30

@@ -1,0 +1,136 @@
+"""`pax data`: prepare data for training."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.output import say_result, use_color
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from paxcli.inputs.token_files import TokenFileInfo
+    from paxcli.inputs.tokenizing import Part
+
+app = typer.Typer(help="Prepare data: write token files, which training reads without tokenizing.")
+
+
+@app.callback()
+def _data() -> None:
+    """Keeps `tokenize` a verb of its own."""
+
+
+class Format(enum.StrEnum):
+    """What files of text hold."""
+
+    TEXT = "text"
+    JSONL = "jsonl"
+    PARQUET = "parquet"
+    ARRAYRECORD = "arrayrecord"
+
+
+class BadRecord(enum.StrEnum):
+    """What becomes of a record that cannot be read."""
+
+    ERROR = "error"
+    SKIP = "skip"
+
+
+FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
+OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="Where token files go. Required.")]
+TokenizerOption = Annotated[
+    str, typer.Option("--tokenizer", metavar="byte|FILE", help="`byte`, a SentencePiece *.model, or a tokenizer.json.")
+]
+EosOption = Annotated[
+    str | None,
+    typer.Option("--eos-token", metavar="TOKEN", help="Ends a document; for a tokenizer.json. Default: none."),
+]
+BosOption = Annotated[
+    str | None, typer.Option("--bos-token", metavar="TOKEN", help="Begins one; for a tokenizer.json. Default: none.")
+]
+FormatOption = Annotated[Format | None, typer.Option("--format", help="Of all files. Default: each by its suffix.")]
+FieldOption = Annotated[str, typer.Option("--text-field", metavar="NAME", help="Field or column that holds the text.")]
+Workers = Annotated[int, typer.Option("--num-workers", min=0, help="Processes that tokenize; 0: this one does.")]
+BadOption = Annotated[BadRecord, typer.Option("--on-bad-record", help="For a record that cannot be read.")]
+Budget = Annotated[int, typer.Option("--bad-record-budget", min=0, help="How many `skip` may leave out.")]
+
+
+@app.command("tokenize")
+def tokenize(
+    files: FilesArgument,
+    out: OutOption,
+    tokenizer: TokenizerOption = "byte",
+    eos_token: EosOption = None,
+    bos_token: BosOption = None,
+    format: FormatOption = None,
+    text_field: FieldOption = "text",
+    num_workers: Workers = 0,
+    on_bad_record: BadOption = BadRecord.ERROR,
+    bad_record_budget: Budget = 100,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write token files, which TextInput reads at once. The same command goes on where it was interrupted.
+
+    \b
+    Examples:
+      pax data tokenize 'text/**/*.txt' --out tokens
+      pax data tokenize 'c4/*.json.gz' --out tokens --tokenizer c4.model --num-workers 8
+    """
+    from etils import epath
+
+    from paxcli.inputs.documents import Reading
+    from paxcli.inputs.files import find_files
+    from paxcli.inputs.tokenizers import tokenizer_template
+    from paxcli.inputs.tokenizing import Tokenizing, plan_parts
+
+    how = Tokenizing(
+        Reading(format and str(format), text_field, str(on_bad_record), bad_record_budget),
+        tokenizer_template(tokenizer, eos_token, bos_token),
+    )
+    vocab_size = how.tokenizer().vocab_size
+    parts = plan_parts(find_files(files), epath.Path(out).expanduser())
+    done = how.written_of(parts)
+    result: dict[str, Any] = {"out": out, "vocab_size": vocab_size, "parts": len(parts), "parts_done": len(done)}
+    result["bytes"] = sum(part.num_bytes for part in parts)
+    if dry_run:
+        text = f"Would write {len(parts) - len(done)} of {len(parts)} token files to {out}"
+        say_result(result, f"{text} from {result['bytes']:,} bytes, with {vocab_size:,} ids.", as_json)
+        return
+    began = time.perf_counter()
+    left = [part for part in parts if part not in done]
+    for part, info in _shown(how.write_all(left, num_workers, done.values()), left):
+        done[part] = info
+    seconds = time.perf_counter() - began
+    documents, tokens = (
+        sum(getattr(info, f"num_{name}") or 0 for info in done.values()) for name in ("documents", "tokens")
+    )
+    bad = [record for info in done.values() for record in info.bad_records]
+    result |= {"documents": documents, "tokens": tokens, "bad_records": bad, "seconds": seconds}
+    text = f"{out}/*.bin: {documents:,} documents, {tokens:,} tokens of {vocab_size:,} ids"
+    say_result(result, text + (f"; left out {len(bad)} bad records" if bad else ""), as_json)
+
+
+def _shown(
+    written: Iterable[tuple[Part, TokenFileInfo]], parts: Sequence[Part]
+) -> Iterator[tuple[Part, TokenFileInfo]]:
+    """The parts as they are written, with a bar on a terminal and a line for each in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(file=sys.stderr, no_color=not use_color(sys.stderr), highlight=False, soft_wrap=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
+        task = progress.add_task("tokenizing", total=sum(part.num_bytes for part in parts))
+        for number, (part, info) in enumerate(written, 1):
+            yield part, info
+            progress.update(task, advance=part.num_bytes)
+            if not sys.stderr.isatty():
+                line = f"{part.path.name} · {info.num_documents:,} documents · {info.num_tokens:,} tokens"
+                console.print(f"{line} · {number} of {len(parts)}", markup=False)

@@ -1,0 +1,111 @@
+"""The files of an input: paths and globs, on this machine or in a bucket."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import glob
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from etils import epath
+
+from paxcli.errors import DataError, MissingError
+
+_WILDCARDS = "*?["
+
+
+class SourceFile(NamedTuple):
+    """A file, and its name within the data, which does not change when the data moves."""
+
+    name: str
+    path: epath.Path
+    by_wildcard: bool = True
+
+
+def find_files(patterns: Iterable[str]) -> list[SourceFile]:
+    """The files of paths and globs, by name; one that is matched twice counts once.
+
+    Raises:
+      DataError: A path that does not exist, a glob without a match, or a bucket that cannot be listed.
+    """
+    found: dict[str, SourceFile] = {}
+    for pattern in patterns:
+        for file in _find_remote(pattern) if "://" in pattern else _find_local(pattern):
+            found.setdefault(os.fspath(file.path), file)
+    return sorted(found.values())
+
+
+def _find_local(pattern: str) -> list[SourceFile]:
+    path = os.path.abspath(os.path.expanduser(pattern))
+    if not _has_wildcard(path) or os.path.exists(path):
+        if not os.path.exists(path):
+            raise DataError(f"There is no file {pattern}.", "Correct the input's `files`.")
+        return [SourceFile(os.path.basename(path), epath.Path(path), by_wildcard=False)]
+    fixed, _ = _split_at_wildcard(path)
+    matches = [epath.Path(match) for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
+    return _named(pattern, epath.Path(fixed or os.sep), matches)
+
+
+def _find_remote(pattern: str) -> list[SourceFile]:
+    try:
+        path = epath.Path(pattern)
+        if not _has_wildcard(pattern):
+            if not path.exists():
+                raise DataError(f"There is no file {pattern}.", "Correct the input's `files`.")
+            return [SourceFile(path.name, path, by_wildcard=False)]
+        fixed, rest = _split_at_wildcard(pattern)
+        matches = [match for match in epath.Path(fixed).glob(rest) if not match.is_dir()]
+    except ImportError as error:
+        raise MissingError(f"Files of {pattern} need a package: {error}.", "pip install gcsfs") from None
+    except DataError:
+        raise
+    except Exception as error:  # Each kind of bucket raises its own.
+        raise DataError(f"Cannot list {pattern}: {error}.", "Check the bucket's name and your permissions.") from error
+    return _named(pattern, epath.Path(fixed), matches)
+
+
+def _named(pattern: str, root: epath.Path, matches: list[epath.Path]) -> list[SourceFile]:
+    if not matches:
+        raise DataError(f"No file matches {pattern}.", "Correct the input's `files`.")
+    return [SourceFile(match.relative_to(root).as_posix(), match) for match in matches]
+
+
+def _has_wildcard(path: str) -> bool:
+    return any(character in path for character in _WILDCARDS)
+
+
+def _split_at_wildcard(path: str) -> tuple[str, str]:
+    """The directory above the first part with a wildcard, and the rest."""
+    head, _, first = path[: min(path.find(c) for c in _WILDCARDS if c in path)].rpartition("/")
+    return head, first + path[len(head) + 1 + len(first) :]
+
+
+def local_copy(path: epath.Path, cache_dir: str | None) -> Path:
+    """`path` itself, or the copy of a bucket's file in `cache_dir`; None: in a directory that goes with the process.
+
+    For files that are read at random places, which a bucket is too slow for. A copy of the same size is kept.
+    """
+    address = os.fspath(path)
+    if "://" not in address:
+        return Path(address)
+    copy = Path(cache_dir).expanduser() if cache_dir is not None else _temporary_directory()
+    copy = copy / address.partition("://")[2]
+    if not copy.exists() or copy.stat().st_size != path.stat().length:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        partial = copy.with_name(f"{copy.name}.{os.getpid()}.tmp")
+        with path.open("rb") as remote, partial.open("wb") as local:
+            shutil.copyfileobj(remote, local, 2**22)
+        partial.replace(copy)
+    return copy
+
+
+@functools.cache
+def _temporary_directory() -> Path:
+    directory = tempfile.mkdtemp(prefix="pax-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return Path(directory)

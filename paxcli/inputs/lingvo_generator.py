@@ -1,0 +1,168 @@
+"""One input generator of Lingvo, in the cluster and at the host that Pax gives it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.inputs.nested_map import NestedMap
+
+
+class LingvoGenerator:
+    """Batches of numpy arrays from a Lingvo input generator.
+
+    Args:
+      params: Its params.
+      infeed_host_index: Which host this is; Lingvo's infeed context says so to the generator.
+      num_infeed_hosts: Of how many.
+      do_eval: What Lingvo's cluster says of it: True reads files in order, and ends.
+    """
+
+    def __init__(self, params: Any, infeed_host_index: int, num_infeed_hosts: int, do_eval: bool):
+        from lingvo.core import cluster_factory
+
+        self._params, self._hosts = params, (infeed_host_index, num_infeed_hosts)
+        self._cluster = copy.deepcopy(cluster_factory.Current())
+        # Pax's cluster: a TPU to the generator, whatever the device is.
+        self._cluster.params.xla_device = "tpu"
+        self._cluster.params.enable_asserts = False
+        self._cluster.params.do_eval = do_eval
+        _check_files(params)
+        self._start()
+
+    def _start(self) -> None:
+        import tensorflow as tf
+        from lingvo.core import datasource
+
+        with self._scope():
+            self._lingvo = self._params.Instantiate()
+        source = getattr(self._lingvo, "datasource", None)
+        self._dataset = source if isinstance(source, datasource.TFDatasetSource) else None
+        # A dataset inside tf.function would begin anew at each call; Lingvo's record readers only work in one.
+        self._get = self._lingvo_batch if self._dataset is not None else tf.function(self._lingvo_batch)
+
+    @contextlib.contextmanager
+    def _scope(self) -> Iterator[None]:
+        from lingvo.core import cluster
+
+        index, number = self._hosts
+        with cluster.InfeedContextScope(infeed_host_index=index, num_infeed_hosts=number), self._cluster:
+            yield
+
+    def _lingvo_batch(self) -> Any:
+        import tensorflow as tf
+
+        with self._scope():
+            batch = self._lingvo.GetPreprocessedInputBatch()
+        return batch.Filter(lambda tensor: tensor.dtype != tf.string)
+
+    def batch(self) -> NestedMap | None:
+        """The next batch, without fields of strings; None at the end.
+
+        Raises:
+          DataError: The generator cannot read or process its data.
+        """
+        import tensorflow as tf
+
+        try:
+            return _as_numpy(self._get())
+        except tf.errors.OutOfRangeError:
+            return None
+        except tf.errors.OpError as error:
+            lines = [line for line in error.message.splitlines() if line.strip()]
+            cause = " ".join(lines[-2:] if lines else [type(error).__name__])
+            raise DataError(f"{self._params.cls.__name__} cannot make a batch: {cause}") from error
+
+    def reset(self) -> None:
+        """Starts over."""
+        if self._dataset is None:
+            self._start()
+        else:
+            self._dataset.Reset()
+
+    def is_endless_dataset(self) -> bool:
+        """Whether it is a `tf.data.Dataset` that says that it repeats for ever."""
+        import tensorflow as tf
+
+        if self._dataset is None:
+            return False
+        with self._scope():
+            return int(self._dataset.GetDataset().cardinality()) == tf.data.INFINITE_CARDINALITY
+
+    def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str) -> list[str]:
+        """Text of ids [B, T] by the tokenizer called `key`, or the only one."""
+        tokenizers = getattr(self._lingvo, "tokenizer_dict", {})
+        if not tokenizers:
+            return [" ".join(map(str, row[:length])) for row, length in zip(ids, lengths, strict=True)]
+        texts = self._lingvo.IdsToStrings(
+            np.asarray(ids, np.int32), np.asarray(lengths, np.int32), key=key if key in tokenizers else None
+        )
+        return [text.decode("utf-8", errors="replace") for text in np.asarray(texts).tolist()]
+
+
+def copied_params(given: Any, owner: str) -> Any:
+    """A copy of a generator's params, which are given, or returned by the function that is given.
+
+    Raises:
+      MissingError: Lingvo is not installed, or cannot be loaded.
+      ConfigError: They are no params.
+    """
+    _check_lingvo()
+    params = given() if callable(given) else given
+    if not hasattr(params, "Instantiate"):
+        raise ConfigError(f"{owner}: input is {params!r}.", "Set it to the params of a Lingvo input generator.")
+    return params.Copy()
+
+
+def _check_lingvo() -> None:
+    try:
+        import tensorflow as tf
+        from lingvo.core import ops
+
+        del ops
+    except ModuleNotFoundError as error:
+        raise MissingError(
+            f"A Lingvo input needs the package `{error.name}`.", "pip install 'paxcli[lingvo]'"
+        ) from None
+    except Exception as error:  # TensorFlow's own kinds, for a library that cannot be loaded.
+        raise MissingError(
+            f"Lingvo cannot be loaded: {error}", "Its wheel needs glibc 2.38 or newer: Debian 13, Ubuntu 24.04."
+        ) from error
+    with contextlib.suppress(RuntimeError):  # TensorFlow already runs, and has what it has.
+        tf.config.set_visible_devices([], "GPU")
+
+
+def _check_files(params: Any) -> None:
+    """Refuses patterns without a file, at which Lingvo would search for ever."""
+    import tensorflow as tf
+
+    given = getattr(params, "file_pattern", "") if "file_pattern" in params else ""
+    for entry in [given] if isinstance(given, str) else given:
+        patterns = entry if isinstance(entry, str) else entry[0]
+        for pattern in filter(None, re.sub(r"^\w+:(?!//)", "", patterns).split(",")):
+            # `name@8` is Lingvo's for 8 shards.
+            if not tf.io.gfile.glob(re.sub(r"@(\d+|\*)$", "-*", pattern)):
+                raise DataError(f"No file matches {pattern}.", "Correct the generator's file_pattern.")
+
+
+def _as_numpy(tree: Any) -> Any:
+    """Lingvo's NestedMap as ours, and tensors as the arrays that JAX has: integers and floats of 32 bits at most."""
+    if isinstance(tree, dict):
+        batch = NestedMap({key: _as_numpy(value) for key, value in tree.items()})
+        if "segment_ids" in batch:  # Lingvo's packing counts in floats.
+            batch.segment_ids = batch.segment_ids.astype(np.int32)
+        return batch
+    if isinstance(tree, list | tuple):
+        return [_as_numpy(value) for value in tree]
+    array = tree.numpy()
+    narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
+    if np.issubdtype(array.dtype, np.integer) and (narrow != array).any():
+        raise DataError(f"The value {array[narrow != array][0]} does not fit into {narrow.dtype}.")
+    return narrow

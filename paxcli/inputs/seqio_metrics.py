@@ -1,0 +1,109 @@
+"""The metrics that a SeqIO task computes of a model's outputs, as `seqio.Evaluator` does."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+import numpy as np
+
+from paxcli.errors import ConfigError, DataError
+from paxcli.log import log
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskMetrics:
+    """Metric functions of a task, waiting for the outputs.
+
+    Attributes:
+      task: The `seqio.Task`.
+      functions: `(targets, scores)` or `(targets, predictions)` → metrics by name.
+      of: Which of the two.
+      where: What errors begin with.
+      examples: Makes the task's examples anew, in the order of their `example_id`.
+    """
+
+    task: Any
+    functions: tuple[Callable[..., Mapping[str, Any]], ...]
+    of: Literal["scores", "predictions"]
+    where: str
+    examples: Callable[[], Iterable[Mapping[str, Any]]]
+
+    def __call__(self, outputs: Mapping[int, Any]) -> dict[str, float]:
+        """Metrics as `seqio/NAME`.
+
+        Args:
+          outputs: For each `example_id`: the log-probability of its targets, or the ids [T] that were generated.
+
+        Raises:
+          DataError: Outputs and examples are not one for one.
+        """
+        targets, answers = [], []
+        for number, example in enumerate(self.examples()):
+            if number not in outputs:
+                raise DataError(f"{self.where}: example {number} was not evaluated.", "Evaluate whole epochs.")
+            targets.append(self._postprocessed(self._target(example), example, is_target=True))
+            answer = outputs[number]
+            if self.of == "predictions":
+                text = self._vocabulary.decode([int(token) for token in np.asarray(answer)])
+                answer = self._postprocessed(text, example, is_target=False)
+            answers.append(answer)
+        if len(targets) != len(outputs):
+            raise DataError(
+                f"{self.where}: there are {len(outputs)} outputs for {len(targets)} examples.",
+                "A feature converter must leave one row for each example.",
+            )
+        metrics: dict[str, float] = {}
+        for function in self.functions:
+            self._add(metrics, function(targets, answers))
+        return metrics
+
+    @property
+    def _vocabulary(self) -> Any:
+        return self.task.output_features["targets"].vocabulary
+
+    def _postprocessed(self, text: str, example: Mapping[str, Any], is_target: bool) -> Any:
+        return self.task.postprocess_fn(text, example=example, is_target=is_target)
+
+    def _target(self, example: Mapping[str, Any]) -> str:
+        """The text that the task began with, or that of its ids."""
+        text = example.get("targets_pretokenized")
+        if text is None:
+            text = self._vocabulary.decode([int(token) for token in example["targets"]])
+        return text.decode("utf-8") if isinstance(text, bytes) else text
+
+    def _add(self, metrics: dict[str, float], found: Mapping[str, Any]) -> None:
+        for name, value in found.items():
+            value = getattr(value, "value", value)  # seqio.metrics.Scalar
+            if f"seqio/{name}" in metrics:
+                raise ConfigError(f"{self.where}: two metric functions of the task return `{name}`.", "Rename one.")
+            if isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0:
+                metrics[f"seqio/{name}"] = float(value)
+            else:
+                log.warning("%s: metric `%s` is not a number, and is left out.", self.where, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyTokenizer:
+    """A `seqio.Vocabulary` as one of our tokenizers.
+
+    Attributes:
+      vocabulary: The vocabulary.
+      bos_id: What stands before the first token of a sequence; None = nothing.
+    """
+
+    vocabulary: Any
+    bos_id: int | None
+
+    vocab_size = property(lambda self: self.vocabulary.vocab_size)
+    pad_id = property(lambda self: self.vocabulary.pad_id)
+    eos_id = property(lambda self: self.vocabulary.eos_id)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text` [T]."""
+        return np.asarray(self.vocabulary.encode(text), np.int32)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of ids [T], up to the first end token."""
+        return self.vocabulary.decode([int(token) for token in ids])

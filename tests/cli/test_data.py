@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from paxcli.inputs.text import TextInput
+
+EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None, "batch_size": 4, "seq_len": 16}
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    for i in range(3):
+        lines = [json.dumps({"text": f"document {i}.{n}"}) for n in range(50)]
+        (tmp_path / f"{i}.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def as_json(result) -> dict:
+    assert len(result.stdout.splitlines()) == 1, result.stdout + result.stderr
+    return json.loads(result.stdout)
+
+
+def test_tokenizes_what_training_reads_from_text(pax, corpus):
+    planned = as_json(pax("data", "tokenize", "*.jsonl", "--out", "tokens", "--dry-run", "--json"))
+    assert (planned["parts"], planned["parts_done"]) == (1, 0)
+    assert not (corpus / "tokens").exists()
+    done = pax("data", "tokenize", "*.jsonl", "--out", "tokens", "--num-workers", "2", "--json")
+    assert done.returncode == 0, done.stderr
+    assert "150 documents" in done.stderr and "\x1b" not in done.stderr
+    result = as_json(done)
+    assert (result["documents"], result["vocab_size"], result["bad_records"]) == (150, 259, [])
+    assert result["tokens"] == (corpus / "tokens" / "part-00000.bin").stat().st_size / 2
+    of_text = TextInput(files=[f"{corpus}/*.jsonl"], **EPOCH)
+    of_tokens = TextInput(files=[f"{corpus}/tokens/*.bin"], **EPOCH)
+    for expected, batch in zip(of_text.eval_batches(), of_tokens.eval_batches(), strict=True):
+        for name in expected:
+            np.testing.assert_array_equal(expected[name], batch[name])
+
+    written = (corpus / "tokens" / "part-00000.bin").stat().st_mtime_ns
+    again = as_json(pax("data", "tokenize", "*.jsonl", "--out", "tokens", "--json"))
+    assert {**again, "seconds": 0} == {**result, "seconds": 0, "parts_done": 1}
+    assert (corpus / "tokens" / "part-00000.bin").stat().st_mtime_ns == written
+
+    other = pax("data", "tokenize", "0.jsonl", "--out", "tokens", "--json")
+    assert other.returncode == 2
+    assert "another value of `files`" in as_json(other)["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "says"),
+    [
+        (["nowhere/*"], 5, "No file matches nowhere/*"),
+        (["*.jsonl", "--text-field", "txt"], 5, "0.jsonl, line 1: `txt` is missing; there is text"),
+        (["*.jsonl", "--tokenizer", "missing.model"], 5, "no tokenizer file missing.model"),
+        (["*.jsonl", "--tokenizer", "0.jsonl.model"], 5, "0.jsonl.model is not a SentencePiece model"),
+        (["*.jsonl", "--tokenizer", "tokenizer.json"], 2, "does not say what ends a document"),
+        (["*.jsonl", "--tokenizer", "bytes"], 2, "no tokenizer `bytes`"),
+    ],
+)
+def test_mistakes_are_named(pax, corpus, arguments, exit_code, says):
+    (corpus / "0.jsonl.model").write_bytes(b"no model")
+    result = pax("data", "tokenize", *arguments, "--out", "tokens", "--json")
+    error = as_json(result)["error"]
+    assert (result.returncode, error["exit_code"]) == (exit_code, exit_code)
+    assert says in error["message"]
+    assert "Traceback" not in result.stderr
+    assert not list(corpus.glob("tokens/*.json"))

@@ -1,0 +1,182 @@
+"""Every format holds the same documents; every fault of one is an error that names its place."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.text import TextInput
+from tests.inputs.formats import write_array_record, write_formats, write_jsonl
+
+EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None, "batch_size": 4, "seq_len": 16}
+TEXTS = ["first", "second: naïve ☃", "x" * 40, "last"]
+
+
+def text_input(*files, **fields) -> TextInput:
+    return TextInput(**{"files": [str(file) for file in files], **EPOCH, **fields})
+
+
+def tokens(data: TextInput) -> np.ndarray:
+    """Ids and labels of an epoch, without padding [2, N]."""
+    batches = list(data.eval_batches())
+    return np.concatenate([np.stack([batch.ids, batch.labels])[:, batch.weights > 0] for batch in batches], axis=1)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("formats")
+    for i in range(40):
+        (directory / f"{i:02}.txt").write_text(TEXTS[i % 4])
+    write_formats(directory, TEXTS * 10)
+    return directory
+
+
+@pytest.mark.parametrize("files", ["all.jsonl.gz", "all.parquet", "all.arrayrecord", "foreign.bin", "part-*.bin"])
+@pytest.mark.parametrize("packing", ["concat", "first_fit"])
+def test_every_format_holds_the_same(directory, files, packing):
+    plain = text_input(directory / "*.txt", packing=packing)
+    data = text_input(directory / files, packing=packing)
+    if files != "part-*.bin":  # Rows begin anew at each file.
+        for batch, expected in zip(data.eval_batches(), plain.eval_batches(), strict=True):
+            for name in expected:
+                np.testing.assert_array_equal(batch[name], expected[name])
+    np.testing.assert_array_equal(np.sort(tokens(data)), np.sort(tokens(plain)))
+
+
+def test_processes_tokenize_to_the_same(directory):
+    one, two = (text_input(directory / "*.txt", directory / "all.jsonl.gz", num_workers=n) for n in (0, 2))
+    np.testing.assert_array_equal(tokens(one), tokens(two))
+    assert one.data_fingerprint() == two.data_fingerprint()
+
+
+def test_array_record_of_text_and_of_examples(tmp_path):
+    import tensorflow as tf
+
+    def example(text: str) -> bytes:
+        feature = tf.train.Feature(bytes_list=tf.train.BytesList(value=[text.encode()]))
+        return tf.train.Example(features=tf.train.Features(feature={"text": feature})).SerializeToString()
+
+    write_array_record(tmp_path / "raw.arrayrecord", [text.encode() for text in TEXTS])
+    write_array_record(tmp_path / "examples.array_record", [example(text) for text in TEXTS])
+    raw = tokens(text_input(tmp_path / "raw.arrayrecord", text_field=None))
+    np.testing.assert_array_equal(raw, tokens(text_input(tmp_path / "examples.array_record")))
+
+
+def test_format_overrules_the_suffix(tmp_path):
+    write_jsonl(tmp_path / "lines.txt", TEXTS)
+    write_jsonl(tmp_path / "lines.jsonl", TEXTS)
+    data = text_input(tmp_path / "lines.txt", format="jsonl")
+    np.testing.assert_array_equal(tokens(data), tokens(text_input(tmp_path / "lines.jsonl")))
+
+
+def test_documents_that_are_too_long_are_dropped_and_counted(directory):
+    data = text_input(directory / "all.jsonl.gz", drop_longer_than=20)
+    assert data.num_dropped == 10
+    assert (tokens(data)[0] == 2).sum() == 30
+    of_tokens = text_input(directory / "foreign.bin", drop_longer_than=20)
+    np.testing.assert_array_equal(tokens(data), tokens(of_tokens))
+    assert of_tokens.num_dropped == 10
+
+
+class TestBadRecords:
+    LINES = ['{"text": "good"}', "{broken", '{"txt": "no"}', '["text"]', '{"text": 3}', "", '{"text": "fine"}']
+
+    def write(self, tmp_path):
+        (tmp_path / "a.jsonl").write_bytes("\n".join(self.LINES).encode() + b'\n{"text": "\xff"}\n')
+        return tmp_path / "a.jsonl"
+
+    def test_first_is_an_error_that_names_its_line(self, tmp_path):
+        with pytest.raises(DataError, match=r"a.jsonl, line 2 is not JSON"):
+            text_input(self.write(tmp_path)).check_data()
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_skipped_are_counted_and_the_count_survives(self, tmp_path, num_workers):
+        data = text_input(self.write(tmp_path), on_bad_record="skip", bad_record_budget=5, num_workers=num_workers)
+        (text,) = data.ids_to_strings(tokens(data)[:1], [12])
+        assert text == "goodfine"
+        places = [record.split(", line ")[1].split()[0].rstrip(":") for record in data.bad_records]
+        assert places == ["2", "3", "4", "5", "8"]
+        state = json.loads(json.dumps(data.get_state()))
+        assert state["bad_records"] == 5
+        resumed = text_input(self.write(tmp_path), on_bad_record="skip", bad_record_budget=5)
+        resumed.set_state(state)
+        assert resumed.get_state() == state
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_too_many_are_an_error(self, tmp_path, num_workers):
+        data = text_input(self.write(tmp_path), on_bad_record="skip", bad_record_budget=4, num_workers=num_workers)
+        with pytest.raises(DataError, match="More than 4 records cannot be read. The last one: .*line 8"):
+            data.check_data()
+
+    def test_null_in_parquet_names_its_row(self, tmp_path):
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None]}), tmp_path / "a.parquet")
+        with pytest.raises(DataError, match=r"a.parquet, row 1: `text` is null"):
+            text_input(tmp_path / "a.parquet").check_data()
+
+    def test_record_of_an_array_record_is_named(self, tmp_path):
+        write_array_record(tmp_path / "a.arrayrecord", [b'{"text": "good"}', b"\nno example", b'{"text": "fine"}'])
+        with pytest.raises(DataError, match="a.arrayrecord, record 1 is neither"):
+            text_input(tmp_path / "a.arrayrecord").check_data()
+        data = text_input(tmp_path / "a.arrayrecord", on_bad_record="skip")
+        assert len(data.bad_records) == 1
+
+    def test_a_text_file_is_one_record(self, tmp_path):
+        (tmp_path / "latin.txt").write_bytes(b"\xff")
+        (tmp_path / "good.txt").write_text("good")
+        data = text_input(tmp_path / "*.txt", on_bad_record="skip")
+        assert tokens(data).shape == (2, 5)
+        assert "latin.txt" in data.bad_records[0]
+
+
+class TestBadFiles:
+    def check(self, says: str, file, error=DataError, **fields) -> None:
+        for policy in ("error", "skip"):  # How much is missing of a damaged file is unknown, so it cannot be skipped.
+            with pytest.raises(error, match=says):
+                text_input(file, on_bad_record=policy, **fields).check_data()
+
+    def test_truncated_gzip(self, tmp_path):
+        write_jsonl(tmp_path / "a.jsonl.gz", TEXTS * 1000)
+        whole = (tmp_path / "a.jsonl.gz").read_bytes()
+        (tmp_path / "a.jsonl.gz").write_bytes(whole[:-20])
+        self.check(r"a.jsonl.gz is truncated: its gzip stream ends after line \d+", tmp_path / "a.jsonl.gz")
+        (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
+        self.check("a.jsonl.gz is damaged after line 0", tmp_path / "a.jsonl.gz")
+        (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"x" * 100)[:-4])
+        self.check("b.txt.gz is truncated", tmp_path / "b.txt.gz")
+
+    def test_parquet(self, tmp_path):
+        pyarrow.parquet.write_table(pyarrow.table({"txt": ["a"], "number": [1]}), tmp_path / "a.parquet")
+        self.check("no column `text`; it has txt, number", tmp_path / "a.parquet")
+        self.check("column `number` holds int64", tmp_path / "a.parquet", text_field="number")
+        (tmp_path / "b.parquet").write_bytes(b"nonsense")
+        self.check("b.parquet is not a Parquet file", tmp_path / "b.parquet")
+
+    def test_array_record(self, tmp_path):
+        (tmp_path / "a.arrayrecord").write_bytes(b"nonsense" * 100)
+        self.check("a.arrayrecord", tmp_path / "a.arrayrecord")
+
+    def test_token_files_beside_others(self, directory):
+        with pytest.raises(ConfigError, match="token file, but `files` names others too"):
+            text_input(directory / "*.txt", directory / "*.bin").check_data()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"format": "json"}, "no format `json`"),
+        ({"packing": None}, "no packing `None`"),
+        ({"on_bad_record": "skp"}, "no on_bad_record `skp`"),
+        ({"bad_record_budget": -1}, "bad_record_budget is -1"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"drop_longer_than": 0}, "drop_longer_than is 0"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(fields, says):
+    with pytest.raises(ConfigError, match=says):
+        text_input("a", **fields).validate()

@@ -1,0 +1,254 @@
+"""`pax inspect-input` on every kind of input, in a terminal and as JSON, and on a recipe with each fault."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from paxcli.cli.inspect_input import Split, inspect_input
+from paxcli.errors import ConfigError, DataError
+
+RECIPES = """
+import dataclasses
+
+import numpy as np
+from pax_recipes.classification import vit_synthetic
+from pax_recipes.sequence import sequence_synthetic
+from pax_recipes.tiny import tiny, tiny_synthetic
+from paxcli.config.recipe import recipe
+from paxcli.inputs.multi_input import MultiInput
+from paxcli.inputs.prompts import Prompts
+from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.inputs.text import TextInput
+from paxcli.inputs.tokenizers import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
+
+
+@recipe()
+def text():
+    config = tiny()
+    config.train_input = TextInput.config(files=["*.txt"])
+    config.eval_inputs[0] = TextInput.config(files=["*.txt"], reset_for_eval=True, eval_loop_num_batches=None)
+    config.task.train.global_batch_size = 2
+    config.task.model.max_seq_len = 8
+    config.decode_inputs = [
+        Prompts.config(prompts=["def f"]),
+        TextInput.config(name="told", files=["*.txt"], reset_for_eval=True, eval_loop_num_batches=None),
+    ]
+    return config
+
+
+@recipe()
+def several():
+    config = tiny_synthetic()
+    walk, other = (SyntheticInput.config(batch_size=size, seq_len=8, vocab_size=259) for size in (8, 4))
+    config.train_input = MultiInput.config(inputs={"walk": walk, "other": other})
+    return config
+
+
+@recipe()
+def stdlib():
+    return tiny()
+
+
+@recipe()
+def synthetic():
+    return tiny_synthetic()
+
+
+@recipe()
+def images():
+    return vit_synthetic()
+
+
+@recipe()
+def pairs():
+    return sequence_synthetic()
+
+
+@dataclasses.dataclass(kw_only=True)
+class Wrong(SyntheticInput):
+    fault: str = ""
+
+    def get_next(self):
+        if self.fault == "repeated":
+            self.reset()
+        batch = super().get_next()
+        if self.fault == "weightless":
+            batch.weights = np.zeros_like(batch.weights)
+        if self.fault == "large ids":
+            batch.ids = batch.ids + 1000
+        if self.fault == "one host":
+            self.infeed_host_index = 0
+        return batch
+
+
+@recipe()
+def wrong():
+    config = tiny_synthetic()
+    config.train_input = Wrong.config()
+    return config
+
+
+@recipe()
+def other_tokenizer():
+    config = text()
+    config.eval_inputs[0].tokenizer = HuggingFaceTokenizer.partial(path="tokenizer.json", eos_token="a")
+    return config
+
+
+@recipe()
+def no_model():
+    config = text()
+    config.train_input.tokenizer = SentencePieceTokenizer.partial(path="a.txt")
+    return config
+"""
+KINDS = {
+    "stdlib": {"ids", "labels", "weights", "segment_ids", "segment_pos"},
+    "text": {"ids", "labels", "weights", "segment_ids", "segment_pos"},
+    "synthetic": {"ids", "labels", "weights", "segment_ids", "segment_pos"},
+    "images": {"image", "labels", "weights"},
+    "pairs": {"source_ids", "source_segment_ids", "ids", "labels", "weights"},
+    "several": {"walk.ids", "other.ids", "walk.weights"},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "kinds.py").write_text(RECIPES)
+    for name, content in {"a": "ab", "b": "cdefgh" * 5, "c": "an\x1bd\n" * 9}.items():
+        (tmp_path / f"{name}.txt").write_text(content)
+    vocabulary = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def inspect(capsys):
+    """The JSON report of `pax inspect-input`, in this process."""
+
+    def run(name: str, split: str = "train", **options) -> dict:
+        inspect_input(f"./kinds.py:{name}", Split(split), as_json=True, **options)
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_as_json_and_as_text(kind, inspect, capsys, folder):
+    report = inspect(kind, num_batches=2, save=folder / "batch.npz")
+    (found,) = report["inputs"]
+    saved = np.load(folder / "batch.npz")
+    assert KINDS[kind] <= found["fields"].keys() == {*saved.files}
+    for field, facts in found["fields"].items():
+        assert (facts["shape"], facts["dtype"]) == ([*saved[field].shape], str(saved[field].dtype))
+        assert facts["min"] <= saved[field].min() <= saved[field].max() <= facts["max"]
+    assert found["rows_per_second"] > 0 and not found["warnings"]
+    assert (found["tokens_per_second"] is None) == (kind == "images")
+    assert found["weights"].keys() == {field for field in found["fields"] if field.endswith("weights")}
+    inspect_input(f"./kinds.py:{kind}", num_batches=2)
+    text = capsys.readouterr().out
+    assert "\x1b" not in text and "speed: first batch in" in text
+    assert all(f"  {field} " in text for field in KINDS[kind])
+    if kind == "images":
+        assert f"labels  {saved['labels'][0]}\n" in text
+    if kind == "pairs":
+        assert f"source_ids  {saved['source_ids'][0][0]} " in text
+        assert found["padding_share"] == pytest.approx(1 - found["weights"]["weights"])
+
+
+def test_every_split(inspect):
+    train, evaluation, decode = (inspect("text", split=split) for split in ("train", "eval", "decode"))
+    assert "prompts" not in train and decode["prompts"] == [{"prompt": "def f", "ids": [2, *(b + 3 for b in b"def f")]}]
+    assert decode["inputs"][0]["name"] == "told"
+    assert decode["inputs"][0]["rows"] == evaluation["inputs"][0]["rows"]
+    assert evaluation["inputs"][0]["rows"][0][0]["ids"] == ["<bos>ab", "<bos>cdef"]
+
+
+def test_a_terminal_gets_segments_in_colours(folder):
+    """In a real one."""
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "paxcli", "inspect-input", "./kinds.py:text", "--split=eval"]
+    env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
+    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=env) as process:
+        os.close(theirs)
+        shown = b""
+        while chunk := _read(ours):
+            shown += chunk
+        assert process.wait(60) == 0, process.stderr.read()
+    assert "\x1b[33m<bos>ab\x1b[0m│\x1b[36m<bos>cdef\x1b[0m" in shown.decode()
+    assert b"\x1bd" not in shown  # what the text itself would have a terminal do
+
+
+def _read(terminal: int) -> bytes:
+    try:
+        return os.read(terminal, 4096)
+    except OSError:  # Linux's word for the end of a terminal
+        return b""
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        ("repeated", "1 of 2 batches repeat another one"),
+        ("weightless", "In 2 of 2 batches all weights are zero"),
+        ("large ids", "but the model's vocab_size is 259"),
+    ],
+)
+def test_each_fault_is_warned_of(inspect, fault, says):
+    (found,) = inspect("wrong", sets=[f"train_input.fault={fault}"])["inputs"]
+    assert any(says in warning for warning in found["warnings"]), found["warnings"]
+
+
+def test_hosts_that_share_rows_are_warned_of(inspect, capsys):
+    apart, together = (
+        inspect("wrong", hosts=4, host_index=1, sets=sets)["inputs"][0] for sets in ([], ["train_input.fault=one host"])
+    )
+    assert (apart["shared_rows"], apart["warnings"]) == (0, [])
+    assert together["shared_rows"] > 0 and "more than one of 4 hosts" in together["warnings"][0]
+    inspect_input("./kinds.py:wrong", hosts=2)
+    assert "hosts: no rows are on more than one of 2" in capsys.readouterr().out
+
+
+def test_another_tokenizer_is_warned_of(inspect):
+    (found,) = inspect("other_tokenizer", split="eval")["inputs"]
+    assert any("not the training input's" in warning for warning in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("name", "sets", "error", "says"),
+    [
+        ("text", ["train_input.files=[nowhere/*.txt]"], DataError, "No file matches nowhere"),
+        ("text", ["train_input.files=[]"], ConfigError, "files is"),
+        ("no_model", [], DataError, "a.txt is not a SentencePiece model"),
+        ("text", ["task.model.vocab_size=100"], ConfigError, "259 ids, but the model's vocab_size is 100"),
+    ],
+)
+def test_faults_that_are_errors(inspect, name, sets, error, says):
+    with pytest.raises(error, match=says):
+        inspect(name, sets=sets)
+
+
+@pytest.mark.parametrize("split", ["train", "eval", "decode"])
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"reset_for_eval": "true", "eval_loop_num_batches": "null", "repeat": "true"}, "waits for an end"),
+        ({"reset_for_eval": "false", "eval_loop_num_batches": "null"}, "nothing starts it over"),
+        ({"reset_for_eval": "true", "eval_loop_num_batches": "2"}, "whole epochs"),
+    ],
+)
+def test_no_split_takes_an_epoch_that_cannot_be(inspect, split, fields, says):
+    source = {"train": "train_input", "eval": "eval_inputs.0", "decode": "decode_inputs.1"}[split]
+    with pytest.raises(ConfigError, match=says):
+        inspect("text", split=split, sets=[f"{source}.{field}={value}" for field, value in fields.items()])

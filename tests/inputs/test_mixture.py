@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import fiddle as fdl
+import numpy as np
+import pytest
+
+from paxcli.errors import ConfigError
+from paxcli.inputs.mixture import MixtureInput
+from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.inputs.text import TextInput
+
+
+@pytest.fixture
+def letters(tmp_path):
+    """Two files, of a thousand `a` and of a hundred `b`."""
+    (tmp_path / "a").write_text("a" * 1000)
+    (tmp_path / "b").write_text("b" * 100)
+    return [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+def mixture(files, weights, **fields) -> MixtureInput:
+    inputs = [TextInput(files=[file]) for file in files]
+    return MixtureInput(**{"inputs": inputs, "weights": weights, "seq_len": 10, "batch_size": 10, **fields})
+
+
+def share_of_b(data: MixtureInput, batches: int) -> float:
+    return float(np.mean([(data.get_next().ids == ord("b") + 3).any(axis=1) for _ in range(batches)]))
+
+
+@pytest.mark.parametrize("weights", [[3, 1], [0.75, 0.25], [0.5, 0.5], [1, 9]])
+def test_every_stretch_has_the_shares(letters, weights):
+    data = mixture(letters, weights, is_training=True)
+    expected = weights[1] / sum(weights)
+    for _ in range(5):
+        assert abs(share_of_b(data, 10) - expected) <= 0.02
+
+
+def test_an_epoch_is_every_row_once(letters):
+    data = mixture(letters, [1, 1], reset_for_eval=True, eval_loop_num_batches=None)
+    ids = np.concatenate([batch.ids[batch.weights > 0] for batch in data.eval_batches()])
+    assert (ids == ord("a") + 3).sum() == 1000 and (ids == ord("b") + 3).sum() == 100
+
+
+def test_other_weights_are_another_stream(letters):
+    assert mixture(letters, [1, 1]).data_fingerprint() != mixture(letters, [1, 2]).data_fingerprint()
+
+
+def test_inputs_without_end(letters):
+    inputs = [TextInput(files=letters), SyntheticInput()]
+    data = MixtureInput(inputs=inputs, weights=[1, 1], seq_len=10, vocab_size=259, batch_size=10, is_training=True)
+    assert data.num_rows() is None
+    assert data.get_next().ids.shape == (10, 10)
+
+
+def test_builds_from_a_config_with_what_the_trainer_sets(letters):
+    inputs = [TextInput.config(files=[file]) for file in letters]
+    config = MixtureInput.config(inputs=inputs, weights=[1, 1], batch_size=4, seq_len=8, is_training=True)
+    data = fdl.build(config)
+    assert data.inputs[0].is_training and data.inputs[1].batch_size == 4
+    assert [each.name for each in data.inputs] == ["train.0", "train.1"]
+    assert data.inputs[0].seed != data.inputs[1].seed
+    assert data.ids_to_strings(data.get_next().ids[:1], [8])
+
+
+@pytest.mark.parametrize(
+    ("weights", "says"),
+    [
+        (None, "2 inputs and no weights"),
+        ([1], "2 inputs and 1 weights"),
+        ([1, 0], "a weight is 0"),
+        ([1, -1], "a weight is -1"),
+        ([1, float("nan")], "a weight is nan"),
+    ],
+)
+def test_wrong_weights_are_named(letters, weights, says):
+    with pytest.raises(ConfigError, match=says):
+        mixture(letters, weights).validate()
+
+
+def test_inputs_that_cannot_be_mixed_are_named(letters):
+    with pytest.raises(ConfigError, match="has no inputs"):
+        mixture([], []).validate()
+    data = mixture(letters, [1, 1])
+    data.inputs[1].seq_len = 5
+    with pytest.raises(ConfigError, match="differ"):
+        data.validate()

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from paxcli.errors import ConfigError
+from paxcli.inputs.multi_input import MultiInput
+from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.inputs.text import TextInput
+
+EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None}
+
+
+def synthetic(batch_size=12, **fields) -> SyntheticInput:
+    return SyntheticInput(batch_size=batch_size, seq_len=4, vocab_size=9, **fields)
+
+
+@pytest.fixture
+def make(tmp_path):
+    (tmp_path / "a.txt").write_text("some text " * 9)
+
+    def build(scale=1, **fields) -> MultiInput:
+        text = TextInput(files=[f"{tmp_path}/a.txt"], batch_size=8 // scale, seq_len=4)
+        return MultiInput(inputs={"text": text, "walk": synthetic(12 // scale)}, is_training=True, **fields)
+
+    return build
+
+
+def assert_same(a, b):
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_batches_are_those_of_its_inputs(make):
+    data = make()
+    batch = data.get_next()
+    assert (batch.text.ids.shape, batch.walk.ids.shape) == ((4, 2, 4), (4, 3, 4))
+    assert_same(batch.walk.ids.reshape(12, 4), synthetic(is_training=True).get_next().ids)
+    spec = make().element_spec()
+    assert jax.tree.map(lambda array: (array.shape, array.dtype), batch) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), spec
+    )
+    assert data.ids_to_strings(np.array([[ord("h") + 3]]), [1], "text.ids") == ["h"]
+    assert data.ids_to_strings(np.array([[7]]), [1], "walk.ids") == ["7"]
+
+
+def test_hosts_share_and_resume(make):
+    whole = make()
+    parts = [make(2, num_infeed_hosts=2, infeed_host_index=host) for host in range(2)]
+    for _ in range(3):
+        expected = whole.get_next()
+        assert_same(parts[0].peek(), parts[0].peek())
+        assert_same(expected, jax.tree.map(lambda *a: np.concatenate(a), *[part.get_next() for part in parts]))
+    again = make()
+    again.set_state(json.loads(json.dumps(whole.get_state())))
+    assert_same(again.get_next(), whole.get_next())
+
+
+def test_one_input_has_epochs_and_several_do_not(make):
+    data = MultiInput(inputs={"walk": synthetic(num_examples=30)}, **EPOCH)
+    assert len([*data.eval_batches()]) == len([*data.eval_batches()]) == 3
+    for wrong in ({"inputs": {}}, {"inputs": {"a": synthetic(), "b": synthetic()}, **EPOCH}, {"batch_size": 3}):
+        with pytest.raises(ConfigError):
+            MultiInput(**wrong).validate()

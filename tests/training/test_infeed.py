@@ -1,0 +1,59 @@
+"""Two real processes hand the devices the batch of one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+
+import numpy as np
+
+CODE = """
+import sys
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from paxcli.config.resolve import resolve
+from paxcli.mesh.sharding import put_batch
+from paxcli.training.session import open_session
+
+sets = ["num_layers=1", "model_dims=32", "hidden_dims=64", "max_seq_len=32", "train_input.input_random_seed=5"]
+with open_session(resolve("tiny", (), sets).config) as session:
+    train, (evaluation,) = session.experiment.train_input, session.experiment.eval_inputs
+    assert (train.infeed_host_index, train.num_infeed_hosts) == (jax.process_index(), jax.process_count())
+    batches = [train.get_next() for _ in range(3)]
+    batches += list(evaluation.eval_batches())
+    arrays = {}
+    for number, batch in enumerate(batches):
+        whole = multihost_utils.process_allgather(put_batch(batch, session.mesh), tiled=True)
+        arrays |= {f"{number}/{field}": array for field, array in whole.items()}
+np.savez(f"{sys.argv[1]}/{jax.process_index()}-of-{jax.process_count()}.npz", **arrays)
+"""
+
+
+def _start(folder, index: int, count: int, port: int) -> subprocess.Popen:
+    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}"}
+    if count > 1:
+        env |= {
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_NUM_PROCESSES": str(count),
+            "JAX_PROCESS_ID": str(index),
+        }
+    return subprocess.Popen([sys.executable, "-c", CODE, folder], env=env, stderr=subprocess.PIPE, text=True)
+
+
+def test_the_global_batch_of_two_processes_is_that_of_one(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [_start(tmp_path, index, count, port) for count in (1, 2) for index in range(count)]
+    for process in processes:
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors
+    one, *two = (np.load(tmp_path / name) for name in ("0-of-1.npz", "0-of-2.npz", "1-of-2.npz"))
+    assert len(one.files) > 3 * 5
+    for other in two:
+        assert set(other.files) == set(one.files)  # as many batches, of the eval epoch too
+        for name in one.files:
+            np.testing.assert_array_equal(other[name], one[name], err_msg=name)
