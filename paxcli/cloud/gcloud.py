@@ -29,7 +29,7 @@ _CHATTER = (
 )
 _TRANSIENT = re.compile(
     r"UNAVAILABLE|\b50[0234]\b|\b429\b|rateLimitExceeded|DEADLINE_EXCEEDED|backendError|Internal error encountered"
-    r"|connection (was )?(reset|aborted|refused|timed out|closed)|temporarily unavailable|Temporary failure",
+    r"|connection (was )?(reset|aborted|refused|timed out|closed)|temporarily unavailable|Temporary failure|return code \[255\]",
     re.IGNORECASE,
 )
 # Likely causes, the more special ones first; a hint may name the zone with {zone}.
@@ -39,7 +39,7 @@ _CAUSES = (
         "The Cloud TPU API is off in this project: gcloud services enable tpu.googleapis.com",
     ),
     (
-        r"Reauthentication|invalid_grant|do not currently have an active account|login",
+        r"Reauthentication|invalid_grant|do not currently have an active account|gcloud auth login",
         "Log in again: gcloud auth login",
     ),
     (

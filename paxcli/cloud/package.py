@@ -18,6 +18,9 @@ from paxcli.errors import ConfigError, MissingError
 EXTRAS = ("tpu", "cuda12", "cuda13", "cpu")
 _CHECKOUT = Path(paxcli.__file__).resolve().parents[1]
 _SOURCES = ("paxcli", "recipes", "pyproject.toml", "README.md", "LICENSE")
+# PCI numbers of TPUs v2 to 7x, as in `jax._src.hardware_utils`; Google's network cards have the same vendor.
+_PCI, _GOOGLE = Path("/sys/bus/pci/devices"), "0x1ae0"
+_TPUS = {"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
 # The oldest NVIDIA driver that runs each CUDA.
 _DRIVERS = (("cuda13", 580), ("cuda12", 525))
 _SETUPTOOLS = 77
@@ -81,9 +84,9 @@ def make_package(source: str | None, extra: str, folder: Path, dry_run: bool = F
 
 def detect_extra() -> str:
     """The extra for this machine's accelerator: `tpu`, `cuda13`, `cuda12` or `cpu`."""
-    vendors = Path("/sys/bus/pci/devices").glob("*/vendor")
-    if Path("/dev/accel0").exists() or any(path.read_text().strip() == "0x1ae0" for path in vendors):
-        return "tpu"
+    for vendor in _PCI.glob("*/vendor"):
+        if vendor.read_text().strip() == _GOOGLE and vendor.with_name("device").read_text().strip() in _TPUS:
+            return "tpu"
     if shutil.which("nvidia-smi"):
         query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         done = subprocess.run(query, capture_output=True, text=True, timeout=60)

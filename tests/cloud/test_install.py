@@ -60,7 +60,30 @@ def test_here_it_takes_two_commands(tmp_path):
     make, pip = local_commands(package, tmp_path / "venv", tmp_path)
     assert make == [sys.executable, "-m", "venv", f"{tmp_path}/venv"]
     assert pip[1:4] == ["-m", "pip", "install"] and pip[-1] == "paxcli[cuda12]==1.0"
-    assert detect_extra() in ("tpu", "cuda12", "cuda13", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("pci", "driver", "extra"),
+    [
+        (("0x1ae0", "0x005e"), None, "tpu"),
+        (("0x1ae0", "0x0042"), None, "cpu"),  # the network card of a machine of Google's
+        (None, "580.65.06", "cuda13"),
+        (None, "550.54.15", "cuda12"),
+        (None, "470.1", "cpu"),
+        (None, None, "cpu"),
+    ],
+)
+def test_the_accelerator_of_this_machine_is_found(pci, driver, extra, tmp_path, monkeypatch):
+    monkeypatch.setattr("paxcli.cloud.package._PCI", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if pci:
+        (tmp_path / "0000:00:04.0").mkdir()
+        for name, text in zip(("vendor", "device"), pci, strict=True):
+            (tmp_path / "0000:00:04.0" / name).write_text(text + "\n")
+    if driver:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {driver}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert detect_extra() == extra
 
 
 PYTHON3 = """#!/bin/sh
