@@ -29,7 +29,8 @@ _CHATTER = (
 )
 _TRANSIENT = re.compile(
     r"UNAVAILABLE|\b50[0234]\b|\b429\b|rateLimitExceeded|DEADLINE_EXCEEDED|backendError|Internal error encountered"
-    r"|connection (was )?(reset|aborted|refused|timed out|closed)|temporarily unavailable|Temporary failure|return code \[255\]",
+    r"|connection (was )?(reset|aborted|refused|timed out|closed)|temporarily unavailable"
+    r"|Temporary failure|return code \[255\]",
     re.IGNORECASE,
 )
 # Likely causes, the more special ones first; a hint may name the zone with {zone}.
