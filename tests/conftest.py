@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.cloud.fake_cloud import FakeCloud
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Set before jax is imported, and inherited by the processes that tests start.
@@ -55,3 +57,9 @@ def pax(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str
         )
 
     return run
+
+
+@pytest.fixture
+def cloud(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
+    """A cloud with nothing in it, whose `gcloud` is first on PATH."""
+    return FakeCloud(tmp_path / "cloud", monkeypatch)

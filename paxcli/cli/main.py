@@ -8,8 +8,23 @@ from typing import Annotated
 import typer
 
 from paxcli import __version__
-from paxcli.cli import data, decode, doctor, eval, inspect_input, plot, recipes, train
+from paxcli.cli import (
+    data,
+    decode,
+    doctor,
+    emit,
+    eval,
+    inspect_input,
+    install,
+    plot,
+    provision,
+    provision_access,
+    recipes,
+    train,
+)
 from paxcli.cli.output import run, say
+from paxcli.cli.remote import on_workers
+from paxcli.log import setup_logging
 
 app = typer.Typer(
     rich_markup_mode=None,
@@ -17,13 +32,17 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.add_typer(recipes.app, name="recipes")
-app.command("train")(train.train)
-app.command("eval")(eval.evaluate)
-app.command("decode")(decode.decode)
-app.command("inspect-input")(inspect_input.inspect_input)
+app.command("train")(on_workers(train.train))
+app.command("eval")(on_workers(eval.evaluate))
+app.command("decode")(on_workers(decode.decode))
+app.command("inspect-input")(on_workers(inspect_input.inspect_input))
 app.add_typer(data.app, name="data")
-app.command("plot")(plot.plot)
-app.command("doctor")(doctor.doctor)
+app.command("plot")(on_workers(plot.plot, everywhere=False))
+app.command("doctor")(on_workers(doctor.doctor))
+app.command("install")(install.install)
+for verb in (*provision_access.VERBS, emit.emit):
+    provision.app.command(verb.__name__)(verb)
+app.add_typer(provision.app, name="provision")
 
 
 def _print_version(wanted: bool) -> None:
@@ -49,4 +68,5 @@ def options(
 
 def main() -> None:
     """Runs the command line of this process and exits."""
+    setup_logging()
     sys.exit(run(app, sys.argv[1:] or ["--help"]))

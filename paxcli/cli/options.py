@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -56,6 +55,7 @@ OverlayOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout. Default: text.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen. Default: do it.")]
 RunDirOption = Annotated[
-    Path | None, typer.Option("--run-dir", metavar="DIR", help="Where the run is. Default: runs/RECIPE.")
+    # Not a Path, which would take one slash out of gs://.
+    str | None, typer.Option("--run-dir", metavar="DIR", help="Where the run is. Default: runs/RECIPE.")
 ]
 StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint. Default: the newest.")]

@@ -20,7 +20,7 @@ def default_run_dir(recipe_name: str) -> Path:
 
 @contextlib.contextmanager
 def open_run(
-    target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: Path | None
+    target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None
 ) -> Iterator[TrainedRun]:
     """The run in a directory, or of a recipe, on this machine's devices."""
     from paxcli.config.resolve import resolve
@@ -30,7 +30,7 @@ def open_run(
             raise ConfigError(f"{target} is a run directory, and so is --run-dir {run_dir}.", "Give one of them.")
         if not (Path(target) / "recipe.yaml").exists():
             raise DataError(f"{target} is not a run directory: it has no recipe.yaml.", "Give one that was trained in.")
-        run_dir, target = Path(target), str(Path(target).resolve())
+        run_dir, target = target, str(Path(target).resolve())
     resolved = resolve(target, overlays or (), sets or ())
 
     from paxcli.training.run_dir import RunDir

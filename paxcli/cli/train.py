@@ -68,7 +68,7 @@ def train(
         say_result(result, _summary(result), as_json)
 
 
-def _describe(config, directory: Path, as_json: bool) -> None:
+def _describe(config, directory: str | Path, as_json: bool) -> None:
     from paxcli.training.summary import summarize
     from paxcli.training.validate import validate
 

@@ -15,6 +15,8 @@ from typer.testing import CliRunner
 from paxcli.cli.main import app
 
 MAX_OPTIONS = 12
+# What is ordered from a cloud stands in no recipe: the terms are those of gcloud's own command.
+WIDE = {("provision", "create"): 20}
 HEAVY = {"fiddle", "flax", "grain", "jax", "jaxlib", "matplotlib", "numpy", "optax", "orbax", "seqio", "tensorflow"}
 
 
@@ -31,7 +33,7 @@ VERBS = dict(verbs(typer.main.get_command(app)))
 def test_a_verb_has_few_options(verb: tuple[str, ...]) -> None:
     """A setting of a run belongs in its recipe, where it is recorded, and not in an option."""
     options = [param.name for param in VERBS[verb].params if param.param_type_name == "option" and param.name != "help"]
-    assert len(options) <= MAX_OPTIONS, options
+    assert len(options) <= WIDE.get(verb, MAX_OPTIONS), options
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

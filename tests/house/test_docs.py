@@ -1,6 +1,7 @@
 """Every command in the documentation is one that the command line takes; the quick ones are run.
 
-Commands stand after `$ ` in `console` blocks. Those of a block right after `<!-- run -->` are run, in order.
+Commands stand after `$ ` in `console` blocks. Those of a block right after `<!-- run -->` are run, in order. After
+`<!-- cloud -->` stand those that need one: only parsed here, their like is run by `tests/cloud` on a played cloud.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import typer.main
 
 from paxcli.cli.main import app
 
-READING_ORDER = ("index", "getting-started", "recipes", "inputs", "training", "cli", "architecture")
+READING_ORDER = ("index", "getting-started", "recipes", "inputs", "training", "provision", "cli", "architecture")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", *(f"docs/{page}.md" for page in READING_ORDER))]
-BLOCK = re.compile(r"^(<!-- run -->\n)?```(\w+)(?: title=\"([^\"\n]*)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(
+    r"^(<!-- (?:run|cloud) -->\n)?```(\w+)(?: title=\"([^\"\n]*)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
 
 # A whole run of the documentation takes each training no further than this.
 BRIEF = ("num_train_steps=2", "eval_inputs.0.reset_for_eval=false", "eval_inputs.0.eval_loop_num_batches=1")
@@ -35,7 +38,7 @@ def commands(block: str) -> Iterator[list[str]]:
 
 def blocks(page: pathlib.Path, kind: str = "console") -> list[tuple[bool, str]]:
     """Whether each block of one kind is to be run, and what it holds."""
-    return [(bool(run), text) for run, found, _, text in BLOCK.findall(page.read_text()) if found == kind]
+    return [("run" in mark, text) for mark, found, _, text in BLOCK.findall(page.read_text()) if found == kind]
 
 
 WRITTEN = {(page.name, *words): words for page in PAGES for _, block in blocks(page) for words in commands(block)}
@@ -51,6 +54,8 @@ def test_every_page_is_read() -> None:
 def test_a_command_parses(arguments: list[str]) -> None:
     command, path, rest = typer.main.get_command(app), ["pax"], list(arguments)
     while hasattr(command, "commands"):
+        if rest and rest[0] not in command.commands and hasattr(command, "default"):
+            rest.insert(0, command.default)
         assert rest and rest[0] in command.commands, f"`{' '.join([*path, *rest[:1]])}` is no verb"
         path.append(rest.pop(0))
         command = command.commands[path[-1]]
@@ -70,10 +75,10 @@ def test_the_whole_documentation_runs(pax, tmp_path: pathlib.Path) -> None:
     """All files and commands, in reading order and in one directory, with each training made brief."""
     brief = [word for value in BRIEF for word in ("--set", value)]
     for page in PAGES:
-        for _, kind, title, text in BLOCK.findall(page.read_text()):
+        for mark, kind, title, text in BLOCK.findall(page.read_text()):
             if title:
                 (tmp_path / title).write_text(text)
-            for words in commands(text) if kind == "console" else ():
+            for words in commands(text) if kind == "console" and "cloud" not in mark else ():
                 done = pax(*words, *(brief if words[0] == "train" else ()))
                 assert done.returncode == 0, f"{page.name}: pax {shlex.join(words)}\n{done.stdout}{done.stderr}"
 

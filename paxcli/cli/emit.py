@@ -1,0 +1,78 @@
+"""`pax provision emit`: a recipe as a file for GKE, Slurm or SkyPilot."""
+
+from __future__ import annotations
+
+import enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
+from paxcli.cli.output import say_result
+from paxcli.errors import ConfigError
+
+
+class Scheduler(enum.StrEnum):
+    """Who runs the job."""
+
+    GKE = "gke"
+    SLURM = "slurm"
+    SKYPILOT = "skypilot"
+
+
+TargetOption = Annotated[Scheduler, typer.Option("--target", help="For whom.")]
+MachineOption = Annotated[
+    str, typer.Option("--accelerator", metavar="TYPE", help="A TPU slice such as v4-128, or a machine's GPUs: h100:8.")
+]
+CountOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="TPU slices, or machines with GPUs.")]
+JobNameOption = Annotated[str | None, typer.Option("--name", help="Of the job. Default: the recipe's.")]
+ImageOption = Annotated[str | None, typer.Option("--image", help="For GKE: a container image with pax. Default: none.")]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there. Default: print.")]
+
+
+def emit(
+    recipe: RecipeArgument,
+    target: TargetOption,
+    accelerator: MachineOption,
+    slices: CountOption = 1,
+    name: JobNameOption = None,
+    image: ImageOption = None,
+    sets: SetOption = None,
+    overlays: OverlayOption = None,
+    run_dir: RunDirOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the training of a recipe as a GKE JobSet, a Slurm batch script or a SkyPilot task, and run nothing.
+
+    \b
+    Examples:
+      pax provision emit c4-1b --target slurm --accelerator h100:4 --run-dir /shared/c4-1b
+      pax provision emit tiny --target skypilot --accelerator h100:8 --out tiny.yaml
+    """
+    import fiddle as fdl
+
+    from paxcli.cloud.emit import TARGETS, Task, find_machine
+    from paxcli.config.resolve import resolve
+
+    resolved = resolve(recipe, overlays or (), sets or ())
+    words = [
+        "pax",
+        "train",
+        *(f"--set={item}" for item in sets or ()),
+        *(f"--overlay={item}" for item in overlays or ()),
+    ]
+    words += [f"--run-dir={run_dir}"] if run_dir else []
+    task = Task(name or resolved.name, [*words, "--", recipe], find_machine(accelerator), slices, image)
+    text = TARGETS[target.value](task)
+    wanted = fdl.build(resolved.config.mesh).num_devices()
+    if wanted not in (None, task.devices):
+        raise ConfigError(
+            f"The recipe's mesh takes {wanted} devices, and {slices} x {accelerator} has {task.devices}.",
+            "Take another number, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape.",
+        )
+    if out is not None:
+        out.write_text(text, encoding="utf-8")
+    result = {"target": target.value, "devices": task.devices, "path": out and str(out), "text": text}
+    say_result(result, f"Wrote {out}" if out else text.rstrip("\n"), as_json)

@@ -1,0 +1,126 @@
+"""`pax install`: pax and the right JAX, here or on every worker of TPU VMs."""
+
+from __future__ import annotations
+
+import enum
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.output import say_result
+from paxcli.cli.provision import say_commands
+from paxcli.cloud import install as remote
+from paxcli.cloud.commands import Target
+from paxcli.cloud.gcloud import Gcloud
+from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
+from paxcli.cloud.targets import find_target
+from paxcli.cloud.values import check_worker
+from paxcli.cloud.workers import find_workers, select
+from paxcli.errors import MissingError, RemoteError
+from paxcli.log import log
+
+
+class Extra(enum.StrEnum):
+    """For which accelerator."""
+
+    TPU = "tpu"
+    CUDA12 = "cuda12"
+    CUDA13 = "cuda13"
+    CPU = "cpu"
+
+
+OnOption = Annotated[
+    str | None, typer.Option("--on", metavar="NAME", help="On every worker of these TPU VMs. Default: here.")
+]
+FromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        metavar="SOURCE",
+        help="pypi, git:REF, git:ADDRESS@REF or local. Default: local in a checkout, or pypi.",
+    ),
+]
+ForOption = Annotated[
+    Extra | None, typer.Option("--for", help="The accelerator. Default: what this machine has; tpu with --on.")
+]
+VenvOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--venv", metavar="DIR", help="The virtual environment here. Default: the active one, or ~/.pax/venv."
+    ),
+]
+WorkerOption = Annotated[str, typer.Option("--worker", metavar="[SLICE.]N|all", help="With --on: which workers.")]
+
+
+def install(
+    on: OnOption = None,
+    source: FromOption = None,
+    extra: ForOption = None,
+    venv: VenvOption = None,
+    worker: WorkerOption = "all",
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Install pax and the JAX of the accelerator, pinned: here, or on every worker of every slice.
+
+    \b
+    Examples:
+      pax install --dry-run
+      pax install --on demo
+    """
+    chosen = extra.value if extra else "tpu" if on else detect_extra()
+    node, index = check_worker(worker)
+    gcloud = Gcloud()
+    target = find_target(on, None, None, gcloud, log.info, dry_run) if on else None
+    with tempfile.TemporaryDirectory() as folder:
+        package = make_package(source, chosen, Path(folder), dry_run)
+        if target is None:
+            _install_here(package, venv, Path(folder), chosen, dry_run, as_json)
+        elif dry_run:
+            say_commands(remote.install_commands(target, package, node, index), as_json)
+        else:
+            _install_there(target, node, index, package, gcloud, as_json)
+
+
+def _install_here(package: Package, venv: Path | None, folder: Path, extra: str, dry_run: bool, as_json: bool) -> None:
+    active = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
+    place = venv or active or Path.home() / ".pax" / "venv"
+    lines = local_commands(package, place, folder)
+    if dry_run:
+        say_commands(lines, as_json)
+        return
+    log.info("installing for %s into %s", extra, place)
+    for argv in lines:
+        done = subprocess.run(argv, stdout=sys.stderr, env={**os.environ, "PYTHONNOUSERSITE": "1"})
+        if done.returncode:
+            raise MissingError(f"`{' '.join(argv[:4])} …` failed.", "Its own words stand above.")
+    say_result({"venv": str(place), "for": extra}, f"Installed into {place}.\nNext: {place}/bin/pax doctor", as_json)
+
+
+def _install_there(target: Target, node: str, index: str, package: Package, gcloud: Gcloud, as_json: bool) -> None:
+    workers = select(find_workers(target, gcloud), node, index)
+    results = remote.install(target, workers, package, gcloud, log.info)
+    rows = [
+        {
+            "worker": str(each.worker),
+            "result": each.result,
+            "failed": each.failed,
+            "pax": each.doctor.get("pax"),
+            "jax": each.doctor.get("packages", {}).get("jax"),
+            "devices": sum(device["count"] for device in each.doctor.get("devices", [])),
+        }
+        for each in results
+    ]
+    lines = [f"{row['worker']:<8}{row['devices']:>3} devices  {row['result']}" for row in rows]
+    failed = [row["worker"] for row in rows if row["failed"]]
+    if failed:
+        hint = f"See why above; then the same command again, which leaves those that are done, or --worker {failed[0]}."
+        raise RemoteError(f"{len(failed)} of {len(rows)} workers failed.\n" + "\n".join(lines), hint)
+    lines.append(f"Next: pax train RECIPE --on {target.name} --run-dir gs://BUCKET/RUN")
+    say_result({"name": target.name, "workers": rows}, "\n".join(lines), as_json)

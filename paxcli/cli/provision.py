@@ -1,0 +1,247 @@
+"""`pax provision`: TPU VMs and queued resources, through the user's own gcloud."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+import typer.core
+
+from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.output import say_result
+from paxcli.cloud import commands, states
+from paxcli.cloud.accelerators import find_accelerator
+from paxcli.cloud.commands import Order, Target
+from paxcli.cloud.gcloud import Gcloud
+from paxcli.cloud.targets import find_place, find_target, forget, remember
+from paxcli.cloud.values import seconds
+from paxcli.errors import ConfigError
+from paxcli.log import log
+
+
+class CreateByDefault(typer.core.TyperGroup):
+    """`pax provision NAME …` means `pax provision create NAME …`."""
+
+    default = "create"
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        # A name comes with the type of its TPU; without one, a word that is nearly a verb is a misspelt verb.
+        typed = any(arg.startswith("--accelerator") for arg in args)
+        verb_meant = not typed and difflib.get_close_matches(args[0], self.commands, cutoff=0.7)
+        if args[0] not in self.commands and not args[0].startswith("-") and not verb_meant:
+            args = [self.default, *args]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=CreateByDefault,
+    help="Create, wait for, reach and delete TPU VMs; `pax provision NAME …` creates.",
+    rich_markup_mode=None,
+)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the TPU VM, or of the queued resource.")]
+ZoneOption = Annotated[
+    str | None,
+    typer.Option("--zone", help="Default: remembered for NAME, $CLOUDSDK_COMPUTE_ZONE, gcloud's configuration."),
+]
+ProjectOption = Annotated[
+    str | None,
+    typer.Option("--project", help="Default: remembered for NAME, $CLOUDSDK_CORE_PROJECT, gcloud's configuration."),
+]
+AcceleratorOption = Annotated[str, typer.Option("--accelerator", metavar="TYPE", help="Of a slice, such as v4-128.")]
+SlicesOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many.")]
+QueuedOption = Annotated[
+    bool, typer.Option("--queued", help="Wait in line for chips. Default: so with several slices, else now or never.")
+]
+SpotOption = Annotated[bool, typer.Option("--spot", help="Cheap chips that can be taken back. Default: not.")]
+ReservedOption = Annotated[bool, typer.Option("--reserved", help="Chips of the project's reservation. Default: not.")]
+UntilOption = Annotated[
+    str | None,
+    typer.Option("--valid-until", metavar="WHEN", help="Stop waiting in line: 6h, or a time. Default: never."),
+]
+NetworkOption = Annotated[str | None, typer.Option("--network", help="Default: the project's default network.")]
+SubnetworkOption = Annotated[str | None, typer.Option("--subnetwork", help="Default: the network's.")]
+InternalOption = Annotated[
+    bool, typer.Option("--internal-ips", help="No addresses on the internet. Default: with them.")
+]
+AccountOption = Annotated[
+    str | None, typer.Option("--service-account", metavar="EMAIL", help="Default: that of Compute Engine.")
+]
+LabelsOption = Annotated[str | None, typer.Option("--labels", metavar="KEY=VALUE,…", help="Default: none.")]
+RuntimeOption = Annotated[
+    str | None, typer.Option("--runtime-version", help="Software of the machines. Default: the usual of the type.")
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Until every slice runs. Default: return when it is asked for.")
+]
+TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait.")]
+RecreateOption = Annotated[
+    bool, typer.Option("--recreate", help="Delete and create anew what failed or was preempted. Default: say so.")
+]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask. Default: ask.")]
+
+
+@app.command("create")
+def create(
+    name: NameArgument,
+    accelerator: AcceleratorOption,
+    slices: SlicesOption = 1,
+    zone: ZoneOption = None,
+    project: ProjectOption = None,
+    queued: QueuedOption = False,
+    spot: SpotOption = False,
+    reserved: ReservedOption = False,
+    valid_until: UntilOption = None,
+    network: NetworkOption = None,
+    subnetwork: SubnetworkOption = None,
+    internal_ips: InternalOption = False,
+    service_account: AccountOption = None,
+    labels: LabelsOption = None,
+    runtime_version: RuntimeOption = None,
+    wait: WaitOption = False,
+    timeout: TimeoutOption = "24h",
+    recreate: RecreateOption = False,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a TPU VM, or a queued resource where there are several slices. `pax provision NAME …` does the same.
+
+    \b
+    Examples:
+      pax provision create demo --accelerator v4-8 --zone us-central2-b
+      pax provision create demo --accelerator v4-128 --slices 2 --zone us-central2-b --spot --wait
+    """
+    found = find_accelerator(accelerator)
+    if found.alias:
+        log.info("%s is called %s by Google.", found.alias, found.type)
+    seconds(timeout)
+    # All that can be wrong is wrong before gcloud is asked for the zone.
+    draft = Target(name, zone or "us-central2-b", project, queued or slices > 1, slices, found.type, internal_ips)
+    terms = (spot, reserved, valid_until, network, subnetwork, service_account, labels, runtime_version)
+    Order(draft, found, *terms)
+    zone, project = find_place(zone, project, log.info)
+    target = dataclasses.replace(draft, zone=zone, project=project)
+    order = Order(target, found, *terms)
+    if dry_run:
+        say_commands([commands.create(order)], as_json)
+        return
+    gcloud = Gcloud()
+    deadline = time.monotonic() + seconds(timeout)
+    status = states.ensure(order, gcloud, recreate, log.info, deadline)
+    remember(target)
+    if wait:
+        left = max(0.0, deadline - time.monotonic())
+        status = states.wait(target, gcloud, left, log.info, order if recreate else None)
+    then = f"pax install --on {name}" if status.phase is states.Phase.READY else f"pax provision wait {name}"
+    say_result(_report(target, status), f"{name}: {status}\nNext: {then}", as_json)
+
+
+@app.command("list")
+def list_targets(zone: ZoneOption = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
+    """List the queued resources and TPU VMs of a zone.
+
+    \b
+    Examples:
+      pax provision list --zone us-central2-b
+      pax provision list --json
+    """
+    zone, project = find_place(zone, project, log.info)
+    gcloud = Gcloud()
+    rows = []
+    for kind in ("queued-resources", "tpu-vm"):
+        for item in gcloud.json(commands.list_all(kind, zone, project)):
+            spec = ((item.get("tpu") or {}).get("nodeSpec") or [{}])[0].get("node") or item
+            state = states.queued_status(item).state if kind == "queued-resources" else item.get("state")
+            name = str(item.get("name", "")).rsplit("/", 1)[-1]
+            rows.append({"name": name, "kind": kind, "state": state, "accelerator": spec.get("acceleratorType")})
+    text = [f"{row['name']:<30}{row['kind']:<18}{row['accelerator'] or '':<16}{row['state']}" for row in rows]
+    say_result({"zone": zone, "resources": rows}, "\n".join(text) or f"Nothing in {zone}.", as_json)
+
+
+@app.command("describe")
+def describe(
+    name: NameArgument, zone: ZoneOption = None, project: ProjectOption = None, as_json: JsonOption = False
+) -> None:
+    """Say what a name stands for, its state, and how many workers each slice has.
+
+    \b
+    Examples:
+      pax provision describe demo
+      pax provision describe demo --json
+    """
+    gcloud = Gcloud()
+    target = find_target(name, zone, project, gcloud, log.info)
+    status = states.look(target, gcloud)
+    lines = [f"{key}: {value}" for key, value in _report(target, status).items() if value not in (None, "", [])]
+    say_result(_report(target, status), "\n".join(lines), as_json)
+
+
+@app.command("wait")
+def wait_for(
+    name: NameArgument,
+    timeout: TimeoutOption = "24h",
+    zone: ZoneOption = None,
+    project: ProjectOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait until every slice runs.
+
+    \b
+    Examples:
+      pax provision wait demo
+      pax provision wait demo --timeout 30m
+    """
+    limit, gcloud = seconds(timeout), Gcloud()
+    target = find_target(name, zone, project, gcloud, log.info)
+    status = states.wait(target, gcloud, limit, log.info)
+    say_result(_report(target, status), f"{name}: {status}\nNext: pax install --on {name}", as_json)
+
+
+@app.command("delete")
+def delete(
+    name: NameArgument,
+    yes: YesOption = False,
+    zone: ZoneOption = None,
+    project: ProjectOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a TPU VM, or a queued resource with all its slices. What is on their disks is lost.
+
+    \b
+    Examples:
+      pax provision delete demo
+      pax provision delete demo --yes
+    """
+    if not yes and not dry_run and not sys.stdin.isatty():
+        raise ConfigError(f"This would delete {name}.", "Add --yes to do it.")
+    gcloud = Gcloud()
+    target = find_target(name, zone, project, gcloud, log.info, dry_run)
+    if dry_run:
+        say_commands([commands.delete(target)], as_json)
+        return
+    if not yes:
+        what = f"{target.slices} slices of" if target.slices > 1 else "the TPU VM of"
+        typer.confirm(f"Delete {what} {name} in {target.zone}?", abort=True, err=True)
+    gcloud.run(commands.delete(target), timeout=1800)
+    forget(name)
+    say_result({"name": name, "deleted": True}, f"Deleted {name}.", as_json)
+
+
+def say_commands(lines: list[list[str]], as_json: bool) -> None:
+    """What a dry run prints: lines to paste, or with `--json` argument lists."""
+    say_result({"commands": lines}, "\n".join(commands.pasteable(argv) for argv in lines), as_json)
+
+
+def _report(target: Target, status: states.Status) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(target),
+        "phase": status.phase.value,
+        "state": status.state,
+        "detail": status.detail,
+        "workers": list(status.workers),
+    }

@@ -1,0 +1,156 @@
+"""Cloud TPU slices by the name Google gives them: chips, hosts, JAX devices, memory, runtime.
+
+Sources: the pages "TPU versions" and "TPU software versions" of the Cloud TPU documentation. Host counts are estimates,
+since those pages and others disagree for v5e and v6e: what runs is asked for its workers (`states.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from paxcli.errors import ConfigError, did_you_mean
+
+_GIB = 1 << 30
+_SMALL_3D = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4"}
+_FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
+_FLAT_HUGE = {512: "16x32", 1024: "32x32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """One TPU generation.
+
+    Args:
+      prefix: What its slices' names start with.
+      unit: How many of the units in a slice's name (cores, or chips) make a chip.
+      cores_per_chip: TensorCores.
+      devices_per_chip: JAX devices; fewer than cores where two cores act as one (megacore).
+      hbm_gib: Memory of a chip.
+      max_chips: Of the largest slice.
+      chips: The slices there are; empty where any multiple of a host is one.
+      runtime: The software of a TPU VM; None for a generation that only GKE has.
+      gke: The value of the node label `gke-tpu-accelerator`; None where GKE is not supported here.
+    """
+
+    prefix: str
+    unit: int
+    cores_per_chip: int
+    devices_per_chip: int
+    hbm_gib: int
+    max_chips: int
+    chips: tuple[int, ...]
+    runtime: str | None
+    gke: str | None
+
+
+GENERATIONS = {
+    "v2": Generation("v2", 2, 2, 2, 16, 256, (4, 16, 64, 128, 256), "tpu-ubuntu2204-base", None),
+    "v3": Generation("v3", 2, 2, 2, 32, 1024, (4, 16, 32, 64, 128, 256, 512, 1024), "tpu-ubuntu2204-base", None),
+    "v4": Generation("v4", 2, 2, 1, 32, 2048, (), "tpu-ubuntu2204-base", "tpu-v4-podslice"),
+    "v5e": Generation("v5litepod", 1, 1, 1, 16, 256, tuple(_FLAT), "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
+    "v5p": Generation("v5p", 2, 2, 1, 96, 6144, (), "v2-alpha-tpuv5", "tpu-v5p-slice"),
+    "v6e": Generation("v6e", 1, 1, 1, 32, 256, tuple(_FLAT), "v2-alpha-tpuv6e", "tpu-v6e-slice"),
+    "tpu7x": Generation("tpu7x", 2, 2, 2, 192, 9216, (), None, "tpu7x"),
+}
+_ALIASES = {"v5e": "v5litepod", "v5lite": "v5litepod", "trillium": "v6e", "v7x": "tpu7x", "ironwood": "tpu7x"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Accelerator:
+    """One slice. `type` is Google's name for it, and `alias` what was typed when that is another."""
+
+    type: str
+    generation: str
+    chips: int
+    alias: str | None = None
+
+    @property
+    def _row(self) -> Generation:
+        return GENERATIONS[self.generation]
+
+    @property
+    def cores(self) -> int:
+        """TensorCores of the slice."""
+        return self.chips * self._row.cores_per_chip
+
+    @property
+    def devices(self) -> int:
+        """What `jax.device_count()` is on one slice."""
+        return self.chips * self._row.devices_per_chip
+
+    @property
+    def chips_per_host(self) -> int:
+        """Chips of one TPU VM: an estimate, see the module."""
+        return self.chips if self.chips <= 8 and self._row.unit == 1 else 4
+
+    @property
+    def hosts(self) -> int:
+        """TPU VMs of the slice: an estimate, see the module."""
+        return max(1, self.chips // self.chips_per_host)
+
+    @property
+    def hbm_bytes(self) -> int:
+        """Memory of all chips."""
+        return self.chips * self._row.hbm_gib * _GIB
+
+    @property
+    def runtime(self) -> str | None:
+        """The usual software of its TPU VMs, or None for GKE only."""
+        return self._row.runtime
+
+    @property
+    def gke(self) -> str | None:
+        """The GKE node label's value, or None."""
+        return self._row.gke
+
+    @property
+    def topology(self) -> str:
+        """How the chips are wired, such as `4x4x8`: the shape nearest to a cube, as Google's tables have it."""
+        if self.chips in self._row.chips:
+            return (_FLAT | _FLAT_HUGE)[self.chips]
+        if self.chips in _SMALL_3D:
+            return _SMALL_3D[self.chips]
+        cubes = self.chips // 64
+        shapes = [
+            (a, b, cubes // (a * b))
+            for a in range(1, cubes + 1)
+            for b in range(a, cubes // a + 1)
+            if not cubes % (a * b)
+        ]
+        return "x".join(str(4 * side) for side in min((s for s in shapes if s[1] <= s[2]), key=sum))
+
+
+def find_accelerator(name: str) -> Accelerator:
+    """The slice of a name such as `v4-128`, `v5litepod-16` or, as people say it, `v5e-16`.
+
+    Raises:
+      ConfigError: There is no such slice.
+    """
+    match = re.fullmatch(r"([a-z][a-z0-9]{0,15})-([1-9][0-9]{0,5})", name.lower())
+    if not match:
+        raise ConfigError(f"{name!r} is no accelerator.", f"One is called like {_examples()}.")
+    typed, count = match[1], int(match[2])
+    prefix = _ALIASES.get(typed, typed)
+    generation = next((key for key, row in GENERATIONS.items() if row.prefix == prefix), None)
+    if generation is None:
+        near = did_you_mean(typed, [row.prefix for row in GENERATIONS.values()])
+        raise ConfigError(f"There is no TPU generation {typed!r}.", near or f"One is called like {_examples()}.")
+    row = GENERATIONS[generation]
+    chips = count // row.unit
+    if count % row.unit or chips not in _sizes(row):
+        close = sorted(_sizes(row), key=lambda size: abs(size - chips))[:3]
+        names = ", ".join(f"{prefix}-{size * row.unit}" for size in sorted(close))
+        counts = "cores" if row.unit > 1 else "chips"
+        raise ConfigError(f"There is no {prefix}-{count}: the number counts {counts}.", f"Near it: {names}.")
+    official = f"{prefix}-{count}"
+    return Accelerator(official, generation, chips, name if name != official else None)
+
+
+def _sizes(row: Generation) -> tuple[int, ...]:
+    """Slices that are less than a 4x4x4 cube come in four shapes; larger ones in whole cubes."""
+    return row.chips or (*_SMALL_3D, *range(64, row.max_chips + 1, 64))
+
+
+def _examples() -> str:
+    return "v4-128, v5litepod-16, v5p-256 or v6e-8"

@@ -1,0 +1,174 @@
+"""Installs pax on workers: each one by itself, the failed ones again, and then all are compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from paxcli.cloud import commands
+from paxcli.cloud.accelerators import find_accelerator
+from paxcli.cloud.commands import Target
+from paxcli.cloud.gcloud import Gcloud
+from paxcli.cloud.package import Package
+from paxcli.cloud.workers import Worker, on_each, run_script
+from paxcli.errors import PaxError, RemoteError
+
+SHIP = ".pax/ship"
+_ROUNDS = 3
+_INSTALL_SECONDS, _COPY_SECONDS, _DOCTOR_SECONDS = 1800.0, 600.0, 300.0
+
+# Bash, on a worker, from its home. Ubuntu 22.04, which TPU VMs run, has a Python that is too old: uv brings one.
+_SCRIPT = """\
+set -eu
+cd "$HOME"
+if [ "$(cat .pax/installed 2>/dev/null || true)" = {hash} ]; then echo already; exit 0; fi
+if [ -e .pax/jobs/lock ] && ! flock --nonblock .pax/jobs/lock true; then
+  echo 'a job runs here: pax provision stop' >&2
+  exit 1
+fi
+rm -rf .pax/installed .pax/venv
+found=
+for python in {pythons}; do
+  if command -v "$python" >/dev/null && "$python" -c 'import ensurepip, venv' 2>/dev/null; then found=$python; break; fi
+done
+if [ -n "$found" ]; then
+  "$found" -m venv .pax/venv
+else
+  python3 -m pip install --quiet --user uv
+  python3 -m uv venv --quiet --seed --python {uv_python} .pax/venv
+fi
+export PIP_DISABLE_PIP_VERSION_CHECK=1
+.pax/venv/bin/python -m pip install --quiet --constraint {ship}/constraints.txt {requirement}
+echo {hash} > .pax/installed
+echo installed
+"""
+_DOCTOR = '"$HOME/.pax/venv/bin/python" -m paxcli doctor --json || true'
+_READY = f"mkdir -p {SHIP}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """Of one worker: `already`, `installed` or what failed; then what its doctor found."""
+
+    worker: Worker
+    result: str
+    failed: bool = False
+    doctor: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def install_script(package: Package) -> str:
+    """What a worker runs, after the package's files were copied to it."""
+    minor = sys.version_info[1]
+    pythons = [f"python3.{minor}", *(f"python3.{other}" for other in (12, 11, 13) if other != minor)]
+    return _SCRIPT.format(
+        hash=package.hash,
+        pythons=" ".join(pythons),
+        uv_python=f"3.{minor}",
+        ship=SHIP,
+        requirement=shlex.quote(package.requirement.replace("{ship}", f"./{SHIP}")),
+    )
+
+
+def install_commands(target: Target, package: Package, node: str, worker: str) -> list[list[str]]:
+    """The three commands for a worker, or for all."""
+    files = [str(file) for file in package.files]
+    return [
+        commands.ssh(target, node, worker, _READY),
+        commands.scp(target, files, f"{target.name}:{SHIP}/", node, worker),
+        commands.ssh(target, node, worker, install_script(package)),
+    ]
+
+
+def install(
+    target: Target, workers: Sequence[Worker], package: Package, gcloud: Gcloud, say: Callable[[str], None]
+) -> list[Result]:
+    """Installs on every worker and compares them. A worker that has the same package already is left as it is.
+
+    The first contact with a target makes gcloud spread an ssh key; so that happens once, worker 0 goes first.
+    """
+
+    def attempt(worker: Worker) -> str:
+        ready, copy, run = install_commands(target, package, str(worker.slice), str(worker.index))
+        gcloud.run(ready)
+        say(f"{worker} | copying")
+        gcloud.run(copy, timeout=_COPY_SECONDS)
+        say(f"{worker} | installing")
+        lines = gcloud.run(run, timeout=_INSTALL_SECONDS).split()
+        say(f"{worker} | {lines[-1] if lines else 'no answer'}")
+        return lines[-1] if lines else ""
+
+    done: dict[Worker, str | PaxError] = on_each(workers[:1], attempt)
+    done |= on_each(workers[1:], attempt)
+    for _ in range(_ROUNDS - 1):
+        failed = [worker for worker, result in done.items() if isinstance(result, PaxError)]
+        for worker in failed:
+            say(f"{worker} | failed, trying again: {_text(done[worker])}")
+        done |= on_each(failed, attempt) if failed else {}
+    results = [Result(worker, _text(result), isinstance(result, PaxError)) for worker, result in done.items()]
+    return _verify(target, results, gcloud)
+
+
+def _verify(target: Target, results: list[Result], gcloud: Gcloud) -> list[Result]:
+    """Asks the doctor of every worker at the same time: the hosts of a slice start its chips together."""
+    asked = [result.worker for result in results if not result.failed]
+    answers = on_each(asked, lambda worker: _doctor(target, worker, gcloud), at_once=None) if asked else {}
+    reports = {worker: answer for worker, answer in answers.items() if isinstance(answer, dict)}
+    model = next(iter(reports.values()), {})
+    checked = []
+    for result in results:
+        answer = answers.get(result.worker)
+        if isinstance(answer, PaxError):
+            result = dataclasses.replace(result, result=_text(answer), failed=True)
+        elif answer is not None:
+            problem = _problem(answer, model)
+            result = dataclasses.replace(result, doctor=answer, result=problem or result.result, failed=bool(problem))
+        checked.append(result)
+    return _count_devices(target, checked)
+
+
+def _doctor(target: Target, worker: Worker, gcloud: Gcloud) -> dict[str, Any]:
+    output = run_script(target, worker, _DOCTOR, gcloud, _DOCTOR_SECONDS)
+    line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
+    if line is None:
+        raise RemoteError(f"pax does not start: {output[-300:]!r}.")
+    return json.loads(line)
+
+
+def _problem(report: dict[str, Any], model: dict[str, Any]) -> str | None:
+    """What is wrong with one worker, beside the first."""
+    if "error" in report:
+        return str(report["error"]["message"])
+    versions, wanted = ({"pax": r["pax"], "python": r["python"], **r["packages"]} for r in (report, model))
+    differ = [
+        f"{name} {versions.get(name)}, not {wanted[name]}" for name in wanted if versions.get(name) != wanted[name]
+    ]
+    if differ:
+        return "another version than worker 0: " + "; ".join(differ)
+    on_cpu = all(device["platform"] == "cpu" for device in report["devices"])
+    if on_cpu and not report["environment"].get("JAX_PLATFORMS"):
+        return "JAX finds no TPU"
+    return None
+
+
+def _count_devices(target: Target, results: list[Result]) -> list[Result]:
+    """A slice has as many devices as its type says, when all its workers have answered."""
+    if target.accelerator is None:
+        return results
+    wanted = find_accelerator(target.accelerator).devices
+    checked = list(results)
+    for number in {result.worker.slice for result in results}:
+        members = [result for result in results if result.worker.slice == number]
+        found = sum(device["count"] for member in members for device in member.doctor.get("devices", []))
+        if found != wanted and not any(member.failed for member in members) and members[0].worker.index == 0:
+            text = f"slice {number} has {found} devices, not {wanted}"
+            bad = {member.worker for member in members}
+            checked = [dataclasses.replace(r, result=text, failed=True) if r.worker in bad else r for r in checked]
+    return checked
+
+
+def _text(result: str | PaxError) -> str:
+    return result.message if isinstance(result, PaxError) else result

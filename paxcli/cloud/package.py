@@ -1,0 +1,150 @@
+"""What `pax install` puts on a machine: pax from a source, the JAX of its accelerator, pinned versions."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import paxcli
+from paxcli.cloud.values import check
+from paxcli.errors import ConfigError, MissingError
+
+EXTRAS = ("tpu", "cuda12", "cuda13", "cpu")
+_CHECKOUT = Path(paxcli.__file__).resolve().parents[1]
+_SOURCES = ("paxcli", "recipes", "pyproject.toml", "README.md", "LICENSE")
+# PCI numbers of TPUs v2 to 7x, as in `jax._src.hardware_utils`; Google's network cards have the same vendor.
+_PCI, _GOOGLE = Path("/sys/bus/pci/devices"), "0x1ae0"
+_TPUS = {"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+# The oldest NVIDIA driver that runs each CUDA.
+_DRIVERS = (("cuda13", 580), ("cuda12", 525))
+_SETUPTOOLS = 77
+
+
+@dataclasses.dataclass(frozen=True)
+class Package:
+    """What pip is to install.
+
+    Args:
+      requirement: For pip, with `{ship}` for the folder that `files` are in.
+      files: What the requirement needs beside it: the constraints, and perhaps a wheel.
+    """
+
+    requirement: str
+    files: tuple[Path, ...]
+
+    @property
+    def hash(self) -> str:
+        """The same for the same package: files count by what they hold."""
+        digest = hashlib.sha256(self.requirement.encode())
+        for file in self.files:
+            digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+        return digest.hexdigest()[:16]
+
+
+def make_package(source: str | None, extra: str, folder: Path, dry_run: bool = False) -> Package:
+    """Prepares an installation in `folder`.
+
+    Args:
+      source: `pypi`, `git:REF`, `git:ADDRESS@REF` or `local`. None = local in a checkout, else pypi.
+      extra: One of `EXTRAS`.
+      folder: An empty one, for the wheel and the constraints.
+      dry_run: Builds no wheel.
+
+    Raises:
+      ConfigError: There is no such source.
+      MissingError: The wheel cannot be built here.
+    """
+    is_checkout = (_CHECKOUT / "pyproject.toml").exists()
+    source = source or ("local" if is_checkout else "pypi")
+    extras = "" if extra == "cpu" else f"[{extra}]"
+    constraints = folder / "constraints.txt"
+    constraints.write_text(_pins())
+    if source == "pypi":
+        version = check("version", paxcli.__version__)
+        return Package(f"paxcli{extras}=={version}", (constraints,))
+    if source.startswith("git:"):
+        address, separator, reference = source[4:].rpartition("@")
+        address = address if separator else _origin()
+        check("git address", address)
+        check("git reference", reference)
+        return Package(f"paxcli{extras} @ git+{address}@{reference}", (constraints,))
+    if source != "local":
+        raise ConfigError(f"{source!r} is no source.", "--from takes pypi, git:REF, git:https://…@REF or local.")
+    if not is_checkout:
+        raise ConfigError("pax was not started from a checkout.", "Use --from pypi, or install from a checkout first.")
+    wheel = folder / f"paxcli-{paxcli.__version__}-py3-none-any.whl" if dry_run else _wheel(folder)
+    return Package(f"{{ship}}/{wheel.name}{extras}", (constraints,) if dry_run else (constraints, wheel))
+
+
+def detect_extra() -> str:
+    """The extra for this machine's accelerator: `tpu`, `cuda13`, `cuda12` or `cpu`."""
+    for vendor in _PCI.glob("*/vendor"):
+        if vendor.read_text().strip() == _GOOGLE and vendor.with_name("device").read_text().strip() in _TPUS:
+            return "tpu"
+    if shutil.which("nvidia-smi"):
+        query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60)
+        major = done.stdout.partition(".")[0].strip()
+        if done.returncode == 0 and major.isdigit():
+            return next((extra for extra, oldest in _DRIVERS if int(major) >= oldest), "cpu")
+    return "cpu"
+
+
+def local_commands(package: Package, venv: Path, ship: Path) -> list[list[str]]:
+    """The commands that install a package into a virtual environment here, which is made when it is not there."""
+    python = venv / "bin" / "python"
+    make = [] if python.exists() else [[sys.executable, "-m", "venv", str(venv)]]
+    pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    pip += ["--constraint", str(ship / "constraints.txt"), package.requirement.replace("{ship}", str(ship))]
+    return [*make, pip]
+
+
+def _pins() -> str:
+    """The checkout's constraints, or the versions that this installation has."""
+    file = _CHECKOUT / "constraints.txt"
+    if file.exists():
+        return file.read_text()
+    found = {dist.name: dist.version for dist in importlib.metadata.distributions() if dist.name != "paxcli"}
+    return "".join(f"{name}=={version}\n" for name, version in sorted(found.items()))
+
+
+def _origin() -> str:
+    argv = ["git", "-C", str(_CHECKOUT), "remote", "get-url", "origin"]
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        raise ConfigError("Of which repository?", "Say it: --from git:https://HOST/PATH@REF") from None
+
+
+def _wheel(folder: Path) -> Path:
+    """Builds the checkout's wheel, from a copy, the same bytes each time."""
+    source = folder / "source"
+    source.mkdir()
+    for name in _SOURCES:
+        if (_CHECKOUT / name).is_dir():
+            shutil.copytree(_CHECKOUT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(_CHECKOUT / name, source)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(source)]
+    if _has_setuptools():
+        build.append("--no-build-isolation")
+    env = {**os.environ, "SOURCE_DATE_EPOCH": "315532800"}
+    try:
+        subprocess.run(build, check=True, capture_output=True, text=True, timeout=600, env=env)
+    except subprocess.CalledProcessError as error:
+        raise MissingError(f"The wheel of {_CHECKOUT} cannot be built: {error.stderr.strip()[-800:]}") from None
+    (wheel,) = folder.glob("paxcli-*.whl")
+    return wheel
+
+
+def _has_setuptools() -> bool:
+    try:
+        return int(importlib.metadata.version("setuptools").partition(".")[0]) >= _SETUPTOOLS
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return False

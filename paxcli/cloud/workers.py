@@ -1,0 +1,100 @@
+"""The workers of TPU VMs: one gcloud process each, so that each one's result is known."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from paxcli.cloud import commands, states
+from paxcli.cloud.commands import Target
+from paxcli.cloud.gcloud import Gcloud
+from paxcli.errors import ConfigError, PaxError, RemoteError
+
+T = TypeVar("T")
+
+# gcloud takes some 100 MB and a second of a core to start.
+AT_ONCE = 16
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Worker:
+    """One TPU VM of one slice; said as `1.3`."""
+
+    slice: int
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.slice}.{self.index}"
+
+
+def find_workers(target: Target, gcloud: Gcloud) -> list[Worker]:
+    """All workers of all slices, counted by Google and not by a table.
+
+    Raises:
+      RemoteError: Not every slice runs.
+    """
+    status = states.look(target, gcloud)
+    if status.phase is not states.Phase.READY:
+        hint = f"pax provision wait {target.name}"
+        if status.phase in (states.Phase.FAILED, states.Phase.PREEMPTED, states.Phase.GONE):
+            hint = "pax provision create with --recreate makes it anew."
+        raise RemoteError(f"{target.name} does not run: it is {status}.", hint)
+    return [Worker(number, index) for number, count in enumerate(status.workers) for index in range(count)]
+
+
+def select(workers: Sequence[Worker], node: str, index: str) -> list[Worker]:
+    """Those of a slice and an index, each a number or `all`."""
+    chosen = [w for w in workers if node in ("all", str(w.slice)) and index in ("all", str(w.index))]
+    if not chosen:
+        raise ConfigError(f"There is no worker {node}.{index}.", f"There are {', '.join(map(str, workers[:8]))} …")
+    return chosen
+
+
+def on_each(
+    workers: Iterable[Worker], action: Callable[[Worker], T], at_once: int | None = AT_ONCE
+) -> dict[Worker, T | PaxError]:
+    """Does something for every worker, several at once, and returns each one's result or failure."""
+    listed = list(workers)
+
+    def attempt(worker: Worker) -> T | PaxError:
+        try:
+            return action(worker)
+        except PaxError as error:
+            return error
+
+    with ThreadPoolExecutor(min(at_once or len(listed), len(listed)) or 1) as pool:
+        return dict(zip(listed, pool.map(attempt, listed), strict=True))
+
+
+def run_script(
+    target: Target, worker: Worker, script: str, gcloud: Gcloud, timeout: float = 300, tries: int = 3
+) -> str:
+    """Runs a script on one worker and returns its stdout. It may be run again when the connection is lost.
+
+    Raises:
+      RemoteError: It failed.
+    """
+    return gcloud.run(commands.ssh(target, str(worker.slice), str(worker.index), script), timeout, tries)
+
+
+class Repeater:
+    """Does something again and again in the background, until it is left."""
+
+    def __init__(self, action: Callable[[], None], seconds: float):
+        self._action, self._seconds = action, seconds
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._left.wait(self._seconds):
+            self._action()
+
+    def __enter__(self) -> Repeater:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()

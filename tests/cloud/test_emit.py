@@ -1,0 +1,171 @@
+"""Emitted files, read by those they are for: bash, JAX's own detection, and where installed kubernetes and SkyPilot."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from paxcli.cloud.emit import Task, find_machine, gke, skypilot, slurm
+from paxcli.errors import ConfigError
+from paxcli.mesh.startup import _explicit
+
+COMMAND = ["pax", "train", "--set=task.name=it's", "--run-dir=gs://b/r", "--", "tiny"]
+IMAGE = "us-docker.pkg.dev/p/r/pax:1"
+# Keeps what it was called with, and what it sees of the job.
+PAX = """#!{python}
+import json, os, sys
+found = {{"words": sys.argv[1:], "env": dict(os.environ)}}
+open(os.path.join({folder!r}, f"call-{{os.getpid()}}.json"), "w").write(json.dumps(found))
+sys.exit(int(os.environ.get("PAX_CODE", "0")))
+"""
+# As Slurm does: each task of the script's own directives is a process that knows its place.
+SRUN = """#!{python}
+import os, subprocess, sys
+command = sys.argv[next(i for i, word in enumerate(sys.argv) if i and not word.startswith("--")):]
+nodes, tasks = int(os.environ["NODES"]), int(os.environ["TASKS"])
+place = {{"SLURM_STEP_NODELIST": f"node[001-00{{nodes}}]", "SLURM_NTASKS": str(nodes * tasks)}}
+codes = []
+for number in range(nodes * tasks):
+    own = {{"SLURM_PROCID": str(number), "SLURM_LOCALID": str(number % tasks)}}
+    codes.append(subprocess.run(command, env={{**os.environ, **place, **own}}).returncode)
+sys.exit(max(codes))
+"""
+
+
+def run_bash(script: str, folder, **env: str) -> tuple[int, list[dict]]:
+    """Runs a script with a `pax` and an `srun` that only take note; returns its code and the calls of pax."""
+    for name, text in {"pax": PAX, "srun": SRUN, "scontrol": "#!/bin/sh\necho $@ > {folder}/scontrol\n"}.items():
+        (folder / name).write_text(text.format(python=sys.executable, folder=str(folder)))
+        (folder / name).chmod(0o755)
+    path = f"{folder}:{os.environ['PATH']}"
+    done = subprocess.run(["bash", "-c", script], env={**os.environ, "PATH": path, **env}, cwd=folder, timeout=120)
+    calls = [json.loads(file.read_text()) for file in folder.glob("call-*.json")]
+    for file in folder.glob("call-*.json"):
+        file.unlink()
+    return done.returncode, calls
+
+
+def test_slurm_starts_a_process_a_gpu_that_jax_finds_its_place_in(tmp_path, monkeypatch):
+    from jax._src.clusters.slurm_cluster import SlurmCluster
+
+    script = slurm(Task("tiny", COMMAND, find_machine("h100:2"), 2))
+    directives = dict(re.findall(r"^#SBATCH --([a-z-]+)=(\S+)$", script, re.MULTILINE))
+    assert directives["gpus-per-node"] == "h100:2" and directives["signal"] == "TERM@120"
+    job = {"NODES": directives["nodes"], "TASKS": directives["ntasks-per-node"], "SLURM_JOB_ID": "77"}
+    code, calls = run_bash(script, tmp_path, **job)
+    assert code == 0 and [call["words"] for call in calls] == [COMMAND[1:]] * 4
+    places = set()
+    for call in calls:
+        for name in [key for key in os.environ if key.startswith("SLURM_")]:
+            monkeypatch.delenv(name)
+        for name, value in call["env"].items():
+            if name.startswith("SLURM_"):
+                monkeypatch.setenv(name, value)
+        assert SlurmCluster.is_env_present() and SlurmCluster.get_process_count() == 4
+        places.add((SlurmCluster.get_coordinator_address(None, None), SlurmCluster.get_process_id()))
+    assert {number for _, number in places} == {0, 1, 2, 3} and {address for address, _ in places} == {"node001:61517"}
+    assert run_bash(script, tmp_path, **job, PAX_CODE="75")[0] == 75
+    assert (tmp_path / "scontrol").read_text() == "requeue 77\n"
+
+
+def test_gke_starts_a_pod_a_host_and_a_job_a_slice():
+    task = Task("tiny", COMMAND, find_machine("v4-128"), 2, IMAGE)
+    manifest = yaml.safe_load(gke(task))
+    (job,) = manifest["spec"]["replicatedJobs"]
+    spec = job["template"]["spec"]
+    assert (job["replicas"], spec["completions"], spec["parallelism"], task.devices) == (2, 16, 16, 128)
+    pod = spec["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["command"] == COMMAND and container["resources"] == {"limits": {"google.com/tpu": "4"}}
+    assert pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "4x4x4"
+    assert manifest["spec"]["coordinator"] == {"replicatedJob": job["name"], "jobIndex": 0, "podIndex": 0}
+    assert not any("MEGASCALE" in text for text in gke(task).splitlines())
+    # A pod failure policy needs pods that are never restarted in place, and the rule that stops a crash loop needs it.
+    assert pod["restartPolicy"] == "Never" and spec["backoffLimit"] == 0
+    (rule,) = manifest["spec"]["failurePolicy"]["rules"]
+    assert rule["onJobFailureReasons"] == ["PodFailurePolicy"]
+    (final,) = spec["podFailurePolicy"]["rules"]
+    assert 2 in final["onExitCodes"]["values"] and 75 not in final["onExitCodes"]["values"]
+
+
+def test_every_field_of_the_job_is_one_of_kubernetes():
+    client = pytest.importorskip("kubernetes.client")
+    (job,) = yaml.safe_load(gke(Task("tiny", COMMAND, find_machine("v6e-8"), 1, IMAGE)))["spec"]["replicatedJobs"]
+
+    def check(value, kind: str) -> None:
+        model = getattr(client, kind.removeprefix("list[").removesuffix("]"), None)
+        for item in value if isinstance(value, list) else [value]:
+            if model is None:
+                continue
+            names = {there: here for here, there in model.attribute_map.items()}
+            model(**{names[key]: field for key, field in item.items()})  # raises where a required one is missing
+            for key, field in item.items():
+                check(field, model.openapi_types[names[key]])
+
+    check(job["template"], "V1JobTemplateSpec")
+
+
+@pytest.mark.parametrize(("machine", "count"), [("h100:8", 2), ("v4-8", 1)])
+def test_skypilot_reads_its_task(machine, count, tmp_path):
+    sky = pytest.importorskip("sky")
+    file = tmp_path / "task.yaml"
+    file.write_text(skypilot(Task("tiny", COMMAND, find_machine(machine), count)))
+    task = sky.Task.from_yaml(str(file))
+    assert task.num_nodes == count and len(task.resources) == 1
+
+
+def test_skypilots_variables_tell_jax_the_coordinator(tmp_path):
+    task = yaml.safe_load(skypilot(Task("tiny", COMMAND, find_machine("h100:8"), 2)))
+    assert (task["num_nodes"], task["resources"]) == (2, {"accelerators": "h100:8"})
+    there = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
+    places = []
+    for rank in ("0", "1"):
+        code, (call,) = run_bash(task["run"], tmp_path, **there, SKYPILOT_NODE_RANK=rank)
+        assert code == 0 and call["words"] == COMMAND[1:]
+        places.append(_explicit(call["env"]))
+    assert places == [("10.0.0.1:8476", 2, 0), ("10.0.0.1:8476", 2, 1)]
+
+
+@pytest.mark.parametrize(
+    ("emit", "machine", "count", "image"),
+    [
+        (gke, "h100:8", 1, IMAGE),
+        (gke, "v3-8", 1, IMAGE),
+        (gke, "v4-8", 1, None),
+        (slurm, "v4-8", 1, None),
+        (skypilot, "v4-8", 2, None),
+        (skypilot, "tpu7x-8", 1, None),
+    ],
+)
+def test_what_a_scheduler_cannot_do_is_refused(emit, machine, count, image):
+    with pytest.raises(ConfigError):
+        emit(Task("tiny", COMMAND, find_machine(machine), count, image))
+
+
+@pytest.mark.parametrize("value", ["a;b", "a\nb", "$(id)", "-x", ""])
+def test_hostile_names_and_images_are_refused(value):
+    with pytest.raises(ConfigError):
+        Task(value, COMMAND, find_machine("v4-8"), 1)
+    with pytest.raises(ConfigError):
+        Task("tiny", COMMAND, find_machine("v4-8"), 1, value)
+
+
+def test_hostile_arguments_stay_arguments(tmp_path):
+    words = [f"--set=a=$(touch {tmp_path}/x)", "--", "a;b", "#SBATCH --x", "new\nline"]
+    task = Task("tiny", ["pax", "train", *words], find_machine("h100:1"), 1)
+    _, calls = run_bash(slurm(task), tmp_path, NODES="1", TASKS="1", SLURM_JOB_ID="1")
+    _, more = run_bash(
+        yaml.safe_load(skypilot(task))["run"],
+        tmp_path,
+        SKYPILOT_NODE_IPS="::1",
+        SKYPILOT_NUM_NODES="1",
+        SKYPILOT_NODE_RANK="0",
+    )
+    assert [call["words"] for call in calls + more] == [["train", *words]] * 2
+    assert not (tmp_path / "x").exists()

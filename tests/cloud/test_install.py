@@ -1,0 +1,142 @@
+"""What is put on a worker, and how workers are compared. `test_end_to_end.py` really installs."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import paxcli
+from paxcli.cloud.commands import Target
+from paxcli.cloud.install import Result, _count_devices, _problem, install_script
+from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
+from paxcli.cloud.workers import Worker
+from paxcli.errors import ConfigError
+
+ROOT = pathlib.Path(paxcli.__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize(
+    ("source", "extra", "requirement"),
+    [
+        ("pypi", "tpu", f"paxcli[tpu]=={paxcli.__version__}"),
+        ("pypi", "cpu", f"paxcli=={paxcli.__version__}"),
+        ("git:https://example.com/pax.git@v1", "cuda13", "paxcli[cuda13] @ git+https://example.com/pax.git@v1"),
+        ("local", "tpu", f"{{ship}}/paxcli-{paxcli.__version__}-py3-none-any.whl[tpu]"),
+        (None, "cpu", f"{{ship}}/paxcli-{paxcli.__version__}-py3-none-any.whl"),
+    ],
+)
+def test_each_source_is_a_requirement_of_pip_with_the_tested_pins(source, extra, requirement, tmp_path):
+    package = make_package(source, extra, tmp_path, dry_run=True)
+    assert package.requirement == requirement
+    assert (tmp_path / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
+    assert "http" not in requirement.replace("git+https://example.com", "")
+
+
+@pytest.mark.parametrize(
+    "source", ["", "conda", "git:https://x/y@$(id)", "git:ssh://x/y@z", "git:https://x/y@-z", "a;b"]
+)
+def test_another_source_is_refused(source, tmp_path):
+    if source == "":
+        source = " "
+    with pytest.raises(ConfigError):
+        make_package(source, "tpu", tmp_path)
+
+
+def test_the_same_checkout_gives_the_same_wheel(tmp_path):
+    hashes = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        hashes.append(make_package("local", "tpu", tmp_path / name).hash)
+    assert hashes[0] == hashes[1]
+
+
+def test_here_it_takes_two_commands(tmp_path):
+    package = Package("paxcli[cuda12]==1.0", ())
+    make, pip = local_commands(package, tmp_path / "venv", tmp_path)
+    assert make == [sys.executable, "-m", "venv", f"{tmp_path}/venv"]
+    assert pip[1:4] == ["-m", "pip", "install"] and pip[-1] == "paxcli[cuda12]==1.0"
+
+
+@pytest.mark.parametrize(
+    ("pci", "driver", "extra"),
+    [
+        (("0x1ae0", "0x005e"), None, "tpu"),
+        (("0x1ae0", "0x0042"), None, "cpu"),  # the network card of a machine of Google's
+        (None, "580.65.06", "cuda13"),
+        (None, "550.54.15", "cuda12"),
+        (None, "470.1", "cpu"),
+        (None, None, "cpu"),
+    ],
+)
+def test_the_accelerator_of_this_machine_is_found(pci, driver, extra, tmp_path, monkeypatch):
+    monkeypatch.setattr("paxcli.cloud.package._PCI", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if pci:
+        (tmp_path / "0000:00:04.0").mkdir()
+        for name, text in zip(("vendor", "device"), pci, strict=True):
+            (tmp_path / "0000:00:04.0" / name).write_text(text + "\n")
+    if driver:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho {driver}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert detect_extra() == extra
+
+
+PYTHON3 = """#!/bin/sh
+echo "$@" >> log
+[ "$2" = uv ] && [ "$3" = venv ] && mkdir -p .pax/venv/bin && cp bin/python3 .pax/venv/bin/python
+exit 0
+"""
+
+
+def test_where_python_is_too_old_uv_brings_one_and_a_second_time_nothing_is_done(tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / ".pax").mkdir()
+    for name in ("cat", "rm", "mkdir", "cp", "sh", "flock"):
+        (tmp_path / "bin" / name).symlink_to(shutil.which(name))
+    (tmp_path / "bin/python3").write_text(PYTHON3)
+    (tmp_path / "bin/python3").chmod(0o755)
+    script = install_script(Package("paxcli[tpu]==1.0", ()))
+    env = {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin")}
+    bash = str(shutil.which("bash"))
+    for said in ("installed", "already"):
+        done = subprocess.run([bash, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == said
+    uv, venv, pip = (tmp_path / "log").read_text().splitlines()
+    assert uv == "-m pip install --quiet --user uv"
+    assert re.fullmatch(r"-m uv venv --quiet --seed --python 3\.1[123] \.pax/venv", venv)
+    assert pip == "-m pip install --quiet --constraint .pax/ship/constraints.txt paxcli[tpu]==1.0"
+
+
+def doctor(count=4, platform="tpu", jax="0.10.2", **more):
+    devices = [{"platform": platform, "kind": "TPU v4", "count": count}]
+    return {"pax": "1", "python": "3.12.1", "packages": {"jax": jax}, "devices": devices, "environment": {}} | more
+
+
+@pytest.mark.parametrize(
+    ("report", "problem"),
+    [
+        (doctor(), None),
+        (doctor(jax="0.11.0"), "another version than worker 0: jax 0.11.0, not 0.10.2"),
+        (doctor(platform="cpu"), "JAX finds no TPU"),
+        (doctor(platform="cpu", environment={"JAX_PLATFORMS": True}), None),
+        (doctor(error={"message": "JAX cannot start"}), "JAX cannot start"),
+    ],
+)
+def test_workers_are_compared_with_the_first(report, problem):
+    assert _problem(report, doctor()) == problem
+
+
+def test_a_slice_has_the_devices_of_its_type():
+    target = Target("demo", "us-central2-b", queued=True, slices=2, accelerator="v4-16")
+    results = [
+        Result(Worker(number, index), "installed", doctor=doctor(count))
+        for number, index, count in [(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 3)]
+    ]
+    checked = _count_devices(target, results)
+    assert [result.failed for result in checked] == [False, False, True, True]
+    assert checked[3].result == "slice 1 has 7 devices, not 8"

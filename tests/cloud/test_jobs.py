@@ -1,0 +1,182 @@
+"""Jobs on the workers of a played cloud, with real processes, supervisors and signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pty
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.testing import CliRunner
+
+from paxcli import __version__
+from paxcli.cli.main import app
+from paxcli.cloud import jobs
+from paxcli.cloud.commands import Target
+from paxcli.cloud.gcloud import Gcloud
+from paxcli.cloud.jobs import Job
+from paxcli.cloud.targets import remember
+from paxcli.cloud.workers import Worker, find_workers
+from paxcli.errors import ConfigError, RemoteError
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+
+
+def prepare(cloud, slices=1, workers=1) -> Target:
+    """A target that runs, on whose workers this very pax stands where `pax install` would put it."""
+    target = Target("demo", "us-central2-b", "my-project", queued=True, slices=slices)
+    resource = {"kind": "queued-resources", "slices": slices, "states": ["ACTIVE"], "type": "v5litepod-1"}
+    cloud.write(resources={"demo": resource}, workers=workers)
+    for number in range(slices):
+        for index in range(workers):
+            python = cloud.root / "workers" / f"{target.node(number)}-w{index}" / ".pax/venv/bin/python"
+            python.parent.mkdir(parents=True)
+            path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+            python.write_text(f'#!/bin/sh\nPYTHONPATH={path} exec {sys.executable} "$@"\n')
+            python.chmod(0o755)
+    remember(target)
+    return target
+
+
+class Watched(Job):
+    """A job whose output and news are kept."""
+
+    def __init__(self, target: Target, name="job-1"):
+        self.out, self.news = {"stdout": "", "stderr": ""}, []
+        gcloud = Gcloud(lambda seconds: time.sleep(min(seconds, 0.1)))
+        super().__init__(target, name, find_workers(target, gcloud), gcloud, self.news.append)
+
+    def watch(self) -> int:
+        def keep(stream, text):
+            self.out[stream] += text
+
+        return self.follow(keep)
+
+
+def test_all_workers_run_it_and_worker_0_is_shown(cloud):
+    job = Watched(prepare(cloud, slices=2))
+    job.start(["--version"], {})
+    assert job.watch() == 0
+    assert job.out == {"stdout": f"pax {__version__}\n", "stderr": ""}
+    assert [answer["code"] for answer in job.status().values()] == [0, 0]
+    shown = []
+    job.dump(Worker(1, 0), lambda stream, text: shown.append(text))
+    assert shown == [f"pax {__version__}\n"]
+    found = json.loads(CliRunner().invoke(app, ["provision", "logs", "demo", "--worker", "all", "--json"]).stdout)
+    assert found["job"] == "job-1" and [each["worker"] for each in found["workers"]] == ["0.0", "1.0"]
+    assert {(each["state"], each["stdout"]) for each in found["workers"]} == {("exit code 0", f"pax {__version__}\n")}
+
+
+def test_starting_again_after_a_lost_answer_does_not_run_twice(cloud):
+    cloud_target = prepare(cloud)
+    cloud.play("supervisor start", "ERROR: connection timed out", 255, late=True)
+    job = Watched(cloud_target)
+    job.start(["--version"], {})
+    assert job.watch() == 0 and job.out["stdout"].count("pax") == 1
+
+
+def test_a_lost_connection_is_made_again_and_nothing_is_shown_twice(cloud):
+    job = Watched(prepare(cloud))
+    job.start(["recipes", "ls"], {})
+    cloud.play("supervisor follow", "ERROR: connection reset by peer", 255, times=2)
+    assert job.watch() == 0
+    assert sum("lost the connection" in line for line in job.news) == 2
+    assert job.out["stdout"].count("\ntiny ") == 1
+
+
+def test_the_exit_code_is_the_jobs_and_files_travel(cloud):
+    job = Watched(prepare(cloud))
+    job.start(["recipes", "show", ("mine.yaml", "")], {"mine.yaml": "recipe: nosuch\n"})
+    assert job.watch() == 2
+    assert "nosuch" in job.out["stderr"]
+
+
+def test_arguments_arrive_as_they_were_typed(cloud, tmp_path):
+    job = Watched(prepare(cloud))
+    words = [f"$(touch {tmp_path}/x)", "a;b", "it's", 'quo"te', "new\nline", "ü", "--flags-file=x"]
+    job.start(["recipes", "show", "--", *words], {})
+    assert job.watch() == 2 and not (tmp_path / "x").exists()
+    spec = json.loads(next(word for word in _spec_of(cloud)))
+    assert spec["arguments"][3:] == words
+
+
+def _spec_of(cloud):
+    for call in cloud.calls:
+        command = next((word for word in call if word.startswith("--command=") and "supervisor start" in word), None)
+        if command:
+            yield shlex.split(shlex.split(command.removeprefix("--command="))[2])[-1]
+
+
+def test_a_worker_without_pax_names_the_remedy(cloud):
+    target = prepare(cloud, slices=2)
+    (cloud.root / "workers/demo-1-w0/.pax/venv/bin/python").unlink()
+    with pytest.raises(RemoteError, match="1 of 2 workers did not start; 1.0") as error:
+        Watched(target).start(["--version"], {})
+    assert error.value.hint == "pax install --on demo"
+
+
+def test_too_large_a_file_does_not_travel():
+    with pytest.raises(ConfigError, match="too large"):
+        jobs.start_script("job-1", ["train"], {"a.yaml": "x" * 100_000})
+
+
+def pax(*words: str, **options) -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-m", "paxcli", *words], text=True, **pipes | options)
+
+
+def read_until(stream, word: str) -> str:
+    text = ""
+    for line in stream:
+        text += line
+        if word in line:
+            return text
+    raise AssertionError(f"no {word!r} in {text}")
+
+
+def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
+    """Train; kill the client; attach; a second job is refused; stop saves: exit 75."""
+    prepare(cloud)
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("recipe: tiny-synthetic\nset: {num_train_steps: 1000000, summary_interval_steps: 5}\n")
+    words = ("train", str(recipe), "--on", "demo", "--run-dir", str(tmp_path / "run"))
+    client = pax(*words)
+    read_until(client.stderr, "step 5 ")
+    client.kill()
+    client.communicate()
+    second = pax(*words)
+    _, err = second.communicate(timeout=120)
+    assert second.returncode == 2 and "busy with train-" in err
+    terminal, slave = pty.openpty()
+    attached = pax("provision", "attach", "demo", stdin=slave, start_new_session=True)
+    read_until(attached.stderr, "step ")
+    attached.send_signal(signal.SIGINT)  # and it asks what is meant
+    os.write(terminal, b"\n")
+    read_until(attached.stderr, "step ")
+    stopped = pax("provision", "stop", "demo")
+    assert stopped.communicate(timeout=120)[0].startswith("Asked train-") and stopped.returncode == 0
+    _, err = attached.communicate(timeout=120)
+    assert attached.returncode == 75, err
+    assert any(path.name.isdigit() for path in (tmp_path / "run/checkpoints").iterdir())
+
+
+def test_the_worker_that_failed_first_gives_the_exit_code(cloud):
+    job = Watched(prepare(cloud, slices=2))
+    lost = {"state": "unreachable", "tail": ""}
+    ended = {"state": "ended", "tail": "a mistake"}
+    job._follow_one = lambda worker, on_text: ended | {"code": 4, "ended": 20.0}
+    for other, code in [
+        (ended | {"code": 2, "ended": 10.0}, 2),
+        (ended | {"code": 2, "ended": 30.0}, 4),
+        (ended | {"code": 0, "ended": 1.0}, 4),
+        (lost, 4),
+    ]:
+        job.status = lambda workers, other=other: dict.fromkeys(workers, other)
+        assert job.follow(lambda *_: None) == code
+    assert [line for line in job.news if "failed first" in line] == ["worker 1.0 failed first: exit code 2\na mistake"]
