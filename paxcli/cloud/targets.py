@@ -34,7 +34,8 @@ def find_place(zone: str | None, project: str | None, say: Callable[[str], None]
     found_zone = _place("zone", zone, say)
     if found_zone is None:
         raise ConfigError(
-            "No zone is given.", "Add --zone, such as --zone us-central2-b, or: gcloud config set compute/zone"
+            "No zone is given.",
+            "gcloud config set compute/zone us-central2-b, or $CLOUDSDK_COMPUTE_ZONE; `pax provision` takes --zone.",
         )
     return found_zone, _place("project", project, say)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,22 +31,42 @@ class Mesh(Configurable):
         four numbers the first is `stage`. None lays all devices along `data`.
       dcn_mesh_shape: How many slices along each axis, written alike. None is one slice.
       logical_axis_rules: Laid over the default rules: logical axis to mesh axis, to several, or to None (replicated).
+      libtpu_options: Options of the TPU's runtime and compiler, name to value (`LIBTPU_INIT_ARGS` without the dashes);
+        other devices know nothing of them.
     """
 
     ici_mesh_shape: dict[str, int] | list[int] | None = None
     dcn_mesh_shape: dict[str, int] | list[int] | None = None
     logical_axis_rules: dict[str, str | list[str] | None] | None = None
+    libtpu_options: dict[str, str | int | float | bool] | None = None
 
     def validate(self) -> None:
         """Checks every name and size, without a device. Raises ConfigError."""
         axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape)
         merge_rules(self.logical_axis_rules)
+        libtpu_arguments(self.libtpu_options)
 
     def num_devices(self) -> int | None:
         """The number of devices that this mesh needs, or None when it takes all that are there."""
         if self.ici_mesh_shape is None:
             return None
         return math.prod(axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape).values())
+
+
+def libtpu_arguments(options: Mapping[str, Any] | None) -> str:
+    """Options as `LIBTPU_INIT_ARGS` takes them: `--name=value --name=value`.
+
+    Raises:
+      ConfigError: A name or a value would not be read as one word.
+    """
+    for name, value in (options or {}).items():
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or not re.fullmatch(r"[^\s'\"\\]+", str(value)):
+            raise ConfigError(
+                f"mesh.libtpu_options: {name}={value!r} is no option of libtpu.",
+                "Write such as {xla_tpu_scoped_vmem_limit_kib: 98304}: names without dashes, values without spaces.",
+            )
+    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in (options or {}).items()}
+    return " ".join(f"--{name}={value}" for name, value in words.items())
 
 
 def axis_sizes(ici: Shape | None, dcn: Shape | None) -> dict[str, int]:

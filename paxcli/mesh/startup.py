@@ -30,8 +30,8 @@ _JOB_SIZES = {
 }
 
 
-def start_distributed(timeout_seconds: int = 300) -> None:
-    """Joins the other processes of this job, when there are any.
+def start_distributed(timeout_seconds: int = 300, libtpu: str = "") -> None:
+    """Joins the other processes of this job, when there are any, and hands libtpu its arguments.
 
     A job is announced by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, by Slurm, by Open MPI, or by
     Cloud TPU (GKE, multislice, or a TPU VM of several hosts). Call it before anything touches a device.
@@ -41,6 +41,9 @@ def start_distributed(timeout_seconds: int = 300) -> None:
       RemoteError: The other processes cannot be reached in time.
     """
     _give_cpu_devices_threads()
+    given = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if libtpu and libtpu not in given:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{libtpu} {given}".strip()  # the last of two counts
     if jax.distributed.is_initialized():
         return
     explicit = _explicit(os.environ)

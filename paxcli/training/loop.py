@@ -20,7 +20,7 @@ from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
 from paxcli.errors import DataError, DivergedError, Stopped
 from paxcli.inputs.nested_map import NestedMap
-from paxcli.mesh.mesh import describe
+from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec, put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import read_runs
@@ -245,7 +245,7 @@ def train(
       Stopped: A signal came; the state is saved.
       DivergedError: The loss is not finite.
     """
-    start_distributed()
+    start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
     # Of several processes only the first writes and speaks. One process alone has not started its devices yet.
     is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
     if is_first:

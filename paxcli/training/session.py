@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.nested_map import NestedMap
-from paxcli.mesh.mesh import build_mesh
+from paxcli.mesh.mesh import build_mesh, libtpu_arguments
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import infeed_shard, use_mesh
 from paxcli.mesh.startup import start_distributed
@@ -51,7 +51,7 @@ def open_session(config: fdl.Config[Experiment]) -> Iterator[Session]:
       ConfigError: Parts of the recipe do not fit each other or the devices.
     """
     validate(config)
-    start_distributed()
+    start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
     mesh_config = fdl.build(config.mesh)
     mesh = build_mesh(mesh_config)
     validate(config, mesh.size)

@@ -16,6 +16,7 @@ import pytest
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.errors import ConfigError, DataError
 from paxcli.mesh import startup
+from paxcli.mesh.mesh import Mesh, libtpu_arguments
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
@@ -158,3 +159,17 @@ def test_a_tpu_vm_of_several_hosts_is_found_through_its_metadata_server(monkeypa
         startup.start_distributed()
         assert calls == [(None, None, None)]
         server.shutdown()
+
+
+def test_libtpu_gets_the_recipes_options_once(monkeypatch):
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_a=2")
+    arguments = libtpu_arguments({"xla_a": 1, "xla_b": True})
+    for _ in range(2):
+        startup.start_distributed(libtpu=arguments)
+    assert os.environ["LIBTPU_INIT_ARGS"] == "--xla_a=1 --xla_b=true --xla_a=2"
+
+
+@pytest.mark.parametrize("options", [{"--xla_a": 1}, {"xla_a": "1 --xla_b"}, {"xla_a": "'"}])
+def test_what_is_no_option_of_libtpu_is_refused(options):
+    with pytest.raises(ConfigError, match="no option of libtpu"):
+        Mesh(libtpu_options=options).validate()
