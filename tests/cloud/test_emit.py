@@ -44,7 +44,7 @@ def run_bash(script: str, folder, **env: str) -> tuple[int, list[dict]]:
         (folder / name).write_text(text.format(python=sys.executable, folder=str(folder)))
         (folder / name).chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-c", script], env={**os.environ, "PATH": path, **env}, cwd=folder, timeout=120)
+    done = subprocess.run(["bash", "-c", script], env={**os.environ, "PATH": path, **env}, cwd=folder, timeout=600)
     calls = [json.loads(file.read_text()) for file in folder.glob("call-*.json")]
     for file in folder.glob("call-*.json"):
         file.unlink()

@@ -151,7 +151,7 @@ def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
     client.kill()
     client.communicate()
     second = pax(*words)
-    _, err = second.communicate(timeout=120)
+    _, err = second.communicate(timeout=600)
     assert second.returncode == 2 and "busy with train-" in err
     terminal, slave = pty.openpty()
     attached = pax("provision", "attach", "demo", stdin=slave, start_new_session=True)
@@ -160,8 +160,8 @@ def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
     os.write(terminal, b"\n")
     read_until(attached.stderr, "step ")
     stopped = pax("provision", "stop", "demo")
-    assert stopped.communicate(timeout=120)[0].startswith("Asked train-") and stopped.returncode == 0
-    _, err = attached.communicate(timeout=120)
+    assert stopped.communicate(timeout=600)[0].startswith("Asked train-") and stopped.returncode == 0
+    _, err = attached.communicate(timeout=600)
     assert attached.returncode == 75, err
     assert any(path.name.isdigit() for path in (tmp_path / "run/checkpoints").iterdir())
 

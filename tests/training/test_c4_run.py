@@ -83,7 +83,7 @@ def test_it_learns_and_resumes_after_a_kill(tmp_path: pathlib.Path, told, pax) -
     # Killed at its 25th batch or so, and resumed.
     command = [sys.executable, "-m", "paxcli", *ARGUMENTS, "--run-dir", "killed"]
     with subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "TOLD": "killed.txt"}) as process:
-        deadline = time.monotonic() + 300
+        deadline = time.monotonic() + 700
         while not (tmp_path / "killed.txt").exists() or len(told("killed.txt")) < 25:
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)

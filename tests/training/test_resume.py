@@ -40,7 +40,7 @@ def _run(run_dir, *options: str, **changes: object) -> tuple[int, str]:
 
 
 def _wait_for_step(process: subprocess.Popen, run_dir, step: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while time.monotonic() < deadline:
         if (run_dir / "metrics.jsonl").exists() and max(losses(run_dir), default=0) >= step:
             return
