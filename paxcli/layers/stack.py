@@ -96,7 +96,7 @@ class Stack(Layer):
     def _scanned(self, block_class: Any, length: int) -> Any:
         return nn.scan(
             block_class,
-            variable_axes={"params": 0},
+            variable_axes={"params": 0, "metrics": 0},
             split_rngs={"params": True},
             in_axes=(0, *(nn.broadcast,) * self._num_shared),
             out_axes=0,

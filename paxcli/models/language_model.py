@@ -122,15 +122,22 @@ class LanguageModel(Model):
 
     def matmul_shape(self) -> dict[str, Any]:
         """What a FLOP count needs to know of this model."""
-        feed_forward = self.stack.keywords.get("block", Stack.block).keywords.get("feed_forward", None)
-        gated = bool(feed_forward and feed_forward.keywords.get("gated", False))
+        turns = _field(self.stack, "turns") or (_field(self.stack, "block"),)
+        feed_forward = _field(turns[0], "feed_forward")
         return dict(
             model_dims=self.model_dims,
-            hidden_dims=self.hidden_dims,
+            hidden_dims=self.hidden_dims * _field(feed_forward, "num_experts_per_token", 1),
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
             dims_per_head=self.head_dims,
             vocab_size=self.vocab_size,
-            num_gate_activations=2 if gated else 1,
+            num_gate_activations=2 if _field(feed_forward, "gated", False) else 1,
+            num_experts=_field(feed_forward, "num_experts", 0),
+            sliding_window=tuple(_field(_field(turn, "attention"), "window") for turn in turns),
         )
+
+
+def _field(template: Any, name: str, default: Any = None) -> Any:
+    """A field of what a template makes, or `default` if that has none."""
+    return template.keywords.get(name, getattr(template.func, name, default)) if template is not None else default

@@ -9,6 +9,7 @@ import fiddle as fdl
 import jax
 import numpy as np
 
+from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.parallel_block import ParallelBlock
 from paxcli.layers.patterned_stack import PatternedStack
@@ -65,6 +66,15 @@ def qwen3() -> fdl.Config[LanguageModel]:
     model = _llama()
     model.num_kv_heads, model.dims_per_head = 2, 12
     model.stack.block.attention.qk_norm = RmsNorm.partial()
+    return model
+
+
+def mixtral() -> fdl.Config[LanguageModel]:
+    model = _llama()
+    model.num_kv_heads = 2
+    model.stack.block.norm.epsilon = model.final_norm.epsilon = 1e-5
+    model.stack.block.attention.rotary.max_timescale = 1e6
+    model.stack.block.feed_forward = MoeFeedForward.partial(num_experts=4, num_experts_per_token=2)
     return model
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from paxcli.inputs.nested_map import NestedMap
+from paxcli.metrics.flops import transformer_flops_per_step
 from tests.models import hf_families
+from tests.tolerances import FLOAT32
 
 LOGITS = dict(atol=1e-4, rtol=0)
 
@@ -31,7 +33,7 @@ def _positions(ids: jax.Array) -> jax.Array:
     return jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
 
 
-@pytest.mark.parametrize("family", ["llama2", "llama31", "mistral", "qwen3", "gemma2", "neox"])
+@pytest.mark.parametrize("family", ["llama2", "llama31", "mistral", "mixtral", "qwen3", "gemma2", "neox"])
 def test_logits_are_those_of_transformers(family):
     model, variables, ids, logits = _case(family)
     batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=_positions(ids))
@@ -57,3 +59,26 @@ def test_decoding_with_a_window_is_the_full_pass(family):
         y, cache = extend(ids[:, part], jnp.ones_like(ids[:, part]), _positions(ids)[:, part], cache)
         found.append(y)
     np.testing.assert_allclose(jnp.concatenate(found, axis=1), logits, **LOGITS)
+
+
+def test_experts_report_the_balance_that_transformers_computes():
+    model, variables, ids, _ = _case("mixtral")
+    batch = _whole(NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=_positions(ids)))
+    metrics, _ = jax.jit(model.measured)(variables["params"], batch)
+    balance, weight = metrics["load_balance_loss"]
+    expected = hf_families.arrays_of("mixtral")["out/load_balance_loss"]
+    np.testing.assert_allclose(balance, expected, **FLOAT32)
+    assert weight == ids.size
+
+
+def test_flops_count_windows_in_turn_and_a_tokens_experts():
+    gemma = fdl.build(hf_families.gemma2()).matmul_shape()
+    assert gemma["sliding_window"] == (6, None) and gemma["num_gate_activations"] == 2
+    mixtral = fdl.build(hf_families.mixtral()).matmul_shape()
+    assert mixtral["hidden_dims"] == 2 * 48 and mixtral["num_experts"] == 4
+    counts = [
+        transformer_flops_per_step(2, 20, **gemma | {"sliding_window": w}).attention for w in (6, None, (6, None))
+    ]
+    assert counts[2] == (counts[0] + counts[1]) / 2
+    routers = transformer_flops_per_step(2, 20, **mixtral).weights
+    assert routers - transformer_flops_per_step(2, 20, **mixtral | {"num_experts": 0}).weights == 6 * 40 * 2 * 32 * 4
