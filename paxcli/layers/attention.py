@@ -17,6 +17,7 @@ from paxcli.layers.causal_attention import causal_attention
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.relative_bias import RelativeBias
 from paxcli.layers.remat import save_as
+from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.rotary import Rotary
 from paxcli.mesh.sharding import constrain
 
@@ -83,7 +84,7 @@ class Attention(Layer):
     use_bias: bool = False
     query_scale: float | None = None
     per_dim_scale: bool = False
-    qk_norm: functools.partial | None = None
+    qk_norm: functools.partial[RmsNorm] | None = None
     logit_cap: float | None = None
     causal: bool = True
     window: int | None = None

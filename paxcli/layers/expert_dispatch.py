@@ -62,23 +62,23 @@ def dropless(
 ) -> Float[jax.Array, "B T D"]:
     """Every choice is heard: choices are sorted by expert, and one ragged product multiplies each by its matrix.
 
-    On a mesh, devices along `expert` collect each other's tokens, and each adds what its own experts say.
+    On a mesh whose axis `expert` divides the rows, devices along it collect each other's tokens, and each adds what its
+    own experts say.
     """
     tokens = layout(x.shape, "activation_batch", "activation_length", None)
     wide = layout(experts.w_in.shape, "expert", None, "mlp")
-    if tokens is None or wide is None:
-        return _dropless(x, routing, experts, act)
+    if tokens is None or wide is None or not set(axes_of(wide[0])) <= set(axes_of(tokens[0])):
+        return _dropless(x, routing, experts, act)  # XLA collects the matrices
     on, split = axes_of(wide[0]), axes_of(wide[2])
-    gathered = tuple(axis for axis in on if axis in axes_of(tokens[0]))
-    summed = tuple(axis for axis in (*on, *split) if axis not in gathered)
 
     def of_device(x: jax.Array, routing: Routing, experts: Experts) -> jax.Array:
-        if gathered:
-            x, routing = jax.tree.map(lambda rows: jax.lax.all_gather(rows, gathered, axis=0, tiled=True), (x, routing))
-        first = jax.lax.axis_index(on) * experts.w_in.shape[0] if on else 0
-        y = _dropless(x, routing, experts, act, first)
-        y = jax.lax.psum(y, summed) if summed else y
-        return jax.lax.psum_scatter(y, gathered, scatter_dimension=0, tiled=True) if gathered else y
+        if not on:
+            y = _dropless(x, routing, experts, act)
+            return jax.lax.psum(y, split) if split else y
+        rows = jax.tree.map(lambda rows: jax.lax.all_gather(rows, on, axis=0, tiled=True), (x, routing))
+        y = _dropless(*rows, experts, act, jax.lax.axis_index(on) * experts.w_in.shape[0])
+        y = jax.lax.psum(y, split) if split else y
+        return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True)
 
     matrices = jax.tree.map(lambda _: wide, experts)._replace(w_out=PartitionSpec(wide[0], wide[2]))
     return jax.shard_map(of_device, in_specs=(tokens, tokens, matrices), out_specs=tokens)(x, routing, experts)

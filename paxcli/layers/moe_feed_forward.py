@@ -79,7 +79,9 @@ class MoeFeedForward(Layer):
         """Chosen experts and their weights, which are reported, too."""
         logits = jnp.einsum("btd,de->bte", x, self.router, preferred_element_type=jnp.float32)
         probabilities = jax.nn.softmax(constrain(logits, "activation_batch", "activation_length", None), axis=-1)
-        weights, chosen = jax.lax.top_k(probabilities, self.num_experts_per_token)
+        # Not `top_k`: XLA collects its rows on every device, and those of a sort it does not.
+        chosen = jnp.argsort(-probabilities, axis=-1)[..., : self.num_experts_per_token]
+        weights = jnp.take_along_axis(probabilities, chosen, axis=-1)
         share = jnp.mean(jnp.sum(jax.nn.one_hot(chosen, self.num_experts), axis=2), axis=1)
         balance = self.num_experts * jnp.sum(share * jnp.mean(probabilities, axis=1), axis=-1)
         self.sow("metrics", "load_balance_loss", jnp.mean(balance))

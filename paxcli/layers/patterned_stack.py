@@ -10,6 +10,7 @@ import jax
 
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
+from paxcli.layers.block import TransformerBlock
 from paxcli.layers.stack import Stack, run_in_order
 
 
@@ -19,13 +20,16 @@ class PatternedStack(Stack):
     Scanned, one iteration runs G layers: `layers/turn_0` holds layers 0, G, 2G, … and so on.
 
     Attributes:
-      turns: Templates of the layers, such as one with a window and one without; in place of `block`. The other fields
-        are those of `Stack`.
+      turns: Templates of the layers, such as one with a window and one without. The other fields are those of `Stack`.
+      block: None: `turns` take its place.
     """
 
+    block: functools.partial[TransformerBlock] | None = None  # pyrefly: ignore[bad-override]
     turns: tuple[functools.partial, ...] = ()
 
     def setup(self) -> None:
+        if self.block is not None:
+            raise ConfigError("A PatternedStack has `turns` in place of a `block`.", "Set `block` to null.")
         if not self.turns or (self.scan and self.num_layers % len(self.turns)):
             raise ConfigError(
                 f"num_layers={self.num_layers} does not divide into `turns` of {len(self.turns)} layers.",
