@@ -9,7 +9,7 @@ from paxcli.inputs.prompts import Prompts
 from paxcli.inputs.stdlib import StdlibInput
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.layers.init import Gaussian
-from paxcli.layers.positions import Rotary
+from paxcli.layers.rotary import Rotary
 from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.schedules import LinearRampupCosineDecay

@@ -1,4 +1,4 @@
-"""Self-attention with grouped key/value heads, caps, biases, packing masks and a cache for decoding."""
+"""Self-attention with grouped key/value heads, windows, caps, biases, packing masks and a cache for decoding."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.caps import soft_cap
 from paxcli.layers.causal_attention import causal_attention
 from paxcli.layers.init import Init, Xavier
-from paxcli.layers.positions import Rotary
+from paxcli.layers.relative_bias import RelativeBias
 from paxcli.layers.remat import save_as
+from paxcli.layers.rms_norm import RmsNorm
+from paxcli.layers.rotary import Rotary
 from paxcli.mesh.sharding import constrain
 
 _HEADS = ("activation_batch", "activation_heads", "activation_length", None)
@@ -34,12 +37,19 @@ def dot_product_attention(
     value: Float[jax.Array, "B K S H"],
     mask: Bool[jax.Array, "B T S"],
     logit_cap: float | None = None,
+    bias: Float[jax.Array, "... N T S"] | None = None,
 ) -> Float[jax.Array, "B N T H"]:
-    """Attention of scaled queries; head n reads key/value head n // (N / K). The softmax is float32."""
+    """Attention of scaled queries; head n reads key/value head n // (N / K). The softmax is float32.
+
+    A bias is added to the capped logits.
+    """
     batch, heads, length, dims = query.shape
     grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], length, dims)
     logits = jnp.einsum("bkgth,bksh->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    logits = jnp.where(mask[:, None, None], soft_cap(logits, logit_cap), jnp.finfo(jnp.float32).min)
+    logits = soft_cap(logits, logit_cap)
+    if bias is not None:
+        logits = logits + bias.reshape(*bias.shape[:-3], *logits.shape[1:3], *bias.shape[-2:])
+    logits = jnp.where(mask[:, None, None], logits, jnp.finfo(jnp.float32).min)
     weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
     return jnp.einsum("bkgts,bksh->bkgth", weights, value).reshape(query.shape)
 
@@ -55,10 +65,14 @@ class Attention(Layer):
       dims_per_head: H.
       num_kv_heads: K, a divisor of N; None = N.
       use_bias: Whether the projections have biases.
-      per_dim_scale: Whether queries are scaled by a learned `softplus(s) / (ln 2 * sqrt(H))` for each feature, which
-        starts at the fixed 1 / sqrt(H).
+      query_scale: What queries are multiplied by; None = 1 / sqrt(H).
+      per_dim_scale: Whether they are also multiplied by a learned `softplus(s) / ln 2` for each feature, which starts
+        at 1.
+      qk_norm: Template of a norm of each head's queries and keys, such as `RmsNorm.partial()`; None = off.
       logit_cap: `cap * tanh(logit / cap)` before masking; None = off.
       causal: Whether a position sees only itself and earlier ones.
+      window: How many positions it sees of those, itself among them (Beltagy et al., 2020); None = all.
+      relative_bias: Template of a learned bias for the distance, such as `RelativeBias.partial()`; None = off.
       rotary: Template of a rotation of queries and keys, such as `Rotary.partial()`; None = off.
       params_init: How the projections start.
     """
@@ -68,13 +82,22 @@ class Attention(Layer):
     dims_per_head: int
     num_kv_heads: int | None = None
     use_bias: bool = False
+    query_scale: float | None = None
     per_dim_scale: bool = False
+    qk_norm: functools.partial[RmsNorm] | None = None
     logit_cap: float | None = None
     causal: bool = True
+    window: int | None = None
+    relative_bias: functools.partial[RelativeBias] | None = None
     rotary: functools.partial[Rotary] | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:
+        if self.window is not None and (self.window < 1 or not self.causal):
+            raise ConfigError(
+                f"window={self.window}: a window has at least 1 position, and the attention has to be causal.",
+                "Set `window` to null, or `causal` to true.",
+            )
         dims = self.dims_per_head
         self.query, self.query_bias = self._projection("query", self.num_heads, "heads")
         self.key, self.key_bias = self._projection("key", self._kv_heads, "kv_heads")
@@ -85,6 +108,12 @@ class Attention(Layer):
             self.post_bias = self.weight("post_bias", nn.initializers.zeros, (self.model_dims,), ("norm",))
         if self.per_dim_scale:
             self.scale = self.weight("per_dim_scale", nn.initializers.zeros, (dims,), ("norm",))
+        if self.qk_norm is not None:
+            self.query_norm, self.key_norm = self.qk_norm(dims=dims), self.qk_norm(dims=dims)
+        if self.relative_bias is not None:
+            self._distance_bias = self.relative_bias(
+                name="relative_bias", num_heads=self.num_heads, bidirectional=not self.causal
+            )
         if self.rotary is not None:
             self.rotate = self.rotary(dims_per_head=dims)
 
@@ -102,16 +131,27 @@ class Attention(Layer):
         query, key, value = map(self._laid_out, (query, key, value))
         if cache is not None:
             cache = _write(cache, key, value, segment_pos[:, 0])
-            slots = jnp.arange(cache.key.shape[2])
-            context = dot_product_attention(query, *cache, segment_pos[:, :, None] >= slots, self.logit_cap)
-        elif self.causal:
+            distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
+            visible = self._reaches(distance)
+            context = dot_product_attention(query, *cache, visible, self.logit_cap, self._bias(distance))
+        elif self.causal and self.relative_bias is None:
             groups = self.num_heads // self._kv_heads
             key, value = (jnp.repeat(part, groups, axis=1) if groups > 1 else part for part in (key, value))
-            context = causal_attention(query, key, value, segment_ids, self.logit_cap)
+            context = causal_attention(query, key, value, segment_ids, self.logit_cap, self.window)
         else:
-            same = segment_ids[:, :, None] == segment_ids[:, None, :]
-            context = dot_product_attention(query, key, value, same, self.logit_cap)
+            # Inside a segment, positions lie as far apart as they do in the row.
+            distance = jnp.arange(x.shape[1])[:, None] - jnp.arange(x.shape[1])
+            visible = segment_ids[:, :, None] == segment_ids[:, None, :]
+            visible = visible & self._reaches(distance) if self.causal else visible
+            context = dot_product_attention(query, key, value, visible, self.logit_cap, self._bias(distance))
         return self._merged(context), cache
+
+    def _reaches(self, distance: Int[jax.Array, "... T S"]) -> Bool[jax.Array, "... T S"]:
+        """Whether a query sees a key that lies so many positions before it."""
+        return distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
+
+    def _bias(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"] | None:
+        return None if self.relative_bias is None else self._distance_bias(distance)
 
     @property
     def _kv_heads(self) -> int:
@@ -127,14 +167,18 @@ class Attention(Layer):
 
     def _queries(self, x: jax.Array) -> jax.Array:
         """Scaled queries [B, N, T, H] of [B, T, D]."""
-        query, scale = _project(x, self.query, self.query_bias), self.dims_per_head**-0.5
+        query = _project(x, self.query, self.query_bias)
+        if self.qk_norm is not None:
+            query = self.query_norm(query)
+        scale = self.dims_per_head**-0.5 if self.query_scale is None else self.query_scale
         if self.per_dim_scale:
             return query * (jax.nn.softplus(self.scale) * (scale / jnp.log(2.0))).astype(query.dtype)
         return query * scale
 
     def _keys_and_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Both [B, K, S, H] of [B, S, D]."""
-        return _project(x, self.key, self.key_bias), _project(x, self.value, self.value_bias)
+        key, value = _project(x, self.key, self.key_bias), _project(x, self.value, self.value_bias)
+        return key if self.qk_norm is None else self.key_norm(key), value
 
     def _laid_out(self, heads: jax.Array) -> jax.Array:
         return save_as("qkv", constrain(heads, *_HEADS))

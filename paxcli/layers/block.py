@@ -29,6 +29,7 @@ class TransformerBlock(Layer):
       norm: Template of the two norms.
       attention: Template of the attention.
       feed_forward: Template of the feed-forward layer.
+      post_norms: Whether what is added to a residual passes a norm first (Ding et al., 2021: "sandwich").
       zero_padding: Whether the feed-forward adds nothing at padding (segment 0), as in Pax. Its values reach no token.
       params_init: How weights start.
     """
@@ -41,6 +42,7 @@ class TransformerBlock(Layer):
     norm: functools.partial = template(LayerNorm)
     attention: functools.partial = template(Attention)
     feed_forward: functools.partial = template(FeedForward)
+    post_norms: bool = False
     zero_padding: bool = False
     params_init: Init = Xavier()
 
@@ -58,6 +60,9 @@ class TransformerBlock(Layer):
         self._feed_forward = self.feed_forward(
             name="feed_forward", model_dims=self.model_dims, hidden_dims=self.hidden_dims, params_init=self.params_init
         )
+        if self.post_norms:
+            self.attention_post_norm = self.norm(dims=self.model_dims)
+            self.feed_forward_post_norm = self.norm(dims=self.model_dims)
 
     def __call__(
         self,
@@ -66,10 +71,19 @@ class TransformerBlock(Layer):
         segment_ids: Int[jax.Array, "B T"],
         segment_pos: Int[jax.Array, "B T"],
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
-        attended, cache = self._attention(self.attention_norm(x), segment_ids, segment_pos, cache)
+        attended, cache = self._attended(self.attention_norm(x), cache, segment_ids, segment_pos)
         x = x + attended
-        return x + self._fed_forward(x, segment_ids), cache
+        return x + self._fed_forward(self.feed_forward_norm(x), segment_ids), cache
+
+    def _attended(
+        self, x: jax.Array, cache: KVCache | None, segment_ids: jax.Array, segment_pos: jax.Array
+    ) -> tuple[jax.Array, KVCache | None]:
+        """What attention adds to the residual, given the normed `x`."""
+        y, cache = self._attention(x, segment_ids, segment_pos, cache)
+        return self.attention_post_norm(y) if self.post_norms else y, cache
 
     def _fed_forward(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        y = self._feed_forward(self.feed_forward_norm(x))
+        """What the feed-forward adds."""
+        y = self._feed_forward(x)
+        y = self.feed_forward_post_norm(y) if self.post_norms else y
         return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y

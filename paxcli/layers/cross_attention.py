@@ -13,14 +13,17 @@ class CrossAttention(Attention):
     """Multi-head attention whose keys and values come from a source sequence (Vaswani et al., 2017, section 3.2.3).
 
     Pax: the `cross_attention` of `praxis.layers.Transformer`. The fields are those of `Attention`, except that there is
-    no order between the two sequences: `causal` stays False and `rotary` None.
+    no order between the two sequences: `causal` stays False, `rotary`, `window` and `relative_bias` None.
     """
 
     causal: bool = False
 
     def setup(self) -> None:
-        if self.causal or self.rotary is not None:
-            raise ConfigError("Cross-attention knows no order of positions.", "Leave `causal` False and `rotary` None.")
+        if self.causal or self.rotary is not None or self.relative_bias is not None:
+            raise ConfigError(
+                "Cross-attention knows no order of positions.",
+                "Leave `causal` False, `rotary` and `relative_bias` None.",
+            )
         super().setup()
 
     def __call__(  # pyrefly: ignore[bad-override]

@@ -49,6 +49,8 @@ class DecoderBlock(TransformerBlock):
             num_kv_heads=self.num_kv_heads,
             params_init=self.params_init,
         )
+        if self.post_norms:
+            self.cross_attention_post_norm = self.norm(dims=self.model_dims)
 
     def __call__(  # pyrefly: ignore[bad-override]
         self,
@@ -59,13 +61,15 @@ class DecoderBlock(TransformerBlock):
         source: Float[jax.Array, "B S D"] | None,
         source_segment_ids: Int[jax.Array, "B S"],
     ) -> tuple[Float[jax.Array, "B T D"], DecoderCache | None]:
-        attended, own = self._attention(self.attention_norm(x), segment_ids, segment_pos, cache and cache.own)
+        attended, own = self._attended(self.attention_norm(x), cache.own if cache else None, segment_ids, segment_pos)
         x = x + attended
         read, keys = self._cross_attention(
             self.cross_attention_norm(x), segment_ids, source, source_segment_ids, cache and cache.source
         )
-        x = x + read
-        return x + self._fed_forward(x, segment_ids), None if own is None else DecoderCache(own, keys)
+        x = x + (self.cross_attention_post_norm(read) if self.post_norms else read)
+        return x + self._fed_forward(self.feed_forward_norm(x), segment_ids), None if own is None else DecoderCache(
+            own, keys
+        )
 
 
 class Decoder(Stack):

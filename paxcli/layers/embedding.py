@@ -20,6 +20,7 @@ class TiedEmbedding(Layer):
       vocab_size: V.
       model_dims: D.
       scale_sqrt_depth: Whether looked-up vectors are multiplied by sqrt(D).
+      scale_logits_sqrt_depth: Whether logits are divided by sqrt(D), before the bias.
       use_bias: Whether each token has a bias in its logit.
       logit_cap: `cap * tanh(logit / cap)`; None = off.
       params_init: How the table starts.
@@ -28,6 +29,7 @@ class TiedEmbedding(Layer):
     vocab_size: int
     model_dims: int
     scale_sqrt_depth: bool = False
+    scale_logits_sqrt_depth: bool = False
     use_bias: bool = False
     logit_cap: float | None = None
     params_init: Init = Gaussian()
@@ -48,6 +50,8 @@ class TiedEmbedding(Layer):
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
         """Scores every token of the vocabulary."""
         logits = jnp.einsum("btd,vd->btv", x, self.table)
+        if self.scale_logits_sqrt_depth:
+            logits = logits / jnp.asarray(self.model_dims**0.5, logits.dtype)
         if self.use_bias:
             logits = logits + self.bias
         logits = soft_cap(logits, self.logit_cap)

@@ -1,4 +1,4 @@
-"""Where a token stands: signals added to the embedding, and rotations of queries and keys."""
+"""Where a token stands: signals added to the embedding."""
 
 from __future__ import annotations
 
@@ -62,23 +62,3 @@ class LearnedPositions(Layer):
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
         return jnp.take(self.table, positions, axis=0)
-
-
-class Rotary(Layer):
-    """Turns pairs of features (i, i + H/2) by an angle that grows with the position (Su et al., 2021).
-
-    Attributes:
-      dims_per_head: H, even.
-      max_timescale: Base of the geometric frequencies ("theta").
-    """
-
-    dims_per_head: int
-    max_timescale: float = 10_000.0
-
-    def __call__(self, x: Float[jax.Array, "B N T H"], positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B N T H"]:
-        half = self.dims_per_head // 2
-        frequencies = self.max_timescale ** (-jnp.arange(half, dtype=jnp.float32) / half)
-        angles = positions[:, None, :, None].astype(jnp.float32) * frequencies  # [B, 1, T, H/2]
-        sin, cos = jnp.sin(angles), jnp.cos(angles)
-        first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-        return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -53,7 +54,15 @@ class Stack(Layer):
     _num_shared = 2  # what every layer is called with alike, after `x` and the cache
 
     def setup(self) -> None:
-        widths = dict(
+        block = self._with_remat(self.block)
+        if self.scan:
+            self.layers: Any = self._scanned(block.func, self.num_layers)(**{**block.keywords, **self._widths})
+        else:
+            self.layers = [block(**self._widths) for _ in range(self.num_layers)]
+
+    @property
+    def _widths(self) -> dict[str, Any]:
+        return dict(
             model_dims=self.model_dims,
             hidden_dims=self.hidden_dims,
             num_heads=self.num_heads,
@@ -61,12 +70,6 @@ class Stack(Layer):
             num_kv_heads=self.num_kv_heads,
             params_init=self.params_init,
         )
-        block_class = self._with_remat(self.block.func)
-        fields = {**self.block.keywords, **widths}
-        if self.scan:
-            self.layers: Any = _scanned(block_class, self.num_layers, self.unroll, self._num_shared)(**fields)
-        else:
-            self.layers = [block_class(**fields) for _ in range(self.num_layers)]
 
     def __call__(
         self,
@@ -81,29 +84,33 @@ class Stack(Layer):
     def _run(self, x: jax.Array, cache: Any, *shared: Any) -> tuple[jax.Array, Any]:
         if self.scan:
             return self.layers(x, cache, *shared)
-        caches = []
-        for index, layer in enumerate(self.layers):
-            layer_cache = jax.tree.map(lambda array, i=index: array[i], cache)
-            x, layer_cache = layer(x, layer_cache, *shared)
-            caches.append(layer_cache)
-        return x, jax.tree.map(lambda *arrays: jnp.stack(arrays), *caches)
+        return run_in_order(self.layers, x, cache, *shared)
 
-    def _with_remat(self, block_class: Any) -> Any:
+    def _with_remat(self, block: functools.partial) -> functools.partial:
         policy = saveable(self.remat_policy)
         if policy is None:
-            return block_class
+            return block
         # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
-        return nn.remat(block_class, policy=policy, prevent_cse=not self.scan)
+        return functools.partial(nn.remat(block.func, policy=policy, prevent_cse=not self.scan), **block.keywords)
+
+    def _scanned(self, block_class: Any, length: int) -> Any:
+        return nn.scan(
+            block_class,
+            variable_axes={"params": 0, "metrics": 0},
+            split_rngs={"params": True},
+            in_axes=(0, *(nn.broadcast,) * self._num_shared),
+            out_axes=0,
+            length=length,
+            unroll=self.unroll,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )
 
 
-def _scanned(block_class: Any, num_layers: int, unroll: int, num_shared: int) -> Any:
-    return nn.scan(
-        block_class,
-        variable_axes={"params": 0},
-        split_rngs={"params": True},
-        in_axes=(0, *(nn.broadcast,) * num_shared),
-        out_axes=0,
-        length=num_layers,
-        unroll=unroll,
-        metadata_params={nn.PARTITION_NAME: "layers"},
-    )
+def run_in_order(layers: Sequence[Any], x: jax.Array, cache: Any, *shared: Any) -> tuple[jax.Array, Any]:
+    """Runs layers one after the other. The arrays of a cache have a leading dimension of as many."""
+    caches = []
+    for index, layer in enumerate(layers):
+        layer_cache = jax.tree.map(lambda array, i=index: array[i], cache)
+        x, layer_cache = layer(x, layer_cache, *shared)
+        caches.append(layer_cache)
+    return x, jax.tree.map(lambda *arrays: jnp.stack(arrays), *caches)

@@ -5,7 +5,7 @@ in `rules.py` map it to mesh axes. Layers name logical axes only:
 
     parameters    embed, mlp, heads, kv_heads, head_dim, vocab, layers, norm, expert, stage
     activations   activation_stage, activation_batch, activation_length, activation_embed, activation_mlp,
-                  activation_heads, activation_kv_heads, activation_vocab
+                  activation_heads, activation_kv_heads, activation_vocab, activation_expert
 """
 
 from __future__ import annotations
@@ -25,4 +25,4 @@ class Axis(enum.StrEnum):
 
 
 MESH_AXES: tuple[str, ...] = tuple(axis.value for axis in Axis)
-BATCH_AXES: tuple[str, ...] = (Axis.DATA.value, Axis.FSDP.value)
+BATCH_AXES: tuple[str, ...] = (Axis.DATA.value, Axis.FSDP.value, Axis.EXPERT.value)

@@ -23,13 +23,14 @@ DEFAULT_RULES: Rules = {
     "expert": ("expert",),
     "stage": ("stage",),
     "activation_stage": ("stage",),
-    "activation_batch": ("data", "fsdp"),
+    "activation_batch": ("data", "fsdp", "expert"),
     "activation_length": ("context",),
     "activation_embed": ("tensor",),
     "activation_mlp": ("tensor",),
     "activation_heads": ("tensor",),
     "activation_kv_heads": ("tensor",),
     "activation_vocab": ("tensor",),
+    "activation_expert": ("expert",),
 }
 
 

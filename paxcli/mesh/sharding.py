@@ -16,6 +16,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from paxcli.errors import ConfigError
 from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES
+from paxcli.mesh.mesh import describe
 from paxcli.mesh.rules import DEFAULT_RULES, Rules, spec
 
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=DEFAULT_RULES)
@@ -54,20 +55,26 @@ def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     A dimension that its mesh axes do not divide is replicated: activations come in odd sizes (the last batch of an
     evaluation, a prompt), and their layout changes no value.
     """
+    laid_out = layout(x.shape, *logical_axes)
+    return x if laid_out is None else jax.lax.with_sharding_constraint(x, laid_out)
+
+
+def layout(shape: tuple[int, ...], *logical_axes: str | None) -> PartitionSpec | None:
+    """How `constrain` would lay out an array of this shape; None where it would leave it alone."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
-        return x
-    if len(logical_axes) != x.ndim:
-        raise ValueError(f"{len(logical_axes)} logical axes {logical_axes} for an array of shape {x.shape}")
+        return None
+    if len(logical_axes) != len(shape):
+        raise ValueError(f"{len(logical_axes)} logical axes {logical_axes} for an array of shape {shape}")
     kinds = zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True)
     sizes = {axis: size for axis, size, kind in kinds if kind == AxisType.Auto}
     if not sizes:  # inside shard_map
-        return x
+        return None
     entries = []
-    for dim, entry in zip(x.shape, spec(logical_axes, _rules.get()), strict=True):
-        axes = tuple(axis for axis in _axes(entry) if axis in sizes)
+    for dim, entry in zip(shape, spec(logical_axes, _rules.get()), strict=True):
+        axes = tuple(axis for axis in axes_of(entry) if axis in sizes)
         entries.append(axes if axes and dim % _ways(axes, sizes) == 0 else None)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*entries))
+    return PartitionSpec(*entries)
 
 
 def map_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -158,7 +165,7 @@ def name_of(path: Any) -> str:
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Examples over `data` and `fsdp`, everything else whole."""
+    """Examples over `data`, `fsdp` and `expert`, everything else whole."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -174,8 +181,8 @@ def put_batch(batch: Any, mesh: jax.sharding.Mesh) -> Any:
     rows = {leaf.shape[0] * hosts for leaf in jax.tree.leaves(batch)}
     if any(count % ways for count in rows):
         raise ConfigError(
-            f"A global batch of {min(rows)} examples does not divide over data={mesh.shape['data']} × "
-            f"fsdp={mesh.shape['fsdp']}.",
+            f"A global batch of {min(rows)} examples does not divide over "
+            f"{describe({axis: mesh.shape[axis] for axis in BATCH_AXES})}.",
             f"Choose a global_batch_size that is a multiple of {ways}, or a smaller mesh.",
         )
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
@@ -199,8 +206,8 @@ def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
     batch_dims = [mesh.axis_names.index(axis) for axis in BATCH_AXES]
     rows_of: dict[int, set[int]] = {}
     for position, device in np.ndenumerate(mesh.devices):
-        data, fsdp = (position[dim] for dim in batch_dims)
-        rows_of.setdefault(device.process_index, set()).add(data * mesh.shape["fsdp"] + fsdp)
+        row = np.ravel_multi_index([position[dim] for dim in batch_dims], [mesh.shape[axis] for axis in BATCH_AXES])
+        rows_of.setdefault(device.process_index, set()).add(int(row))
     parts = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(map(len, parts)) != len(set().union(*parts)):
         raise ConfigError(
@@ -221,7 +228,7 @@ def _param_spec(
         raise ValueError(f"{name}: {len(logical_axes)} logical axes {logical_axes} for shape {shape}")
     entries = []
     for logical, dim, entry in zip(logical_axes, shape, spec(logical_axes, rules), strict=True):
-        axes = _axes(entry)
+        axes = axes_of(entry)
         ways = _ways(axes, sizes)
         if dim % ways == 0:
             entries.append(entry)
@@ -238,7 +245,8 @@ def _param_spec(
     return PartitionSpec(*entries)
 
 
-def _axes(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The mesh axes in one entry of a PartitionSpec."""
     return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 _TRAINING_OVER_FORWARD = 3  # the backward pass multiplies twice for every multiplication of the forward pass
@@ -36,7 +37,8 @@ def transformer_flops_per_step(
     vocab_size: int,
     num_gate_activations: int = 1,
     causal: bool = True,
-    sliding_window: int | None = None,
+    sliding_window: int | None | Sequence[int | None] = None,
+    num_experts: int = 0,
 ) -> Flops:
     """Counts a training step on `batch` rows of `seq_len` tokens: matrix products only, forward and backward.
 
@@ -45,15 +47,18 @@ def transformer_flops_per_step(
     Args:
       num_gate_activations: Matrices into the hidden layer: 1 for a plain MLP, 2 for a gated one.
       causal: Whether a token attends to earlier ones only, which halves the products that are needed.
-      sliding_window: How many tokens back a token sees; all when None. Needs `causal`.
+      sliding_window: How many tokens back a token sees; all when None. Several are those of layers that take turns.
+        Needs `causal`.
+      num_experts: Columns of a router's matrix in each layer. `hidden_dims` is then that of a token's experts together.
     """
-    if sliding_window is not None and not causal:
+    windows = sliding_window if isinstance(sliding_window, Sequence) else (sliding_window,)
+    if not causal and any(window is not None for window in windows):
         raise ValueError("a sliding window is counted for causal attention only")
     tokens = batch * seq_len
     mlp = model_dims * hidden_dims * (num_gate_activations + 1)
     projections = model_dims * dims_per_head * 2 * (num_heads + num_kv_heads)
-    weights = 2 * tokens * (num_layers * (mlp + projections) + model_dims * vocab_size)
-    pairs = batch * _attended_pairs(seq_len, causal, sliding_window)
+    weights = 2 * tokens * (num_layers * (mlp + projections + model_dims * num_experts) + model_dims * vocab_size)
+    pairs = batch * sum(_attended_pairs(seq_len, causal, window) for window in windows) / len(windows)
     attention = 4 * pairs * num_layers * num_heads * dims_per_head
     return Flops(_TRAINING_OVER_FORWARD * weights, _TRAINING_OVER_FORWARD * attention)
 

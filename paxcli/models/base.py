@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.base import Layer
+from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 
 
@@ -28,6 +29,28 @@ class Model(Layer):
     def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
         """Metrics, `loss` among them, and arrays with one entry an example, leading dimension B."""
         raise NotImplementedError
+
+    def measured(
+        self, params: dict, batch: NestedMap, key: jax.Array | None = None
+    ) -> tuple[WeightedScalars, NestedMap]:
+        """What `compute_loss` returns, on parameters that are cast, and the metrics that layers report by themselves.
+
+        Such a metric is the mean of all layers that have it, with the weight of the loss. It goes the way of Flax's
+        `sow("metrics", name, value)`.
+
+        Args:
+          params: The parameters, as `cast` makes them.
+          batch: The batch.
+          key: Randomness of training; None in evaluation.
+        """
+        rngs = None if key is None else {"dropout": key}
+        (metrics, examples), reported = self.apply({"params": params}, batch, rngs=rngs, mutable=["metrics"])
+        found: dict[str, list[jax.Array]] = {}
+        for path, values in jax.tree.leaves_with_path(reported.get("metrics", {})):
+            *_, name, _ = path_of(path)  # the last is the number of the call
+            found.setdefault(name, []).append(jnp.ravel(values))
+        means = {name: jnp.mean(jnp.concatenate(values)) for name, values in found.items()}
+        return metrics | {name: (mean, metrics["loss"][1]) for name, mean in means.items()}, examples
 
     def __call__(self, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
         return self.compute_loss(self.compute_predictions(batch), batch)

@@ -15,6 +15,7 @@ from paxcli.layers.attention import KVCache
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
+from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack
 from paxcli.models.base import Model
@@ -37,7 +38,8 @@ class LanguageModel(Model):
       num_kv_heads: K, a divisor of N; None = N.
       dims_per_head: H; None = D / N.
       params_init: How weights start.
-      embedding: Template of the token table, which also scores the tokens.
+      embedding: Template of the token table, which also scores the tokens if there is no `head`.
+      head: Template of a matrix of its own that scores tokens, such as `OutputHead.partial()`; None = the table does.
       position: Template of what is added to the embedding; None = nothing.
       stack: Template of the layers.
       final_norm: Template of the norm before the logits.
@@ -53,6 +55,7 @@ class LanguageModel(Model):
     dims_per_head: int | None = None
     params_init: Init = part(Xavier)
     embedding: functools.partial = template(TiedEmbedding)
+    head: functools.partial[OutputHead] | None = None
     position: functools.partial[LearnedPositions] | None = template(LearnedPositions)
     stack: functools.partial = template(Stack)
     final_norm: functools.partial = template(LayerNorm)
@@ -62,6 +65,11 @@ class LanguageModel(Model):
         self._embedding = self.embedding(
             name="embedding", vocab_size=self.vocab_size, model_dims=dims, params_init=self.params_init
         )
+        self._head = self._embedding
+        if self.head is not None:
+            self._head = self.head(
+                name="head", vocab_size=self.vocab_size, model_dims=dims, params_init=self.params_init
+            )
         if self.position is not None:
             self._position = self.position(
                 name="position", model_dims=dims, max_seq_len=self.max_seq_len, params_init=self.params_init
@@ -104,7 +112,7 @@ class LanguageModel(Model):
         if self.position is not None:
             x = x + self._position(segment_pos).astype(x.dtype)
         x, cache = self._stack(x, cache, segment_ids, segment_pos)
-        return self._embedding.logits(self._final_norm(x)), cache
+        return self._head.logits(self._final_norm(x)), cache
 
     def empty_cache(self, batch_size: int, length: int) -> KVCache:
         """A cache of `length` positions, [L, B, K, S, H] each, in the type of the activations."""
@@ -114,15 +122,22 @@ class LanguageModel(Model):
 
     def matmul_shape(self) -> dict[str, Any]:
         """What a FLOP count needs to know of this model."""
-        feed_forward = self.stack.keywords.get("block", Stack.block).keywords.get("feed_forward", None)
-        gated = bool(feed_forward and feed_forward.keywords.get("gated", False))
+        turns = _field(self.stack, "turns") or (_field(self.stack, "block"),)
+        feed_forward = _field(turns[0], "feed_forward")
         return dict(
             model_dims=self.model_dims,
-            hidden_dims=self.hidden_dims,
+            hidden_dims=self.hidden_dims * _field(feed_forward, "num_experts_per_token", 1),
             num_layers=self.num_layers,
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads or self.num_heads,
             dims_per_head=self.head_dims,
             vocab_size=self.vocab_size,
-            num_gate_activations=2 if gated else 1,
+            num_gate_activations=2 if _field(feed_forward, "gated", False) else 1,
+            num_experts=_field(feed_forward, "num_experts", 0),
+            sliding_window=tuple(_field(_field(turn, "attention"), "window") for turn in turns),
         )
+
+
+def _field(template: Any, name: str, default: Any = None) -> Any:
+    """A field of what a template makes, or `default` if that has none."""
+    return template.keywords.get(name, getattr(template.func, name, default)) if template is not None else default

@@ -21,13 +21,30 @@ class LossAggregator(Configurable):
 
     Attributes:
       loss_keys: Names of the metrics to sum.
+      loss_weights: What each is multiplied by; None = 1.
     """
 
     loss_keys: tuple[str, ...] = ("loss",)
+    loss_weights: tuple[float, ...] | None = None
 
     def __call__(self, metrics: WeightedScalars) -> tuple[jax.Array, jax.Array]:
-        """The loss, and the weight of the first of its metrics."""
-        values = [metrics[key][0] for key in self.loss_keys]
+        """The loss, and the weight of the first of its metrics.
+
+        Raises:
+          ConfigError: The model has no metric of such a name, or the weights are not as many.
+        """
+        factors = self.loss_weights or (1.0,) * len(self.loss_keys)
+        if len(factors) != len(self.loss_keys):
+            raise ConfigError(f"task.loss_aggregator: {len(self.loss_keys)} loss_keys, {len(factors)} loss_weights.")
+        for key in self.loss_keys:
+            if key not in metrics:
+                raise ConfigError(
+                    f"task.loss_aggregator: the model has no metric `{key}`.", f"It has {', '.join(metrics)}."
+                )
+        values = [
+            metrics[key][0] if factor == 1 else factor * metrics[key][0]
+            for key, factor in zip(self.loss_keys, factors, strict=True)
+        ]
         return sum(values[1:], values[0]), metrics[self.loss_keys[0]][1]
 
 
@@ -135,7 +152,7 @@ class SingleTask(Configurable):
     ) -> tuple[jax.Array, tuple[jax.Array, WeightedScalars]]:
         """The loss of a batch, with its weight and the model's metrics."""
         params = self.model.cast(params)
-        metrics, _ = self.model.apply({"params": params}, batch, rngs={"dropout": key})
+        metrics, _ = self.model.measured(params, batch, key)
         loss, weight = self.loss_aggregator(metrics)
         loss = loss.astype(jnp.float32)
         return loss, (weight, metrics | {"loss": (loss, weight)})

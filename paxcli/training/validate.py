@@ -13,7 +13,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.pipeline import Pipeline
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
-from paxcli.mesh.axes import Axis
+from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, prepared
 
@@ -78,9 +78,10 @@ def _check_model(model: Any, sizes: dict[str, int]) -> None:
 
 def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
     batch, microbatches = global_batch_size(config, devices), config.task.train.num_microbatches
-    shards = sizes[Axis.DATA] * sizes[Axis.FSDP]
+    shards = math.prod(sizes[axis] for axis in BATCH_AXES)
     if batch % (shards * microbatches):
         arithmetic = f"data={sizes[Axis.DATA]} × fsdp={sizes[Axis.FSDP]}"
+        arithmetic += f" × expert={sizes[Axis.EXPERT]}" if sizes[Axis.EXPERT] > 1 else ""
         arithmetic += f" × {microbatches} microbatches" if microbatches > 1 else ""
         nearest = max(1, round(batch / (shards * microbatches))) * shards * microbatches
         raise ConfigError(
@@ -108,10 +109,14 @@ def _check_pipeline(config: Any, sizes: dict[str, int], batch: int, log_it: bool
             "1 runs all stages on each device.",
         )
     rows = batch // config.task.train.num_microbatches
-    size, shards = rows // pipeline.count_microbatches(rows), sizes[Axis.DATA] * sizes[Axis.FSDP]
+    size = rows // pipeline.count_microbatches(rows)
+    shards = math.prod(sizes[axis] for axis in BATCH_AXES)
     if size % shards and log_it:
         log.warning(
-            "Microbatches of %d rows do not divide over data × fsdp = %d: each device runs them whole.", size, shards
+            "Microbatches of %d rows do not divide over %s = %d: each device runs them whole.",
+            size,
+            " × ".join(BATCH_AXES),
+            shards,
         )
     for source in config.eval_inputs:
         if source.batch_size is not None:

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxcli.errors import ConfigError
 from paxcli.layers.attention import Attention, KVCache, dot_product_attention
 from paxcli.layers.causal_attention import causal_attention
-from paxcli.layers.positions import Rotary
+from paxcli.layers.relative_bias import RelativeBias
+from paxcli.layers.rms_norm import RmsNorm
+from paxcli.layers.rotary import Rotary
 from tests.tolerances import BFLOAT16, FLOAT32
 
 B, T, D, N, H = 2, 12, 24, 4, 6
@@ -36,17 +39,22 @@ def test_equals_jax_nn(kv_heads):
     np.testing.assert_allclose(_heads_first(ours), theirs, **FLOAT32)
 
 
-@pytest.mark.parametrize("logit_cap", [None, 3.0])
-@pytest.mark.parametrize("length", [12, 128, 192, 256])
-def test_blocks_equal_one_softmax(length, logit_cap):
-    """Values and gradients of the blockwise form, in one, two and four blocks, against the masked softmax."""
+@pytest.mark.parametrize(
+    ("length", "logit_cap", "window"),
+    [(12, None, None), (128, 3.0, None), (192, None, None), (256, None, None), (256, 3.0, None)]
+    + [(12, None, 1), (12, None, 20), (256, 3.0, 90), (512, None, 7), (512, 3.0, 64)],
+)
+def test_blocks_equal_one_softmax(length, logit_cap, window):
+    """Values and gradients of the blockwise form, in one to eight blocks, against the masked softmax."""
     query, key, value = (_normal(seed, B, N, length, H) for seed in range(3))
     borders = jnp.array([[length // 3], [length]])
     segments = jnp.where(jnp.arange(length) < borders, 1, 2)
     mask = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((length, length), bool))
+    if window is not None:
+        mask = mask & jnp.triu(jnp.ones((length, length), bool), 1 - window)
 
     def blockwise(q, k, v):
-        return jnp.sum(jnp.sin(causal_attention(q, k, v, segments, logit_cap)))
+        return jnp.sum(jnp.sin(causal_attention(q, k, v, segments, logit_cap, window)))
 
     def plain(q, k, v):
         return jnp.sum(jnp.sin(dot_product_attention(q, k, v, mask, logit_cap)))
@@ -58,7 +66,7 @@ def test_blocks_equal_one_softmax(length, logit_cap):
     ):
         np.testing.assert_allclose(ours, theirs, **FLOAT32)
     np.testing.assert_allclose(
-        causal_attention(query, key, value, segments, logit_cap),
+        causal_attention(query, key, value, segments, logit_cap, window),
         dot_product_attention(query, key, value, mask, logit_cap),
         **FLOAT32,
     )
@@ -98,8 +106,9 @@ def test_logit_cap_and_bias_against_numpy():
     np.testing.assert_allclose(y, expected, **FLOAT32)
 
 
-def test_packed_equals_separate():
-    layer, variables = _layer()
+@pytest.mark.parametrize("fields", [{}, {"window": 3}, {"relative_bias": functools.partial(RelativeBias)}])
+def test_packed_equals_separate(fields):
+    layer, variables = _layer(**fields)
     x = _normal(7, 1, T, D)
     cut = 5
     segments = jnp.where(jnp.arange(T) < cut, 1, 2)[None]
@@ -113,7 +122,13 @@ def test_packed_equals_separate():
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"num_kv_heads": 2}, {"rotary": functools.partial(Rotary), "per_dim_scale": True}]
+    "fields",
+    [
+        {},
+        {"num_kv_heads": 2, "window": 4},
+        {"num_kv_heads": 2, "relative_bias": functools.partial(RelativeBias, num_buckets=6, max_distance=9)},
+        {"rotary": functools.partial(Rotary), "per_dim_scale": True, "qk_norm": functools.partial(RmsNorm)},
+    ],
 )
 def test_cache_equals_full_pass(fields):
     layer, variables = _layer(**fields)
@@ -141,3 +156,9 @@ def test_per_dim_scale_starts_as_the_fixed_scale():
         plain.apply(theirs, x, ones, _positions(B, T))[0],
         **FLOAT32,
     )
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_window_without_order_is_refused(window):
+    with pytest.raises(ConfigError, match=f"window={window}"):
+        _layer(window=window, causal=window == 0)

@@ -15,8 +15,10 @@ from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.init import Gaussian, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.linear import Linear
-from paxcli.layers.positions import LearnedPositions, Rotary, SinusoidPositions
+from paxcli.layers.output_head import OutputHead
+from paxcli.layers.positions import LearnedPositions, SinusoidPositions
 from paxcli.layers.rms_norm import RmsNorm
+from paxcli.layers.rotary import Rotary
 from tests.tolerances import FLOAT32
 
 
@@ -119,3 +121,13 @@ def test_activations_by_name(name):
     }
     x = np.linspace(-4, 4, 41, dtype=np.float32)
     np.testing.assert_allclose(activation(name)(x), torch_like[name](x), **FLOAT32)
+
+
+def test_logits_by_the_table_and_by_a_head():
+    x, w, b = _x(2, 3, 4), _x(4, 7), _x(7)
+    tied = TiedEmbedding(vocab_size=7, model_dims=4, scale_logits_sqrt_depth=True, use_bias=True, logit_cap=5.0)
+    y = tied.apply({"params": {"table": w.T, "bias": b}}, x, method="logits")
+    np.testing.assert_allclose(y, 5 * np.tanh((np.asarray(x) @ w / 2 + b) / 5), **FLOAT32)
+    head = OutputHead(vocab_size=7, model_dims=4, use_bias=True, logit_cap=5.0)
+    y = head.apply({"params": {"w": w, "b": b}}, x, method="logits")
+    np.testing.assert_allclose(y, 5 * np.tanh((np.asarray(x) @ w + b) / 5), **FLOAT32)

@@ -129,7 +129,7 @@ def check_constrain():
 def check_batches():
     """Rows over data × fsdp; a batch that does not divide is refused."""
     batch = put_batch({"ids": np.arange(32).reshape(8, 4), "seed": np.arange(8)}, MESH)
-    assert batch["ids"].sharding.spec == P(("data", "fsdp"))
+    assert batch["ids"].sharding.spec == P(("data", "fsdp", "expert"))
     assert batch["ids"].addressable_shards[0].data.shape == (2, 4)
     np.testing.assert_array_equal(batch["ids"], np.arange(32).reshape(8, 4))
     assert infeed_shard(MESH) == (1, 0)

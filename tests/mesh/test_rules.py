@@ -17,9 +17,13 @@ from paxcli.mesh.rules import merge_rules, spec
         (("vocab", "embed"), P("tensor", "fsdp")),
         (("layers", None, "norm"), P(None, None, None)),
         (("expert", "embed", "mlp"), P("expert", "fsdp", "tensor")),
-        (("activation_batch", "activation_length", "activation_embed"), P(("data", "fsdp"), "context", "tensor")),
+        (
+            ("activation_batch", "activation_length", "activation_embed"),
+            P(("data", "fsdp", "expert"), "context", "tensor"),
+        ),
         (("heads", "mlp"), P("tensor", None)),  # no mesh axis twice
-        (("activation_batch", "embed"), P(("data", "fsdp"), None)),
+        (("activation_expert", "activation_batch"), P("expert", ("data", "fsdp"))),
+        (("activation_batch", "embed"), P(("data", "fsdp", "expert"), None)),
     ],
 )
 def test_default_rules(logical_axes, expected):

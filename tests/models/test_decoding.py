@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paxcli.inputs.nested_map import NestedMap
-from paxcli.layers.positions import Rotary
+from paxcli.layers.rotary import Rotary
 from paxcli.models.decoding import Sampling, choose, generate
 from paxcli.models.language_model import LanguageModel
 from tests.tolerances import FLOAT32

@@ -1,0 +1,45 @@
+"""Logits from a matrix of their own."""
+
+from __future__ import annotations
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float
+
+from paxcli.layers.base import Layer
+from paxcli.layers.caps import soft_cap
+from paxcli.layers.init import Init, Xavier
+from paxcli.mesh.sharding import constrain
+
+
+class OutputHead(Layer):
+    """`x @ w (+ b)`, capped: scores of all tokens, not by the table that looks them up (Pax: `FullSoftmax`).
+
+    Attributes:
+      vocab_size: V.
+      model_dims: D.
+      use_bias: Whether each token has a bias in its logit.
+      logit_cap: `cap * tanh(logit / cap)`; None = off.
+      params_init: How `w` [D, V] starts.
+    """
+
+    vocab_size: int
+    model_dims: int
+    use_bias: bool = False
+    logit_cap: float | None = None
+    params_init: Init = Xavier()
+
+    def setup(self) -> None:
+        shape = (self.model_dims, self.vocab_size)
+        self.w = self.weight("w", self.params_init.weight((0,), (1,)), shape, ("embed", "vocab"))
+        if self.use_bias:
+            self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), ("vocab",))
+
+    def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
+        """Scores every token of the vocabulary."""
+        logits = jnp.dot(x, self.w)
+        if self.use_bias:
+            logits = logits + self.b
+        logits = soft_cap(logits, self.logit_cap)
+        return constrain(logits, "activation_batch", "activation_length", "activation_vocab")

@@ -1,0 +1,76 @@
+"""Experts against a loop over tokens in numpy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxcli.errors import ConfigError
+from paxcli.layers.moe_feed_forward import MoeFeedForward
+from tests.tolerances import FLOAT32
+
+B, T, D, F, E = 2, 10, 6, 8, 4
+
+
+def _layer(**fields) -> tuple[MoeFeedForward, dict, jax.Array]:
+    layer = MoeFeedForward(model_dims=D, hidden_dims=F, num_experts=E, **fields)
+    x = jax.random.normal(jax.random.key(0), (B, T, D))
+    params = layer.init(jax.random.key(1), x)["params"]
+    return layer, jax.tree.map(lambda box: box.value, params, is_leaf=lambda leaf: hasattr(leaf, "names")), x
+
+
+def _in_numpy(x, p, choices: int, capacity: int, normalize: bool):
+    y = np.zeros_like(x)
+    for row in range(len(x)):
+        taken = np.zeros(E, int)
+        for at, token in enumerate(x[row]):
+            logits = token @ p["router"]
+            probabilities = np.exp(logits) / np.sum(np.exp(logits))
+            chosen = np.argsort(-probabilities)[:choices]
+            total = probabilities[chosen].sum() if normalize else 1.0
+            for expert in chosen:
+                taken[expert] += 1
+                if taken[expert] > capacity:
+                    continue
+                hidden = token @ p["w_in"][expert]
+                if "w_gate" in p:
+                    gate = token @ p["w_gate"][expert]
+                    hidden = hidden * gate / (1 + np.exp(-gate))
+                else:
+                    hidden = np.maximum(hidden, 0)
+                y[row, at] += probabilities[expert] / total * (hidden @ p["w_out"][expert])
+    return y
+
+
+@pytest.mark.parametrize(
+    ("fields", "choices", "capacity", "normalize"),
+    [
+        ({}, 2, T, True),
+        ({"gated": False, "activation": "relu", "num_experts_per_token": 1, "normalize_weights": False}, 1, T, False),
+        ({"capacity_factor": 0.8}, 2, 4, True),
+        ({"capacity_factor": 1.0, "num_experts_per_token": 1}, 1, 3, True),
+    ],
+)
+def test_equals_a_loop_over_tokens(fields, choices, capacity, normalize):
+    layer, params, x = _layer(**fields)
+    y = jax.jit(lambda x: layer.apply({"params": params}, x))(x)
+    p = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), params)
+    np.testing.assert_allclose(y, _in_numpy(np.asarray(x, np.float64), p, choices, capacity, normalize), **FLOAT32)
+
+
+def test_gradients_with_room_for_all_are_those_without_capacity():
+    dropping, params, x = _layer(capacity_factor=E / 2)
+
+    def gradients(layer):
+        return jax.jit(jax.grad(lambda p, x: jnp.sum(jnp.sin(layer.apply({"params": p}, x))), (0, 1)))(params, x)
+
+    ours, theirs = gradients(_layer()[0]), gradients(dropping)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), ours, theirs)
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(ours))
+
+
+def test_a_choice_of_more_experts_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match="num_experts_per_token=5"):
+        _layer(num_experts_per_token=5)

@@ -1,0 +1,52 @@
+"""Experts on one device against experts spread over eight."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.tolerances import PARALLEL
+from tests.training.runs import on_meshes
+
+SMALL = ["num_layers=2", "model_dims=32", "hidden_dims=64", "max_seq_len=32", "num_heads=2", "dims_per_head=16"]
+SMALL += [
+    "feed_forward=MoeFeedForward",
+    "num_experts=4",
+    "loss_keys=[loss, load_balance_loss]",
+    "loss_weights=[1, 0.1]",
+]
+
+# ICI, and the part of the experts' first matrix [2, 4, 32, 64] on one device.
+MESHES = [("{data: 2, expert: 4}", (2, 1, 32, 64)), ("{fsdp: 2, expert: 2, tensor: 2}", (2, 2, 16, 32))]
+ROUTINGS = {"dropless": "null", "capacity": "1.0"}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Of each routing, what one device and each mesh of eight compute."""
+
+    def case(ici: str, capacity: str) -> dict:
+        sets = [*SMALL, f"capacity_factor={capacity}", f"mesh.ici_mesh_shape={ici}"]
+        return {"recipe": "tiny-synthetic", "sets": sets, "steps": 5}
+
+    folder = tmp_path_factory.mktemp("experts")
+    one = on_meshes(folder, 1, [case("{data: 1}", capacity) for capacity in ROUTINGS.values()])
+    eight = on_meshes(folder, 8, [case(ici, capacity) for capacity in ROUTINGS.values() for ici, _ in MESHES])
+    return one, eight
+
+
+@pytest.mark.parametrize("mesh", range(len(MESHES)), ids=lambda index: MESHES[index][0])
+@pytest.mark.parametrize("routing", range(len(ROUTINGS)), ids=list(ROUTINGS))
+def test_eight_devices_compute_the_same(results, routing, mesh):
+    one, eight = results[0][routing], results[1][routing * len(MESHES) + mesh]
+    np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
+    gradients = [name for name in one if name.startswith("gradient")]
+    assert any("router" in name for name in gradients)
+    for name in gradients:
+        assert np.linalg.norm(eight[name] - one[name]) <= PARALLEL * np.linalg.norm(one[name]), name
+    assert [tuple(eight[f"shard{i}"]) for i in range(3)] == [MESHES[mesh][1]] * 3
+
+
+def test_the_balance_is_part_of_the_loss(results):
+    """At the first step, tokens are routed by chance: `load_balance_loss` is near the 2 experts that each chooses."""
+    assert results[0][0]["losses"][0] == pytest.approx(np.log(259) + 0.1 * 2, abs=0.1)
