@@ -34,6 +34,7 @@ class Launch:
 
     Attributes:
       line: Where the command begins.
+      entry: What Python runs: a path, or a module.
       config: The .yml that it names, or None.
       pairs: Its keys in order, duplicates too.
       overrides: Keys set by exported `M_…` variables.
@@ -45,6 +46,7 @@ class Launch:
     """
 
     line: int
+    entry: str = ""
     config: str | None = None
     pairs: list[Pair] = dataclasses.field(default_factory=list)
     overrides: list[Pair] = dataclasses.field(default_factory=list)

@@ -172,7 +172,7 @@ class _Walk:
             why = "trains after pre-training, which pax does not" if kind == "post-train" else "not a training command"
             self.reading.others.append(Report(line, name, why))
             return None
-        launch = Launch(line, note=statement.note)
+        launch = Launch(line, name, note=statement.note)
         read_arguments(words[used:], lines[used:], launch)
         self._environment(launch)
         self.reading.launches.append(launch)
