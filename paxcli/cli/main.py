@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from paxcli import __version__
-from paxcli.cli import data, decode, doctor, eval, inspect_input, plot, recipes, train
+from paxcli.cli import data, decode, doctor, eval, inspect_input, maxtext_convert, plot, recipes, train
 from paxcli.cli.output import run, say
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ app.command("eval")(eval.evaluate)
 app.command("decode")(decode.decode)
 app.command("inspect-input")(inspect_input.inspect_input)
 app.add_typer(data.app, name="data")
+app.command("maxtext-convert")(maxtext_convert.maxtext_convert)
 app.command("plot")(plot.plot)
 app.command("doctor")(doctor.doctor)
 

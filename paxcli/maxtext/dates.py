@@ -52,9 +52,10 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
 
     Args:
       launch: The launch.
-      given: Keys whose defaults do not matter, since they have values.
+      given: Keys whose defaults do not matter, since they have values. With a `decoder_block`, positions are its own.
       date: What the user says; wins.
     """
+    given = {*given, "_position"} if "decoder_block" in given else given
     if date is not None:
         return Era(date, date, is_given=True)
     first, last = FIRST_DAY, LAST_DAY
@@ -68,7 +69,7 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
     open_keys = tuple(
         key
         for key, timeline in timelines().items()
-        if key not in given and key not in _HARMLESS and any(first < day <= last for day in timeline)
+        if key not in given and key not in _HARMLESS and any(first < day <= last for day in list(timeline)[1:])
     )
     reasons = tuple(dict.fromkeys(f"`{name}`" for name in (first_reason, last_reason) if name))
     return Era(first, last, reasons, open_keys)

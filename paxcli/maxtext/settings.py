@@ -16,6 +16,7 @@ from paxcli.maxtext.dates import Era, era_of
 from paxcli.maxtext.launch import Launch, Pair
 
 _BOOLS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
+_LARGEST = 10**12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,15 +202,23 @@ def typed(pair: Pair) -> Any:
         if isinstance(like, list):
             return _list(text)
         if isinstance(like, str):
-            return "" if text.lower() in ("none", "null") else text
+            is_null = text.lower() in ("none", "null") and pair.key != "remat_policy"  # which has a `none` of its own
+            return "" if is_null else text
         if isinstance(like, int) and not any(isinstance(value, float) for value in timeline.values()):
-            return int(text)
-        return float(text)
+            return _within(int(text))
+        return _within(float(text))
     except (ValueError, KeyError, yaml.YAMLError):
         kind = {bool: "true or false", int: "a whole number", float: "a number", list: "a list"}[type(like)]
         raise ConfigError(
             f"Line {pair.line}: {pair.key}={pair.value} is not {kind}.", f"Correct it; MaxText's default is {like}."
         ) from None
+
+
+def _within(number: Any) -> Any:
+    """A number that some model could have: neither infinite, nor beyond all counting."""
+    if not abs(number) <= _LARGEST:
+        raise ValueError(number)
+    return number
 
 
 def _list(text: str) -> list[Any]:

@@ -52,8 +52,8 @@ def sizes_of(settings: Settings) -> Sizes:
         moe_mlp=(moe if moe > 0 else settings["base_mlp_dim"]) * heads,
     )
     for name, value in dataclasses.asdict(sizes).items():
-        if value < 1:
-            raise ConfigError(f"The model has {name}={value}.", "Sizes are whole numbers from 1 up.")
+        if not 1 <= value <= 1 << 32:
+            raise ConfigError(f"The model has {name}={value}.", "Sizes are whole numbers from 1 up, and below 2^32.")
     return sizes
 
 

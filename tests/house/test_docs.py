@@ -15,7 +15,7 @@ import typer.main
 
 from paxcli.cli.main import app
 
-READING_ORDER = ("index", "getting-started", "recipes", "inputs", "training", "cli", "architecture")
+READING_ORDER = ("index", "getting-started", "recipes", "inputs", "training", "maxtext", "cli", "architecture")
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", *(f"docs/{page}.md" for page in READING_ORDER))]
 BLOCK = re.compile(r"^(<!-- run -->\n)?```(\w+)(?: title=\"([^\"\n]*)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL)
