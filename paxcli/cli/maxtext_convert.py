@@ -78,7 +78,7 @@ def maxtext_convert(
         convert(launch, _name(name, launch, index), date=day, topology=topology, slices=slices)
         for index, launch in enumerate(reading.launches)
     ]
-    _check_out(out, len(converted), python)
+    _check_out(out, 1 if as_json else len(converted), python)
     results = [_result(one, reading, python, check) for one in converted]
     files = (
         [out.with_name(f"{out.stem}-{i + 1}{out.suffix}" if i else out.name) for i in range(len(results))]
@@ -151,7 +151,7 @@ def _check_out(out: Path | None, launches: int, python: bool) -> None:
 def _result(converted: Converted, reading: Reading, python: bool, check: bool) -> dict[str, Any]:
     from paxcli.config.assign import assign
     from paxcli.maxtext.building import build_config
-    from paxcli.maxtext.writing import recipe_python, recipe_yaml, report, table_of
+    from paxcli.maxtext.writing import printable, recipe_python, recipe_yaml, report, table_of
 
     config = build_config(converted)
     from paxcli.training.summary import summarize
@@ -163,7 +163,7 @@ def _result(converted: Converted, reading: Reading, python: bool, check: bool) -
     sizes = summarize(config)
     text = report(converted, sizes["parameters"])
     skipped = [f"line {s.line}: {s.text}: {s.why}" for s in (*reading.skipped, *reading.others)]
-    text += "".join(["\n\nPassed over:", *(f"\n  {line}" for line in skipped)]) if skipped else ""
+    text += "".join(["\n\nPassed over:", *(f"\n  {printable(line)}" for line in skipped)]) if skipped else ""
     result = {
         "recipe": recipe_python(converted) if python else recipe_yaml(converted),
         "parameters": sizes["parameters"],

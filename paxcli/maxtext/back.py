@@ -96,6 +96,8 @@ def command_line(keys: Mapping[str, str]) -> str:
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # Some of MaxText's numbers are whole, and all of them may be written so.
     return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paxcli.errors import ConfigError
+from paxcli.maxtext.benchmark_file import read_benchmarks
 from paxcli.maxtext.launch import Launch, Pair, Reading, Report
 from paxcli.maxtext.lexing import tokenize
 from paxcli.maxtext.script import read_script
@@ -39,10 +40,12 @@ def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None
 
 
 def read_file(path: Path, arguments: Mapping[str, str] | None = None) -> Reading:
-    """The launches of a script, a `.yml` or a file of `key=value`."""
+    """The launches of a script, a `.yml`, a Python file of benchmarks, or a file of `key=value`."""
     text = read_text(path)
     if path.suffix in (".yml", ".yaml"):
         return Reading([read_yml(text, path)])
+    if path.suffix == ".py":
+        return read_benchmarks(text, path, arguments or {})
     reading = read_script(text, arguments, lambda name: _other_script(path, name))
     if not reading.launches and (bare := _bare_pairs(text)) is not None:
         return Reading([bare])

@@ -88,7 +88,7 @@ def report(converted: Converted, parameters: int | None = None) -> str:
         ("Set these in the environment", [f"{name}={value}" for name, value in converted.flags.items()]),
     ):
         notes += ["", f"{title}:", *(f"  {line}" for line in found)] if found else []
-    return "\n".join([*sizes, "", *table, *notes])
+    return "\n".join(map(printable, [*sizes, "", *table, *notes]))
 
 
 def table_of(converted: Converted) -> list[dict[str, Any]]:
@@ -109,6 +109,11 @@ def expectation(converted: Converted) -> list[str]:
     ]
 
 
+def printable(text: str) -> str:
+    """One line without control codes, whatever a script had in it."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]+", " ", text)
+
+
 def _description(converted: Converted) -> list[str]:
     lines = [
         f"{converted.name}, carried over from MaxText of {converted.settings.date}.",
@@ -120,7 +125,7 @@ def _description(converted: Converted) -> list[str]:
         *(f"To decide: {text}" for text in converted.settings.undecided),
         *(f"Approximated: {text}" for text in converted.approximated),
     ]
-    return [re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]+", " ", line) for line in lines]
+    return [printable(line) for line in lines]
 
 
 def _plain(text: str) -> str:
@@ -137,7 +142,7 @@ def _from(row: Row) -> str:
     scaled = f", scaled to {_cell(row.scaled)}" if row.scaled != row.value else ""
     where = f"line {row.line}" if row.line is not None else f"MaxText's {row.origin}"
     text = f"{row.maxtext}={value}{scaled}, {where}" if row.maxtext != "(fixed)" else "fixed in MaxText"
-    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]+", " ", text)
+    return printable(text)
 
 
 def _columns(row: Row) -> tuple[Any, ...]:

@@ -200,7 +200,25 @@ def test_what_pax_lacks_is_refused(keys: dict[str, object], said: str) -> None:
     ],
 )
 def test_there_and_back(keys: dict[str, object]) -> None:
-    first = of_keys("2026-08-22", **keys)
+    _there_and_back(of_keys("2026-08-22", **keys))
+
+
+@pytest.mark.skipif(not HAS_LAYERS, reason="the models need layers that this pax lacks")
+@pytest.mark.parametrize("name", ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "mistral-7b", "default"])
+def test_there_and_back_with_all_layers(name: str) -> None:
+    _there_and_back(of_keys("2026-08-22", model_name=name, dataset_type="synthetic"))
+
+
+@pytest.mark.skipif(not HAS_LAYERS, reason="the models need layers that this pax lacks")
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
+    converted = of_script(name, GOLDEN[name], topology="v5e-256" if name == "gpt3_half.sh" else None)
+    config = build_config(converted)
+    config.train_input = load("maxtext-base").config.train_input
+    assert summarize(config)["parameters"] == converted.parameters
+
+
+def _there_and_back(first: Converted) -> None:
     back, left = to_maxtext(build_config(first), first.num_devices)
     assert left == []
     (launch,) = read_script(command_line(back)).launches
@@ -288,6 +306,17 @@ def test_a_converted_recipe_trains(pax, tmp_path: pathlib.Path) -> None:
     assert python.returncode == 0, python.stderr
     both = pax("recipes", "diff", "out.yaml", "out.py")
     assert both.stdout.strip() == "They do not differ.", both.stdout + both.stderr
+
+
+def test_two_trainings_are_two_recipes(pax, tmp_path: pathlib.Path) -> None:
+    line = "python3 MaxText/train.py base.yml model_name=gpt3-52k run_name="
+    (tmp_path / "two.sh").write_text(f"{line}a\nfor i in 1 2; do ls; done\n{line}'\x1b[31mb'\n")
+    done = pax("maxtext-convert", "two.sh", "--date", "2024-10-01")
+    assert done.returncode == 2 and "2 trainings" in done.stderr
+    done = pax("maxtext-convert", "two.sh", "--date", "2024-10-01", "--out", "two.yaml")
+    assert done.returncode == 0 and "line 2: for i in" in done.stderr and "\x1b" not in done.stderr + done.stdout
+    names = [yaml.safe_load((tmp_path / file).read_text())["set"]["task.name"] for file in ("two.yaml", "two-2.yaml")]
+    assert names == ["a", "\x1b[31mb"]
 
 
 def test_the_command_line_refuses_with_two(pax, tmp_path: pathlib.Path) -> None:

@@ -125,6 +125,22 @@ def test_bare_keys_and_a_config_that_inherits_itself(tmp_path: pathlib.Path) -> 
         read_source([str(tmp_path / "a.yml")])
 
 
+def test_a_python_file_of_benchmarks_is_read_as_syntax(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "b.py").write_text(
+        f"import os\nos.system('{TOUCH}')\n"
+        "a = add(models, Model(model_name='basic-1', model_type='default', xla_flags=flags.A + ' --b=1',\n"
+        "  tuning_params={'per_device_batch_size': 2, 'steps': 3, 'mlp_activations': ['silu', 'linear']}))\n"
+        "b = Model(model_name='basic-2', model_type='llama2-7b', tuning_params={'steps': 1, **more})\n"
+    )
+    launch = read_file(tmp_path / "b.py", {"name": "basic-1"}).launches[0]
+    assert keys(launch)["per_device_batch_size"] == "2" and keys(launch)["mlp_activations"] == "[silu,linear]"
+    assert launch.flags["LIBTPU_INIT_ARGS"] == "flags.A + ' --b=1'" and launch.pairs[1].line == 4
+    assert read_file(tmp_path / "b.py", {"name": "basic-2"}).launches[0].reports[0].text == "more"
+    with pytest.raises(ConfigError, match="has 2 configurations"):
+        read_file(tmp_path / "b.py")
+    assert not os.path.exists(CANARY)
+
+
 def test_a_text_cannot_grow_without_end() -> None:
     doubling = "A=xxxxxxxx\n" + "A=$A$A\n" * 60 + "python3 MaxText/train.py run_name=$A\n"
     nested = "A=" + "${B:-" * 400 + "}" * 400 + "\n" + "if true; then " * 3000
