@@ -274,6 +274,12 @@ def test_no_keys_break_it(pairs: list[tuple[str, str]], date: str | None) -> Non
         assert error.hint
 
 
+def test_the_base_is_expressed_but_for_its_defaults() -> None:
+    keys, left = to_maxtext(load("maxtext-base").config, None)
+    assert keys["decoder_block"] == "gpt3" and keys["warmup_steps_fraction"].startswith("0.1005")
+    assert not [path for path in left if path.startswith("task.model")]
+
+
 def test_what_maxtext_cannot_express_is_refused() -> None:
     with pytest.raises(ConfigError, match="MaxText cannot express .*per_dim_scale"):
         to_maxtext(load("c4-1b").config, 4)
