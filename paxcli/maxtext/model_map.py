@@ -130,6 +130,9 @@ def _put_tables(draft: Draft) -> None:
         draft.put(
             f"{_MODEL}.embedding.scale_logits_sqrt_depth", True, "logits_via_embedding", "normalize_embedding_logits"
         )
+        draft.near(
+            "The table of tokens starts with a standard deviation of 1 / sqrt(D), not of 1: the loss falls later."
+        )
 
 
 def _put_pipeline(draft: Draft) -> None:
