@@ -16,6 +16,7 @@ from paxcli.cli import (
     eval,
     inspect_input,
     install,
+    maxtext_convert,
     plot,
     provision,
     provision_access,
@@ -43,6 +44,7 @@ app.command("install")(install.install)
 for verb in (*provision_access.VERBS, emit.emit):
     provision.app.command(verb.__name__)(verb)
 app.add_typer(provision.app, name="provision")
+app.command("maxtext-convert")(maxtext_convert.maxtext_convert)
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,7 +16,17 @@ import typer.main
 
 from paxcli.cli.main import app
 
-READING_ORDER = ("index", "getting-started", "recipes", "inputs", "training", "provision", "cli", "architecture")
+READING_ORDER = (
+    "index",
+    "getting-started",
+    "recipes",
+    "inputs",
+    "training",
+    "provision",
+    "maxtext",
+    "cli",
+    "architecture",
+)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", *(f"docs/{page}.md" for page in READING_ORDER))]
 BLOCK = re.compile(

@@ -97,6 +97,7 @@ TABLE = [
 
 # Recipes that Pax did not have: parameters, global batch, tokens in a step.
 OURS = {
+    "maxtext-base": None,
     "tiny": None,
     "tiny-synthetic": None,
     "vit-synthetic": (213_066, 64, None),
