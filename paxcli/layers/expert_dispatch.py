@@ -75,8 +75,8 @@ def dropless(
         if not on:
             y = _dropless(x, routing, experts, act)
             return jax.lax.psum(y, split) if split else y
-        rows = jax.tree.map(lambda rows: jax.lax.all_gather(rows, on, axis=0, tiled=True), (x, routing))
-        y = _dropless(*rows, experts, act, jax.lax.axis_index(on) * experts.w_in.shape[0])
+        x, routing = jax.tree.map(lambda rows: jax.lax.all_gather(rows, on, axis=0, tiled=True), (x, routing))
+        y = _dropless(x, routing, experts, act, jax.lax.axis_index(on) * experts.w_in.shape[0])
         y = jax.lax.psum(y, split) if split else y
         return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True)
 
