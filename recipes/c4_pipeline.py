@@ -5,10 +5,10 @@ from __future__ import annotations
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
-from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.training.experiment import Experiment
 
 from .c4 import c4_adam
+from .families import pipelined
 
 
 @recipe(pax_name="C4SpmdPipelineAdam")
@@ -18,9 +18,6 @@ def c4_pipeline_adam() -> fdl.Config[Experiment]:
     Global batch 8 rows of 1,024 in 4 microbatches of 2: 8,192 tokens a step, in float32.
     """
     config = c4_adam()
-    block = config.task.model.stack.block
-    stack = PipelinedStack.partial(block=block, num_stages=2, microbatch_size=2, scan=False)
-    stack.remat_policy = "qkv_context_out_proj"
-    config.task.model.stack = stack
+    pipelined(config, num_stages=2, microbatch_size=2)
     config.mesh.ici_mesh_shape = [2, 1, 2, 2]
     return config

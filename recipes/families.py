@@ -13,6 +13,7 @@ import fiddle as fdl
 from paxcli.inputs.c4 import C4, C4Input
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.layers.init import Gaussian, PraxisXavier
+from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.positions import LearnedPositions, SinusoidPositions
 from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adam import Adam
@@ -61,6 +62,19 @@ def gpt3_lm(*, num_layers: int, model_dims: int, num_heads: int, vocab_size: int
     config.checkpoint.save_interval_steps = 100
     _read_c4(config)
     return config
+
+
+def pipelined(config: fdl.Config[Experiment], num_stages: int, microbatch_size: int, stream_io: bool = False) -> None:
+    """Cuts the layers of a recipe into stages; inside a stage they are unrolled, as Pax's recipes have them."""
+    stack = config.task.model.stack
+    config.task.model.stack = PipelinedStack.partial(
+        block=stack.block,
+        num_stages=num_stages,
+        microbatch_size=microbatch_size,
+        stream_io=stream_io,
+        scan=False,
+        remat_policy=stack.remat_policy,
+    )
 
 
 def _gshard_model(num_layers: int, model_dims: int, num_heads: int, vocab_size: int) -> fdl.Config[LanguageModel]:

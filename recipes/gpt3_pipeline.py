@@ -11,10 +11,9 @@ import math
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
-from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.training.experiment import Experiment
 
-from .families import gpt3_lm
+from .families import gpt3_lm, pipelined
 from .gpt3 import c4_gpt3_175b_bs1536
 
 
@@ -26,7 +25,7 @@ def c4_gpt3_pipeline_bs1536() -> fdl.Config[Experiment]:
     misspelt the field and ran 768 microbatches of 2, which its mesh cannot share evenly: `fsdp` is 8.
     """
     config = c4_gpt3_175b_bs1536()
-    _pipelined(config, num_stages=8, microbatch_size=8)
+    pipelined(config, num_stages=8, microbatch_size=8)
     config.task.train.percore_batch_size = 2
     config.checkpoint.save_interval_steps = 50
     config.mesh.ici_mesh_shape = [8, 1, 8, 12]
@@ -41,12 +40,9 @@ def c4_gpt3_mlperf_bs1536() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    _pipelined(config, num_stages=8, microbatch_size=8)
     _mlperf_learning_rate(config, global_batch_size=1536)
-    config.task.train.percore_batch_size = 2
     config.task.train.eval_interval_steps = 16
     config.checkpoint.save_interval_steps = 32
-    config.mesh.ici_mesh_shape = [8, 1, 8, 12]
     return config
 
 
@@ -58,7 +54,7 @@ def c4_gpt3_mlperf_bs2048() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    _pipelined(config, num_stages=8, microbatch_size=8, stream_io=True)
+    pipelined(config, num_stages=8, microbatch_size=8, stream_io=True)
     _mlperf_learning_rate(config, global_batch_size=2048)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 12
@@ -75,7 +71,7 @@ def c4_gpt3_mlperf_bs3072() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    _pipelined(config, num_stages=4, microbatch_size=16, stream_io=True)
+    pipelined(config, num_stages=4, microbatch_size=16, stream_io=True)
     _mlperf_learning_rate(config, global_batch_size=3072)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 8
@@ -92,7 +88,7 @@ def c4_gpt3_mlperf_bs4096() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    _pipelined(config, num_stages=8, microbatch_size=8, stream_io=True)
+    pipelined(config, num_stages=8, microbatch_size=8, stream_io=True)
     _mlperf_learning_rate(config, global_batch_size=4096)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 6
@@ -109,7 +105,7 @@ def c4_gpt3_mlperf_bs8192() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    _pipelined(config, num_stages=4, microbatch_size=16, stream_io=True)
+    pipelined(config, num_stages=4, microbatch_size=16, stream_io=True)
     _mlperf_learning_rate(config, global_batch_size=8192)
     config.task.train.percore_batch_size = 8
     config.task.train.eval_interval_steps = 3
@@ -126,7 +122,7 @@ def c4_gpt3_xl_8() -> fdl.Config[Experiment]:
     8: 1,048,576 tokens a step. Learning rate 2e-4, bfloat16.
     """
     config = gpt3_lm(num_layers=24, model_dims=3072, num_heads=24, vocab_size=51_200)
-    _pipelined(config, num_stages=2, microbatch_size=8)
+    pipelined(config, num_stages=2, microbatch_size=8)
     config.task.model.fprop_dtype = "bfloat16"
     config.task.train.percore_batch_size = 64
     config.task.train.learner.learning_rate = 2e-4
@@ -148,21 +144,13 @@ def c4_gpt3_xl() -> fdl.Config[Experiment]:
     19,000.
     """
     config = c4_gpt3_xl_8()
-    _pipelined(config, num_stages=4, microbatch_size=16)
+    pipelined(config, num_stages=4, microbatch_size=16)
     config.task.model.vocab_size = 50_257
     config.task.train.percore_batch_size = 8
     config.task.train.eval_interval_steps = 100
     config.task.train.summary_interval_steps = 1
     config.mesh.ici_mesh_shape = [4, 1, 4, 4]
     return config
-
-
-def _pipelined(config: fdl.Config[Experiment], num_stages: int, microbatch_size: int, stream_io: bool = False) -> None:
-    stack = PipelinedStack.partial(block=config.task.model.stack.block, num_stages=num_stages, scan=False)
-    stack.microbatch_size = microbatch_size
-    stack.stream_io = stream_io
-    stack.remat_policy = "nothing"
-    config.task.model.stack = stack
 
 
 def _mlperf_learning_rate(config: fdl.Config[Experiment], global_batch_size: int) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
-from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.training.experiment import Experiment
 
-from .families import cloud_lm
+from .families import cloud_lm, pipelined
 from .lm_cloud import lm_cloud_2b
 
 
@@ -23,10 +22,7 @@ def lm_cloud_pipeline_9b() -> fdl.Config[Experiment]:
     48 layers × 4096 × 32 heads. Global batch 512 rows of 1,024 in 128 microbatches of 4: 524,288 tokens a step.
     """
     config = cloud_lm(num_layers=48, model_dims=4096, num_heads=32)
-    block = config.task.model.stack.block
-    config.task.model.stack = PipelinedStack.partial(
-        block=block, num_stages=16, microbatch_size=4, scan=False, remat_policy="nothing"
-    )
+    pipelined(config, num_stages=16, microbatch_size=4)
     config.task.model.fprop_dtype = "float32"
     config.task.train.percore_batch_size = 8
     config.mesh.ici_mesh_shape = [16, 4, 1, 1]
@@ -42,10 +38,7 @@ def lm_cloud_pipeline_175b() -> fdl.Config[Experiment]:
     over stages.
     """
     config = cloud_lm(num_layers=96, model_dims=12288, num_heads=96)
-    block = config.task.model.stack.block
-    config.task.model.stack = PipelinedStack.partial(
-        block=block, num_stages=8, microbatch_size=2, scan=False, remat_policy="nothing"
-    )
+    pipelined(config, num_stages=8, microbatch_size=2)
     config.task.model.max_seq_len = 2048
     config.task.train.percore_batch_size = 0.75
     config.mesh.ici_mesh_shape = [1, 1, 1, 16]
@@ -61,10 +54,7 @@ def lm_cloud_pipeline_multislice_2b() -> fdl.Config[Experiment]:
     Stages stream their inputs and outputs.
     """
     config = lm_cloud_2b()
-    block = config.task.model.stack.block
-    config.task.model.stack = PipelinedStack.partial(
-        block=block, num_stages=2, microbatch_size=4, stream_io=True, scan=False, remat_policy="nothing"
-    )
+    pipelined(config, num_stages=2, microbatch_size=4, stream_io=True)
     config.task.train.percore_batch_size = 16
     config.mesh.ici_mesh_shape = [1, 4, 1, 1]
     config.mesh.dcn_mesh_shape = [2, 1, 1, 1]

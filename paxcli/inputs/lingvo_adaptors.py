@@ -18,7 +18,7 @@ import numpy as np
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput
 from paxcli.inputs.lingvo_generator import LingvoGenerator, copied_params
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.inputs.nested_map import NestedMap, num_rows
 from paxcli.log import log
 
 
@@ -189,7 +189,7 @@ class LingvoInputAdaptor(_LingvoInput):
     def _made(self) -> NestedMap:
         """The next batch."""
         batch = self._generated()
-        rows = _num_rows(batch)
+        rows = num_rows(batch)
         self._num_rows = self._num_rows or rows
         if rows > self._num_rows:
             raise DataError(f"Input `{self.name}`: a batch of {rows} rows after one of {self._num_rows}.")
@@ -238,7 +238,7 @@ class LingvoInputAdaptorNewBatchSize(LingvoInputAdaptor):
         return batch
 
     def _cut(self, large: NestedMap) -> Iterator[NestedMap]:
-        rows, size = _num_rows(large), self.batch_size
+        rows, size = num_rows(large), self.batch_size
         assert size is not None
         if rows % size:
             raise ConfigError(
@@ -266,7 +266,7 @@ class LingvoEvalAdaptor(RandomAccessInput, _LingvoInput):
             )
 
     def num_rows(self) -> int:
-        return _num_rows(self._data)
+        return num_rows(self._data)
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
         return _rows(self._data, numbers)
@@ -285,10 +285,6 @@ class LingvoEvalAdaptor(RandomAccessInput, _LingvoInput):
         if not batches:
             raise DataError(f"Input `{self.name}`: its Lingvo generator makes no batch.")
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
-
-
-def _num_rows(batch: NestedMap) -> int:
-    return len(jax.tree.leaves(batch)[0])
 
 
 def _rows(batch: NestedMap, numbers: np.ndarray) -> NestedMap:

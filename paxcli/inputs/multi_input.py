@@ -12,7 +12,7 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.inputs.nested_map import NestedMap, num_rows
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -87,5 +87,5 @@ class MultiInput(BaseInput):
 
 
 def _joined(batches: dict[str, Any]) -> NestedMap:
-    rows = math.gcd(*(len(jax.tree.leaves(batch)[0]) for batch in batches.values()))
+    rows = math.gcd(*map(num_rows, batches.values()))
     return jax.tree.map(lambda array: array.reshape(rows, -1, *array.shape[1:]), NestedMap(batches))

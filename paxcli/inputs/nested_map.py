@@ -57,3 +57,8 @@ def _unflatten(keys: tuple[str, ...], values: Any) -> NestedMap:
 
 
 jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatten, _flatten)
+
+
+def num_rows(batch: Any) -> int:
+    """How many rows a batch, or the spec of one, has: the leading dimension of every field."""
+    return jax.tree.leaves(batch)[0].shape[0]

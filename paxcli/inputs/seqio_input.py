@@ -13,7 +13,7 @@ import numpy as np
 from paxcli.config.configurable import part
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import BaseInput, ExampleMetrics
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.inputs.nested_map import NestedMap, num_rows
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_library import as_our_errors, load
 from paxcli.inputs.seqio_metrics import TaskMetrics, VocabularyTokenizer
@@ -180,12 +180,12 @@ class SeqIOInput(BaseInput):
         held: list[NestedMap] = []  # fewer rows than a batch
         while True:
             for rows in self._read(number, row, size):
-                row += _count(rows)
+                row += num_rows(rows)
                 whole = _join([*held, rows])
-                rest = _count(whole) % size if _count(whole) >= size else _count(whole)
-                if _count(whole) >= size:
+                rest = num_rows(whole) % size
+                if num_rows(whole) >= size:
                     yield self._share(_cut(whole, 0, size)), (number, row - rest)
-                held = [_cut(whole, _count(whole) - rest, None)] if rest else []
+                held = [_cut(whole, num_rows(whole) - rest, None)] if rest else []
             if not self.repeats:
                 if held:
                     yield self._share(_padded(held[0], size)), (number, row)
@@ -205,7 +205,7 @@ class SeqIOInput(BaseInput):
             if batch is None:
                 return
             batch = NestedMap(jax.tree.map(self._on_device, batch))
-            count = _count(batch)
+            count = num_rows(batch)
             if not self.is_training:
                 batch.example_id = np.arange(row, row + count, dtype=np.int32)
                 batch.eval_sample_weights = np.ones(count, np.float32)
@@ -374,10 +374,6 @@ class SeqIOInput(BaseInput):
         return f"Input `{self.name}`"
 
 
-def _count(rows: Any) -> int:
-    return len(jax.tree.leaves(rows)[0])
-
-
 def _join(parts: Sequence[NestedMap]) -> NestedMap:
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
@@ -388,7 +384,7 @@ def _cut(rows: NestedMap, start: int, stop: int | None) -> NestedMap:
 
 def _padded(rows: NestedMap, size: int) -> NestedMap:
     """The rows, and rows of zeros behind them."""
-    missing = size - _count(rows)
+    missing = size - num_rows(rows)
     padded = jax.tree.map(
         lambda array: np.concatenate([array, np.zeros_like(array, shape=(missing, *array.shape[1:]))]), rows
     )

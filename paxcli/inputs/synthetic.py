@@ -32,14 +32,7 @@ class SyntheticInput(RandomAccessInput):
 
     def validate(self) -> None:
         super().validate()
-        for field in ("seq_len", "vocab_size", "num_examples"):
-            value = getattr(self, field)
-            if (value is None and field != "num_examples") or (value is not None and value < 1):
-                raise ConfigError(f"Input `{self.name}`: {field} is {value}.", "Set it to 1 or more.")
-        if self.num_examples is None and not self.repeats:
-            raise ConfigError(
-                f"Input `{self.name}` has no end, so it cannot run epochs.", "Set its num_examples, or repeat it."
-            )
+        check_sizes(self, "seq_len", "vocab_size")
 
     def element_spec(self) -> NestedMap:
         return language_spec(self.batch_size, self.seq_len)
@@ -74,6 +67,18 @@ class SyntheticInput(RandomAccessInput):
         draw = _mix(_mix(seed)[:, None] + column.astype(np.uint64))
         other = ((draw & np.uint64(0xFFFF)) * np.uint64(alphabet) >> np.uint64(16)).astype(np.int32)
         return np.where(draw >> np.uint64(32) < int(_NOISE * 2**32), other, walk)
+
+
+def check_sizes(source: RandomAccessInput, *fields: str) -> None:
+    """Raises ConfigError unless fields of an input of made-up rows are 1 or more, and an epoch of it has an end."""
+    for field in (*fields, "num_examples"):
+        value = getattr(source, field)
+        if (value is None and field != "num_examples") or (value is not None and value < 1):
+            raise ConfigError(f"Input `{source.name}`: {field} is {value}.", "Set it to 1 or more.")
+    if source.num_rows() is None and not source.repeats:
+        raise ConfigError(
+            f"Input `{source.name}` has no end, so it cannot run epochs.", "Set its num_examples, or repeat it."
+        )
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import RandomAccessInput
 from paxcli.inputs.nested_map import NestedMap
+from paxcli.inputs.synthetic import check_sizes
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -32,14 +32,7 @@ class SyntheticImages(RandomAccessInput):
 
     def validate(self) -> None:
         super().validate()
-        for field in ("image_size", "num_channels", "num_classes", "num_examples"):
-            value = getattr(self, field)
-            if (value is None and field != "num_examples") or (value is not None and value < 1):
-                raise ConfigError(f"Input `{self.name}`: {field} is {value}.", "Set it to 1 or more.")
-        if self.num_examples is None and not self.repeats:
-            raise ConfigError(
-                f"Input `{self.name}` has no end, so it cannot run epochs.", "Set its num_examples, or repeat it."
-            )
+        check_sizes(self, "image_size", "num_channels", "num_classes")
 
     def num_rows(self) -> int | None:
         return self.num_examples

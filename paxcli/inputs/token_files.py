@@ -60,9 +60,9 @@ class TokenFileInfo:
     @classmethod
     def of(cls, tokenizer: Tokenizer, **fields: Any) -> Self:
         """For what a tokenizer makes."""
-        vocab_size = tokenizer.vocab_size
-        name = next(name for name, dtype in _DTYPES.items() if dtype == dtype_for(vocab_size))
-        return cls(dtype=name, vocab_size=vocab_size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, **fields)
+        size = tokenizer.vocab_size
+        name = dtype_for(size).name
+        return cls(dtype=name, vocab_size=size, eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id, **fields)
 
 
 def read_info(path: epath.Path) -> TokenFileInfo:

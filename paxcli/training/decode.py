@@ -114,9 +114,9 @@ class _Writer:
         self._params = self.model.cast(params)
         self._settings = {"max_tokens": max_tokens, "eos_id": eos_id, "sampling": sampling}
         self._key, self._batches = jax.random.key(seed), 0
-        static = ("model", "max_tokens", "bos_id", "eos_id", "sampling")
-        self._generate = jax.jit(generate, static_argnames=[name for name in static if name != "bos_id"])
-        self._transduce = jax.jit(transduce, static_argnames=static)
+        static = ("model", *self._settings)
+        self._generate = jax.jit(generate, static_argnames=static)
+        self._transduce = jax.jit(transduce, static_argnames=(*static, "bos_id"))
 
     def check_room(self, prompt: str, length: int) -> None:
         """Refuses a prompt that is empty, or too long to be answered."""

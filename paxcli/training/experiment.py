@@ -75,16 +75,19 @@ def prepared(
         raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.")
     for end in ("decay_end", "total_steps"):
         _fill(train.learner.schedule, end, train.num_train_steps)
-    for source in (config.train_input, *config.eval_inputs):
+    shared, decoded = (config.train_input, *config.eval_inputs), data_of(config.decode_inputs)
+    for source in shared:
         _fill(source, "batch_size", batch // num_infeed_hosts)
-        _fill(source, "seq_len", getattr(model, "max_seq_len", None))
-        _fill(source, "vocab_size", getattr(model, "vocab_size", None))
-        _fill(source, "num_classes", getattr(model, "num_classes", None))
         source.num_infeed_hosts, source.infeed_host_index = num_infeed_hosts, infeed_host_index
-    for source in data_of(config.decode_inputs):  # each process decodes all of it
+    for source in decoded:  # each process decodes all of it
         _fill(source, "batch_size", batch)
-        _fill(source, "seq_len", getattr(model, "max_seq_len", None))
-        _fill(source, "vocab_size", getattr(model, "vocab_size", None))
+    for source in (*shared, *decoded):
+        for field, of_model in (
+            ("seq_len", "max_seq_len"),
+            ("vocab_size", "vocab_size"),
+            ("num_classes", "num_classes"),
+        ):
+            _fill(source, field, getattr(model, of_model, None))
     config.train_input.is_training = True
     _fill(config.train_input, "input_random_seed", train.random_seed)
     return config

@@ -7,12 +7,11 @@ import dataclasses
 from collections.abc import Iterator
 
 import fiddle as fdl
-import jax
 from jax.sharding import Mesh
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.inputs.nested_map import NestedMap, num_rows
 from paxcli.mesh.mesh import build_mesh, libtpu_arguments
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import infeed_shard, use_mesh
@@ -66,7 +65,7 @@ def open_session(config: fdl.Config[Experiment]) -> Iterator[Session]:
 
 
 def _check_rows(source: BaseInput, spec: NestedMap, global_batch: int) -> None:
-    rows = jax.tree.leaves(spec)[0].shape[0]
+    rows = num_rows(spec)
     if rows * source.num_infeed_hosts != global_batch:
         raise ConfigError(
             f"train_input makes batches of {rows} rows on each of {source.num_infeed_hosts} hosts, "

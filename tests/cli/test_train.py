@@ -108,6 +108,7 @@ def test_decode(trained, pax):
     assert (run_dir / "decoded" / "20.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_decode_several_prompts_like_one_by_one(trained, tmp_path, pax):
     run_dir, *_ = trained
     (tmp_path / "prompts.txt").write_text("import\nx\n")

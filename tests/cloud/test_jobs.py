@@ -140,6 +140,7 @@ def read_until(stream, word: str) -> str:
     raise AssertionError(f"no {word!r} in {text}")
 
 
+@pytest.mark.slow
 def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
     """Train; kill the client; attach; a second job is refused; stop saves: exit 75."""
     prepare(cloud)

@@ -84,7 +84,14 @@ def c4(tmp_path_factory):
     return C4(path=str(directory), tokenizer_path=f"{directory}/c4.model", tokenized=True)
 
 
-@pytest.fixture(params=[*KINDS, *TEXTS], ids=lambda kind: kind if isinstance(kind, str) else kind.__name__)
+# In the fast suite, those that TensorFlow reads have their own test files alone.
+_ASKED = [
+    *(pytest.param(kind, marks=pytest.mark.slow) if issubclass(kind, SHARDED) else kind for kind in KINDS),
+    *TEXTS,
+]
+
+
+@pytest.fixture(params=_ASKED, ids=lambda kind: kind if isinstance(kind, str) else kind.__name__)
 def make(request, text_dir, c4):
     """Makes an input of one kind that shares the global batch with `hosts` others."""
     if request.param is SeqIOInput:
@@ -210,7 +217,8 @@ def test_training_drops_nothing_and_takes_each_epoch_in_another_order(make):
 def test_resumes_exactly_from_anywhere_on_any_number_of_hosts(make):
     whole = take(make(is_training=True), 30)
     chance = random.Random(0)
-    for _ in range(10):
+    # Those that read again what they had read take seconds for each.
+    for _ in range(4 if isinstance(make(is_training=True), SHARDED) else 10):
         done = chance.randrange(28)
         data = make(is_training=True)
         take(data, done)

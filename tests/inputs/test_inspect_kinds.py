@@ -167,6 +167,7 @@ def test_every_kind_as_json_and_as_text(kind, inspect, capsys, folder):
         assert found["padding_share"] == pytest.approx(1 - found["weights"]["weights"])
 
 
+@pytest.mark.slow
 def test_every_split(inspect):
     train, evaluation, decode = (inspect("text", split=split) for split in ("train", "eval", "decode"))
     assert "prompts" not in train and decode["prompts"] == [{"prompt": "def f", "ids": [2, *(b + 3 for b in b"def f")]}]

@@ -73,6 +73,7 @@ def test_the_loss_falls_in_20_steps(make):
     assert losses[-5:].mean() < losses[:5].mean() - 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_small_bert, _small_vit, _small_sequence])
 def test_microbatches_change_nothing(make):
     """In BERT too: which tokens of a row are masked does not depend on the rows beside it."""

@@ -10,7 +10,16 @@ import pytest
 from tests.training.runs import losses
 
 
-@pytest.mark.parametrize("recipe", ["lm-cloud-2b-limit-steps", "LmCloudTransformerAdamLimitSteps", "c4-gpt3-xl"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "c4-gpt3-xl",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("lm-cloud-2b-limit-steps", "LmCloudTransformerAdamLimitSteps")
+        ),
+    ],
+)
 def test_the_overlays_make_it_run_here(recipe: str, tmp_path: pathlib.Path, pax) -> None:
     overlays = ("--overlay", "cpu", "--overlay", "synthetic-data")
     smaller = ("--set", "num_train_steps=20", "--set", "max_seq_len=32")

@@ -74,6 +74,7 @@ def told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
     return read
 
 
+@pytest.mark.slow
 def test_it_learns_and_resumes_after_a_kill(tmp_path: pathlib.Path, told, pax) -> None:
     whole = pax(*ARGUMENTS, "--run-dir", "whole", env={"TOLD": "whole.txt"})
     assert whole.returncode == 0, whole.stderr

@@ -8,11 +8,13 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
 CODE = """
 import sys
 import jax
 import numpy as np
+import pytest
 from jax.experimental import multihost_utils
 from paxcli.config.resolve import resolve
 from paxcli.mesh.sharding import put_batch
@@ -43,6 +45,7 @@ def _start(folder, index: int, count: int, port: int) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", CODE, folder], env=env, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_the_global_batch_of_two_processes_is_that_of_one(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -115,6 +115,7 @@ def test_a_changed_recipe_is_refused(straight):
     assert code == 2 and "num_layers" in report
 
 
+@pytest.mark.slow
 def test_safe_changes_can_be_allowed(tmp_path):
     run_dir = tmp_path / "e"
     assert _run(run_dir, num_train_steps=20)[0] == 0
@@ -124,6 +125,7 @@ def test_safe_changes_can_be_allowed(tmp_path):
     assert max(losses(run_dir)) == 30
 
 
+@pytest.mark.slow
 def test_another_mesh_goes_on(tmp_path, pax):
     """Eight devices begin, one ends: the parameters are the ones that were saved."""
     first = pax(

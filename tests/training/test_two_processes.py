@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import yaml
 
 from tests.training.runs import evals, losses, small
@@ -38,6 +39,7 @@ def _start(run_dir, index: int, port: int) -> subprocess.Popen:
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path, pax):
     port = _free_port()
     with _start(tmp_path / "two", 0, port) as first, _start(tmp_path / "two", 1, port) as second:
