@@ -150,10 +150,10 @@ def _check_out(out: Path | None, launches: int, python: bool) -> None:
 
 def _result(converted: Converted, reading: Reading, python: bool, check: bool) -> dict[str, Any]:
     from paxcli.config.assign import assign
-    from paxcli.maxtext.building import build_config
+    from paxcli.maxtext.building import config_with
     from paxcli.maxtext.writing import printable, recipe_python, recipe_yaml, report, table_of
 
-    config = build_config(converted)
+    config = config_with(converted.values)
     from paxcli.training.summary import summarize
     from paxcli.training.validate import validate
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from paxcli.errors import ConfigError
 from paxcli.maxtext.draft import Draft
 from paxcli.maxtext.settings import Settings
@@ -58,8 +60,16 @@ def put_model(draft: Draft) -> None:
     _put_sizes(draft)
     _put_tables(draft)
     block = BLOCKS[settings["decoder_block"]]
-    if settings["ici_pipeline_parallelism"] > 1 or settings["dcn_pipeline_parallelism"] > 1:
+    pipelined = settings["ici_pipeline_parallelism"] > 1 or settings["dcn_pipeline_parallelism"] > 1
+    if pipelined and _has_turns(settings):
+        raise ConfigError(
+            "Layers of which every other one has a window cannot be pipelined.",
+            f"With max_target_length={settings['sliding_window_size']} no layer reaches its window.",
+        )
+    if pipelined:
         _put_pipeline(draft)
+    elif _has_turns(settings):
+        draft.put(_STACK, "PatternedStack", "decoder_block")
     draft.put(f"{_STACK}.scan", settings["scan_layers"], "scan_layers")
     draft.put(_BLOCK, block, "decoder_block")
     if settings["use_post_attn_norm"]:
@@ -67,6 +77,8 @@ def put_model(draft: Draft) -> None:
     _put_norms(draft)
     _put_attention(draft)
     _put_feed_forward(draft)
+    if _has_turns(settings):
+        _take_turns(draft)
     _note_differences(draft)
 
 
@@ -169,12 +181,6 @@ def _put_attention(draft: Draft) -> None:
         draft.put(f"{_ATTENTION}.query_scale", settings["query_pre_attn_scalar"] ** -0.5, "query_pre_attn_scalar")
     window = settings["sliding_window_size"]
     if 0 < window < settings["max_target_length"]:
-        if settings["decoder_block"] == "gemma2":
-            raise ConfigError(
-                f"{settings.model_name}: rows of {settings['max_target_length']} exceed the window of {window}, "
-                "which every other layer has; pax's layers are of one kind.",
-                f"With max_target_length={window} no layer reaches its window.",
-            )
         draft.put(f"{_ATTENTION}.window", window, "sliding_window_size")
 
 
@@ -229,6 +235,26 @@ def _put_feed_forward(draft: Draft) -> None:
         draft.near(
             f"load_balance_loss_weight={weight}: the loss is that of Fedus et al., 2021, the mean of all layers."
         )
+
+
+def _has_turns(settings: Settings) -> bool:
+    """Whether every other layer has a window that rows reach beyond."""
+    return settings["decoder_block"] == "gemma2" and 0 < settings["sliding_window_size"] < settings["max_target_length"]
+
+
+def _take_turns(draft: Draft) -> None:
+    """What was put on the block, put on a pair of layers, of which the first alone has the window."""
+    values, rows = draft.values, draft.rows
+    draft.values = {path: value for path, value in values.items() if not path.startswith(_BLOCK)}
+    draft.rows = [row for row in rows if not row.pax.startswith(_BLOCK)]
+    draft.put(f"{_STACK}.turns", [values[_BLOCK]] * 2, "decoder_block")
+    for row in rows:
+        inside = row.pax.removeprefix(f"{_BLOCK}.")
+        for turn in (0, 1) if inside != row.pax else ():
+            path, value = f"{_STACK}.turns.{turn}.{inside}", row.pax_value
+            value = None if turn and inside == "attention.window" else value
+            draft.values[path] = value
+            draft.rows.append(dataclasses.replace(row, pax=path, pax_value=value))
 
 
 def _note_differences(draft: Draft) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import json
 import pathlib
 
@@ -18,7 +17,7 @@ from paxcli.config.load import load
 from paxcli.errors import ConfigError
 from paxcli.maxtext import tables
 from paxcli.maxtext.back import command_line, to_maxtext
-from paxcli.maxtext.building import build_config
+from paxcli.maxtext.building import config_with
 from paxcli.maxtext.conversion import Converted, convert
 from paxcli.maxtext.launch import Launch, Pair
 from paxcli.maxtext.script import read_script
@@ -43,8 +42,6 @@ GOLDEN = {
     "required.sh": None,
     "xpk.sh": "2025-09-01",
 }
-# The layers that most models need came after this room.
-HAS_LAYERS = importlib.util.find_spec("paxcli.layers.output_head") is not None
 
 
 def of_script(name: str, date: str | None = None, **options) -> Converted:
@@ -117,11 +114,10 @@ def test_the_first_script_value_by_value() -> None:
 def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
     try:
         converted = of_keys(model_name=name)
-        config = build_config(converted)
+        config = config_with(converted.values)
     except ConfigError as error:
         assert name in error.message and "nearest" in str(error.hint)
-        # `qk_norm` has no class that can be named until its field says which.
-        assert not HAS_LAYERS or "is not a block that pax has" in error.message or "qk_norm" in error.message
+        assert "is not a block that pax has" in error.message
         return
     config.train_input = load("maxtext-base").config.train_input
     assert summarize(config)["parameters"] == converted.parameters
@@ -129,7 +125,18 @@ def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
 
 def test_at_least_gpt3_can_be_built() -> None:
     for name in ("gpt3-52k", "gpt3-6b", "gpt3-22b", "gpt3-175b"):
-        build_config(of_keys(model_name=name))
+        config_with(of_keys(model_name=name).values)
+
+
+def test_layers_of_gemma2_take_turns_once_rows_reach_beyond_the_window() -> None:
+    short, long = (of_keys(model_name="gemma2-2b", max_target_length=n, scan_layers="false") for n in (4096, 8192))
+    assert "task.model.stack.block.attention.window" not in short.values
+    first, second = config_with(long.values).task.model.stack.turns
+    assert (first.attention.window, second.attention.window) == (4096, None)
+    assert first.attention.logit_cap == second.attention.logit_cap == 50.0
+    assert config_with(long.values).task.model.stack.scan is False
+    with pytest.raises(ConfigError, match="cannot be pipelined"):
+        of_keys(model_name="gemma2-2b", max_target_length=8192, ici_pipeline_parallelism=2)
 
 
 def test_meshes() -> None:
@@ -155,7 +162,9 @@ def test_batches() -> None:
 
 def test_the_rate_is_zero_after_the_schedule() -> None:
     values = of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20, learning_rate=1.0).values
-    learner = build_config(of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20)).task.train.learner
+    learner = config_with(
+        of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20).values
+    ).task.train.learner
     schedule = fdl.build(learner.schedule)
     assert [round(float(schedule(jnp.asarray(step))), 3) for step in (0, 1, 2, 20, 29)] == [0, 0.5, 1, 0, 0]
     assert values["task.train.learner.schedule"] == "PiecewiseSchedule"
@@ -203,23 +212,21 @@ def test_there_and_back(keys: dict[str, object]) -> None:
     _there_and_back(of_keys("2026-08-22", **keys))
 
 
-@pytest.mark.skipif(not HAS_LAYERS, reason="the models need layers that this pax lacks")
 @pytest.mark.parametrize("name", ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "mistral-7b", "default"])
 def test_there_and_back_with_all_layers(name: str) -> None:
     _there_and_back(of_keys("2026-08-22", model_name=name, dataset_type="synthetic"))
 
 
-@pytest.mark.skipif(not HAS_LAYERS, reason="the models need layers that this pax lacks")
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
     converted = of_script(name, GOLDEN[name], topology="v5e-256" if name == "gpt3_half.sh" else None)
-    config = build_config(converted)
+    config = config_with(converted.values)
     config.train_input = load("maxtext-base").config.train_input
     assert summarize(config)["parameters"] == converted.parameters
 
 
 def _there_and_back(first: Converted) -> None:
-    back, left = to_maxtext(build_config(first), first.num_devices)
+    back, left = to_maxtext(config_with(first.values), first.num_devices)
     assert left == []
     (launch,) = read_script(command_line(back)).launches
     second = convert(launch, "back", date=datetime.date(2026, 8, 22))
