@@ -11,19 +11,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from paxcli.config.configurable import template
 from paxcli.layers.attention import KVCache
-from paxcli.layers.base import Layer
-from paxcli.layers.block import TransformerBlock
-from paxcli.layers.init import Init, Xavier
 from paxcli.layers.pipeline import Pipeline, to_layers
-from paxcli.layers.remat import RematPolicy, save_as, saveable
+from paxcli.layers.remat import save_as, saveable
 from paxcli.layers.stack import Stack
 
 _WEIGHTS = "round_weights"
 
 
-class PipelinedStack(Layer):
+class PipelinedStack(Stack):
     """What `Stack` computes, with the layers cut into stages that lie on the mesh axis `stage`.
 
     Pax: `PipelinedTransformer`. `paxcli/layers/pipeline.py` says how it runs, and how its parameters lie. On a mesh
@@ -31,41 +27,24 @@ class PipelinedStack(Layer):
     after the other.
 
     Attributes:
-      num_layers: L.
-      model_dims: D.
-      hidden_dims: F.
-      num_heads: N.
-      dims_per_head: H.
-      num_kv_heads: K; None = N.
       num_stages: S, the size of the mesh axis `stage`.
       num_microbatches: How many slices of the batch are under way one after the other; this or `microbatch_size`.
       microbatch_size: Rows in a slice, over all devices of a stage.
       circular_repeat: How many groups of layers a stage holds; microbatches pass all stages as often. More groups,
         shorter bubbles.
       stream_io: Whether the stages share the work of holding inputs and outputs, which saves memory and broadcasts.
-      block: Template of one layer.
-      scan: Whether the layers inside a stage are scanned.
-      unroll: How many scanned layers one iteration runs.
-      remat_policy: Which activations of a layer are kept for the backward pass.
-      params_init: How weights start.
+
+    The other fields are those of `Stack`; `scan` and `unroll` are about the layers inside a stage.
     """
 
-    num_layers: int
-    model_dims: int
-    hidden_dims: int
-    num_heads: int
-    dims_per_head: int
-    num_kv_heads: int | None = None
     num_stages: int = 1
     num_microbatches: int | None = None
     microbatch_size: int | None = None
     circular_repeat: int = 1
     stream_io: bool = False
-    block: functools.partial = template(TransformerBlock)
-    scan: bool = True
-    unroll: int = 1
-    remat_policy: RematPolicy = "dots_with_no_batch_dims"
-    params_init: Init = Xavier()
+
+    def setup(self) -> None:
+        """Nothing: the parameters lie in stages, and `__call__` makes them."""
 
     @nn.compact
     def __call__(
@@ -94,17 +73,6 @@ class PipelinedStack(Layer):
     def _pipeline(self) -> Pipeline:
         return Pipeline(
             self.num_stages, self.num_microbatches, self.microbatch_size, self.circular_repeat, self.stream_io
-        )
-
-    @property
-    def _widths(self) -> dict[str, Any]:
-        return dict(
-            model_dims=self.model_dims,
-            hidden_dims=self.hidden_dims,
-            num_heads=self.num_heads,
-            dims_per_head=self.dims_per_head,
-            num_kv_heads=self.num_kv_heads,
-            params_init=self.params_init,
         )
 
     def _stack(self, num_layers: int) -> Stack:
