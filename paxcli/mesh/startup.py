@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import re
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -147,6 +148,7 @@ def _initialize(
     # On CPUs, programs in flight at once meet their peers' collectives in any order, and wait for each other for ever.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     log.info("Joining %s.", job)
+    _keep_stdout()
     thread = threading.Thread(target=connect, name="distributed-start", daemon=True)
     thread.start()
     thread.join(timeout_seconds)
@@ -155,6 +157,14 @@ def _initialize(
         raise RemoteError(f"Joining {job}: not all processes came together within {timeout_seconds} s.", hint)
     if failure:
         raise RemoteError(f"Joining {job}: {str(failure[0]).splitlines()[0]}", hint) from failure[0]
+
+
+def _keep_stdout() -> None:
+    """Leaves stdout to what Python prints: Gloo reports its connections there, between the lines of a result."""
+    sys.stdout.flush()
+    ours = os.dup(1)
+    os.dup2(2, 1)
+    sys.stdout = os.fdopen(ours, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
 
 
 def _give_cpu_devices_threads() -> None:

@@ -46,6 +46,7 @@ def test_two_processes_equal_one(tmp_path, pax):
         outputs = [process.communicate(timeout=600) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], outputs
     assert "Next: pax plot" in outputs[0][0] and "Next: pax plot" not in outputs[1][0]  # only the first reports
+    assert not any("Gloo" in stdout for stdout, _ in outputs)  # whose reports are no part of a result
     assert not any(line.startswith("step ") for line in outputs[1][1].splitlines())
 
     # The seed that the two agreed on is in their run's recipe.
