@@ -16,6 +16,8 @@ import typer
 from paxcli.errors import PaxError
 
 _BUG_HINT = "Please report it with the lines above."
+_BUCKET_HINT = "See that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
+_REMOTE = 4
 _INTERRUPTED = 130  # What a shell reports for Ctrl-C.
 
 
@@ -36,6 +38,8 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except typer.Abort:
         return _fail("Interrupted.", None, _INTERRUPTED, as_json)
     except Exception as error:
+        if _is_of_a_bucket(error):
+            return _fail(f"A bucket cannot be used: {str(error).splitlines()[0]}", _BUCKET_HINT, _REMOTE, as_json)
         traceback.print_exc()
         return _fail(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT, 1, as_json)
 
@@ -75,6 +79,13 @@ def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
         red, plain = ("\x1b[31m", "\x1b[0m") if use_color(sys.stderr) else ("", "")
         print(f"{red}error:{plain} {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr)
     return exit_code
+
+
+def _is_of_a_bucket(error: Exception) -> bool:
+    """Whether TensorFlow, which reads and writes buckets, failed at that: its errors are no `OSError`."""
+    return "://" in str(error) and any(
+        kind.__module__.startswith("tensorflow.") and kind.__name__ == "OpError" for kind in type(error).mro()
+    )
 
 
 def _strict(value: Any) -> Any:

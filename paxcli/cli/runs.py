@@ -23,14 +23,15 @@ def open_run(
     target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None
 ) -> Iterator[TrainedRun]:
     """The run in a directory, or of a recipe, on this machine's devices."""
+    from paxcli.config.load import located
     from paxcli.config.resolve import resolve
 
-    if Path(target).is_dir():
+    if (path := located(target)).is_dir():
         if run_dir is not None:
             raise ConfigError(f"{target} is a run directory, and so is --run-dir {run_dir}.", "Give one of them.")
-        if not (Path(target) / "recipe.yaml").exists():
+        if not (path / "recipe.yaml").exists():
             raise DataError(f"{target} is not a run directory: it has no recipe.yaml.", "Give one that was trained in.")
-        run_dir, target = target, str(Path(target).resolve())
+        run_dir, target = target, str(path)
     resolved = resolve(target, overlays or (), sets or ())
 
     from paxcli.training.run_dir import RunDir

@@ -47,12 +47,21 @@ def load(target: str) -> Loaded:
     Raises:
       ConfigError: There is no such recipe, or it fails.
     """
-    if _is_path(target) and (Path(target) / "recipe.yaml").is_file():
-        return _load_yaml(Path(target) / "recipe.yaml")
+    if _is_path(target) and (of_run := located(target) / "recipe.yaml").exists():
+        return _load_yaml(of_run)
     if Path(target).suffix in YAML_SUFFIXES:
-        return dataclasses.replace(_load_yaml(Path(target)), name=Path(target).stem, pax_name=None)
+        return dataclasses.replace(_load_yaml(located(target)), name=Path(target).stem, pax_name=None)
     entry = find_entry(target)
     return Loaded(entry.name, entry.pax_name, _target(entry), _call(entry))
+
+
+def located(target: str) -> Path:
+    """A path of this machine, made absolute, or one in a bucket (`gs://…`)."""
+    if "://" not in target:
+        return Path(target).resolve()
+    from etils import epath
+
+    return epath.Path(target)  # pyrefly: ignore[bad-return] - it has the methods of a Path
 
 
 def find_entry(target: str) -> RecipeEntry:
@@ -126,13 +135,12 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
-    path = path.resolve()
     if path in inside:
         raise ConfigError(f"{path} is built on itself.", "Name another recipe in its line `recipe:`.")
     content = read_yaml_recipe(path)
     target = _beside(path, content.recipe)
     is_yaml = Path(target).suffix in YAML_SUFFIXES
-    base = _load_yaml(Path(target), (*inside, path)) if is_yaml else load(target)
+    base = _load_yaml(located(target), (*inside, path)) if is_yaml else load(target)
     overlays = [read_overlay(_beside(path, overlay)) for overlay in content.overlays]
     layers = (*base.layers, *overlays, Layer("recipe", content.values))
     return dataclasses.replace(base, target=str(path), layers=layers)
@@ -141,4 +149,4 @@ def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
 def _beside(path: Path, name: str) -> str:
     """A file that a YAML recipe names is looked for from the YAML file's folder."""
     is_file = Path(name.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES)
-    return str(path.parent / name) if is_file else name
+    return str(path.parent / name) if is_file and "://" not in name else name

@@ -4,8 +4,11 @@ import pathlib
 
 import fiddle as fdl
 import pytest
+from etils.epath import backend
+from etils.epath.testing import mock_epath
 
 from paxcli.config.load import find_entry, load
+from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 
 
@@ -66,3 +69,18 @@ def test_a_class_name_of_pax(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ConfigError) as caught:
         find_entry("C4Fo")
     assert "`C4Foo`" in (caught.value.hint or "")
+
+
+def test_the_recipe_of_a_run_in_a_bucket(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("recipe: tiny\nset: {num_layers: 3}\n")
+
+    def here(original, path, *args):
+        return original(str(path).replace("gs://bucket", str(tmp_path)), *args)
+
+    monkeypatch.setattr("etils.epath.gpath._is_tf_installed", lambda: False)
+    monkeypatch.setattr("etils.epath.gpath._PREFIX_TO_BACKEND", {"gs": backend.os_backend, None: backend.os_backend})
+    with mock_epath(exists=here, isdir=here, open=here):
+        resolved = resolve("gs://bucket/run")
+    assert resolved.values["task.model.num_layers"].value == 3
+    assert resolved.target == "gs://bucket/run/recipe.yaml"
