@@ -25,7 +25,7 @@ class PatternedStack(Stack):
     """
 
     block: functools.partial[TransformerBlock] | None = None  # pyrefly: ignore[bad-override]
-    turns: tuple[functools.partial, ...] = ()
+    turns: tuple[functools.partial[TransformerBlock], ...] = ()
 
     def setup(self) -> None:
         if self.block is not None:
