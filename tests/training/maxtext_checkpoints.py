@@ -15,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+from etils import epath
+
+from tests.models import hf_families
 
 Hf = dict[str, np.ndarray]
 
@@ -56,6 +59,21 @@ KEYS: dict[str, dict[str, Any]] = {
         rope_max_timescale=1_000_000,
     ),
     "qwen3": dict(decoder_block="qwen3", base_num_kv_heads=2, head_dim=12, use_qk_norm="true"),
+    "gpt2": dict(
+        decoder_block="gpt3",
+        base_num_decoder_layers=3,
+        base_num_kv_heads=4,
+        head_dim=8,
+        base_mlp_dim=80,
+        max_target_length=24,
+        mlp_activations="[gelu]",
+        logits_via_embedding="true",
+        normalize_embedding_logits="false",
+        normalization_layer_epsilon=1e-5,
+        trainable_position_size=24,
+        fused_qkv="true",
+        opt_type="adam_pax",
+    ),
     "gemma2": dict(
         decoder_block="gemma2",
         base_num_decoder_layers=2,  # of pairs
@@ -72,9 +90,19 @@ KEYS: dict[str, dict[str, Any]] = {
 }
 
 
+def arrays_of(family: str) -> Hf:
+    """What HF's model of this family holds and computes."""
+    if family != "gpt2":
+        return hf_families.arrays_of(family)
+    with np.load(hf_families.DATA.with_name("hf_gpt2.npz")) as file:
+        return dict(file)
+
+
 def params_of(family: str, arrays: Hf, scanned: bool) -> dict[str, Any]:
     """HF's weights as the `params` of a MaxText state."""
     hf = {name.removeprefix("param/"): x for name, x in arrays.items() if name.startswith("param/")}
+    if family == "gpt2":
+        return _gpt2(hf, scanned)
     is_gemma, dims = family == "gemma2", hf["model.embed_tokens.weight"].shape[1]
     count = 1 + max(int(name.split(".")[2]) for name in hf if name.startswith("model.layers."))
     layers = [_layer(family, hf, f"model.layers.{i}.", HEAD_DIM.get(family, 8)) for i in range(count)]
@@ -85,14 +113,49 @@ def params_of(family: str, arrays: Hf, scanned: bool) -> dict[str, Any]:
             for local, whole in pairs
         ]
     decoder: dict[str, Any] = {"decoder_norm": {"scale": hf["model.norm.weight"] + is_gemma}}
-    if scanned:
-        decoder["layers"] = jax.tree.map(lambda *parts: np.stack(parts, axis=1), *layers)
-    else:
-        decoder |= {f"layers_{i}": layer for i, layer in enumerate(layers)}
+    decoder |= _stacked(layers, scanned)
     if not is_gemma:
         decoder["logits_dense"] = {"kernel": hf["lm_head.weight"].T}
     table = hf["model.embed_tokens.weight"] * (np.float32(dims**0.5) if is_gemma else 1)
     return {"decoder": decoder, "token_embedder": {"embedding": table}}
+
+
+def _stacked(layers: list[dict[str, Any]], scanned: bool) -> dict[str, Any]:
+    if scanned:
+        return {"layers": jax.tree.map(lambda *parts: np.stack(parts, axis=1), *layers)}
+    return {f"layers_{i}": layer for i, layer in enumerate(layers)}
+
+
+def _gpt2(hf: Hf, scanned: bool) -> dict[str, Any]:
+    """A norm's scale less 1; query, key and value in one array."""
+
+    def norm(name: str) -> dict[str, np.ndarray]:
+        return {"scale": hf[f"{name}.weight"] - 1, "bias": hf[f"{name}.bias"]}
+
+    def dense(name: str, *shape: int) -> dict[str, np.ndarray]:
+        return {"kernel": hf[f"{name}.weight"].reshape(shape), "bias": hf[f"{name}.bias"].reshape(shape[1:])}
+
+    layers = [
+        {
+            "pre_self_attention_norm": norm(f"h.{i}.ln_1"),
+            "self_attention": {
+                "qkv_proj": dense(f"h.{i}.attn.c_attn", 32, 3, 4, 8),
+                "out": {
+                    "kernel": hf[f"h.{i}.attn.c_proj.weight"].reshape(4, 8, 32),
+                    "bias": hf[f"h.{i}.attn.c_proj.bias"],
+                },
+            },
+            "mlp": {
+                "mlp_layer_norm": norm(f"h.{i}.ln_2"),
+                "wi": dense(f"h.{i}.mlp.c_fc", 32, 80),
+                "wo": dense(f"h.{i}.mlp.c_proj", 80, 32),
+            },
+        }
+        for i in range(3)
+    ]
+    position = {"embedding": hf["wpe.weight"]}
+    decoder = {"decoder_norm": norm("ln_f"), "position_embedder": position, **_stacked(layers, scanned)}
+    return {"decoder": decoder, "token_embedder": {"embedding": hf["wte.weight"]}}
 
 
 def _layer(family: str, hf: Hf, prefix: str, size: int) -> dict[str, Any]:
@@ -158,6 +221,6 @@ def save(folder: pathlib.Path, params: dict[str, Any], step: int = 0, with_optim
 
 def read(folder: pathlib.Path | str) -> dict[str, Any]:
     """All arrays of a tree, as Orbax itself restores them."""
-    handler = ocp.PyTreeCheckpointHandler()
+    folder, handler = epath.Path(folder), ocp.PyTreeCheckpointHandler()
     arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(folder).tree)
     return handler.restore(folder, args=ocp.args.PyTreeRestore(restore_args=arguments))
