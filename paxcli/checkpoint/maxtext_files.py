@@ -17,7 +17,7 @@ from paxcli.errors import ConfigError, DataError, MissingError
 _MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # what a folder has that holds an Orbax tree
 _ITEMS = ("items", "default")
 _PARAMETER = re.compile(r"(?:(?P<before>.+)\.)?(?P<name>(?:decoder|token_embedder)\..+?)(?:\.value)?")
-_COUNT = re.compile(r"opt_state\.(?:0\.)?count(?:\.value)?")
+_COUNT = re.compile(r"opt_state\.(?:\d+\.)?count(?:\.value)?")
 
 
 class MaxTextCheckpoint:
@@ -62,10 +62,20 @@ class MaxTextCheckpoint:
         return int(self._scalar("step")) if "step" in self._leaves else 0
 
     @property
-    def count(self) -> int | None:
-        """Updates that the optimizer made; None without an optimizer's state."""
-        name = next((name for name in self._leaves if _COUNT.fullmatch(name)), None)
-        return None if name is None else int(self._scalar(name))
+    def optimizer(self) -> str | None:
+        """`adamw`, `adam_pax` or `sgd`, by what it keeps; None without a state, or with one of another."""
+        if self._count is None:
+            return None
+        return "sgd" if not self._names["mu"] else "adam_pax" if self._count.startswith("opt_state.count") else "adamw"
+
+    @property
+    def count(self) -> int:
+        """Updates that the optimizer made."""
+        return 0 if self._count is None else int(self._scalar(self._count))
+
+    @property
+    def _count(self) -> str | None:
+        return min((name for name in self._leaves if _COUNT.fullmatch(name)), default=None)
 
     def shapes(self, kind: str = "params") -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters, or of their moments `mu` or `nu`, by the parameter's name from `decoder` on."""

@@ -113,16 +113,17 @@ class Rule:
     def read(self, arrays: Arrays, kind: Kind) -> Arrays:
         """Ours of theirs. Of Adam's moments the first scales as a gradient does, and the second as its square."""
         scale, shift = self._numbers(kind)
-        return [_with(x, lambda x: x * scale + shift, scale, shift) for x in self.to_ours(arrays)]
+        ours = self.to_ours(arrays)
+        return ours if (scale, shift) == (1, 0) else [x.astype(np.float32) * scale + shift for x in ours]
 
     def write(self, arrays: Arrays, kind: Kind) -> Arrays:
         """Theirs of ours."""
         scale, shift = self._numbers(kind)
-        return self.to_theirs([_with(x, lambda x: (x - shift) / scale, scale, shift) for x in arrays])
+        return self.to_theirs(arrays if (scale, shift) == (1, 0) else [(x - shift) / scale for x in arrays])
 
-    def _numbers(self, kind: Kind) -> tuple[np.float32, np.float32]:
+    def _numbers(self, kind: Kind) -> tuple[float, float]:
         scale = {"params": self.scale, "mu": 1 / self.scale, "nu": self.scale**-2}[kind]
-        return np.float32(scale), np.float32(self.shift if kind == "params" else 0)
+        return scale, self.shift if kind == "params" else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +159,7 @@ class Shelf:
         names = {place.name(within) for place in places}
         if len(names) == 1 and places[0].index is not None:
             stack = np.moveaxis(read(*names), self.axis, 0)
-            indices = [place.index for place in places]
+            indices = [place.index or 0 for place in places]
             return stack if indices == list(range(len(stack))) else stack[indices]
         return np.stack([self._layer(read(place.name(within)), place) for place in places])
 
@@ -169,9 +170,9 @@ class Shelf:
             found.setdefault(place.name(within), []).append(number)
         return found
 
-    def laid_out(self, name_of_layers: Sequence[int], x: np.ndarray) -> np.ndarray:
+    def laid_out(self, numbers: Sequence[int], x: np.ndarray) -> np.ndarray:
         """`x` [n, …] as the array that holds these layers."""
-        return x[0] if self.places[name_of_layers[0]].index is None else np.moveaxis(x, 0, self.axis)
+        return x[0] if self.places[numbers[0]].index is None else np.moveaxis(x, 0, self.axis)
 
     def _layer(self, x: np.ndarray, place: Place) -> np.ndarray:
         return x if place.index is None else np.moveaxis(x, self.axis, 0)[place.index]
@@ -206,9 +207,7 @@ def our_shelf(names: Sequence[str], num_layers: int) -> Shelf:
     """
     turns = {name.split(".")[2] for name in names if name.startswith("stack.layers.turn_")}
     if turns:
-        places = [
-            Place(f"stack.layers.turn_{i % len(turns)}.", index=i // len(turns)) for i in range(num_layers)
-        ]
+        places = [Place(f"stack.layers.turn_{i % len(turns)}.", index=i // len(turns)) for i in range(num_layers)]
     elif any(name.startswith("stack.layers_0.") for name in names):
         places = [Place(f"stack.layers_{i}.") for i in range(num_layers)]
     elif any(name.startswith("stack.layers.attention.") for name in names):
@@ -269,6 +268,11 @@ def _attention_rules(layout: MaxTextLayout, within: set[str], differences: Diffe
     heads = _HALVES if differences.neighbours else _SAME
     normed = "attention.query_norm.scale" in within
     scale, shift = differences.query_scale, differences.qk_norm_shift
+    if layout.fused_qkv and scale != 1:
+        raise ConfigError(
+            f"MaxText's queries are {1 / scale:g} times ours, and lie in one array with keys and values.",
+            f"Set the recipe's `query_scale` to {'null' if layout.scales_queries else '1.0'}.",
+        )
     rules = [
         _rule("self_attention.out.kernel", "attention.post"),
         _rule("self_attention.out.bias", "attention.post_bias"),
@@ -325,7 +329,7 @@ def their_shapes(
     """The names and shapes that MaxText's arrays have to have for our `shapes`."""
     found = {}
     for rule in rules:
-        one = [ours.layers(lambda name: np.broadcast_to(np.bool_(0), shapes[name]), x, [0])[:1] for x in rule.ours]
+        one = [ours.layers(lambda name: np.broadcast_to(np.bool_(0), shapes[name]), x, [0]) for x in rule.ours]
         (layer,) = rule.to_theirs(one)
         for name, numbers in theirs.arrays(rule.theirs).items():
             stack = np.broadcast_to(layer, (len(numbers), *layer.shape[1:]))
@@ -379,7 +383,3 @@ def _split(arrays: Arrays, axis: int) -> Arrays:
 
 def _joined(arrays: Arrays, axis: int) -> Arrays:
     return [np.stack(arrays, axis=axis)]
-
-
-def _with(x: np.ndarray, change: Callable[[np.ndarray], np.ndarray], scale: float, shift: float) -> np.ndarray:
-    return x if scale == 1 and shift == 0 else change(x)

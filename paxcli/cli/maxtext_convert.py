@@ -37,7 +37,11 @@ TopologyOption = Annotated[
 ]
 SlicesOption = Annotated[int | None, typer.Option("--slices", min=1, help="How many. Default: told from the script.")]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Write the recipe here. Default: stdout.")
+    # Not a Path, which would take one slash out of gs://.
+    str | None,
+    typer.Option(
+        "--out", metavar="FILE|DIR", help="Write the recipe here; with --checkpoint, the run. Default: stdout."
+    ),
 ]
 PythonOption = Annotated[bool, typer.Option("--python", help="A Python recipe. Default: a YAML recipe.")]
 CheckOption = Annotated[
@@ -93,19 +97,18 @@ def maxtext_convert(
         for index, launch in enumerate(reading.launches)
     ]
     if checkpoint is not None:
-        _check_run(out, len(converted), python)
-    else:
-        _check_out(out, 1 if as_json else len(converted), python)
+        out = _run_dir(out, len(converted), python)
+    file = Path(out) if out and checkpoint is None else None
+    _check_out(file, 1 if as_json or checkpoint else len(converted), python)
     results = [_result(one, reading, python, check) for one in converted]
-    if checkpoint is not None:
-        assert out is not None
-        print(results[0]["report"], file=sys.stderr, end="\n\n")
+    if checkpoint is not None and out is not None:
         text = import_weights(converted[0], checkpoint, out, results[0], dry_run)
+        print(results[0]["report"], file=sys.stderr, end="\n\n")
         say_result(results[0], text, as_json)
         return None
     files = (
-        [out.with_name(f"{out.stem}-{i + 1}{out.suffix}" if i else out.name) for i in range(len(results))]
-        if out
+        [file.with_name(f"{file.stem}-{i + 1}{file.suffix}" if i else file.name) for i in range(len(results))]
+        if file
         else []
     )
     for file, result in zip(files, results, strict=False):
@@ -171,13 +174,14 @@ def _check_out(out: Path | None, launches: int, python: bool) -> None:
         raise ConfigError(f"{out} does not end in {suffix}.", f"Say `--out {out.with_suffix(suffix)}`.")
 
 
-def _check_run(out: Path | None, launches: int, python: bool) -> None:
+def _run_dir(out: str | None, launches: int, python: bool) -> str:
     from paxcli.errors import ConfigError
 
     if launches != 1:
         raise ConfigError(f"There are {launches} trainings in it, and one checkpoint.", "Say one as `--model` or keys.")
-    if out is None or python or out.suffix in (".yaml", ".yml", ".py"):
+    if out is None or python or out.endswith((".yaml", ".yml", ".py")):
         raise ConfigError("A checkpoint becomes a run, with its recipe in it.", "Say its folder: `--out runs/NAME`.")
+    return out
 
 
 def _result(converted: Converted, reading: Reading, python: bool, check: bool) -> dict[str, Any]:

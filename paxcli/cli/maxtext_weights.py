@@ -18,7 +18,7 @@ def stay_on_host() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
-def import_weights(converted: Converted, checkpoint: str, out: Path, result: dict[str, Any], dry_run: bool) -> str:
+def import_weights(converted: Converted, checkpoint: str, out: str, result: dict[str, Any], dry_run: bool) -> str:
     """Begins the run `out`; adds what was done to `result`, and says it."""
     from paxcli.checkpoint.maxtext_layout import MaxTextLayout
     from paxcli.maxtext.building import build_config
@@ -32,11 +32,11 @@ def import_weights(converted: Converted, checkpoint: str, out: Path, result: dic
     )
     done = import_maxtext(config, result["recipe"], checkpoint, out, layout, dry_run)
     what = f"the training state of step {done.step}" if done.with_optimizer else "parameters alone, for step 0"
-    result |= {"run_dir": str(out), "step": done.step, "with_optimizer": done.with_optimizer, "checkpoint": done.source}
+    result |= {"run_dir": out, "step": done.step, "with_optimizer": done.with_optimizer, "checkpoint": done.source}
     text = f"{'Would carry' if dry_run else 'Carried'} {done.parameters:,} parameters over from {done.source}: {what}."
     if done.with_optimizer:
         text += " Its data starts from the beginning."
-    return f"{text}\nTo train it: pax train {out / 'recipe.yaml'} --run-dir {out}"
+    return f"{text}\nTo train it: pax train {out}/recipe.yaml --run-dir {out}"
 
 
 def export_weights(

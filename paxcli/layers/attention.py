@@ -160,7 +160,7 @@ class Attention(Layer):
         return self.num_kv_heads or self.num_heads
 
     def _projection(self, name: str, heads: int, axis: str, start: float = 1.0) -> tuple[jax.Array, jax.Array | None]:
-        """A weight [D, N, H], which starts `start` times as large as usual, and its bias [N, H], if there are biases."""
+        """A weight [D, N, H], which starts `start` times as large as others, and its bias [N, H], if there is one."""
         init = self.params_init.weight((0,), (1, 2), fused=3 if self._kv_heads == self.num_heads else 1)
         init = init if start == 1.0 else _scaled(init, start)
         w = self.weight(name, init, (self.model_dims, heads, self.dims_per_head), ("embed", axis, "head_dim"))

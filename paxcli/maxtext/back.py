@@ -11,6 +11,7 @@ import fiddle as fdl
 
 from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError
+from paxcli.maxtext import tables
 from paxcli.maxtext.building import config_with
 from paxcli.maxtext.conversion import convert
 from paxcli.maxtext.dates import LAST_DAY
@@ -73,6 +74,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
       ConfigError: The model or the way it learns is none that MaxText can express.
     """
     values = plain_values(config)
+    values[f"{_MODEL}.dims_per_head"] = _head_dim(values)
     keys = {key: _text(value) for key, value in _keys(_in_one_block(values), num_devices).items() if value is not None}
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
     again = plain_values(config_with(convert(launch, "maxtext", date=LAST_DAY).values, "default"))
@@ -96,6 +98,12 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
 def command_line(keys: Mapping[str, str]) -> str:
     """A command that starts MaxText with these keys."""
     return " \\\n  ".join([COMMAND, *(f"{key}={shlex.quote(value) if value else ''}" for key, value in keys.items())])
+
+
+def _head_dim(values: Mapping[str, Any]) -> int:
+    return values.get(f"{_MODEL}.dims_per_head") or (
+        values.get(f"{_MODEL}.model_dims", 0) // values.get(f"{_MODEL}.num_heads", 1)
+    )
 
 
 def _in_one_block(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,13 +134,13 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     keys = {key: get(path) for path, key in _COPIED.items() if path in values}
     keys |= {key: off if get(path) is None else get(path) for path, (key, off) in _OFF.items()}
     keys["base_num_kv_heads"] = get(f"{_MODEL}.num_kv_heads") or get(f"{_MODEL}.num_heads")
-    dims, heads = get(f"{_MODEL}.model_dims", 0), get(f"{_MODEL}.num_heads", 1)
-    keys["head_dim"] = get(f"{_MODEL}.dims_per_head") or dims // heads
+    keys["head_dim"] = get(f"{_MODEL}.dims_per_head")
     keys["decoder_block"] = _block(values)
     if keys["decoder_block"] == "gemma2":
-        keys["base_num_decoder_layers"] //= 2  # it counts pairs
+        keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # it counts pairs
     if keys["decoder_block"] == "gemma3":
         keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
+        keys["model_name"] = _named_model(keys)
     keys |= _tables(values) | _attention(values) | _feed_forward(values) | _learning(values)
     policy = get(f"{_MODEL}.stack.remat_policy")
     keys["remat_policy"] = next(
@@ -140,6 +148,14 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     )
     keys |= _mesh(values) | _batch(values, num_devices) | _data(values)
     return keys
+
+
+def _named_model(keys: Mapping[str, Any]) -> str | None:
+    """The model of these sizes: MaxText computes some blocks for those that it knows by name only."""
+    sizes = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "base_num_kv_heads", "head_dim")
+    known = {name: model for name, model in tables.models().items() if "base_emb_dim" in model}
+    alike = (name for name, model in known.items() if all(model.get(size) == keys[size] for size in sizes))
+    return next((name for name in alike if known[name]["decoder_block"] == keys["decoder_block"]), None)
 
 
 def _block(values: Mapping[str, Any]) -> str:

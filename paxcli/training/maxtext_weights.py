@@ -68,13 +68,19 @@ class Carried:
 
 
 class _Model:
-    """A recipe's state, which stands nowhere yet, and where MaxText keeps its parameters."""
+    """A recipe's state, which stands nowhere yet, and where MaxText keeps its parameters.
+
+    Raises:
+      ConfigError: MaxText keeps no such parameters, or its optimizers no such state.
+    """
 
     def __init__(self, config: fdl.Config[Experiment], layout: MaxTextLayout):
         self.abstract = _abstract(config)
         self.state = named_leaves(self.abstract)
         self.params = named_leaves(self.abstract.params)
-        self.layout = layout
+        self.moments = self._moments()
+        kept = {name.split(".")[1] for name in self.moments}
+        self.optimizer = "sgd" if not kept else "adam_pax" if "first_moment" in kept else "adamw"
         differences = _differences(config, layout)
         self._ours = our_shelf(list(self.params), layout.num_layers)
         self._theirs = their_shelf(layout)
@@ -124,12 +130,8 @@ class _Model:
                 "Give the script, or the keys and `--model`, that it was trained with, `param_scan_axis` among them.",
             )
 
-    def moments(self) -> dict[str, tuple[Kind, str]]:
-        """The optimizer's arrays: their names in our state -> which moment of which parameter.
-
-        Raises:
-          ConfigError: The optimizer keeps something else as well.
-        """
+    def _moments(self) -> dict[str, tuple[Kind, str]]:
+        """The optimizer's arrays: their names in our state -> which moment of which parameter."""
         found: dict[str, tuple[Kind, str]] = {}
         for name in self.state:
             if not name.startswith("opt_state.") or name.endswith(".count"):
@@ -183,14 +185,17 @@ def import_maxtext(
     )
     model = _Model(config, layout)
     model.require(found, str(source.path))
-    moments, count = model.moments(), source.count
-    with_optimizer = count is not None and bool(source.shapes("mu")) == bool(moments)
-    if with_optimizer and moments:
-        for kind in ("mu", "nu"):
-            model.require(source.shapes(kind), f"`{kind}` in {source.path}")
+    if source.optimizer not in (None, model.optimizer):
+        raise DataError(
+            f"{source.path} has the state of {source.optimizer}, and the recipe's optimizer is {model.optimizer}.",
+            f"Say opt_type={source.optimizer} among the keys.",
+        )
+    with_optimizer = source.optimizer is not None
+    for kind in ("mu", "nu") if with_optimizer and model.moments else ():
+        model.require(source.shapes(kind), f"`{kind}` in {source.path}")
     step = source.step if with_optimizer else 0
     if not dry_run:
-        arrays = _state(config, model, source, step, count if with_optimizer else None)
+        arrays = _state(config, model, source, step, with_optimizer)
         folder = epath.Path(run_dir)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(recipe_text)
@@ -218,7 +223,7 @@ def export_maxtext(
     if step is None:
         raise DataError(f"There is no checkpoint in {run_dir}.", "Train it first: `pax train`.")
     model = _Model(config, layout)
-    moments = model.moments() if step else {}
+    moments = model.moments if step else {}
     params = {f"params.{name}": leaf for name, leaf in model.params.items()}
     count = next((name for name in model.state if name.startswith("opt_state.") and name.endswith(".count")), None)
     wanted = params | {name: model.state[name] for name in (*moments, *([count] if count and step else []))}
@@ -247,36 +252,35 @@ def export_maxtext(
         for kind in ("mu", "nu") if moments else ():
             of_kind = {param: arrays[name] for name, (found, param) in moments.items() if found == kind}
             trees[kind] = {"params": model.to_theirs(of_kind, kind)}
-        state["opt_state"] = _their_optimizer(trees, np.int32(arrays[count]) if count else np.int32(step), moments)
+        updates = np.int32(arrays[count] if count else step)
+        state["opt_state"] = _their_optimizer(model.optimizer, trees, updates)
     write_maxtext(checkpoint, step, state)
     return carried
 
 
-def _their_optimizer(trees: Mapping[str, Any], count: np.int32, moments: Mapping[str, Any]) -> Any:
+def _their_optimizer(optimizer: str, trees: Mapping[str, Any], count: np.int32) -> Any:
     """The state of `optax.adamw`, of MaxText's `adam_pax`, or of `optax.sgd`."""
     scheduled = optax.ScaleByScheduleState(count)
-    if not moments:
+    if optimizer == "sgd":
         return (optax.EmptyState(), scheduled)
-    if any("first_moment" in name for name in moments):
+    if optimizer == "adam_pax":
         return {"count": count, **trees}
     return (optax.ScaleByAdamState(count, trees["mu"], trees["nu"]), optax.EmptyState(), scheduled)
 
 
 def _state(
-    config: fdl.Config[Experiment], model: _Model, source: MaxTextCheckpoint, step: int, count: int | None
+    config: fdl.Config[Experiment], model: _Model, source: MaxTextCheckpoint, step: int, with_optimizer: bool
 ) -> list[np.ndarray]:
-    """All arrays of our state, in its order. Without a `count` the optimizer's are those of a new run."""
-    arrays: dict[str, np.ndarray] = {f"params.{name}": x for name, x in model.to_ours(source, "params").items()}
-    if count is not None:
-        moments = model.moments()
-        for kind in ("mu", "nu") if moments else ():
-            of_kind = model.to_ours(source, kind)
-            arrays |= {name: of_kind[param] for name, (found, param) in moments.items() if found == kind}
+    """All arrays of our state, in its order; those of the optimizer, if they do not come along, as of a new run."""
+    arrays: dict[str, Any] = {f"params.{name}": x for name, x in model.to_ours(source, "params").items()}
+    for kind in ("mu", "nu") if with_optimizer and model.moments else ():
+        of_kind = model.to_ours(source, kind)
+        arrays |= {name: of_kind[param] for name, (found, param) in model.moments.items() if found == kind}
     root = jax.random.key(config.task.train.random_seed)
     arrays |= {"step": np.int32(step), "key": np.asarray(jax.random.key_data(jax.random.fold_in(root, 1)))}
     for name, leaf in model.state.items():
         if name.endswith(".count"):
-            arrays[name] = np.int32(count or 0)
+            arrays[name] = np.int32(source.count if with_optimizer else 0)
         elif name not in arrays:
             arrays[name] = np.zeros(leaf.shape, leaf.dtype)
     return [np.asarray(arrays[name]) for name in model.state]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.util
 import json
 import pathlib
 
@@ -43,8 +42,6 @@ GOLDEN = {
     "required.sh": None,
     "xpk.sh": "2025-09-01",
 }
-# The layers that most models need came after this room.
-HAS_LAYERS = importlib.util.find_spec("paxcli.layers.output_head") is not None
 
 
 def of_script(name: str, date: str | None = None, **options) -> Converted:
@@ -120,16 +117,10 @@ def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
         config = build_config(converted)
     except ConfigError as error:
         assert name in error.message and "nearest" in str(error.hint)
-        # `qk_norm` has no class that can be named until its field says which.
-        assert not HAS_LAYERS or "is not a block that pax has" in error.message or "qk_norm" in error.message
+        assert "is not a block that pax has" in error.message
         return
     config.train_input = load("maxtext-base").config.train_input
     assert summarize(config)["parameters"] == converted.parameters
-
-
-def test_at_least_gpt3_can_be_built() -> None:
-    for name in ("gpt3-52k", "gpt3-6b", "gpt3-22b", "gpt3-175b"):
-        build_config(of_keys(model_name=name))
 
 
 def test_meshes() -> None:
@@ -203,13 +194,13 @@ def test_there_and_back(keys: dict[str, object]) -> None:
     _there_and_back(of_keys("2026-08-22", **keys))
 
 
-@pytest.mark.skipif(not HAS_LAYERS, reason="the models need layers that this pax lacks")
-@pytest.mark.parametrize("name", ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "mistral-7b", "default"])
-def test_there_and_back_with_all_layers(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "gemma2-2b", "gemma3-12b", "qwen3-8b", "mistral-7b"]
+)
+def test_models_go_there_and_back(name: str) -> None:
     _there_and_back(of_keys("2026-08-22", model_name=name, dataset_type="synthetic"))
 
 
-@pytest.mark.skipif(not HAS_LAYERS, reason="the models need layers that this pax lacks")
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
     converted = of_script(name, GOLDEN[name], topology="v5e-256" if name == "gpt3_half.sh" else None)
@@ -259,7 +250,7 @@ VALUES += [
 ]
 
 
-@settings(max_examples=1000, deadline=1000, suppress_health_check=list(HealthCheck))
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(st.tuples(st.sampled_from(sorted(tables.known_keys())), st.sampled_from(VALUES)), max_size=12),
     st.sampled_from(["2023-02-01", "2023-08-01", "2024-02-01", "2024-06-01", "2026-08-22", None]),

@@ -1,7 +1,7 @@
 """Checkpoints in MaxText's layout, of HF models: what MaxText documents of its converters, in numpy.
 
-Queries carry the attention's scale in their weights where the block does not apply it; pairs of Llama 3.1's rotation are
-neighbours; a Gemma's norms are stored plus 1, and its table times the root of its width; layers are stacked second.
+Queries carry the attention's scale in their weights where the block does not apply it; pairs of Llama 3.1's rotation
+are neighbours; a Gemma's norms are stored plus 1, and its table times the root of its width; layers are stacked second.
 """
 
 from __future__ import annotations
