@@ -6,6 +6,7 @@ import fiddle as fdl
 
 from paxcli.config.recipe import recipe
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.layers.init import Gaussian
 from paxcli.layers.positions import LearnedPositions
 from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adamw import AdamW
@@ -24,6 +25,7 @@ def maxtext_base() -> fdl.Config[Experiment]:
         vocab_size=1024, max_seq_len=1024, model_dims=16, hidden_dims=64, num_layers=1, num_heads=2, dims_per_head=8
     )
     model.fprop_dtype = "bfloat16"
+    model.params_init = Gaussian.config(table_stddev=1.0)
     model.position = LearnedPositions.partial(num_positions=2048)
     model.stack.block.attention.use_bias = True
     config = Experiment.config(task=SingleTask.config(name="maxtext", model=model), train_input=SyntheticInput.config())

@@ -243,8 +243,11 @@ def listing_of_steps(steps: list[int]) -> str:
 
 
 def _safe_from_donation(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Copies of what lies in host memory: Orbax would lend it to the writer, and a step that donates it would wait."""
-    return {name: jnp.copy(x) if in_host_memory(x) else x for name, x in arrays.items()}
+    """Copies of what lies in host memory: Orbax would lend it to the writer, and a step that donates it would wait.
+
+    No step donates an array of numpy's.
+    """
+    return {name: jnp.copy(x) if isinstance(x, jax.Array) and in_host_memory(x) else x for name, x in arrays.items()}
 
 
 def _preservation(policy: Checkpoint) -> Any:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paxcli.cli.maxtext_weights import export_weights, import_weights, stay_on_host
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
 
@@ -36,14 +37,27 @@ TopologyOption = Annotated[
 ]
 SlicesOption = Annotated[int | None, typer.Option("--slices", min=1, help="How many. Default: told from the script.")]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Write the recipe here. Default: stdout.")
+    # Not a Path, which would take one slash out of gs://.
+    str | None,
+    typer.Option(
+        "--out", metavar="FILE|DIR", help="Write the recipe here; with --checkpoint, the run. Default: stdout."
+    ),
 ]
 PythonOption = Annotated[bool, typer.Option("--python", help="A Python recipe. Default: a YAML recipe.")]
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Validate it, and compare FLOPs with MaxText's. Default: no.")
 ]
 BackOption = Annotated[
-    str | None, typer.Option("--to-maxtext", metavar="RECIPE", help="Print a recipe's MaxText command. Default: none.")
+    str | None,
+    typer.Option("--to-maxtext", metavar="RECIPE|RUN_DIR", help="Print its MaxText command. Default: none."),
+]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="DIR",
+        help="A MaxText checkpoint to begin the run --out with; with --to-maxtext, where to write one. Default: none.",
+    ),
 ]
 
 
@@ -58,6 +72,7 @@ def maxtext_convert(
     python: PythonOption = False,
     check: CheckOption = False,
     to_maxtext: BackOption = None,
+    checkpoint: CheckpointOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -66,10 +81,13 @@ def maxtext_convert(
     \b
     Examples:
       pax maxtext-convert 2xv4-128.sh --date 2023-07-21 --out 22b.yaml
+      pax maxtext-convert --model llama2-7b --checkpoint gs://mine/0/items --out runs/llama
       pax maxtext-convert --to-maxtext maxtext-base
     """
+    if checkpoint is not None:
+        stay_on_host()
     if to_maxtext is not None:
-        return _back(to_maxtext, as_json)
+        return _back(to_maxtext, checkpoint, dry_run, as_json)
     reading, name = _read(script or [], model, arg or [])
     from paxcli.maxtext.conversion import convert
 
@@ -78,11 +96,19 @@ def maxtext_convert(
         convert(launch, _name(name, launch, index), date=day, topology=topology, slices=slices)
         for index, launch in enumerate(reading.launches)
     ]
-    _check_out(out, 1 if as_json else len(converted), python)
+    if checkpoint is not None:
+        out = _run_dir(out, len(converted), python)
+    file = Path(out) if out and checkpoint is None else None
+    _check_out(file, 1 if as_json or checkpoint else len(converted), python)
     results = [_result(one, reading, python, check) for one in converted]
+    if checkpoint is not None and out is not None:
+        text = import_weights(converted[0], checkpoint, out, results[0], dry_run)
+        print(results[0]["report"], file=sys.stderr, end="\n\n")
+        say_result(results[0], text, as_json)
+        return None
     files = (
-        [out.with_name(f"{out.stem}-{i + 1}{out.suffix}" if i else out.name) for i in range(len(results))]
-        if out
+        [file.with_name(f"{file.stem}-{i + 1}{file.suffix}" if i else file.name) for i in range(len(results))]
+        if file
         else []
     )
     for file, result in zip(files, results, strict=False):
@@ -148,6 +174,16 @@ def _check_out(out: Path | None, launches: int, python: bool) -> None:
         raise ConfigError(f"{out} does not end in {suffix}.", f"Say `--out {out.with_suffix(suffix)}`.")
 
 
+def _run_dir(out: str | None, launches: int, python: bool) -> str:
+    from paxcli.errors import ConfigError
+
+    if launches != 1:
+        raise ConfigError(f"There are {launches} trainings in it, and one checkpoint.", "Say one as `--model` or keys.")
+    if out is None or python or out.endswith((".yaml", ".yml", ".py")):
+        raise ConfigError("A checkpoint becomes a run, with its recipe in it.", "Say its folder: `--out runs/NAME`.")
+    return out
+
+
 def _result(converted: Converted, reading: Reading, python: bool, check: bool) -> dict[str, Any]:
     from paxcli.config.assign import assign
     from paxcli.maxtext.building import config_with
@@ -197,10 +233,11 @@ def _write(file: Path, text: str) -> None:
         raise MissingError(f"{file} cannot be written: {error.strerror}.", "Choose another folder.") from None
 
 
-def _back(recipe: str, as_json: bool) -> None:
+def _back(recipe: str, checkpoint: str | None, dry_run: bool, as_json: bool) -> None:
     from paxcli.config.resolve import resolve
 
-    resolved = resolve(recipe)
+    run_dir = Path(recipe) if Path(recipe).is_dir() else None
+    resolved = resolve(recipe if run_dir is None else str(run_dir.resolve()))
     from paxcli.maxtext.back import command_line, to_maxtext
     from paxcli.training.summary import num_devices
 
@@ -208,5 +245,8 @@ def _back(recipe: str, as_json: bool) -> None:
     keys, left = to_maxtext(resolved.config, num_devices(resolved.config) if has_mesh else None)
     if left:
         print("Not carried over: " + ", ".join(left), file=sys.stderr)
+    result: dict[str, Any] = {"keys": keys, "dropped": left}
+    if checkpoint is not None:
+        export_weights(resolved.config, run_dir, recipe, checkpoint, result, dry_run)
     command = command_line(keys)
-    say_result({"command": command, "keys": keys, "dropped": left}, command, as_json)
+    say_result({"command": command, **result}, command, as_json)

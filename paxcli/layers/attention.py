@@ -14,7 +14,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.caps import soft_cap
 from paxcli.layers.causal_attention import causal_attention
-from paxcli.layers.init import Init, Xavier
+from paxcli.layers.init import Init, Initializer, Xavier
 from paxcli.layers.relative_bias import RelativeBias
 from paxcli.layers.remat import save_as
 from paxcli.layers.rms_norm import RmsNorm
@@ -65,7 +65,8 @@ class Attention(Layer):
       dims_per_head: H.
       num_kv_heads: K, a divisor of N; None = N.
       use_bias: Whether the projections have biases.
-      query_scale: What queries are multiplied by; None = 1 / sqrt(H).
+      query_scale: What queries are multiplied by; None = 1 / sqrt(H). Their weights start smaller the larger it is, so
+        that with 1 they carry the root themselves, as in T5.
       per_dim_scale: Whether they are also multiplied by a learned `softplus(s) / ln 2` for each feature, which starts
         at 1.
       qk_norm: Template of a norm of each head's queries and keys, such as `RmsNorm.partial()`; None = off.
@@ -99,7 +100,8 @@ class Attention(Layer):
                 "Set `window` to null, or `causal` to true.",
             )
         dims = self.dims_per_head
-        self.query, self.query_bias = self._projection("query", self.num_heads, "heads")
+        start = 1.0 if self.query_scale is None else dims**-0.5 / self.query_scale
+        self.query, self.query_bias = self._projection("query", self.num_heads, "heads", start)
         self.key, self.key_bias = self._projection("key", self._kv_heads, "kv_heads")
         self.value, self.value_bias = self._projection("value", self._kv_heads, "kv_heads")
         post = self.params_init.weight((0, 1), (2,))
@@ -157,9 +159,10 @@ class Attention(Layer):
     def _kv_heads(self) -> int:
         return self.num_kv_heads or self.num_heads
 
-    def _projection(self, name: str, heads: int, axis: str) -> tuple[jax.Array, jax.Array | None]:
-        """A weight [D, N, H] and its bias [N, H], if there are biases."""
+    def _projection(self, name: str, heads: int, axis: str, start: float = 1.0) -> tuple[jax.Array, jax.Array | None]:
+        """A weight [D, N, H], which starts `start` times as large as others, and its bias [N, H], if there is one."""
         init = self.params_init.weight((0,), (1, 2), fused=3 if self._kv_heads == self.num_heads else 1)
+        init = init if start == 1.0 else _scaled(init, start)
         w = self.weight(name, init, (self.model_dims, heads, self.dims_per_head), ("embed", axis, "head_dim"))
         if not self.use_bias:
             return w, None
@@ -189,6 +192,10 @@ class Attention(Layer):
         y = jnp.einsum("bnth,nhd->btd", context, self.post)
         y = y + self.post_bias if self.use_bias else y
         return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
+
+
+def _scaled(init: Initializer, factor: float) -> Initializer:
+    return lambda *args: factor * init(*args)
 
 
 def _project(x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -77,13 +77,15 @@ class PraxisXavier(Init):
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian(Init):
-    """Normal with one standard deviation for every weight and table.
+    """Normal with one standard deviation for every weight, and one for every table.
 
     Attributes:
       stddev: The deviation; None = 1 / sqrt(fan_in) for weights and 1 / sqrt(dims) for tables.
+      table_stddev: That of tables, if it is another.
     """
 
     stddev: float | None = None
+    table_stddev: float | None = None
 
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
@@ -93,4 +95,5 @@ class Gaussian(Init):
         return init
 
     def table(self, dims: int) -> Initializer:
-        return jax.nn.initializers.normal(self.stddev if self.stddev is not None else dims**-0.5)
+        stddev = self.stddev if self.table_stddev is None else self.table_stddev
+        return jax.nn.initializers.normal(stddev if stddev is not None else dims**-0.5)

@@ -16,15 +16,19 @@ class RmsNorm(Layer):
     Attributes:
       dims: Size of the last dimension.
       epsilon: Added to the mean square.
+      direct_scale: Whether what is stored is the factor itself, which starts at 1, and not what is added to 1.
     """
 
     dims: int
     epsilon: float = 1e-6
+    direct_scale: bool = False
 
     def setup(self) -> None:
-        self.scale = self.weight("scale", nn.initializers.zeros, (self.dims,), ("norm",))
+        init = nn.initializers.ones if self.direct_scale else nn.initializers.zeros
+        self.scale = self.weight("scale", init, (self.dims,), ("norm",))
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch D"]:
         wide = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype) * (1 + self.scale)
+        factor = self.scale if self.direct_scale else 1 + self.scale
+        return (wide * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype) * factor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +11,12 @@ import fiddle as fdl
 
 from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError
+from paxcli.maxtext import tables
 from paxcli.maxtext.building import config_with
 from paxcli.maxtext.conversion import convert
 from paxcli.maxtext.dates import LAST_DAY
 from paxcli.maxtext.launch import Launch, Pair
+from paxcli.maxtext.sizes import LOCAL_LAYERS
 from paxcli.maxtext.training_map import REMAT
 
 COMMAND = "python3 -m maxtext.trainers.pre_train.train"
@@ -56,9 +59,12 @@ _OFF = {
     f"{_TRAIN}.eval_interval_steps": ("eval_interval", -1),
     "checkpoint.save_max_to_keep": ("max_num_checkpoints_to_keep", -1),
 }
+_TURNS, _LOCAL_TIMESCALE = "turns", "local timescale"
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
 _MUST_BE_EQUAL = (_MODEL, _LEARNER)
-_MAY_DIFFER = ("params_init", "zero_padding", "unroll", "skip_invalid_gradients", "decay_norms_and_biases")
+# A scale that is stored otherwise, in weights or less 1, is the same scale.
+_MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
+_MAY_DIFFER += ("decay_norms_and_biases",)
 
 
 def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, str], list[str]]:
@@ -68,7 +74,8 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
       ConfigError: The model or the way it learns is none that MaxText can express.
     """
     values = plain_values(config)
-    keys = {key: _text(value) for key, value in _keys(values, num_devices).items() if value is not None}
+    values[f"{_MODEL}.dims_per_head"] = _head_dim(values)
+    keys = {key: _text(value) for key, value in _keys(_in_one_block(values), num_devices).items() if value is not None}
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
     again = plain_values(config_with(convert(launch, "maxtext", date=LAST_DAY).values))
     differing = [
@@ -93,6 +100,27 @@ def command_line(keys: Mapping[str, str]) -> str:
     return " \\\n  ".join([COMMAND, *(f"{key}={shlex.quote(value) if value else ''}" for key, value in keys.items())])
 
 
+def _head_dim(values: Mapping[str, Any]) -> int:
+    return values.get(f"{_MODEL}.dims_per_head") or (
+        values.get(f"{_MODEL}.model_dims", 0) // values.get(f"{_MODEL}.num_heads", 1)
+    )
+
+
+def _in_one_block(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With layers that take turns, the last as that of all, for the keys; `_TURNS` holds what only the first has."""
+    turns = [path for path in values if re.fullmatch(rf"{_MODEL}\.stack\.turns\.\d+", path)]
+    if not turns:
+        return dict(values)
+    last = {path.replace(turns[-1], _BLOCK): value for path, value in values.items() if path.startswith(turns[-1])}
+    first = f"{turns[0]}.attention"
+    own = {
+        f"{_BLOCK}.attention.window": values.get(f"{first}.window"),
+        _TURNS: len(turns),
+        _LOCAL_TIMESCALE: values.get(f"{first}.rotary.max_timescale"),
+    }
+    return {**values, **last, **own}
+
+
 def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
@@ -106,9 +134,13 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     keys = {key: get(path) for path, key in _COPIED.items() if path in values}
     keys |= {key: off if get(path) is None else get(path) for path, (key, off) in _OFF.items()}
     keys["base_num_kv_heads"] = get(f"{_MODEL}.num_kv_heads") or get(f"{_MODEL}.num_heads")
-    dims, heads = get(f"{_MODEL}.model_dims", 0), get(f"{_MODEL}.num_heads", 1)
-    keys["head_dim"] = get(f"{_MODEL}.dims_per_head") or dims // heads
+    keys["head_dim"] = get(f"{_MODEL}.dims_per_head")
     keys["decoder_block"] = _block(values)
+    if keys["decoder_block"] == "gemma2":
+        keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # it counts pairs
+    if keys["decoder_block"] == "gemma3":
+        keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
+        keys["model_name"] = _named_model(keys)
     keys |= _tables(values) | _attention(values) | _feed_forward(values) | _learning(values)
     policy = get(f"{_MODEL}.stack.remat_policy")
     keys["remat_policy"] = next(
@@ -118,9 +150,19 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     return keys
 
 
+def _named_model(keys: Mapping[str, Any]) -> str | None:
+    """The model of these sizes: MaxText computes some blocks for those that it knows by name only."""
+    sizes = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "base_num_kv_heads", "head_dim")
+    known = {name: model for name, model in tables.models().items() if "base_emb_dim" in model}
+    alike = (name for name, model in known.items() if all(model.get(size) == keys[size] for size in sizes))
+    return next((name for name in alike if known[name]["decoder_block"] == keys["decoder_block"]), None)
+
+
 def _block(values: Mapping[str, Any]) -> str:
     experts = values.get(f"{_BLOCK}.feed_forward.num_experts") is not None
     qk_norm = values.get(f"{_BLOCK}.attention.qk_norm") is not None
+    if _TURNS in values:
+        return next((name for name, turns in LOCAL_LAYERS.items() if len(turns) == values[_TURNS]), "gemma2")
     if values.get(_BLOCK) == "ParallelBlock":
         return "default"
     if values.get(f"{_BLOCK}.norm") == "LayerNorm":
@@ -146,13 +188,12 @@ def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
     path = f"{_BLOCK}.attention"
-    window, scale = values.get(f"{path}.window"), values.get(f"{path}.query_scale")
+    window = values.get(f"{path}.window")
     scaling = values.get(f"{path}.rotary.scaling")
     return {
         "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
         "sliding_window_size": window or 0,
-        "attention_type": "local_sliding" if window else "global",
-        "query_pre_attn_scalar": round(scale**-2) if scale else None,
+        "attention_type": "local_sliding" if window and _TURNS not in values else "global",
         "rope_type": "llama3.1" if scaling == "Llama31Scaling" else "default",
         "rope_linear_scaling_factor": values.get(f"{path}.rotary.scaling.factor")
         if scaling == "LinearScaling"

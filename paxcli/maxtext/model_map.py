@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from paxcli.errors import ConfigError
 from paxcli.maxtext.draft import Draft
 from paxcli.maxtext.settings import Settings
-from paxcli.maxtext.sizes import sizes_of
+from paxcli.maxtext.sizes import LOCAL_LAYERS, sizes_of
 
 _MODEL = "task.model"
 _STACK = f"{_MODEL}.stack"
-_BLOCK = f"{_STACK}.block"
-_ATTENTION = f"{_BLOCK}.attention"
-_FEED_FORWARD = f"{_BLOCK}.feed_forward"
 
 BLOCKS = {
     "default": "ParallelBlock",
@@ -22,11 +17,15 @@ BLOCKS = {
     "mixtral": "TransformerBlock",
     "gemma": "TransformerBlock",
     "gemma2": "TransformerBlock",
+    "gemma3": "TransformerBlock",
     "gpt3": "TransformerBlock",
     "qwen3": "TransformerBlock",
     "qwen3_moe": "TransformerBlock",
 }
 """MaxText's `decoder_block` -> the block of pax."""
+
+SCALES_QUERIES = ("gpt3", "qwen3", "qwen3_moe", "gemma3")
+"""Blocks that multiply queries by 1 / sqrt(H). In the others their weights carry the root."""
 
 _NEAREST = {
     "deepseek": "mixtral",
@@ -34,9 +33,8 @@ _NEAREST = {
     "llama4": "mixtral",
     "gpt_oss": "mixtral",
     "envy": "mixtral",
-    "gemma3": "gemma2",
-    "gemma4": "gemma2",
-    "gemma4_small": "gemma2",
+    "gemma4": "gemma3",
+    "gemma4_small": "gemma3",
     "qwen2": "qwen3",
     "qwen3_5": "qwen3_moe",
     "qwen3_next": "qwen3_moe",
@@ -59,27 +57,43 @@ def put_model(draft: Draft) -> None:
     _refuse(settings)
     _put_sizes(draft)
     _put_tables(draft)
-    block = BLOCKS[settings["decoder_block"]]
-    pipelined = settings["ici_pipeline_parallelism"] > 1 or settings["dcn_pipeline_parallelism"] > 1
-    if pipelined and _has_turns(settings):
-        raise ConfigError(
-            "Layers of which every other one has a window cannot be pipelined.",
-            f"With max_target_length={settings['sliding_window_size']} no layer reaches its window.",
-        )
-    if pipelined:
+    block, local = BLOCKS[settings["decoder_block"]], LOCAL_LAYERS.get(settings["decoder_block"])
+    if _is_pipelined(settings):
         _put_pipeline(draft)
-    elif _has_turns(settings):
-        draft.put(_STACK, "PatternedStack", "decoder_block")
-    draft.put(f"{_STACK}.scan", settings["scan_layers"], "scan_layers")
-    draft.put(_BLOCK, block, "decoder_block")
-    if settings["use_post_attn_norm"]:
-        draft.put(f"{_BLOCK}.post_norms", True, "use_post_attn_norm", "use_post_ffw_norm")
-    _put_norms(draft)
-    _put_attention(draft)
-    _put_feed_forward(draft)
-    if _has_turns(settings):
-        _take_turns(draft)
+    if local is None:
+        draft.put(f"{_STACK}.scan", settings["scan_layers"], "scan_layers")
+        draft.put(f"{_STACK}.block", block, "decoder_block")
+        _put_block(draft, f"{_STACK}.block", settings["attention_type"] != "global")
+    else:
+        _put_turns(draft, block, local)
+    _put_norm(draft, f"{_MODEL}.final_norm")
     _note_differences(draft)
+
+
+def _is_pipelined(settings: Settings) -> bool:
+    return settings["ici_pipeline_parallelism"] > 1 or settings["dcn_pipeline_parallelism"] > 1
+
+
+def _put_turns(draft: Draft, block: str, local: tuple[bool, ...]) -> None:
+    settings = draft.settings
+    draft.put(_STACK, "PatternedStack", "decoder_block")
+    layers = sizes_of(settings).layers
+    scan = settings["scan_layers"] and layers % len(local) == 0
+    draft.put(f"{_STACK}.scan", scan, "scan_layers")
+    if scan != settings["scan_layers"]:
+        draft.near(f"scan_layers: {layers} layers are no multiple of {len(local)}, so they are unrolled.")
+    draft.put(f"{_STACK}.turns", [block] * len(local), "decoder_block")
+    for turn, has_window in enumerate(local):
+        _put_block(draft, f"{_STACK}.turns.{turn}", has_window)
+
+
+def _put_block(draft: Draft, path: str, has_window: bool) -> None:
+    """One layer, or all alike."""
+    if draft.settings["use_post_attn_norm"]:
+        draft.put(f"{path}.post_norms", True, "use_post_attn_norm", "use_post_ffw_norm")
+    _put_norm(draft, f"{path}.norm")
+    _put_attention(draft, f"{path}.attention", has_window)
+    _put_feed_forward(draft, f"{path}.feed_forward")
 
 
 def _refuse(settings: Settings) -> None:
@@ -96,6 +110,10 @@ def _refuse(settings: Settings) -> None:
         raise ConfigError(
             "shared_experts and first_num_dense_layers: pax has no layers of several kinds in a model.",
             "The nearest is decoder_block=mixtral, in which each layer has the same experts.",
+        )
+    if block in LOCAL_LAYERS and _is_pipelined(settings):
+        raise ConfigError(
+            f"decoder_block={block}: layers of several kinds cannot be pipelined.", "Set *_pipeline_parallelism to 1."
         )
     if settings["use_post_attn_norm"] != settings["use_post_ffw_norm"]:
         raise ConfigError("use_post_attn_norm and use_post_ffw_norm differ.", "Pax has both or neither.")
@@ -142,9 +160,6 @@ def _put_tables(draft: Draft) -> None:
         draft.put(
             f"{_MODEL}.embedding.scale_logits_sqrt_depth", True, "logits_via_embedding", "normalize_embedding_logits"
         )
-        draft.near(
-            "The table of tokens starts with a standard deviation of 1 / sqrt(D), not of 1: the loss falls later."
-        )
 
 
 def _put_pipeline(draft: Draft) -> None:
@@ -160,39 +175,44 @@ def _put_pipeline(draft: Draft) -> None:
     draft.put(f"{_STACK}.num_microbatches", microbatches if microbatches > 0 else stages, "num_pipeline_microbatches")
 
 
-def _put_norms(draft: Draft) -> None:
+def _put_norm(draft: Draft, path: str) -> None:
     norm = "LayerNorm" if draft.settings["decoder_block"] == "gpt3" else "RmsNorm"
-    for path in (f"{_BLOCK}.norm", f"{_MODEL}.final_norm"):
-        draft.put(path, norm, "decoder_block")
-        draft.put(f"{path}.epsilon", draft.settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
+    draft.put(path, norm, "decoder_block")
+    draft.put(f"{path}.epsilon", draft.settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
+    if norm == "RmsNorm":
+        draft.put(f"{path}.direct_scale", True, "decoder_block")
 
 
-def _put_attention(draft: Draft) -> None:
+def _put_attention(draft: Draft, path: str, has_window: bool) -> None:
     settings = draft.settings
-    draft.put(f"{_ATTENTION}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
-    draft.put(f"{_ATTENTION}.logit_cap", settings["attn_logits_soft_cap"] or None, "attn_logits_soft_cap")
-    _put_rotary(draft)
+    draft.put(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
+    draft.put(f"{path}.logit_cap", settings["attn_logits_soft_cap"] or None, "attn_logits_soft_cap")
+    _put_rotary(draft, path, has_window)
     if settings["use_qk_norm"]:
-        draft.put(f"{_ATTENTION}.qk_norm", "RmsNorm", "use_qk_norm")
-        draft.put(
-            f"{_ATTENTION}.qk_norm.epsilon", settings["normalization_layer_epsilon"], "normalization_layer_epsilon"
-        )
-    if settings["query_pre_attn_scalar"] > 0:
-        draft.put(f"{_ATTENTION}.query_scale", settings["query_pre_attn_scalar"] ** -0.5, "query_pre_attn_scalar")
+        draft.put(f"{path}.qk_norm", "RmsNorm", "use_qk_norm")
+        draft.put(f"{path}.qk_norm.epsilon", settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
+        draft.put(f"{path}.qk_norm.direct_scale", True, "use_qk_norm")
+    if settings["decoder_block"] not in SCALES_QUERIES:
+        draft.put(f"{path}.query_scale", 1.0, "decoder_block")
+    elif settings.model_name == "gemma3-27b":
+        s = sizes_of(settings)
+        draft.put(f"{path}.query_scale", (s.emb // s.heads) ** -0.5, "model_name")
     window = settings["sliding_window_size"]
-    if 0 < window < settings["max_target_length"]:
-        draft.put(f"{_ATTENTION}.window", window, "sliding_window_size")
+    if has_window and 0 < window < settings["max_target_length"]:
+        draft.put(f"{path}.window", window, "sliding_window_size")
 
 
-def _put_rotary(draft: Draft) -> None:
-    settings, path = draft.settings, f"{_ATTENTION}.rotary"
+def _put_rotary(draft: Draft, attention: str, has_window: bool) -> None:
+    settings, path = draft.settings, f"{attention}.rotary"
     if settings["decoder_block"] == "gpt3":
         return draft.put(path, None, "decoder_block")
     if settings["_position"] == "relative_bias" and settings["decoder_block"] == "default":
         draft.put(path, None, "_position")
-        return draft.put(f"{_ATTENTION}.relative_bias", "RelativeBias", "_position")
+        return draft.put(f"{attention}.relative_bias", "RelativeBias", "_position")
     draft.put(path, "Rotary", "_position")
-    draft.put(f"{path}.max_timescale", float(settings["rope_max_timescale"]), "rope_max_timescale")
+    is_local = settings["decoder_block"] == "gemma3" and has_window and settings["local_rope_max_timescale"] > 0
+    theta = "local_rope_max_timescale" if is_local else "rope_max_timescale"
+    draft.put(f"{path}.max_timescale", float(settings[theta]), theta)
     if settings["rope_min_timescale"] != 1:
         draft.put(f"{path}.min_timescale", float(settings["rope_min_timescale"]), "rope_min_timescale")
     kind, factor = settings["rope_type"] or "default", settings["rope_linear_scaling_factor"]
@@ -200,13 +220,13 @@ def _put_rotary(draft: Draft) -> None:
         raise ConfigError(f"rope_type={kind} cannot be carried over.", "Pax carries over default and llama3.1.")
     if kind == "llama3.1":
         draft.put(f"{path}.scaling", "Llama31Scaling", "rope_type")
-    elif factor != 1:
+    elif factor != 1 and not is_local:
         draft.put(f"{path}.scaling", "LinearScaling", "rope_linear_scaling_factor")
         draft.put(f"{path}.scaling.factor", factor, "rope_linear_scaling_factor")
     return None
 
 
-def _put_feed_forward(draft: Draft) -> None:
+def _put_feed_forward(draft: Draft, path: str) -> None:
     settings = draft.settings
     names = [str(name) for name in settings["mlp_activations"]]
     plain = [name for name in names if name != "linear"]
@@ -216,18 +236,18 @@ def _put_feed_forward(draft: Draft) -> None:
             f"Pax has one of {', '.join(_ACTIVATIONS)}, alone or beside `linear`.",
         )
     experts = settings["num_experts"] > 1
-    draft.put(_FEED_FORWARD, "MoeFeedForward" if experts else "FeedForward", "num_experts")
-    draft.put(f"{_FEED_FORWARD}.activation", _ACTIVATIONS[plain[0]], "mlp_activations")
+    draft.put(path, "MoeFeedForward" if experts else "FeedForward", "num_experts")
+    draft.put(f"{path}.activation", _ACTIVATIONS[plain[0]], "mlp_activations")
     if not experts:
-        draft.put(f"{_FEED_FORWARD}.gated", len(names) == 2, "mlp_activations")
-        draft.put(f"{_FEED_FORWARD}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
+        draft.put(f"{path}.gated", len(names) == 2, "mlp_activations")
+        draft.put(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
         return
     if len(names) != 2:
         raise ConfigError(f"mlp_activations={names}: pax's experts are gated.", "For example silu,linear.")
-    draft.put(f"{_FEED_FORWARD}.num_experts", settings["num_experts"], "num_experts")
-    draft.put(f"{_FEED_FORWARD}.num_experts_per_token", settings["num_experts_per_tok"], "num_experts_per_tok")
+    draft.put(f"{path}.num_experts", settings["num_experts"], "num_experts")
+    draft.put(f"{path}.num_experts_per_token", settings["num_experts_per_tok"], "num_experts_per_tok")
     factor = settings["capacity_factor"]
-    draft.put(f"{_FEED_FORWARD}.capacity_factor", factor if factor > 0 else None, "capacity_factor")
+    draft.put(f"{path}.capacity_factor", factor if factor > 0 else None, "capacity_factor")
     weight = settings["load_balance_loss_weight"]
     if weight:
         draft.put("task.loss_aggregator.loss_keys", ["loss", "load_balance_loss"], "load_balance_loss_weight")
@@ -235,26 +255,6 @@ def _put_feed_forward(draft: Draft) -> None:
         draft.near(
             f"load_balance_loss_weight={weight}: the loss is that of Fedus et al., 2021, the mean of all layers."
         )
-
-
-def _has_turns(settings: Settings) -> bool:
-    """Whether every other layer has a window that rows reach beyond."""
-    return settings["decoder_block"] == "gemma2" and 0 < settings["sliding_window_size"] < settings["max_target_length"]
-
-
-def _take_turns(draft: Draft) -> None:
-    """What was put on the block, put on a pair of layers, of which the first alone has the window."""
-    values, rows = draft.values, draft.rows
-    draft.values = {path: value for path, value in values.items() if not path.startswith(_BLOCK)}
-    draft.rows = [row for row in rows if not row.pax.startswith(_BLOCK)]
-    draft.put(f"{_STACK}.turns", [values[_BLOCK]] * 2, "decoder_block")
-    for row in rows:
-        inside = row.pax.removeprefix(f"{_BLOCK}.")
-        for turn in (0, 1) if inside != row.pax else ():
-            path, value = f"{_STACK}.turns.{turn}.{inside}", row.pax_value
-            value = None if turn and inside == "attention.window" else value
-            draft.values[path] = value
-            draft.rows.append(dataclasses.replace(row, pax=path, pax_value=value))
 
 
 def _note_differences(draft: Draft) -> None:
@@ -267,6 +267,6 @@ def _note_differences(draft: Draft) -> None:
         )
     if settings["weight_dtype"] != "float32":
         draft.near(f"weight_dtype={settings['weight_dtype']}: pax keeps parameters in float32.")
-    draft.near("Weights start by pax's rule of initialization, and a norm's weight decays to 1, not to 0.")
+    draft.near("Weights start normal with MaxText's deviations, where MaxText cuts off those of MLP and head at two.")
     for key in ("fused_qkv", "fused_mlp", "use_iota_embed", "attention", "num_vocab_tiling"):
         draft.drop(key, "how it is computed, not what: pax chooses for itself")

@@ -17,6 +17,9 @@ _MATMULS = datetime.date(2024, 5, 10)
 _CAUSAL_AGAIN = datetime.date(2025, 7, 22)
 _TRAINING = 3  # Forward, and twice as much backward.
 
+LOCAL_LAYERS = {"gemma2": (True, False), "gemma3": (True, True, True, True, True, False)}
+"""Of blocks whose layers take turns, which of them have the window."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
@@ -158,10 +161,11 @@ def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
 def _windowed(settings: Settings, length: int) -> float:
     """Share of causal attention that a sliding window leaves: all layers' mean."""
     window = settings["sliding_window_size"]
+    local = LOCAL_LAYERS.get(settings["decoder_block"], (settings["attention_type"] != "global",))
     if not 0 < window < length:
         return 1.0
     share = (length * window - window**2 / 2) / (length**2 / 2)
-    return (1 + share) / 2 if settings["decoder_block"] == "gemma2" else share
+    return sum(share if has_window else 1 for has_window in local) / len(local)
 
 
 def _tera(weights: float, attention: float, formula: str) -> Flops:

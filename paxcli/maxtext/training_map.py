@@ -219,7 +219,7 @@ def _put_run(draft: Draft, steps: int) -> None:
     draft.drop("base_output_directory", "say it as `pax train --run-dir`")
     draft.drop("profiler", "pax does not profile by a recipe")
     for key in ("load_parameters_path", "load_full_state_path"):
-        draft.drop(key, "weights of MaxText are not read")
+        draft.drop(key, "say it as --checkpoint, to begin a run with it")
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}
     silent = {
         "scale",
@@ -227,6 +227,7 @@ def _put_run(draft: Draft, steps: int) -> None:
         "model_name",
         "override_model_config",
         "ici_fsdp_transpose_parallelism",
+        "param_scan_axis",
     }
     silent |= {"enable_dropout", "compile_topology", "compile_topology_num_slices", "num_slices", "attention_type"}
     said = known | silent | {dropped.key for dropped in settings.dropped}

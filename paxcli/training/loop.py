@@ -104,7 +104,8 @@ class TrainingRun:
         latest = self.store.latest_step()
         if latest is not None:
             state, input_state = self.store.restore(latest, self.session.abstract)
-            self.input.set_state(input_state)
+            if input_state:  # what was trained elsewhere has no place in this input: it starts at its beginning
+                self.input.set_state(input_state)
             self.report.message(f"Resuming {self.run_dir.path} at step {latest}.")
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)

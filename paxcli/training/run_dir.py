@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
 import sys
 from typing import IO, Any
 
+import yaml
 from etils import epath
 
 import paxcli
@@ -125,7 +127,7 @@ class RunDir:
         """Writes what was asked for, what it resolved to, and where it runs."""
         import jax
 
-        (self.path / "recipe.yaml").write_text(recipe_text)
+        self._write_recipe(recipe_text)
         (self.path / "config.txt").write_text(config_text(config))
         environment = {
             "pax": paxcli.__version__,
@@ -139,3 +141,16 @@ class RunDir:
             "command": sys.argv,
         }
         (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+
+    def _write_recipe(self, text: str) -> None:
+        """A recipe that is this directory's own, with more on it, keeps the old one as its base, beside it."""
+        own, content = self.path / "recipe.yaml", yaml.safe_load(text)
+        if epath.Path(content["recipe"]) == own.resolve():
+            more, kept = {**content, "recipe": None}, {**yaml.safe_load(own.read_text()), "recipe": None}
+            if len(content) == 1 or more == kept:
+                return
+            taken = {path.name for path in self.path.glob("recipe-*.yaml")}
+            base = next(name for i in itertools.count(1) if (name := f"recipe-{i}.yaml") not in taken)
+            own.rename(self.path / base)
+            text = yaml.safe_dump({**content, "recipe": base}, sort_keys=False, allow_unicode=True)
+        own.write_text(text)

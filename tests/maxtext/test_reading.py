@@ -206,7 +206,7 @@ WORDS = st.sampled_from(
     ]
     + [f"$((__import__('os').system('{TOUCH}')))"]
 )
-FUZZ = settings(max_examples=2000, deadline=1000, suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,159 @@
+"""MaxText's checkpoints on disk: Orbax trees, found, listed, read one array at a time, and written."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from etils import epath
+
+from paxcli.checkpoint.reading import first_line, named_leaves
+from paxcli.errors import ConfigError, DataError, MissingError
+
+_MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # what a folder has that holds an Orbax tree
+_ITEMS = ("items", "default")
+_PARAMETER = re.compile(r"(?:(?P<before>.+)\.)?(?P<name>(?:decoder|token_embedder)\..+?)(?:\.value)?")
+_COUNT = re.compile(r"opt_state\.(?:\d+\.)?count(?:\.value)?")
+
+
+class MaxTextCheckpoint:
+    """A checkpoint that MaxText, or one of its converters, wrote.
+
+    Args:
+      directory: The folder of the tree itself (`…/0/items`), of a step, of all steps, or of the run.
+
+    Raises:
+      DataError: There is no checkpoint, or it is none of a MaxText decoder.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]):
+        import orbax.checkpoint as ocp
+
+        self.path = _tree_in(epath.Path(directory).expanduser().resolve())
+        self._handler = ocp.PyTreeCheckpointHandler()
+        try:
+            self._tree = self._handler.metadata(self.path).tree
+        except Exception as error:
+            raise DataError(
+                f"{self.path} cannot be read: {first_line(error)}", "Is the whole folder there, as MaxText wrote it?"
+            ) from error
+        self._leaves = named_leaves(self._tree)
+        self._last: dict[str, np.ndarray] = {}
+        self._names: dict[str, dict[str, str]] = {"params": {}, "mu": {}, "nu": {}}
+        for full_name in self._leaves:
+            found = _PARAMETER.fullmatch(full_name)
+            before = (found["before"] or "").split(".") if found else []
+            if found and "nnx_aux" not in before:
+                kind = next((kind for kind in ("mu", "nu") if kind in before), "params")
+                self._names[kind][found["name"]] = full_name
+        if not self._names["params"]:
+            raise DataError(
+                f"{self.path} holds no parameters of a MaxText decoder.",
+                f"It has {', '.join(list(self._leaves)[:4])}, …" if self._leaves else "It is empty.",
+            )
+
+    @property
+    def step(self) -> int:
+        """Steps done; 0 where nothing says it."""
+        return int(self._scalar("step")) if "step" in self._leaves else 0
+
+    @property
+    def optimizer(self) -> str | None:
+        """`adamw`, `adam_pax` or `sgd`, by what it keeps; None without a state, or with one of another."""
+        if self._count is None:
+            return None
+        return "sgd" if not self._names["mu"] else "adam_pax" if self._count.startswith("opt_state.count") else "adamw"
+
+    @property
+    def count(self) -> int:
+        """Updates that the optimizer made."""
+        return 0 if self._count is None else int(self._scalar(self._count))
+
+    @property
+    def _count(self) -> str | None:
+        return min((name for name in self._leaves if _COUNT.fullmatch(name)), default=None)
+
+    def shapes(self, kind: str = "params") -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters, or of their moments `mu` or `nu`, by the parameter's name from `decoder` on."""
+        return {name: tuple(self._leaves[full].shape) for name, full in self._names[kind].items()}
+
+    def read(self, kind: str, name: str) -> np.ndarray:
+        """One array, in host memory.
+
+        Raises:
+          DataError: It is damaged.
+        """
+        full_name = self._names[kind][name]
+        if full_name not in self._last:  # unrolled layers ask for one stack again and again
+            self._last = {full_name: self._read(full_name)}
+        return self._last[full_name]
+
+    def _scalar(self, name: str) -> Any:
+        return np.asarray(self._read(name)).item()
+
+    def _read(self, full_name: str) -> np.ndarray:
+        import orbax.checkpoint as ocp
+
+        wanted = self._leaves[full_name]
+        item = jax.tree.map(lambda leaf: leaf if leaf is wanted else ocp.PLACEHOLDER, self._tree)
+        arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), self._tree)
+        try:
+            tree = self._handler.restore(self.path, args=ocp.args.PyTreeRestore(item=item, restore_args=arguments))
+        except Exception as error:
+            raise DataError(
+                f"`{full_name}` in {self.path} cannot be read: {first_line(error)}", "Bring it back from a copy."
+            ) from error
+        return named_leaves(tree)[full_name]
+
+
+def maxtext_folder(directory: str | os.PathLike[str], step: int) -> str:
+    """Where a checkpoint of this step would be written: the folder of the tree, which MaxText's keys name.
+
+    Raises:
+      ConfigError: There is one.
+    """
+    folder = epath.Path(directory).expanduser().resolve() / str(step)
+    if folder.exists():
+        raise ConfigError(f"{folder} is there already.", "Name another folder.")
+    return str(folder / _ITEMS[0])
+
+
+def write_maxtext(directory: str | os.PathLike[str], step: int, state: Mapping[str, Any]) -> None:
+    """Writes a state as MaxText's own checkpoint manager does.
+
+    Args:
+      directory: Of all steps; made if it is not there.
+      step: Its step.
+      state: `params`, `opt_state` and `step`, of numpy arrays.
+
+    Raises:
+      MissingError: The folder cannot be written.
+    """
+    import orbax.checkpoint as ocp
+
+    folder = epath.Path(directory).expanduser().resolve()
+    options = ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=False)
+    try:
+        with ocp.CheckpointManager(folder, item_names=_ITEMS[:1], options=options) as manager:
+            manager.save(step, args=ocp.args.Composite(items=ocp.args.PyTreeSave(state)))
+    except (OSError, ValueError) as error:
+        raise MissingError(f"{folder} cannot be written: {first_line(error)}", "Choose another folder.") from error
+
+
+def _tree_in(folder: epath.Path) -> epath.Path:
+    """The folder of the tree: this one, or that of the newest step below it."""
+    if not folder.is_dir():
+        raise DataError(f"There is no folder {folder}.", "Name the folder of a MaxText checkpoint, such as …/0/items.")
+    below = [folder / "checkpoints", folder]
+    steps = [path for parent in below if parent.is_dir() for path in parent.iterdir() if path.name.isdigit()]
+    newest = [max(steps, key=lambda path: int(path.name))] if steps else []
+    for candidate in (folder, *(parent / item for parent in (folder, *newest) for item in _ITEMS), *newest):
+        if any((candidate / mark).exists() for mark in _MARKS):
+            return candidate
+    raise DataError(
+        f"{folder} holds no checkpoint.", "Name the folder of a MaxText checkpoint, such as …/checkpoints/0/items."
+    )
