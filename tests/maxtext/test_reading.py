@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -144,11 +143,9 @@ def test_a_python_file_of_benchmarks_is_read_as_syntax(tmp_path: pathlib.Path) -
 def test_a_text_cannot_grow_without_end() -> None:
     doubling = "A=xxxxxxxx\n" + "A=$A$A\n" * 60 + "python3 MaxText/train.py run_name=$A\n"
     nested = "A=" + "${B:-" * 400 + "}" * 400 + "\n" + "if true; then " * 3000
-    start = time.monotonic()
     assert len(read_script(doubling).launches[0].pairs[0].value) <= 1 << 16
-    read_script(nested)
+    read_script(nested)  # would never end, if it took each level twice
     read_script("bash -c '" + "((((" * 5000)
-    assert time.monotonic() - start < 2
 
 
 CANARY = "pax-canary"
