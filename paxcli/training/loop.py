@@ -20,6 +20,7 @@ from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
 from paxcli.errors import DataError, DivergedError, Stopped
 from paxcli.inputs.nested_map import NestedMap
+from paxcli.mesh.compiler_options import compiler_options
 from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec, put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
@@ -152,7 +153,10 @@ class TrainingRun:
         batch = global_spec(session.spec, session.global_batch_size, session.mesh)
         lowered = make_train_step(self.task, session.abstract).lower(session.abstract, batch)
         with ThreadPoolExecutor(1, "compile") as pool:
-            compiling = pool.submit(lowered.compile)
+            device = session.mesh.devices.flat[0]
+            asked = session.config.mesh.compiler_options
+            options = compiler_options(device.platform, device.device_kind, asked, session.mesh.size)
+            compiling = pool.submit(lowered.compile, compiler_options=options or None)
             state = self.start(warm_start)
             train_step = compiling.result()
         return_free_memory()
