@@ -49,7 +49,9 @@ def recomputing_fp8(policy: Callable[..., bool]) -> Callable[..., bool]:
     """A remat policy that keeps no 8-bit numbers: JAX rounds what it keeps, by an operation that does not know E4M3."""
 
     def is_saveable(primitive: Any, *avals: Any, **params: Any) -> bool:
-        return params.get("new_dtype") not in (jnp.float8_e4m3fn, jnp.float8_e5m2) and policy(primitive, *avals, **params)
+        return params.get("new_dtype") not in (jnp.float8_e4m3fn, jnp.float8_e5m2) and policy(
+            primitive, *avals, **params
+        )
 
     return is_saveable
 

@@ -31,10 +31,11 @@ def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrappe
         noise_key, model_key = jax.random.split(key)
 
         def loss_of(params: dict, fp8: Any, rows: NestedMap):
-            params = add_noise(params, task.vn, state.step, noise_key)
             return task.loss(params, rows, model_key, accumulating(fp8))
 
-        grads, fp8, metrics = _gradients(loss_of, state.params, state.fp8, batch, task.train.num_microbatches)
+        # The gradients have the type of these: half of float32's memory, and every bit of what was computed.
+        cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
+        grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
         params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
         valid = learned.pop("valid")
         fp8 = jax.tree.map(lambda new, old: jnp.where(valid, new, old), fp8, state.fp8)
@@ -42,9 +43,7 @@ def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrappe
         metrics = (
             task.metrics.reported(metrics) | learned | {"param_norm": optax.tree.norm(params), "skipped_steps": skipped}
         )
-        state = state.replace(
-            step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped
-        )
+        state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
         return state, metrics
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -72,7 +71,7 @@ def _gradients(
     def add(total, rows):
         largest, *total = total
         new_fp8, grads, metrics, weight = of_slice(rows)
-        weighted = jax.tree.map(lambda g: g * weight, grads)
+        weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
         sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
         total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))
         return (jax.tree.map(jnp.maximum, largest, new_fp8), *total), None
@@ -80,7 +79,7 @@ def _gradients(
     # Microbatch m takes rows m, m + M, …: every device keeps the rows that it has.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch)
     shapes = jax.eval_shape(of_slice, jax.tree.map(lambda x: x[0], slices))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
     (new_fp8, grads, sums, weight), _ = jax.lax.scan(add, zeros, slices)
     grads = jax.tree.map(lambda g: g / jnp.maximum(weight, 1e-6), grads)
     return grads, new_fp8, {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}

@@ -97,7 +97,12 @@ def test_it_resumes_bit_for_bit(tmp_path):
 @pytest.mark.slow
 def test_200_steps_of_tiny_end_as_in_bfloat16(tmp_path, pax):
     """By the mean loss of the last 20 steps, and by that on files it has not seen."""
-    sets = ["fprop_dtype=bfloat16", "num_train_steps=200", "summary_interval_steps=1", "train_input.input_random_seed=5"]
+    sets = [
+        "fprop_dtype=bfloat16",
+        "num_train_steps=200",
+        "summary_interval_steps=1",
+        "train_input.input_random_seed=5",
+    ]
     means, unseen = [], []
     for precision in ("null", "fp8"):
         options = [f"--set={assignment}" for assignment in (*sets, f"precision={precision}")]
