@@ -1,10 +1,11 @@
-"""Seconds of one training step: pax, a naive JAX step and a plain PyTorch loop, in turn in one run, as JSON.
+"""Seconds of one training step: pax, naive JAX, PyTorch eager and compiled, and HF's Trainer, in turn, as JSON.
 
-    python benchmarks/train_step.py [--sizes A B] [--rounds 7] [--torch-python PYTHON]
+    python benchmarks/train_step.py [--sizes A B] [--rounds 7] [--peer-python PYTHON]
 
 Every variant is a process of its own that keeps its compiled step; in each round each of them takes a few steps while
-the others wait. Float32, AdamW, clip 1.0. PyTorch runs under PYTHON, where torch 2.13.0 is installed; it is left out
-without one.
+the others wait. Float32, AdamW, clip 1.0. On a busy machine, compare CPU seconds on one core: start it with
+`taskset -c 0`, which all of them obey. Those of PyTorch run under PYTHON, where torch 2.13.0, transformers and
+accelerate are installed; they are left out without one.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 class Peer:
     """A process that takes steps when told to."""
 
-    def __init__(self, name: str, command: list[str], size: dict, env: dict[str, str]):
+    def __init__(self, name: str, command: list[str], task: dict, env: dict[str, str]):
         self.name = name
         self.seconds: list[float] = []
+        self.cpu_seconds: list[float] = []
         self.process = subprocess.Popen(
-            [*command, json.dumps(size)],
+            [*command, json.dumps(task)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -46,7 +48,9 @@ class Peer:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count + 1}\n")
         self.process.stdin.flush()
-        self.seconds += self._answer()["seconds"][1:]
+        answer = self._answer()
+        self.seconds += answer["seconds"][1:]
+        self.cpu_seconds += answer["cpu_seconds"][1:]
 
     def close(self) -> dict:
         """Ends the process; what it measured."""
@@ -58,6 +62,7 @@ class Peer:
         return {
             "median_seconds": statistics.median(self.seconds),
             "best_seconds": min(self.seconds),
+            "median_cpu_seconds": statistics.median(self.cpu_seconds),
             "first_step_seconds": self.first["first_step_seconds"],
             "peak_memory_bytes": last["peak_memory_bytes"],
             "steps": len(self.seconds),
@@ -68,30 +73,34 @@ class Peer:
         return json.loads(self.process.stdout.readline())
 
 
-def run(size: str, rounds: int, steps: int, torch_python: str | None) -> dict:
+def run(size: str, rounds: int, steps: int, peer_python: str | None) -> dict:
     """All peers at one size."""
-    commands = {
-        "pax": ([sys.executable, str(HERE / "peers" / "pax_step.py")], HUGE_PAGES),
-        "naive_jax": ([sys.executable, str(HERE / "peers" / "naive_jax.py")], {}),
-    }
-    if torch_python:
-        commands["torch"] = ([torch_python, str(HERE / "peers" / "torch_loop.py")], {})
-    peers = [Peer(name, command, SIZES[size], env) for name, (command, env) in commands.items()]
+    task = SIZES[size]
+    peers = [
+        Peer("pax", [sys.executable, str(HERE / "peers" / "pax_step.py")], task, HUGE_PAGES),
+        Peer("naive_jax", [sys.executable, str(HERE / "peers" / "naive_jax.py")], task, {}),
+    ]
+    if peer_python:
+        loop, trainer = ([peer_python, str(HERE / "peers" / name)] for name in ("torch_loop.py", "hf_trainer.py"))
+        peers.append(Peer("torch", loop, task, {}))
+        peers.append(Peer("torch_compiled", loop, task | {"compile": True}, {}))
+        peers.append(Peer("hf_trainer", trainer, task, {}))
     for _ in range(rounds):
         for peer in peers:
             time.sleep(1)  # the threads of the one before spin for a while
             peer.steps(steps)
-    # A ratio is taken within a round, where both saw the same machine.
-    ratios = {
-        f"pax_over_{peer.name}": statistics.median(
-            sum(peer.seconds[i : i + steps]) / sum(peers[0].seconds[i : i + steps])
-            for i in range(0, rounds * steps, steps)
-        )
-        for peer in peers[1:]
+    facts = {"size": task, "rounds": rounds, "steps_a_round": steps, "cores": len(os.sched_getaffinity(0))}
+    facts["ratios"] = {f"pax_over_{peer.name}": ratio(peer.seconds, peers[0].seconds, steps) for peer in peers[1:]}
+    facts["cpu_ratios"] = {
+        f"pax_over_{peer.name}": ratio(peer.cpu_seconds, peers[0].cpu_seconds, steps) for peer in peers[1:]
     }
-    return {"size": SIZES[size], "rounds": rounds, "steps_a_round": steps, "ratios": ratios} | {
-        peer.name: peer.close() for peer in peers
-    }
+    return facts | {peer.name: peer.close() for peer in peers}
+
+
+def ratio(theirs: list[float], ours: list[float], steps: int) -> float:
+    """The median of the rounds' ratios: within a round, both saw the same machine."""
+    rounds = range(0, len(ours), steps)
+    return statistics.median(sum(theirs[i : i + steps]) / sum(ours[i : i + steps]) for i in rounds)
 
 
 def main() -> None:
@@ -99,9 +108,9 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=sorted(SIZES), default=sorted(SIZES))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--torch-python")
+    parser.add_argument("--peer-python")
     options = parser.parse_args()
-    results = {size: run(size, options.rounds, options.steps, options.torch_python) for size in options.sizes}
+    results = {size: run(size, options.rounds, options.steps, options.peer_python) for size in options.sizes}
     print(json.dumps(results, indent=2))
 
 

@@ -68,13 +68,14 @@ def make_step(size: dict):
 
     opt_state = optimizer.init(params)
 
+    value = jnp.zeros([])
+
     def step() -> None:
-        nonlocal params, opt_state
+        nonlocal params, opt_state, value
         tokens = random.randint(0, vocab, (batch, length + 1))
         params, opt_state, value = train_step(params, opt_state, tokens)
-        value.block_until_ready()
 
-    return step
+    return step, lambda: value.block_until_ready()
 
 
 if __name__ == "__main__":

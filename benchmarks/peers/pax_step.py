@@ -1,4 +1,7 @@
-"""The step that `pax train` runs, on synthetic rows."""
+"""The step that `pax train` runs, on synthetic rows: of a recipe, or of a GPT-2-like one of the sizes given.
+
+The task has `recipe`, `overlays` and `sets`, or sizes.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,38 @@ import contextlib
 from steps import serve
 
 
-def make_step(size: dict):
-    """The train step of a GPT-2-like recipe."""
-    import fiddle as fdl
+def make_step(task: dict):
+    """The train step of the recipe."""
     import jax
 
-    from pax_recipes.tiny import tiny_synthetic
+    from paxcli.config.resolve import resolve
     from paxcli.mesh.sharding import put_batch
     from paxcli.training.session import open_session
     from paxcli.training.state import create_state
     from paxcli.training.step import make_train_step
 
-    config: fdl.Config = tiny_synthetic()
+    if "recipe" in task:
+        config = resolve(task["recipe"], task["overlays"], task["sets"]).config
+    else:
+        config = gpt2_like(task)
+    session = contextlib.ExitStack().enter_context(open_session(config))
+    state = create_state(session.experiment.task, session.spec, session.abstract)
+    train_step = make_train_step(session.experiment.task, session.abstract)
+    metrics: dict = {}
+
+    def step() -> None:
+        nonlocal state, metrics
+        batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
+        state, metrics = train_step(state, batch)
+
+    return step, lambda: jax.block_until_ready(metrics)
+
+
+def gpt2_like(size: dict):
+    """A recipe of this size, with the biases and the decay of the peers."""
+    from pax_recipes.tiny import tiny_synthetic
+
+    config = tiny_synthetic()
     model = config.task.model
     for name in ("num_layers", "model_dims", "hidden_dims", "num_heads", "vocab_size"):
         setattr(model, name, size[name])
@@ -27,18 +50,7 @@ def make_step(size: dict):
     model.stack.block.attention.use_bias = True
     config.task.train.global_batch_size = size["batch"]
     config.task.train.learner.optimizer.decay_norms_and_biases = True
-
-    session = contextlib.ExitStack().enter_context(open_session(config))
-    state = create_state(session.experiment.task, session.spec, session.abstract)
-    train_step = make_train_step(session.experiment.task, session.abstract)
-
-    def step() -> None:
-        nonlocal state
-        batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
-        state, metrics = train_step(state, batch)
-        jax.block_until_ready(metrics)
-
-    return step
+    return config
 
 
 if __name__ == "__main__":

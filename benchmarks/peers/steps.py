@@ -1,4 +1,4 @@
-"""How a peer talks to the benchmark: a count on stdin, seconds on stdout."""
+"""How a peer talks to a benchmark: its task as JSON in the last argument, counts on stdin, seconds on stdout."""
 
 from __future__ import annotations
 
@@ -8,26 +8,36 @@ import sys
 import time
 from collections.abc import Callable
 
+Step = Callable[[], None]
 
-def serve(make_step: Callable[[dict], Callable[[], None]]) -> None:
+
+def serve(make_step: Callable[[dict], tuple[Step, Step]]) -> None:
     """Takes the first step, then as many as asked for, until asked for none.
 
+    A count of 5 times each of five steps alone; one of -5 times five steps that are begun one after the other.
+
     Args:
-      make_step: From the size to a function that takes one step and waits for it.
+      make_step: From the task to two functions: one begins a step, the other waits for all that are begun.
     """
-    step = make_step(json.loads(sys.argv[-1]))
-    step()
-    _answer(first_step_seconds=since_process_start())
-    step()
-    for line in sys.stdin:
-        if int(line) == 0:
-            break
-        seconds = []
-        for _ in range(int(line)):
-            began = time.perf_counter()
+    step, wait = make_step(json.loads(sys.argv[-1]))
+
+    def seconds_of(count: int) -> tuple[float, float]:
+        began, used = time.perf_counter(), time.process_time()
+        for _ in range(count):
             step()
-            seconds.append(time.perf_counter() - began)
-        _answer(seconds=seconds)
+        wait()
+        return (time.perf_counter() - began) / count, (time.process_time() - used) / count
+
+    seconds_of(1)
+    _answer(first_step_seconds=since_process_start())
+    seconds_of(1)
+    for line in sys.stdin:
+        count = int(line)
+        if count == 0:
+            break
+        timed = [seconds_of(1) for _ in range(count)] if count > 0 else [seconds_of(-count)]
+        seconds, cpu_seconds = zip(*timed, strict=True)
+        _answer(seconds=seconds, cpu_seconds=cpu_seconds)
     _answer(peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 

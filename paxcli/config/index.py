@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,8 +29,8 @@ class RecipeEntry:
 
 
 def recipe_name(function: str) -> str:
-    """What one types for a recipe function: `c4_1b` is `c4-1b`."""
-    return function.replace("_", "-")
+    """What one types for a recipe function: `c4_1b` is `c4-1b`, and `gpt2_1p5b` is `gpt2-1.5b`."""
+    return re.sub(r"(?<=\d)p(?=\d)", ".", function.replace("_", "-"))
 
 
 def find_recipes() -> dict[str, RecipeEntry]:

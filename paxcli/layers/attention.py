@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -15,6 +16,7 @@ from paxcli.layers.attention_kernels import HEADS, Kernel, fast_attention
 from paxcli.layers.base import Layer
 from paxcli.layers.caps import soft_cap
 from paxcli.layers.causal_attention import causal_attention
+from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Initializer, Xavier
 from paxcli.layers.relative_bias import RelativeBias
 from paxcli.layers.remat import CONTEXT, save_as
@@ -78,6 +80,7 @@ class Attention(Layer):
       rotary: Template of a rotation of queries and keys, such as `Rotary.partial()`; None = off.
       kernel: What computes it in training and evaluation: `splash` (TPU), `cudnn` (GPU), or plain `xla`; `auto` takes
         the kernel of the mesh's devices where it can serve, and says so.
+      precision: `fp8` computes the projections in 8 bits, in training; None = in the activations' type.
       params_init: How the projections start.
     """
 
@@ -96,6 +99,7 @@ class Attention(Layer):
     relative_bias: functools.partial[RelativeBias] | None = None
     rotary: functools.partial[Rotary] | None = None
     kernel: Kernel = "auto"
+    precision: Precision | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:
@@ -116,6 +120,8 @@ class Attention(Layer):
         self.value, self.value_bias = self._projection("value", self._kv_heads, "kv_heads")
         post = self.params_init.weight((0, 1), (2,))
         self.post = self.weight("post", post, (self.num_heads, dims, self.model_dims), ("heads", "head_dim", "embed"))
+        self.query_product, self.key_product = product(self.precision), product(self.precision)
+        self.value_product, self.post_product = product(self.precision), product(self.precision)
         if self.use_bias:
             self.post_bias = self.weight("post_bias", nn.initializers.zeros, (self.model_dims,), ("norm",))
         if self.per_dim_scale:
@@ -196,7 +202,7 @@ class Attention(Layer):
 
     def _queries(self, x: jax.Array) -> jax.Array:
         """Scaled queries [B, N, T, H] of [B, T, D]."""
-        query = _project(x, self.query, self.query_bias)
+        query = _project(self.query_product, x, self.query, self.query_bias)
         if self.qk_norm is not None:
             query = self.query_norm(query)
         scale = self.dims_per_head**-0.5 if self.query_scale is None else self.query_scale
@@ -206,7 +212,8 @@ class Attention(Layer):
 
     def _keys_and_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Both [B, K, S, H] of [B, S, D]."""
-        key, value = _project(x, self.key, self.key_bias), _project(x, self.value, self.value_bias)
+        key = _project(self.key_product, x, self.key, self.key_bias)
+        value = _project(self.value_product, x, self.value, self.value_bias)
         return key if self.qk_norm is None else self.key_norm(key), value
 
     def _laid_out(self, heads: jax.Array) -> jax.Array:
@@ -216,7 +223,7 @@ class Attention(Layer):
         """The output projection: [B, N, T, H] to [B, T, D]."""
         context = constrain(context, *HEADS)
         context = context if is_named else save_as(CONTEXT, context)
-        y = jnp.einsum("bnth,nhd->btd", context, self.post)
+        y = self.post_product("bnth,nhd->btd", context, self.post)
         y = y + self.post_bias if self.use_bias else y
         return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
 
@@ -225,9 +232,9 @@ def _scaled(init: Initializer, factor: float) -> Initializer:
     return lambda *args: factor * init(*args)
 
 
-def _project(x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+def _project(product: Callable[..., jax.Array], x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
     """[B, T, D] and [D, N, H] to [B, N, T, H]."""
-    y = jnp.einsum("btd,dnh->btnh", x, w)
+    y = product("btd,dnh->btnh", x, w)
     return jnp.swapaxes(y if bias is None else y + bias, 1, 2)
 
 

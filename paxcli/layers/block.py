@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
+from paxcli.errors import ConfigError
 from paxcli.layers.attention import Attention, KVCache
 from paxcli.layers.base import Layer
 from paxcli.layers.feed_forward import FeedForward
+from paxcli.layers.fp8 import Precision
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 
@@ -31,6 +34,7 @@ class TransformerBlock(Layer):
       feed_forward: Template of the feed-forward layer.
       post_norms: Whether what is added to a residual passes a norm first (Ding et al., 2021: "sandwich").
       zero_padding: Whether the feed-forward adds nothing at padding (segment 0), as in Pax. Its values reach no token.
+      precision: `fp8` multiplies activations by weights in 8 bits, in training; None = in the activations' type.
       params_init: How weights start.
     """
 
@@ -44,6 +48,7 @@ class TransformerBlock(Layer):
     feed_forward: functools.partial = template(FeedForward)
     post_norms: bool = False
     zero_padding: bool = False
+    precision: Precision | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:
@@ -55,10 +60,15 @@ class TransformerBlock(Layer):
             dims_per_head=self.dims_per_head,
             num_kv_heads=self.num_kv_heads,
             params_init=self.params_init,
+            **self._precision_of(self.attention),
         )
         self.feed_forward_norm = self.norm(dims=self.model_dims)
         self._feed_forward = self.feed_forward(
-            name="feed_forward", model_dims=self.model_dims, hidden_dims=self.hidden_dims, params_init=self.params_init
+            name="feed_forward",
+            model_dims=self.model_dims,
+            hidden_dims=self.hidden_dims,
+            params_init=self.params_init,
+            **self._precision_of(self.feed_forward),
         )
         if self.post_norms:
             self.attention_post_norm = self.norm(dims=self.model_dims)
@@ -74,6 +84,14 @@ class TransformerBlock(Layer):
         attended, cache = self._attended(self.attention_norm(x), cache, segment_ids, segment_pos)
         x = x + attended
         return x + self._fed_forward(self.feed_forward_norm(x), segment_ids), cache
+
+    def _precision_of(self, part: functools.partial) -> dict[str, Any]:
+        """What a part of the layer is told of `precision`."""
+        if self.precision is None:
+            return {}
+        if not hasattr(part.func, "precision"):
+            raise ConfigError(f"{part.func.__name__} does not compute in {self.precision}.", "Set `precision` to null.")
+        return {"precision": self.precision}
 
     def _attended(
         self, x: jax.Array, cache: KVCache | None, segment_ids: jax.Array, segment_pos: jax.Array

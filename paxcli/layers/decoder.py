@@ -48,6 +48,7 @@ class DecoderBlock(TransformerBlock):
             dims_per_head=self.dims_per_head,
             num_kv_heads=self.num_kv_heads,
             params_init=self.params_init,
+            **self._precision_of(self.cross_attention),
         )
         if self.post_norms:
             self.cross_attention_post_norm = self.norm(dims=self.model_dims)

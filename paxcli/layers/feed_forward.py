@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
+from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.remat import save_as
 from paxcli.mesh.sharding import constrain
@@ -25,6 +25,7 @@ class FeedForward(Layer):
       activation: Name of the activation.
       gated: Whether a second projection, activated, gates the first.
       use_bias: Whether both matrices have biases.
+      precision: `fp8` multiplies by the matrices in 8 bits, in training; None = in the activations' type.
       params_init: How the matrices start.
     """
 
@@ -33,6 +34,7 @@ class FeedForward(Layer):
     activation: ActivationName = "gelu"
     gated: bool = False
     use_bias: bool = True
+    precision: Precision | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:
@@ -46,15 +48,22 @@ class FeedForward(Layer):
         if self.use_bias:
             self.b_in = self.weight("b_in", nn.initializers.zeros, (self.hidden_dims,), ("mlp",))
             self.b_out = self.weight("b_out", nn.initializers.zeros, (self.model_dims,), ("norm",))
+        self.in_product, self.out_product = product(self.precision), product(self.precision)
+        if self.gated:
+            self.gate_product = product(self.precision)
 
     def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
         act = activation(self.activation)
-        hidden = jnp.dot(x, self.w_in)
+        hidden = self.in_product("btd,df->btf", x, self.w_in)
         if self.use_bias:
             hidden = hidden + self.b_in
         hidden = save_as("feed_forward_in", hidden)
-        hidden = act(save_as("feed_forward_gate", jnp.dot(x, self.w_gate))) * hidden if self.gated else act(hidden)
+        if self.gated:
+            gate = save_as("feed_forward_gate", self.gate_product("btd,df->btf", x, self.w_gate))
+            hidden = act(gate) * hidden
+        else:
+            hidden = act(hidden)
         hidden = constrain(hidden, "activation_batch", "activation_length", "activation_mlp")
-        y = jnp.einsum("btf,df->btd", hidden, self.w_out)
+        y = self.out_product("btf,df->btd", hidden, self.w_out)
         y = y + self.b_out if self.use_bias else y
         return save_as("feed_forward_out", constrain(y, "activation_batch", "activation_length", "activation_embed"))

@@ -112,7 +112,8 @@ class Pipeline:
         """All rows through all stages, as often as there are rounds.
 
         Args:
-          stage: `(params of a stage, number of the round, x, *row_facts) -> x` for one microbatch.
+          stage: `(params of a stage, number of the round, whether this is a bubble, x, *row_facts) -> x` for one
+            microbatch.
           params: Arrays with a leading dimension of S.
           x: Activations.
           *row_facts: What a stage must know of its rows; each travels with its microbatch.
@@ -142,7 +143,8 @@ class Pipeline:
             passed = t - at  # microbatches that each stage has done, over all rounds
             theirs = [_lay(jnp.take(fact, passed % count, axis=0), "activation_stage") for fact in facts]
             here = _lay(jnp.where(is_first, entering, arriving), "activation_stage")
-            y = run_stages(params, jnp.clip(passed // count, 0, rounds - 1), here, *theirs)
+            in_bubble = (passed < 0) | (passed >= rounds * count)
+            y = run_stages(params, jnp.clip(passed // count, 0, rounds - 1), in_bubble, here, *theirs)
             y = _lay(y, "activation_stage")
             left = jnp.where(is_last, y, jnp.roll(column, -1, axis=0)) if self.stream_io else y[-1:]
             io = self._lay_io(jax.lax.dynamic_update_index_in_dim(io, left, t % columns, 1))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.layers.attention import KVCache
+from paxcli.layers.fp8 import FP8_STATE, of_round, recomputing_fp8
 from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable
 from paxcli.layers.stack import Stack
@@ -55,18 +56,18 @@ class PipelinedStack(Stack):
         segment_pos: Int[jax.Array, "B T"],
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
         """Runs all layers. The arrays of a cache have a leading `layers` dimension."""
-        params = self._parameters()
+        variables = self._variables()
         if self.is_initializing():  # on one row, of which there are no microbatches
             return x, cache
         if cache is not None:
-            in_order = self._stack(self.num_layers).bind({"params": to_layers(params)})
+            in_order = self._stack(self.num_layers).bind({"params": to_layers(variables["params"])})
             return in_order(x, cache, segment_ids, segment_pos)
         # From here on a stage comes first, and its rounds, if any, last: [S, (K,) (R,) …].
         if self.circular_repeat > 1:
             move = functools.partial(jnp.moveaxis, source=0, destination=2 if self.scan else 1)
-            stages = jax.tree.map(move, params["repeats"]["stages"])
+            stages = {name: jax.tree.map(move, tree["repeats"]["stages"]) for name, tree in variables.items()}
         else:
-            stages = params["stages"]
+            stages = {name: tree["stages"] for name, tree in variables.items()}
         return self._pipeline.run(self._stage(), stages, x, segment_ids, segment_pos), None
 
     @property
@@ -79,50 +80,65 @@ class PipelinedStack(Stack):
         """A plain stack of such layers, which belongs to nobody."""
         return Stack(num_layers, **self._widths, block=self.block, scan=self.scan, unroll=self.unroll, parent=None)
 
-    def _parameters(self) -> Any:
-        """`{"stages": …}`, or in rounds `{"repeats": {"stages": …}}`."""
+    def _variables(self) -> dict[str, Any]:
+        """Parameters and FP8 state, if any: `{"stages": …}` each, or in rounds `{"repeats": {"stages": …}}`."""
         stack = self._stack(self._pipeline.layers_per_group(self.num_layers))
         ids = jnp.ones((1, 1), jnp.int32)
 
         def init(key: jax.Array) -> Any:
-            return stack.init(key, jnp.zeros((1, 1, self.model_dims)), None, ids, ids)["params"]
+            return stack.init(key, jnp.zeros((1, 1, self.model_dims)), None, ids, ids)
 
-        in_stages = _copies(init, self.num_stages, "stage")
-        if self.circular_repeat == 1:
-            return {"stages": self.param("stages", in_stages)}
-        in_rounds = _copies(lambda key: {"stages": in_stages(key)}, self.circular_repeat, "layers")
-        return {"repeats": self.param("repeats", in_rounds)}
+        name, init_all = "stages", _copies(init, self.num_stages, "stage")
+        if self.circular_repeat > 1:
+            in_stages = init_all
+
+            def in_rounds(key: jax.Array) -> Any:
+                return {collection: {"stages": tree} for collection, tree in in_stages(key).items()}
+
+            name, init_all = "repeats", _copies(in_rounds, self.circular_repeat, "layers")
+        variables = {"params": {name: self.param(name, lambda key: init_all(key)["params"])}}
+        if self.is_initializing() and FP8_STATE in jax.eval_shape(init_all, jax.random.key(0)):
+            self.variable(FP8_STATE, name, lambda: init_all(jax.random.key(0))[FP8_STATE])  # the same for every key
+        if self.has_variable(FP8_STATE, name):
+            variables[FP8_STATE] = {name: self.get_variable(FP8_STATE, name)}
+        return variables
 
     def _stage(self) -> Callable[..., jax.Array]:
-        """One stage on one microbatch: `(params, round, x, segment_ids, segment_pos) -> x`."""
+        """One stage on one microbatch: `(variables, round, in_bubble, x, segment_ids, segment_pos) -> x`."""
         block = self.block.func(**{**self.block.keywords, **self._widths}, parent=None)
         rounds = self.circular_repeat
 
-        def layer(params: Any, number: jax.Array, x: jax.Array, segment_ids: jax.Array, segment_pos: jax.Array):
+        def layer(variables: Any, number: jax.Array, in_bubble: jax.Array, x: jax.Array, *row_facts: jax.Array):
+            variables = dict(variables)
             if rounds > 1:
-                params = jax.tree.map(
-                    lambda p: save_as(_WEIGHTS, jax.lax.dynamic_index_in_dim(p, number, 0, False)), params
+                variables["params"] = jax.tree.map(
+                    lambda p: save_as(_WEIGHTS, jax.lax.dynamic_index_in_dim(p, number, 0, False)), variables["params"]
                 )
-            return block.apply({"params": params}, x, None, segment_ids, segment_pos)[0]
+            if FP8_STATE in variables:
+                fp8 = variables[FP8_STATE]
+                fp8 = fp8 if rounds > 1 else jax.tree.map(lambda s: jax.lax.reshape(s, (1, *s.shape)), fp8)
+                variables[FP8_STATE] = of_round(fp8, number, in_bubble)
+            return block.apply(variables, x, None, *row_facts)[0]
 
         policy = saveable(self.remat_policy)
         if policy is None and rounds > 1:  # the backward pass takes its weights from the parameters, too
-            policy = jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS)
+            policy = recomputing_fp8(jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS))
         if policy is not None:
             # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
 
-        def stage(params: Any, number: jax.Array, x: jax.Array, *row_facts: jax.Array) -> jax.Array:
+        def stage(variables: Any, number: jax.Array, in_bubble: jax.Array, x: jax.Array, *row_facts: jax.Array):
             if self.scan:
                 x, _ = jax.lax.scan(
-                    lambda x, params: (layer(params, number, x, *row_facts), None),
+                    lambda x, layers: (layer(layers, number, in_bubble, x, *row_facts), None),
                     x,
-                    params["layers"],
+                    {name: tree["layers"] for name, tree in variables.items()},
                     unroll=self.unroll,
                 )
                 return x
-            for index in range(len(params)):
-                x = layer(params[f"layers_{index}"], number, x, *row_facts)
+            for index in range(len(variables["params"])):
+                layers = {name: tree[f"layers_{index}"] for name, tree in variables.items()}
+                x = layer(layers, number, in_bubble, x, *row_facts)
             return x
 
         return stage

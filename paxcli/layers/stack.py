@@ -15,6 +15,7 @@ from paxcli.config.configurable import template
 from paxcli.layers.attention import KVCache
 from paxcli.layers.base import Layer
 from paxcli.layers.block import TransformerBlock
+from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.remat import RematPolicy, saveable
 
@@ -96,7 +97,7 @@ class Stack(Layer):
     def _scanned(self, block_class: Any, length: int) -> Any:
         return nn.scan(
             block_class,
-            variable_axes={"params": 0, "metrics": 0},
+            variable_axes={"params": 0, "metrics": 0, FP8_STATE: 0},
             split_rngs={"params": True},
             in_axes=(0, *(nn.broadcast,) * self._num_shared),
             out_axes=0,

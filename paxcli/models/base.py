@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.base import Layer
+from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 
@@ -31,7 +32,7 @@ class Model(Layer):
         raise NotImplementedError
 
     def measured(
-        self, params: dict, batch: NestedMap, key: jax.Array | None = None
+        self, params: dict, batch: NestedMap, key: jax.Array | None = None, fp8: Any = None
     ) -> tuple[WeightedScalars, NestedMap]:
         """What `compute_loss` returns, on parameters that are cast, and the metrics that layers report by themselves.
 
@@ -42,9 +43,11 @@ class Model(Layer):
           params: The parameters, as `cast` makes them.
           batch: The batch.
           key: Randomness of training; None in evaluation.
+          fp8: State of the products in FP8 in training; None in evaluation, and without such products.
         """
+        variables = {"params": params, FP8_STATE: fp8} if fp8 else {"params": params}
         rngs = None if key is None else {"dropout": key}
-        (metrics, examples), reported = self.apply({"params": params}, batch, rngs=rngs, mutable=["metrics"])
+        (metrics, examples), reported = self.apply(variables, batch, rngs=rngs, mutable=["metrics"])
         found: dict[str, list[jax.Array]] = {}
         for path, values in jax.tree.leaves_with_path(reported.get("metrics", {})):
             *_, name, _ = path_of(path)  # the last is the number of the call

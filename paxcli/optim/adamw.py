@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax
 import optax
@@ -19,6 +20,7 @@ class AdamW(Optimizer):
       beta2: Decay of the second moment.
       epsilon: Added to the root of the second moment.
       weight_decay: Share of a parameter taken off, times the learning rate; 0 = none.
+      mu_dtype: Type in which the first moment is kept.
       decay_norms_and_biases: Whether scales and biases decay too.
     """
 
@@ -26,6 +28,7 @@ class AdamW(Optimizer):
     beta2: float = 0.95
     epsilon: float = 1e-8
     weight_decay: float = 0.1
+    mu_dtype: Literal["float32", "bfloat16"] = "float32"
     decay_norms_and_biases: bool = False
 
     def transformation(self) -> optax.GradientTransformation:
@@ -33,6 +36,6 @@ class AdamW(Optimizer):
             return jax.tree_util.tree_map_with_path(is_matrix_weight, params)
 
         return optax.chain(
-            optax.scale_by_adam(self.beta1, self.beta2, self.epsilon),
+            optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.mu_dtype),
             optax.add_decayed_weights(self.weight_decay, None if self.decay_norms_and_biases else mask),
         )

@@ -112,17 +112,17 @@ class Learner(Configurable):
         trained = self._trained(params)
         if trained is not None:
             grads = jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
-        grad_norm = optax.tree.norm(grads)
+        grad_norm = optax.tree.norm(_wide(grads))
         valid = jnp.isfinite(grad_norm)
         if self.skip_step_gradient_norm_value is not None:
             valid &= grad_norm <= self.skip_step_gradient_norm_value
         learning_rate = self.learning_rate * self.schedule(step)
-        clipped = self._clipped(grads, grad_norm)
 
         def updated(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old_state = opt_state if self.ema_decay is None else opt_state.optimizer
+            # Widened here: what enters the `cond` below lies in memory.
             updates, new_state = self._transformation(trained).update(
-                clipped, old_state, params, learning_rate=learning_rate
+                self._clipped(_wide(grads), grad_norm), old_state, params, learning_rate=learning_rate
             )
             new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
             if self.ema_decay is None:
@@ -175,6 +175,10 @@ class Learner(Configurable):
         if not any(trained):
             raise ConfigError("`bprop_variable_exclusion` leaves no parameter to train.", "Exclude fewer.")
         return jax.tree.unflatten(jax.tree.structure(params), trained)
+
+
+def _wide(grads: dict) -> dict:
+    return jax.tree.map(lambda g: g.astype(jnp.float32), grads)
 
 
 def _is_masked(node: Any) -> bool:

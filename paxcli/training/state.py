@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from paxcli.inputs.nested_map import NestedMap
+from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.rules import Rules
 from paxcli.mesh.sharding import like_params, param_shardings
 from paxcli.training.task import SingleTask
@@ -23,6 +24,7 @@ class TrainState(flax.struct.PyTreeNode):
       step: Updates made, int32.
       params: Parameters, float32.
       opt_state: The optimizer's state.
+      fp8: Scales of the products in FP8, and the largest values of the steps before; empty without such products.
       key: Root of the run's randomness, uint32 [2]; each step folds its number in.
       skipped_steps: Updates refused because a gradient was not finite, int32.
     """
@@ -30,6 +32,7 @@ class TrainState(flax.struct.PyTreeNode):
     step: jax.Array
     params: Any
     opt_state: Any
+    fp8: Any
     key: jax.Array
     skipped_steps: jax.Array
 
@@ -37,11 +40,13 @@ class TrainState(flax.struct.PyTreeNode):
 def _create(task: SingleTask, batch: NestedMap, seed: jax.Array) -> TrainState:
     """A new state whose parameters still carry their logical axes."""
     root = jax.random.key(seed)
-    params = task.model.init({"params": jax.random.fold_in(root, 0)}, batch)["params"]
+    variables = task.model.init({"params": jax.random.fold_in(root, 0)}, batch)
+    params = variables["params"]
     return TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,
         opt_state=task.train.learner.init(nn.meta.unbox(params)),
+        fp8=variables.get(FP8_STATE, {}),
         key=jax.random.key_data(jax.random.fold_in(root, 1)),
         skipped_steps=jnp.zeros([], jnp.int32),
     )

@@ -11,6 +11,7 @@ import optax
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.nested_map import NestedMap
+from paxcli.layers.fp8 import accumulating
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask
@@ -29,49 +30,59 @@ def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrappe
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         noise_key, model_key = jax.random.split(key)
 
-        def loss_of(params: dict, rows: NestedMap):
-            return task.loss(add_noise(params, task.vn, state.step, noise_key), rows, model_key)
+        def loss_of(params: dict, fp8: Any, rows: NestedMap):
+            return task.loss(params, rows, model_key, accumulating(fp8))
 
-        grads, metrics = _gradients(loss_of, state.params, batch, task.train.num_microbatches)
+        # The gradients have the type of these: half of float32's memory, and every bit of what was computed.
+        cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
+        grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
         params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
-        skipped = state.skipped_steps + ~learned.pop("valid")
+        valid = learned.pop("valid")
+        fp8 = jax.tree.map(lambda new, old: jnp.where(valid, new, old), fp8, state.fp8)
+        skipped = state.skipped_steps + ~valid
         metrics = (
             task.metrics.reported(metrics) | learned | {"param_norm": optax.tree.norm(params), "skipped_steps": skipped}
         )
-        return state.replace(step=state.step + 1, params=params, opt_state=opt_state, skipped_steps=skipped), metrics
+        state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
+        return state, metrics
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
 
 
-def _gradients(loss_of: Callable, params: dict, batch: NestedMap, num_microbatches: int) -> tuple[dict, dict]:
-    """Gradients and metrics of the mean loss over a batch, taken in `num_microbatches` slices one after the other.
+def _gradients(
+    loss_of: Callable, params: dict, fp8: Any, batch: NestedMap, num_microbatches: int
+) -> tuple[dict, Any, dict]:
+    """Gradients, new FP8 state and metrics of the mean loss over a batch, taken in `num_microbatches` slices in turn.
 
-    Each slice counts by its weight, so the result does not depend on how the batch is cut.
+    Each slice counts by its weight, so the result does not depend on how the batch is cut. FP8 scales follow from the
+    largest values of all slices.
     """
-    gradient = jax.grad(loss_of, has_aux=True)
+    gradient = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
 
-    def of_slice(rows: NestedMap) -> tuple[dict, dict, jax.Array]:
-        grads, (weight, metrics) = gradient(params, rows)
-        return grads, metrics, weight
+    def of_slice(rows: NestedMap) -> tuple[Any, dict, dict, jax.Array]:
+        (grads, new_fp8), (weight, metrics) = gradient(params, fp8, rows)
+        return new_fp8, grads, metrics, weight
 
     if num_microbatches == 1:
-        grads, metrics, _ = of_slice(batch)
-        return grads, {name: value for name, (value, _) in metrics.items()}
+        new_fp8, grads, metrics, _ = of_slice(batch)
+        return grads, new_fp8, {name: value for name, (value, _) in metrics.items()}
 
     def add(total, rows):
-        grads, metrics, weight = of_slice(rows)
-        weighted = jax.tree.map(lambda g: g * weight, grads)
+        largest, *total = total
+        new_fp8, grads, metrics, weight = of_slice(rows)
+        weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
         sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
-        return jax.tree.map(jnp.add, total, (weighted, sums, weight)), None
+        total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))
+        return (jax.tree.map(jnp.maximum, largest, new_fp8), *total), None
 
     # Microbatch m takes rows m, m + M, …: every device keeps the rows that it has.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch)
     shapes = jax.eval_shape(of_slice, jax.tree.map(lambda x: x[0], slices))
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    (grads, sums, weight), _ = jax.lax.scan(add, zeros, slices)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
+    (new_fp8, grads, sums, weight), _ = jax.lax.scan(add, zeros, slices)
     grads = jax.tree.map(lambda g: g / jnp.maximum(weight, 1e-6), grads)
-    return grads, {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}
+    return grads, new_fp8, {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}
 
 
 def make_eval_step(task: SingleTask) -> Callable[[dict, NestedMap], dict[str, tuple[jax.Array, jax.Array]]]:

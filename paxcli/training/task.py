@@ -148,11 +148,10 @@ class SingleTask(Configurable):
     name: str = "task"
 
     def loss(
-        self, params: dict, batch: NestedMap, key: jax.Array
+        self, params: dict, batch: NestedMap, key: jax.Array, fp8: Any = None
     ) -> tuple[jax.Array, tuple[jax.Array, WeightedScalars]]:
-        """The loss of a batch, with its weight and the model's metrics."""
-        params = self.model.cast(params)
-        metrics, _ = self.model.measured(params, batch, key)
+        """The loss of a training batch, with its weight and the model's metrics. It takes what `Model.measured` does."""
+        metrics, _ = self.model.measured(params, batch, key, fp8)
         loss, weight = self.loss_aggregator(metrics)
         loss = loss.astype(jnp.float32)
         return loss, (weight, metrics | {"loss": (loss, weight)})

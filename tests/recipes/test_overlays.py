@@ -7,6 +7,10 @@ import pathlib
 
 import pytest
 
+from paxcli.config.resolve import resolve
+from paxcli.training.experiment import global_batch_size
+from paxcli.training.summary import num_devices
+from paxcli.training.validate import validate
 from tests.training.runs import losses
 
 
@@ -27,6 +31,16 @@ def test_the_overlays_make_it_run_here(recipe: str, tmp_path: pathlib.Path, pax)
     assert done.returncode == 0, done.stderr
     series = losses(tmp_path / "run")
     assert series[20] < series[1] - 0.1
+
+
+@pytest.mark.parametrize(("overlay", "devices"), [("gpu-1", 1), ("gpu-8", 8)])
+def test_recipes_for_gpus_fit_theirs(overlay: str, devices: int) -> None:
+    """The rows on each device are the recipe's, whatever their number."""
+    for name in ("gpt2-124m", "gpt2-1.5b", "llama-1b", "llama2-7b", "llama3-8b", "c4-1b", "lm-cloud-pipeline-9b"):
+        config = resolve(name, [overlay, "synthetic-data"]).config
+        validate(config)
+        assert num_devices(config) == devices
+        assert global_batch_size(config, devices) == devices * config.task.train.percore_batch_size
 
 
 def test_too_few_devices(pax) -> None:

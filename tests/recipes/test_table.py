@@ -97,6 +97,13 @@ TABLE = [
 
 # Recipes that Pax did not have: parameters, global batch, tokens in a step.
 OURS = {
+    # 47 ids more than Hugging Face's count of 124,439,808 and 1,557,611,200 parameters, to a multiple of 128.
+    "gpt2-124m": (124_439_808 + 47 * 768, 64, 65_536),
+    "gpt2-1.5b": (1_557_611_200 + 47 * 1600, 16, 16_384),
+    # As their authors count them.
+    "llama-1b": (1_100_048_384, 16, 32_768),
+    "llama2-7b": (6_738_415_616, 2, 8_192),
+    "llama3-8b": (8_030_261_248, 1, 8_192),
     "maxtext-base": None,
     "tiny": None,
     "tiny-synthetic": None,

@@ -1,0 +1,92 @@
+"""Products of activations and weights in 8-bit floating point, scaled by what earlier steps saw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen import fp8_ops
+from jaxtyping import Bool, Int
+
+Precision = Literal["fp8"]
+
+# The collection of the products' scales and histories, by Flax's name: its "gradient" is its new value.
+FP8_STATE = fp8_ops.OVERWRITE_WITH_GRADIENT
+
+
+def product(precision: Precision | None) -> Callable[..., jax.Array]:
+    """`(equation, activations, weights) -> jnp.einsum(…)`, for a layer to keep under a name in its `setup`."""
+    return jnp.einsum if precision is None else Fp8Product()
+
+
+class Fp8Product(nn.Fp8Einsum):
+    """`jnp.einsum` of E4M3 operands whose gradients come from an E5M2 one (Micikevicius et al., 2022).
+
+    Delayed scaling: each operand's scale follows from its largest absolute values in the last `amax_history_length`
+    steps. Where the state is not given, in evaluation and decoding, operands keep their type.
+    """
+
+    def setup(self) -> None:
+        self._scaled = self.is_initializing() or self.has_variable(FP8_STATE, "input_scale")
+        if self._scaled:
+            super().setup()
+
+    def __call__(self, equation: str, x: jax.Array, w: jax.Array) -> jax.Array:  # pyrefly: ignore[bad-override]
+        if not self._scaled:
+            return jnp.einsum(equation, x, w)
+        return super().__call__(equation, x, w, preferred_element_type=x.dtype)
+
+
+def accumulating(state: Any) -> Any:
+    """The state in the type whose gradients add up by their maximum: over microbatches, over the turns of a scan."""
+    return jax.tree.map(_as_maximum, state)
+
+
+def recomputing_fp8(policy: Callable[..., bool]) -> Callable[..., bool]:
+    """A remat policy that keeps no 8-bit numbers: JAX rounds what it keeps, by an operation that does not know E4M3."""
+
+    def is_saveable(primitive: Any, *avals: Any, **params: Any) -> bool:
+        return params.get("new_dtype") not in (jnp.float8_e4m3fn, jnp.float8_e5m2) and policy(
+            primitive, *avals, **params
+        )
+
+    return is_saveable
+
+
+@jax.custom_vjp
+def of_round(state: Any, number: Int[jax.Array, ""], in_bubble: Bool[jax.Array, ""]) -> Any:
+    """Entry `number` of each array of a state that `accumulating` returned; a bubble leaves no trace in its gradient."""
+
+    def entry(x: jax.Array) -> jax.Array:
+        return _as_maximum(jax.lax.dynamic_index_in_dim(_as_float(x), number, 0, keepdims=False))
+
+    return jax.tree.map(entry, state)
+
+
+def _of_round_forward(state: Any, number: jax.Array, in_bubble: jax.Array) -> tuple[Any, tuple]:
+    is_mine = jnp.arange(jax.tree.leaves(state)[0].shape[0]) == number
+    return of_round(state, number, in_bubble), (is_mine & ~in_bubble,)
+
+
+def _of_round_backward(residuals: tuple, new: Any) -> tuple[Any, None, None]:
+    (is_heard,) = residuals
+
+    def spread(x: jax.Array) -> jax.Array:
+        mask = is_heard.reshape(-1, *[1] * x.ndim)
+        return _as_maximum(jnp.where(mask, _as_float(x), -jnp.inf))
+
+    return jax.tree.map(spread, new), None, None
+
+
+of_round.defvjp(_of_round_forward, _of_round_backward)
+
+
+def _as_maximum(x: jax.Array) -> jax.Array:
+    return jax.lax.convert_element_type(x, fp8_ops.fp32_max_grad)
+
+
+def _as_float(x: jax.Array) -> jax.Array:
+    return jax.lax.convert_element_type(x, jnp.float32)
