@@ -33,11 +33,12 @@ def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrappe
             return task.loss(add_noise(params, task.vn, state.step, noise_key), rows, model_key)
 
         grads, metrics = _gradients(loss_of, state.params, batch, task.train.num_microbatches)
-        params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
+        with jax.named_scope("optimizer"):
+            params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
         skipped = state.skipped_steps + ~learned.pop("valid")
-        metrics = (
-            task.metrics.reported(metrics) | learned | {"param_norm": optax.tree.norm(params), "skipped_steps": skipped}
-        )
+        with jax.named_scope("metrics"):
+            norm = optax.tree.norm(params)
+        metrics = task.metrics.reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, skipped_steps=skipped), metrics
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
@@ -61,9 +62,10 @@ def _gradients(loss_of: Callable, params: dict, batch: NestedMap, num_microbatch
 
     def add(total, rows):
         grads, metrics, weight = of_slice(rows)
-        weighted = jax.tree.map(lambda g: g * weight, grads)
-        sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
-        return jax.tree.map(jnp.add, total, (weighted, sums, weight)), None
+        with jax.named_scope("gradient_accumulation"):
+            weighted = jax.tree.map(lambda g: g * weight, grads)
+            sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
+            return jax.tree.map(jnp.add, total, (weighted, sums, weight)), None
 
     # Microbatch m takes rows m, m + M, …: every device keeps the rows that it has.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch)
