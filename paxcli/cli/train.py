@@ -99,7 +99,8 @@ def train(
     elif expect_pgle:
         instrument = expected_pgle(resolved.config)
     else:
-        instrument = StepTracer(run.profile, parse_steps(profile_steps) if profile_steps else None)
+        steps = parse_steps(profile_steps, resolved.config.task.train.num_train_steps) if profile_steps else None
+        instrument = StepTracer(run.profile, steps)
     warm_start = WarmStart(*parse_source(source), everything=with_optimizer) if source else None
     with RunReporter() as report:
         text = recipe_yaml(resolved)

@@ -18,8 +18,7 @@ _PACKAGE = "tensorflow.profiler"
 
 LIKELY_CAUSES = (
     "Likely causes: another profiler holds the GPU (Nsight Systems, or DCGM: `dcgmi profile --pause`); several"
-    " processes of one machine profile at once; command buffers hide the kernels (xla_gpu_enable_command_buffer in XLA_FLAGS); or"
-    " the GPU is not NVIDIA's."
+    " processes of a machine profile at once; XLA_FLAGS turn on command buffers, which hide kernels; or no NVIDIA GPU."
 )
 
 

@@ -22,7 +22,7 @@ _ATTENTION = re.compile(r"fmha|flash|splash", re.IGNORECASE)
 # What JAX's transformations and control flow add to a path of scopes.
 _NO_SCOPE = re.compile(
     r"jit\(.*|pjit|while|body|cond|branch_\d+_fun|closed_call|core_call|checkpoint|rematted_computation|remat\d*"
-    r"|custom_[jv][vj]p_call|shard_map|scan|.*->.*|.*[A-Z ,].*"
+    r"|custom_[jv][vj]p_call|shard_map|scan|.*->.*|.*[A-Z ,:()].*"
 )
 
 
@@ -51,7 +51,10 @@ def read_instructions(text: str) -> dict[str, Instruction]:
         elif parsed := _parse(line):
             body.append(parsed)
     lines = [line for body in computations.values() for line in body]
-    layers = {line.name: line.layer or _usual_layer(computations.get(line.calls, ())) for line in lines}
+    layers = {
+        line.name: line.layer or _most_common(inner.layer for inner in computations.get(line.calls, ()))
+        for line in lines
+    }
     whole = _whole_paths(set(layers.values()))
     return {
         line.name: Instruction(line.opcode, _category(line, layers[line.name], computations), whole[layers[line.name]])
@@ -78,7 +81,12 @@ def fingerprint(text: str) -> str | None:
 
 
 def layer_of(op_name: str) -> str:
-    """`jit(step)/jvp(Model.measured)/Model/stack/stack._run/layers/attention/mul` to `stack/layers/attention`."""
+    """`jit(step)/jvp(Model.measured)/Model/stack/stack._run/layers/attention/mul` to `stack/layers/attention`.
+
+    Of several operations that XLA has merged, as `jit(step)/(loss/sum:stack/norm/sum:stack/norm/sum)`, that of most.
+    """
+    if merged := re.fullmatch(r"(|.*?/)\((.+)\)", op_name):
+        return _most_common(layer_of(merged[1] + one) for one in merged[2].split(":"))
     scopes: list[str] = []
     for part in op_name.partition(";")[0].split("/")[:-1]:  # the last is the operation
         while wrapped := re.fullmatch(r"(?!jit\()\w+\((.*)\)", part):
@@ -152,8 +160,8 @@ def _with_called(line: _Line, computations: dict[str, list[_Line]]) -> Iterable[
         yield from _with_called(inner, computations)
 
 
-def _usual_layer(body: Iterable[_Line]) -> str:
-    found = Counter(line.layer for line in body if line.layer)
+def _most_common(layers: Iterable[str]) -> str:
+    found = Counter(layer for layer in layers if layer)
     return found.most_common(1)[0][0] if found else ""
 
 

@@ -22,16 +22,20 @@ _STEPS_ON_REQUEST = 5
 _SECONDS_BETWEEN_LOOKS = 2.0
 
 
-def parse_steps(text: str) -> range:
+def parse_steps(text: str, num_train_steps: int) -> range:
     """`10:15` to the steps from 10 to 15.
 
     Raises:
-      ConfigError: It is something else.
+      ConfigError: It is something else, or the run does not come that far.
     """
     found = re.fullmatch(r"(\d+):(\d+)", text)
     steps = range(int(found[1]), int(found[2]) + 1) if found else range(0)
     if not steps or steps[0] < 1:
         raise ConfigError(f"--profile-steps {text}: it takes the first and the last step, such as 10:15.")
+    if steps[-1] > num_train_steps:
+        raise ConfigError(
+            f"--profile-steps {text}: the run has {num_train_steps} steps.", "Trace earlier ones, or train for longer."
+        )
     return steps
 
 
@@ -45,6 +49,7 @@ class StepTracer(Instrument):
         """`profile_dir` is `RUN_DIR/profile`."""
         self._directory = profile_dir
         self._steps = steps or range(0)
+        self._last = 0
         self._program: jax.stages.Compiled | None = None
         self._looked = 0.0
         self._tracing = False
@@ -57,16 +62,18 @@ class StepTracer(Instrument):
     def before(self, step: int) -> None:
         if self._tracing or jax.process_index() != 0:
             return
-        if step not in self._steps and self._requested():
-            self._steps = range(step, step + _STEPS_ON_REQUEST)
         if step in self._steps:
+            self._last = self._steps[-1]
+        elif self._requested():
+            self._last = step + _STEPS_ON_REQUEST - 1
+        if step <= self._last:
             jax.block_until_ready(self._dispatched)  # steps before it are not part of the trace
             start_trace(self._directory)
             self._tracing = True
 
     def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
         self._dispatched = metrics
-        if self._tracing and step >= self._steps[-1]:
+        if self._tracing and step == self._last:
             jax.block_until_ready(metrics)
             self.close()
 

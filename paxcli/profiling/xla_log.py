@@ -60,3 +60,4 @@ class XlaLog:
                         self._heard.notify_all()
                 else:
                     print(line, end="", file=terminal)
+        terminal.close()
