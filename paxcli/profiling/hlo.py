@@ -21,7 +21,7 @@ _PRODUCT = re.compile(r"gemm|matmul|nvjet|cutlass|\bdot\b|convolution", re.IGNOR
 _ATTENTION = re.compile(r"fmha|flash|splash", re.IGNORECASE)
 # What JAX's transformations and control flow add to a path of scopes.
 _NO_SCOPE = re.compile(
-    r"jit\(.*|pjit|while|body|cond|branch_\d+_fun|closed_call|core_call|checkpoint|rematted_computation|remat\d*"
+    r"jit\(.*|pjit|while|body|cond|branch_\d+_fun|closed_call|core_call|eval_jaxpr|checkpoint|rematted_computation|remat\d*"
     r"|custom_[jv][vj]p_call|shard_map|scan|.*->.*|.*[A-Z ,:()].*"
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -66,22 +67,25 @@ def read_trace(directory: epath.Path) -> Trace:
     operations: dict[str, list[Span]] = {}
     phases: list[Span] = []
     steps = set()
-    for file in sorted(directory.glob("*.xplane.pb")):
-        try:
-            data = jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes())
-            planes = list(data.planes)
-        except (RuntimeError, ValueError) as error:
-            raise DataError(f"{file} cannot be read as a trace: {str(error).splitlines()[0]}") from error
-        host = file.name.removesuffix(".xplane.pb")
-        for plane in planes:
-            if plane.name.startswith("/device:"):
-                operations.setdefault(f"{host}{plane.name}", []).extend(_of_accelerator(plane))
-            elif plane.name == "/host:CPU":
-                for device, operation in _of_cpu(plane):
-                    operations.setdefault(f"{host}/device:CPU:{device}", []).append(operation)
-                found, numbers = _marked(plane)
-                phases += found
-                steps |= numbers
+    with warnings.catch_warnings():
+        # Python 3.12 warns of the names of jaxlib's types, from where a warning must not become an error.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for file in sorted(directory.glob("*.xplane.pb")):
+            try:
+                data = jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes())
+                planes = list(data.planes)
+            except (RuntimeError, ValueError) as error:
+                raise DataError(f"{file} cannot be read as a trace: {str(error).splitlines()[0]}") from error
+            host = file.name.removesuffix(".xplane.pb")
+            for plane in planes:
+                if plane.name.startswith("/device:"):
+                    operations.setdefault(f"{host}{plane.name}", []).extend(_of_accelerator(plane))
+                elif plane.name == "/host:CPU":
+                    for device, operation in _of_cpu(plane):
+                        operations.setdefault(f"{host}/device:CPU:{device}", []).append(operation)
+                    found, numbers = _marked(plane)
+                    phases += found
+                    steps |= numbers
     operations = {device: found for device, found in operations.items() if found}
     if not operations:
         raise DataError(
