@@ -17,7 +17,9 @@ from paxcli.cli import (
     inspect_input,
     install,
     maxtext_convert,
+    pgle,
     plot,
+    profile,
     provision,
     provision_access,
     recipes,
@@ -38,6 +40,9 @@ app.command("eval")(on_workers(eval.evaluate))
 app.command("decode")(on_workers(decode.decode))
 app.command("inspect-input")(on_workers(inspect_input.inspect_input))
 app.add_typer(data.app, name="data")
+app.add_typer(pgle.app, name="pgle")
+app.command("pgle-profile")(pgle.pgle_profile)
+app.add_typer(profile.app, name="profile")
 app.command("plot")(on_workers(plot.plot, everywhere=False))
 app.command("doctor")(on_workers(doctor.doctor))
 app.command("install")(install.install)

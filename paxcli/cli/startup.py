@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 _STARTED = "PAX_STARTED"
+_GPU_MEMORY_FRACTION = "0.92"
 _TUNABLE = "glibc.malloc.hugetlb"
 
 
@@ -28,8 +29,19 @@ def restart_tuned() -> None:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def configure_jax() -> None:
-    """Keeps compiled programs for the next start, in a directory that only this user can read."""
+def configure_jax(compiling_aloud: bool = False) -> None:
+    """Sets what JAX reads when it is imported, where the user has not.
+
+    Compiled programs are kept for the next start, in a directory that only this user can read. On a GPU JAX would take
+    three quarters of the memory, which large models and their optimizers need more of.
+
+    Args:
+      compiling_aloud: Compile anew and let XLA log how, for whoever has to know.
+    """
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # the old name; XLA refuses both together
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", _GPU_MEMORY_FRACTION)
+    if compiling_aloud:
+        os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "0", "JAX_ENABLE_COMPILATION_CACHE": "false"}
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pax" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")

@@ -32,6 +32,7 @@ class KVCache(NamedTuple):
     value: jax.Array
 
 
+@jax.named_scope("core")
 def dot_product_attention(
     query: Float[jax.Array, "B N T H"],
     key: Float[jax.Array, "B K S H"],

@@ -37,6 +37,7 @@ def causal_attention(
     return _forward(query, key, value, segment_ids, logit_cap, window)[0]
 
 
+@jax.named_scope("core")
 def _forward(query, key, value, segment_ids, logit_cap, window):
     blocks = []
     for start, end in _blocks(query.shape[2], window):
@@ -53,6 +54,7 @@ def _forward(query, key, value, segment_ids, logit_cap, window):
     return context, (query, key, value, segment_ids, context, log_totals)
 
 
+@jax.named_scope("core")
 def _backward(logit_cap, window, residuals, context_grad):
     query, key, value, segment_ids, context, log_totals = residuals
     length = query.shape[2]

@@ -56,8 +56,11 @@ class Model(Layer):
         return metrics | {name: (mean, metrics["loss"][1]) for name, mean in means.items()}, examples
 
     def __call__(self, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
-        return self.compute_loss(self.compute_predictions(batch), batch)
+        predictions = self.compute_predictions(batch)
+        with jax.named_scope("loss"):
+            return self.compute_loss(predictions, batch)
 
+    @jax.named_scope("cast")
     def cast(self, params: dict) -> dict:
         """Parameters in `fprop_dtype`, for one forward and backward pass."""
         dtype = jnp.dtype(self.fprop_dtype)

@@ -14,6 +14,7 @@ import fiddle as fdl
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
@@ -30,7 +31,9 @@ from paxcli.metrics.peaks import peak_flops
 from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
+from paxcli.training.instrument import Instrument
 from paxcli.training.learner import Learner
+from paxcli.training.out_of_memory import out_of_memory_explained
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
@@ -91,8 +94,9 @@ class WarmStart:
 class TrainingRun:
     """One process's part of a run. `train` below drives it."""
 
-    def __init__(self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest):
+    def __init__(self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest, instrument: Instrument):
         self.session, self.run_dir, self.report, self.stop = session, run_dir, report, stop
+        self.instrument = instrument
         self.task = session.experiment.task
         self.num_train_steps = self.task.train.num_train_steps
         self.input = session.experiment.train_input
@@ -124,10 +128,14 @@ class TrainingRun:
         self.writer = self._writers(first_step - 1)
         try:
             for step in range(first_step, self.num_train_steps + 1):
+                self.instrument.before(step)
                 waited = time.perf_counter()
-                batch = self._next_batch(step)
+                with TraceAnnotation("input"):
+                    batch = self._next_batch(step)
                 waited = time.perf_counter() - waited
-                state, metrics = train_step(state, put_batch(batch, self.session.mesh))
+                with StepTraceAnnotation("train", step_num=step):
+                    state, metrics = train_step(state, put_batch(batch, self.session.mesh))
+                self.instrument.after(step, metrics)
                 self._emit(self.meter.record(step, metrics, waited))
                 if step == first_step:
                     self._emit(self.meter.flush())  # whoever waits sees at once that it runs
@@ -135,6 +143,7 @@ class TrainingRun:
             self._emit(self.meter.flush())
         finally:
             self.seconds = time.perf_counter() - began
+            self.instrument.close()
             self.writer.close()
             self.store.close()
 
@@ -151,12 +160,13 @@ class TrainingRun:
         """The step, compiled in another thread while this one makes or reads the state."""
         session = self.session
         batch = global_spec(session.spec, session.global_batch_size, session.mesh)
-        lowered = make_train_step(self.task, session.abstract).lower(session.abstract, batch)
+        device = session.mesh.devices.flat[0]
+        asked = session.config.mesh.compiler_options
+        options = compiler_options(device.platform, device.device_kind, asked, session.mesh.size)
+        step = make_train_step(self.task, session.abstract, options | self.instrument.options)
+        compiled = self.instrument.prepare(step, session.abstract, batch)
         with ThreadPoolExecutor(1, "compile") as pool:
-            device = session.mesh.devices.flat[0]
-            asked = session.config.mesh.compiler_options
-            options = compiler_options(device.platform, device.device_kind, asked, session.mesh.size)
-            compiling = pool.submit(lowered.compile, compiler_options=options or None)
+            compiling = pool.submit(compiled)
             state = self.start(warm_start)
             train_step = compiling.result()
         return_free_memory()
@@ -181,7 +191,7 @@ class TrainingRun:
     def _save(self, step: int, state: TrainState, loss: jax.Array, force: bool) -> None:
         self._emit(self.meter.flush())
         _check_finite(step, float(loss))  # nothing that has diverged is saved
-        with self.meter.pause():
+        with self.meter.pause(), TraceAnnotation("save"):
             self.store.save(step, state, self.input.get_state(), force=force)
 
     def _evaluate(self, step: int, state: TrainState) -> None:
@@ -189,7 +199,7 @@ class TrainingRun:
             return
         self._emit(self.meter.flush())
         params = self.task.train.learner.evaluated(state.params, state.opt_state)
-        with self.meter.pause():
+        with self.meter.pause(), TraceAnnotation("evaluate"):
             inputs = self.session.experiment.eval_inputs
             metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
         for name, values in metrics.items():
@@ -231,6 +241,7 @@ def train(
     report: Reporter,
     warm_start: WarmStart | None = None,
     allow_changed: bool = False,
+    instrument: Instrument | None = None,
 ) -> dict[str, Any] | None:
     """Trains a recipe in a run directory, from its latest checkpoint if it has one.
 
@@ -241,6 +252,7 @@ def train(
       report: Hears how it goes.
       warm_start: Where a new run takes its parameters from.
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
+      instrument: Compiles the step and looks on; None = ahead of time, unobserved.
 
     Returns:
       `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None in any process but
@@ -249,6 +261,7 @@ def train(
     Raises:
       Stopped: A signal came; the state is saved.
       DivergedError: The loss is not finite.
+      ConfigError: Among others, the memory of the devices does not hold the recipe.
     """
     start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
     # Of several processes only the first writes and speaks. One process alone has not started its devices yet.
@@ -267,7 +280,7 @@ def train(
     # In this order, since JAX's own start-up takes SIGTERM for itself.
     with open_session(config) as session, StopRequest(report.message) as stop:
         session.experiment.train_input.check_data()
-        run = TrainingRun(session, run_dir, report, stop)
+        run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
         done = run.store.latest_step() or 0
         if done >= run.num_train_steps:
             report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
@@ -275,7 +288,8 @@ def train(
         if is_first:
             run_dir.describe(config, recipe_text)
         report.began(_facts(session, run, done))
-        run.run(warm_start)
+        with out_of_memory_explained(session, run_dir.profile):
+            run.run(warm_start)
     return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
 

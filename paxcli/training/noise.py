@@ -11,6 +11,7 @@ from paxcli.errors import ConfigError
 from paxcli.training.task import VariationalNoise
 
 
+@jax.named_scope("noise")
 def add_noise(params: dict, noise: VariationalNoise | None, step: jax.Array, key: jax.Array) -> dict:
     """Parameters with Gaussian noise on those that `noise.regex` names.
 

@@ -48,6 +48,11 @@ class RunDir:
         """Where checkpoints are."""
         return self.path / "checkpoints"
 
+    @property
+    def profile(self) -> epath.Path:
+        """Where traces and profiles are."""
+        return self.path / "profile"
+
     def create(self) -> None:
         """Makes the directory and checks that it can be written.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -19,7 +19,9 @@ from paxcli.training.task import SingleTask
 TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrapped:
+def make_train_step(
+    task: SingleTask, abstract: TrainState, compiler_options: Mapping[str, Any] | None = None
+) -> jax.stages.Wrapped:
     """The jitted `(state, batch) -> (state, metrics)`. The old state's memory is reused for the new one.
 
     Call it under `use_mesh`. The metrics stay on the device: `loss`, every metric of the model, `learning_rate`,
@@ -36,18 +38,24 @@ def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrappe
         # The gradients have the type of these: half of float32's memory, and every bit of what was computed.
         cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
         grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
-        params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
+        with jax.named_scope("optimizer"):
+            params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
         valid = learned.pop("valid")
         fp8 = jax.tree.map(lambda new, old: jnp.where(valid, new, old), fp8, state.fp8)
         skipped = state.skipped_steps + ~valid
-        metrics = (
-            task.metrics.reported(metrics) | learned | {"param_norm": optax.tree.norm(params), "skipped_steps": skipped}
-        )
+        with jax.named_scope("metrics"):
+            norm = optax.tree.norm(params)
+        metrics = task.metrics.reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
         return state, metrics
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+    return jax.jit(
+        train_step,
+        donate_argnums=0,
+        out_shardings=(shardings, None),
+        compiler_options=dict(compiler_options or {}) or None,
+    )
 
 
 def _gradients(
@@ -71,10 +79,11 @@ def _gradients(
     def add(total, rows):
         largest, *total = total
         new_fp8, grads, metrics, weight = of_slice(rows)
-        weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
-        sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
-        total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))
-        return (jax.tree.map(jnp.maximum, largest, new_fp8), *total), None
+        with jax.named_scope("gradient_accumulation"):
+            weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
+            sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
+            total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))
+            return (jax.tree.map(jnp.maximum, largest, new_fp8), *total), None
 
     # Microbatch m takes rows m, m + M, …: every device keeps the rows that it has.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch)

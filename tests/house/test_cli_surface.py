@@ -16,7 +16,8 @@ from paxcli.cli.main import app
 
 MAX_OPTIONS = 12
 # What is ordered from a cloud stands in no recipe: the terms are those of gcloud's own command.
-WIDE = {("provision", "create"): 20}
+# How a step is traced and scheduled is measured around a run, and must not make another recipe of it.
+WIDE = {("provision", "create"): 20, ("train",): 15}
 HEAVY = {"fiddle", "flax", "grain", "jax", "jaxlib", "matplotlib", "numpy", "optax", "orbax", "seqio", "tensorflow"}
 
 

@@ -1,0 +1,188 @@
+"""`pax pgle …` and `pax pgle-profile`: profile-guided latency estimation on GPUs."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
+from paxcli.cli.output import say_result
+from paxcli.cli.runs import default_run_dir
+from paxcli.cli.startup import configure_jax
+from paxcli.cli.train import AllowChangedOption, run_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from paxcli.config.resolve import Resolved
+    from paxcli.training.run_dir import RunDir
+
+app = typer.Typer(
+    no_args_is_help=True, help="Let XLA schedule by measured costs (profile-guided latency estimation, NVIDIA GPUs)."
+)
+
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps to trace. Default: 5.")]
+WarmupOption = Annotated[int, typer.Option("--warmup", min=1, help="Steps to run before them. Default: 5.")]
+PercentileOption = Annotated[
+    int, typer.Option("--percentile", min=1, max=100, help="Of an instruction's costs over the steps. Default: 90.")
+]
+ProfileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A profile, binary (.pb) or text (.pbtxt).")]
+TopOption = Annotated[int, typer.Option("--top", min=1, help="How many instructions to show. Default: 20.")]
+
+
+@app.command("collect")
+def collect(
+    recipe: RecipeArgument,
+    sets: SetOption = None,
+    overlays: OverlayOption = None,
+    run_dir: RunDirOption = None,
+    steps: StepsOption = 5,
+    warmup: WarmupOption = 5,
+    percentile: PercentileOption = 90,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a recipe's train step and write what each of its instructions costs to RUN_DIR/profile/.
+
+    \b
+    Examples:
+      pax pgle collect c4-1b --run-dir runs/1b
+      pax pgle collect c4-1b --steps 10 --percentile 50
+    """
+    configure_jax()
+    from paxcli.profiling.collect import collect
+
+    measured = _measured(collect, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
+    if measured:
+        text = f"Wrote {measured['profile']} and .pbtxt: {measured['instructions']} instructions."
+        say_result(measured, f"{text}\nNext: pax pgle apply {recipe}", as_json)
+
+
+@app.command("apply")
+def apply(
+    recipe: RecipeArgument,
+    sets: SetOption = None,
+    overlays: OverlayOption = None,
+    run_dir: RunDirOption = None,
+    allow_changed: AllowChangedOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a recipe with the profile in RUN_DIR/profile/; go on by itself where there is a checkpoint.
+
+    A profile that was made for another recipe, other flags, versions or devices is refused.
+
+    \b
+    Examples:
+      pax pgle apply c4-1b --run-dir runs/1b
+      pax pgle apply c4-1b --json
+    """
+    configure_jax(compiling_aloud=True)
+    from paxcli.config.render import recipe_yaml
+
+    resolved, directory = _resolved(recipe, sets, overlays, run_dir)
+
+    from paxcli.cli.progress import RunReporter
+    from paxcli.profiling.apply import open_profile
+    from paxcli.profiling.xla_log import XlaLog
+    from paxcli.training.loop import train
+
+    with XlaLog() as xla_log, RunReporter() as report:
+        instrument = open_profile(resolved.config, directory, xla_log)
+        text = recipe_yaml(resolved)
+        result = train(resolved.config, text, directory, report, allow_changed=allow_changed, instrument=instrument)
+    if result is not None:
+        say_result(result, run_text(result), as_json)
+
+
+@app.command("show")
+def show(file: ProfileArgument, top: TopOption = 20, as_json: JsonOption = False) -> None:
+    """Print what is in a profile: how many instructions, of which program, and the costliest.
+
+    \b
+    Examples:
+      pax pgle show runs/1b/profile/profile.pb
+      pax pgle show runs/1b/profile/profile.pbtxt --json
+    """
+    from etils import epath
+
+    from paxcli.profiling.costs import describe, read_costs
+
+    found = describe(read_costs(epath.Path(file)), top)
+    lines = [f"{found['instructions']} instructions, {found['total_microseconds']:,.1f} us"]
+    lines += [f"of program {mark}" for mark in found["fingerprints"]]
+    lines += [f"  {one['microseconds']:12,.1f} us  {one['name']}" for one in found["costliest"]]
+    say_result(found, "\n".join(lines), as_json)
+
+
+def pgle_profile(
+    recipe: RecipeArgument,
+    sets: SetOption = None,
+    overlays: OverlayOption = None,
+    run_dir: RunDirOption = None,
+    steps: StepsOption = 5,
+    warmup: WarmupOption = 5,
+    percentile: PercentileOption = 90,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Collect a profile and measure the step with it and without, in turns.
+
+    \b
+    Examples:
+      pax pgle-profile c4-1b --run-dir runs/1b
+      pax pgle-profile c4-1b --steps 10 --json
+    """
+    configure_jax(compiling_aloud=True)
+    from paxcli.profiling.compare import compare
+    from paxcli.profiling.xla_log import XlaLog
+
+    with XlaLog() as xla_log:
+        verb = functools.partial(compare, xla_log=xla_log)
+        measured = _measured(verb, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
+    if measured:
+        say_result(measured, _comparison(measured, recipe), as_json)
+
+
+def _measured(
+    verb: Callable[..., dict[str, Any] | None],
+    recipe: str,
+    sets: Sequence[str] | None,
+    overlays: Sequence[str] | None,
+    run_dir: str | None,
+    how: tuple[int, int, int],
+    dry_run: bool,
+    as_json: bool,
+) -> dict[str, Any] | None:
+    """What a verb measures on a recipe; None if that is already said, or another process says it."""
+    resolved, directory = _resolved(recipe, sets, overlays, run_dir)
+    if not dry_run:
+        return verb(resolved.config, directory, *how)
+    from paxcli.training.validate import validate
+
+    validate(resolved.config)
+    steps, warmup, percentile = how
+    would = {"profile_dir": str(directory.profile), "steps": steps, "warmup": warmup, "percentile": percentile}
+    text = f"Would trace {steps} steps after {warmup} and write into {directory.profile}; nothing was written."
+    say_result(would, text, as_json)
+    return None
+
+
+def _resolved(
+    recipe: str, sets: Sequence[str] | None, overlays: Sequence[str] | None, run_dir: str | None
+) -> tuple[Resolved, RunDir]:
+    from paxcli.config.resolve import resolve
+    from paxcli.training.run_dir import RunDir
+
+    resolved = resolve(recipe, overlays or (), sets or ())
+    return resolved, RunDir(run_dir or default_run_dir(resolved.name))
+
+
+def _comparison(measured: dict[str, Any], recipe: str) -> str:
+    lines = [f"{'':<8}{'ms a step':>12}{'exposed communication':>24}"]
+    for name in ("before", "after"):
+        one = measured[name]
+        lines.append(f"{name:<8}{one['median_step_seconds'] * 1e3:>12.2f}{one['exposed_communication']:>24.1%}")
+    lines += [f"speed-up {measured['speedup']:.3f}, medians of {measured['after']['steps']} steps each, in turns"]
+    return "\n".join([*lines, f"Next: pax pgle apply {recipe}"])

@@ -1,0 +1,70 @@
+"""`pax pgle-profile`: collects a profile, and measures the step with it and without, in turns."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import fiddle as fdl
+import jax
+from etils import epath
+
+from paxcli.profiling.apply import load_costs, profile_options, require_used
+from paxcli.profiling.collect import collect_with
+from paxcli.profiling.runner import Runner, open_runner
+from paxcli.profiling.steps import start_trace, stop_trace
+from paxcli.profiling.summary import summarize
+from paxcli.profiling.xla_log import XlaLog
+from paxcli.training.experiment import Experiment
+from paxcli.training.run_dir import RunDir
+
+_ROUNDS = 5
+
+
+def compare(
+    config: fdl.Config[Experiment], run_dir: RunDir, steps: int, warmup: int, percentile: int, xla_log: XlaLog
+) -> dict[str, Any] | None:
+    """Collects, then runs rounds of `steps` steps without the profile and with it, in turns on one state.
+
+    The arguments are those of `collect`, and a log that hears the compiler.
+
+    Returns:
+      What `collect` does, and of `before` and `after` the `median_step_seconds`, the `steps` it is of, the share of
+      `exposed_communication` in a trace, and the `trace`; `speedup`. None in any process but the first.
+
+    Raises:
+      MissingError: The device gives no profile.
+      DataError: XLA did not take the profile.
+    """
+    with open_runner(config, run_dir) as runner:
+        collected = collect_with(runner, config, run_dir, steps, warmup, percentile)
+        costs = load_costs(config, run_dir)
+        programs = {"before": runner.compile({}), "after": runner.compile(profile_options(costs))}
+        require_used(xla_log, programs["after"].as_text() or "", costs)
+        seconds: dict[str, list[float]] = {name: [] for name in programs}
+        for program in programs.values():
+            runner.run(program, warmup)
+        for _ in range(_ROUNDS):
+            for name, program in programs.items():
+                seconds[name] += runner.run(program, steps)
+        traces = {name: _trace(runner, program, steps, run_dir.profile / name) for name, program in programs.items()}
+    if collected is None:
+        return None
+    measured = {
+        name: {"median_step_seconds": statistics.median(seconds[name]), "steps": len(seconds[name]), **traces[name]}
+        for name in programs
+    }
+    speedup = measured["before"]["median_step_seconds"] / measured["after"]["median_step_seconds"]
+    return {**collected, **measured, "speedup": speedup}
+
+
+def _trace(runner: Runner, program: jax.stages.Compiled, steps: int, directory: epath.Path) -> dict[str, Any]:
+    if jax.process_index() != 0:
+        runner.run(program, steps)
+        return {}
+    start_trace(directory)
+    try:
+        runner.run(program, steps)
+    finally:
+        place = stop_trace(directory, program)
+    return {"exposed_communication": summarize(str(place))["shares"]["collective"], "trace": str(place)}

@@ -1,0 +1,116 @@
+"""What each instruction of a program costs: the profile that XLA's scheduler takes, as binary and as text."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from etils import epath
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from google.protobuf.message import DecodeError
+
+from paxcli.errors import DataError, MissingError
+
+BINARY, TEXT = ".pb", ".pbtxt"
+_PACKAGE = "tensorflow.profiler"
+
+LIKELY_CAUSES = (
+    "Likely causes: another profiler holds the GPU (Nsight Systems, or DCGM: `dcgmi profile --pause`); several"
+    " processes of a machine profile at once; XLA_FLAGS turn on command buffers, which hide kernels; or no NVIDIA GPU."
+)
+
+
+def aggregate(profiles: Sequence[bytes], percentile: int) -> bytes:
+    """One profile of several runs: of each instruction the cost that `percentile` % of the runs do not exceed.
+
+    As JAX does in its automatic mode; lower nearest rank.
+
+    Raises:
+      MissingError: No run gave any cost.
+    """
+    if not any(profiles):
+        raise MissingError(f"The profiler gave no costs in {len(profiles)} steps.", LIKELY_CAUSES)
+    from jaxlib import _profiler  # nothing public aggregates
+
+    return _profiler.aggregate_profiled_instructions([profile for profile in profiles if profile], percentile)
+
+
+def read_costs(path: epath.Path) -> dict[str, float]:
+    """Microseconds of each instruction in a profile, text where it is called `.pbtxt`, else binary.
+
+    Raises:
+      DataError: There is no such file, or it is no profile, or an empty one.
+    """
+    if not path.exists():
+        raise DataError(f"There is no profile {path}.", "Make one: `pax pgle collect RECIPE`.")
+    try:
+        if path.suffix == TEXT:
+            costs = decode(text_format.Parse(path.read_text(), _message()()).SerializeToString())
+        else:
+            costs = decode(path.read_bytes())
+    except (DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is no profile of instruction costs: {error}.") from error
+    if not costs:
+        raise DataError(f"{path} is empty: it has no instruction's cost.", "Make it again: `pax pgle collect RECIPE`.")
+    return costs
+
+
+def write_costs(profile: bytes, stem: epath.Path) -> None:
+    """Writes `stem.pb`, which XLA reads, and `stem.pbtxt`, which people do."""
+    stem.with_suffix(BINARY).write_bytes(profile)
+    stem.with_suffix(TEXT).write_text(text_format.MessageToString(_message().FromString(profile)))
+
+
+def decode(profile: bytes) -> dict[str, float]:
+    """Microseconds by instruction. Of a GPU program's instructions each name begins with its fingerprint and `::`."""
+    return {cost.name: cost.cost_us for cost in _message().FromString(profile).costs}
+
+
+def encode(costs: Mapping[str, float]) -> bytes:
+    """The other way."""
+    message = _message()()
+    for name, microseconds in costs.items():
+        message.costs.add(name=name, cost_us=microseconds)
+    return message.SerializeToString()
+
+
+def fingerprints(costs: Mapping[str, float]) -> set[str]:
+    """The programs that the costs are of; empty where the names do not say."""
+    return {name.partition("::")[0] for name in costs if "::" in name}
+
+
+def describe(costs: Mapping[str, float], top: int) -> dict[str, Any]:
+    """`instructions`, `total_microseconds`, `fingerprints`, and of the `top` costliest `name` and `microseconds`."""
+    by_cost = sorted(costs, key=costs.__getitem__, reverse=True)
+    return {
+        "instructions": len(costs),
+        "total_microseconds": math.fsum(costs.values()),
+        "fingerprints": sorted(fingerprints(costs)),
+        "costliest": [{"name": name.rpartition("::")[2], "microseconds": costs[name]} for name in by_cost[:top]],
+    }
+
+
+@functools.cache
+def _message() -> Any:
+    """The class of `tensorflow.profiler.ProfiledInstructionsProto`, whose generated code no small package has."""
+    field = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="pax/profiled_instructions.proto", package=_PACKAGE, syntax="proto3")
+    whole = file.message_type.add(name="ProfiledInstructionsProto")
+    fields = {"InstructionCost": ("name", "cost_us"), "Latency": ("source", "target", "latency_us")}
+    for number, (kind, names) in enumerate(fields.items(), start=1):
+        part = whole.nested_type.add(name=kind)
+        for index, name in enumerate(names, start=1):
+            of_type = field.TYPE_DOUBLE if name.endswith("_us") else field.TYPE_STRING
+            part.field.add(name=name, number=index, label=field.LABEL_OPTIONAL, type=of_type)
+        whole.field.add(
+            name=("costs", "latencies")[number - 1],
+            number=number,
+            label=field.LABEL_REPEATED,
+            type=field.TYPE_MESSAGE,
+            type_name=f".{_PACKAGE}.ProfiledInstructionsProto.{kind}",
+        )
+    pool = descriptor_pool.DescriptorPool()  # not the default one, where TensorFlow may have put its own
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.ProfiledInstructionsProto"))

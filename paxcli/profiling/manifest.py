@@ -1,0 +1,81 @@
+"""What a profile was made with: it holds for that alone."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+from typing import Any
+
+import fiddle as fdl
+import jax
+from etils import epath
+
+from paxcli.config.render import config_text, parse_config_text
+from paxcli.errors import DataError
+from paxcli.training.experiment import Experiment
+
+NAME = "manifest.json"
+_AGAIN = "Make it again: `pax pgle collect RECIPE`."
+
+# Fields of a recipe that change nothing in the compiled step.
+_FREE = (
+    "checkpoint.",
+    "decode_inputs",
+    "eval_inputs",
+    "task.name",
+    "task.train.eval_interval_steps",
+    "task.train.random_seed",
+    "task.train.summary_interval_steps",
+    "train_input.input_random_seed",
+)
+
+
+def conditions(config: fdl.Config[Experiment]) -> dict[str, Any]:
+    """What the cost of an instruction depends on, here and now: recipe, flags, versions and devices."""
+    device = jax.devices()[0]
+    values = {
+        path: value for path, value in parse_config_text(config_text(config)).items() if not path.startswith(_FREE)
+    }
+    return {
+        "config_hash": hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest(),
+        "jax": jax.__version__,
+        "jaxlib": importlib.metadata.version("jaxlib"),
+        "xla": device.client.platform_version,
+        "device_kind": device.device_kind,
+        "num_devices": jax.device_count(),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "config": json.loads(json.dumps(values, default=str)),
+    }
+
+
+def write_manifest(directory: epath.Path, made_with: dict[str, Any], how: dict[str, Any]) -> None:
+    """Writes `manifest.json`: the conditions, and how the profile was made from traces."""
+    (directory / NAME).write_text(json.dumps({**how, **made_with}, indent=2) + "\n")
+
+
+def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:
+    """Refuses a profile that was made under other conditions than those of `now`.
+
+    Raises:
+      DataError: Names what differs, or there is no manifest.
+    """
+    path = directory / NAME
+    if not path.exists():
+        raise DataError(f"There is no profile in {directory}.", "Make one: `pax pgle collect RECIPE`.")
+    try:
+        then = json.loads(path.read_text())
+        config = then["config"]
+    except (ValueError, KeyError) as error:
+        raise DataError(f"{path} is damaged: {error}.", _AGAIN) from None
+    changed = [
+        (key, config.get(key, "unset"), now["config"].get(key, "unset")) for key in sorted({*config, *now["config"]})
+    ]
+    changed += [(key, then.get(key, "unset"), now[key]) for key in now if key not in ("config", "config_hash")]
+    changed = [(key, before, after) for key, before, after in changed if before != after]
+    if changed:
+        lines = [f"  {key}: {before} → {after}" for key, before, after in changed[:12]]
+        raise DataError(
+            f"The profile in {directory} is stale. Since it was made, these changed:\n" + "\n".join(lines), _AGAIN
+        )

@@ -1,0 +1,97 @@
+"""A recipe's real train step, run for some steps and for nothing but to be measured."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import fiddle as fdl
+import jax
+from jax.profiler import StepTraceAnnotation
+
+from paxcli.errors import DataError, MissingError
+from paxcli.mesh.mesh import libtpu_arguments
+from paxcli.mesh.sharding import global_spec, put_batch
+from paxcli.mesh.startup import start_distributed
+from paxcli.training.experiment import Experiment
+from paxcli.training.out_of_memory import out_of_memory_explained
+from paxcli.training.run_dir import RunDir
+from paxcli.training.session import Session, open_session
+from paxcli.training.state import create_state
+from paxcli.training.step import make_train_step
+from paxcli.training.validate import validate
+
+
+class Runner:
+    """Steps of a recipe on new parameters. Programs that are given to it take turns on one state."""
+
+    def __init__(self, session: Session):
+        self._session = session
+        self._task = session.experiment.task
+        self._state = None
+        self._steps = 0
+
+    def compile(self, options: Mapping[str, Any]) -> jax.stages.Compiled:
+        """The train step, compiled ahead of time with these options of the compiler."""
+        session = self._session
+        batch = global_spec(session.spec, session.global_batch_size, session.mesh)
+        return make_train_step(self._task, session.abstract, options).lower(session.abstract, batch).compile()
+
+    def run(self, program: jax.stages.Compiled, steps: int) -> list[float]:
+        """Runs steps, each to its end. Returns the seconds of each.
+
+        Raises:
+          DataError: The training data ended.
+        """
+        if self._state is None:
+            self._state = create_state(self._task, self._session.spec, self._session.abstract)
+        seconds = []
+        for _ in range(steps):
+            try:
+                rows = self._session.experiment.train_input.get_next()
+            except StopIteration:
+                raise DataError(f"The training data ended after {self._steps} steps.", "Profile fewer.") from None
+            batch = jax.block_until_ready(put_batch(rows, self._session.mesh))
+            began = time.perf_counter()
+            with StepTraceAnnotation("train", step_num=self._steps):
+                self._state, metrics = program(self._state, batch)
+                jax.block_until_ready(metrics)
+            seconds.append(time.perf_counter() - began)
+            self._steps += 1
+        return seconds
+
+
+@contextlib.contextmanager
+def open_runner(config: fdl.Config[Experiment], run_dir: RunDir) -> Iterator[Runner]:
+    """A runner on this machine's devices. The run directory is locked, and nothing but `profile/` is written in it.
+
+    Raises:
+      ConfigError: The recipe is wrong, or does not fit the devices.
+      MissingError: The devices give no profile.
+    """
+    require_profile_device(config)
+    if jax.process_index() == 0:
+        run_dir.create()
+        run_dir.lock()
+    with open_session(config) as session, out_of_memory_explained(session, run_dir.profile):
+        session.experiment.train_input.check_data()
+        yield Runner(session)
+
+
+def require_profile_device(config: fdl.Config[Experiment]) -> None:
+    """Validates the recipe and starts the devices.
+
+    Raises:
+      ConfigError: Parts of the recipe do not fit each other.
+      MissingError: These devices give no profile: XLA takes costs of instructions from NVIDIA GPUs only.
+    """
+    validate(config)
+    start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
+    device = jax.devices()[0]
+    if device.platform != "gpu":
+        raise MissingError(
+            f"This device ({device.device_kind}) gives no profile: profile-guided scheduling is for NVIDIA GPUs.",
+            "Run it on a machine with one. `pax train RECIPE --profile-steps 10:15` traces on any device.",
+        )

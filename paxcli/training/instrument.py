@@ -1,0 +1,40 @@
+"""How the train step of a run is compiled, and who looks on while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from paxcli.inputs.nested_map import NestedMap
+from paxcli.training.state import TrainState
+from paxcli.training.step import TrainStep
+
+
+class Instrument:
+    """Compiles the step ahead of time and measures nothing; `paxcli.profiling` has those that do.
+
+    Attributes:
+      options: Options of the compiler beside those of the recipe and the platform.
+    """
+
+    options: dict[str, Any] = {}
+
+    def prepare(self, step: jax.stages.Wrapped, state: TrainState, batch: NestedMap) -> Callable[[], TrainStep]:
+        """Lowers the step for such a state and batch; what is returned compiles it, in whatever thread it is called."""
+        lowered = step.lower(state, batch)
+        return lambda: self.compiled(lowered.compile())
+
+    def compiled(self, program: jax.stages.Compiled) -> TrainStep:
+        """Looks at the compiled step, and says what to call as such."""
+        return program
+
+    def before(self, step: int) -> None:
+        """Step `step` is about to be dispatched."""
+
+    def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
+        """Step `step` was dispatched; its metrics may not be there yet."""
+
+    def close(self) -> None:
+        """The run is over, or failed."""

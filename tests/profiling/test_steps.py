@@ -1,0 +1,69 @@
+"""A run that is traced, by option and on request, and what its traces tell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from paxcli.cli.main import app
+from paxcli.cli.output import run
+from paxcli.errors import ConfigError, DataError
+from paxcli.profiling.steps import parse_steps
+from paxcli.profiling.summary import summarize
+from tests.training.runs import small
+
+
+def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
+    """On two devices, so that there are collectives. The first step is when the run looks for a request."""
+    (tmp_path / "run" / "profile").mkdir(parents=True)
+    (tmp_path / "run" / "profile" / "request").touch()
+    sets = small(num_train_steps=20, eval_interval_steps=None, num_layers=2)
+    sets += ["--set=eval_inputs=[]", "--set=mesh.ici_mesh_shape={fsdp: 2}"]
+    done = pax("train", "tiny", *sets, "--run-dir=run", "--profile-steps=12:14", "--json", devices=2)
+    assert done.returncode == 0, done.stderr
+    traces = [line.split()[-1] for line in done.stderr.splitlines() if line.startswith("Traced:")]
+    on_request, by_option = (summarize(str(tmp_path / place)) for place in traces)
+    assert not (tmp_path / "run" / "profile" / "request").exists()
+    assert (on_request["steps"], by_option["steps"], by_option["devices"]) == (5, 3, 2)
+
+    assert by_option["shares"].keys() == {"matmul", "attention", "norm", "collective", "other", "idle"}
+    assert sum(by_option["shares"].values()) == pytest.approx(1, abs=1e-9)
+    assert all(share > 0 for share in by_option["shares"].values())
+    layers = {one["layer"]: one["share"] for one in by_option["layers"]}
+    assert {
+        "stack/layers/attention/core",
+        "stack/layers/feed_forward",
+        "embedding",
+        "loss",
+        "optimizer",
+    } <= layers.keys()
+    assert sum(layers.values()) + by_option["shares"]["idle"] == pytest.approx(1, abs=1e-9)
+    assert layers.get("(not known)", 0) < 0.2
+    assert all(one["count"] % (2 * 3) == 0 for one in by_option["operations"])  # devices × steps
+    assert by_option["memory"]["argument_bytes"] > by_option["memory"]["temp_bytes"] * 0.01 > 0
+
+    assert run(app, ["profile", "summarize", str(tmp_path / "run"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["trace"] == by_option["trace"]
+    assert run(app, ["profile", "summarize", str(tmp_path / "run")]) == 0
+    shown = capsys.readouterr().out
+    percents = [float(line.split("%")[0]) for line in shown.splitlines()[3:9]]
+    assert round(sum(percents), 1) == 100 and "stack/layers/attention" in shown
+
+
+def test_a_directory_without_a_trace(tmp_path):
+    with pytest.raises(DataError, match="no trace"):
+        summarize(str(tmp_path))
+    (tmp_path / "vm.xplane.pb").write_bytes(b"\xff\xff")
+    with pytest.raises(DataError):
+        summarize(str(tmp_path))
+
+
+def test_steps_to_trace():
+    assert list(parse_steps("2:4", 10)) == [2, 3, 4]
+
+
+@pytest.mark.parametrize("text", ["3", "0:2", "5:4", "a:b", "3:11"])
+def test_steps_that_cannot_be_traced(text):
+    with pytest.raises(ConfigError, match="--profile-steps"):
+        parse_steps(text, 10)

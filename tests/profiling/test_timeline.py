@@ -1,0 +1,26 @@
+"""The time of a device, divided by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from paxcli.profiling.timeline import divide
+from paxcli.profiling.trace import Span
+
+
+def test_every_moment_belongs_to_somebody():
+    spans = [
+        Span("matmul", 0, 10),
+        Span("all-gather", 5, 20),  # 5 of its 15 are hidden
+        Span("copy", 24, 30),
+        Span("add", 26, 30),  # shares its 4 with the copy
+    ]
+    found = divide(spans, lambda name: name == "all-gather")
+    assert found.shares == [10, 10, 4, 2]
+    assert (found.hidden, found.idle, found.gaps, found.whole) == (5, 4, [(20, 24)], 30)
+    assert sum(found.shares) + found.idle == found.whole
+
+
+def test_two_executions_of_one_operation_count_each():
+    found = divide([Span("dot", 0, 1), Span("dot", 3, 4)], lambda _: False)
+    assert found.shares == [1, 1] and found.idle == pytest.approx(2)

@@ -1,0 +1,44 @@
+"""A recipe that its device cannot hold: an error that says what to change, and a snapshot."""
+
+from __future__ import annotations
+
+import gzip
+
+import jax
+import jax.numpy as jnp
+import pytest
+from etils import epath
+
+from paxcli.config.resolve import resolve
+from paxcli.errors import ConfigError
+from paxcli.training.out_of_memory import SNAPSHOT, advice, out_of_memory_explained
+from paxcli.training.session import open_session
+from tests.training.runs import small
+
+
+@pytest.fixture
+def session():
+    sets = [option.removeprefix("--set=") for option in small(**{"task.model.vocab_size": 50_000})]
+    with open_session(resolve("tiny", (), [*sets, "remat_policy=dots"]).config) as opened:
+        yield opened
+
+
+def test_the_error_of_xla_says_what_to_change(session, tmp_path):
+    with pytest.raises(ConfigError) as caught, out_of_memory_explained(session, epath.Path(tmp_path / "profile")):
+        jax.block_until_ready(jnp.zeros((1 << 45,)))
+    assert caught.value.exit_code == 2
+    assert "does not hold this recipe: Out of memory allocating" in caught.value.message
+    hint = caught.value.hint
+    assert [hint.index(way) for way in ("num_microbatches=2", "remat_policy=nothing", "logits", "fsdp")]
+    assert SNAPSHOT in caught.value.message
+    assert gzip.decompress((tmp_path / "profile" / SNAPSHOT).read_bytes())
+
+
+def test_where_the_state_alone_is_too_large_nothing_else_helps(session):
+    (only,) = advice(session, capacity=1000)
+    assert "shard them" in only
+
+
+def test_other_errors_pass(session, tmp_path):
+    with pytest.raises(ValueError, match="unrelated"), out_of_memory_explained(session, epath.Path(tmp_path)):
+        raise ValueError("unrelated")
