@@ -158,7 +158,7 @@ def import_maxtext(
     """Begins a run with a MaxText checkpoint: `recipe.yaml`, and the checkpoint in our form.
 
     A whole training state resumes at its step, with its data from the beginning; parameters alone make a new run's
-    start, at step 0. Takes the memory of what is carried, and of one parameter more.
+    start, at step 0. It reads one array at a time; while Orbax writes them, it takes up to three times their memory.
 
     Args:
       config: The recipe of the same model.
