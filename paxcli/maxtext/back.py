@@ -77,7 +77,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     values[f"{_MODEL}.dims_per_head"] = _head_dim(values)
     keys = {key: _text(value) for key, value in _keys(_in_one_block(values), num_devices).items() if value is not None}
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
-    again = plain_values(config_with(convert(launch, "maxtext", date=LAST_DAY).values, "default"))
+    again = plain_values(config_with(convert(launch, "maxtext", date=LAST_DAY).values))
     differing = [
         path
         for path in {**values, **again}
