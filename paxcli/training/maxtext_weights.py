@@ -40,6 +40,7 @@ from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
 from paxcli.mesh.sharding import use_mesh
 from paxcli.training.experiment import Experiment, prepared
+from paxcli.training.run_dir import RunDir
 from paxcli.training.state import TrainState, abstract_state
 
 # What our optimizers call Adam's two moments -> what MaxText's do.
@@ -86,10 +87,14 @@ class _Model:
         self._theirs = their_shelf(layout)
         prefix = self._ours.places[0].prefix
         within = {name.removeprefix(prefix) for name in self.params if name.startswith(prefix)}
+        top = [rule for rule in top_rules(differences) if rule.ours[0] in self.params]
         self._rules: list[tuple[list[Rule], Shelf, Shelf]] = [
             (layer_rules(layout, within, differences), self._theirs, self._ours),
-            ([rule for rule in top_rules(differences) if rule.ours[0] in self.params], TOP, TOP),
+            (top, TOP, TOP),
         ]
+        left = {name for name in self.params if not name.startswith("stack.")}.difference(*(rule.ours for rule in top))
+        if left:
+            raise ConfigError(f"MaxText has nothing for {listing(sorted(left))}.", "Switch that off in the recipe.")
 
     def to_ours(self, checkpoint: MaxTextCheckpoint, kind: Kind) -> dict[str, np.ndarray]:
         """Parameters or moments by our names, in our types."""
@@ -158,7 +163,7 @@ def import_maxtext(
     """Begins a run with a MaxText checkpoint: `recipe.yaml`, and the checkpoint in our form.
 
     A whole training state resumes at its step, with its data from the beginning; parameters alone make a new run's
-    start, at step 0. Takes the memory of what is carried, and of one parameter more.
+    start, at step 0. It reads one array at a time; while Orbax writes them, it takes up to three times their memory.
 
     Args:
       config: The recipe of the same model.
@@ -171,6 +176,7 @@ def import_maxtext(
     Raises:
       DataError: The checkpoint is not of this model; names each parameter with both shapes.
       ConfigError: The run has checkpoints, or the recipe has parts that MaxText has not.
+      MissingError: The run cannot be written.
     """
     store = CheckpointStore(epath.Path(run_dir) / "checkpoints", Checkpoint(async_save=False))
     if store.steps():
@@ -195,10 +201,9 @@ def import_maxtext(
         model.require(source.shapes(kind), f"`{kind}` in {source.path}")
     step = source.step if with_optimizer else 0
     if not dry_run:
+        RunDir(run_dir).create()
         arrays = _state(config, model, source, step, with_optimizer)
-        folder = epath.Path(run_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.yaml").write_text(recipe_text)
+        (epath.Path(run_dir) / "recipe.yaml").write_text(recipe_text)
         with store:
             store.save(step, jax.tree.unflatten(jax.tree.structure(model.abstract), arrays), {}, force=True)
     sizes = [leaf.size for leaf in model.params.values()]

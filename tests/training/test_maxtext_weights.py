@@ -64,7 +64,11 @@ def params_in(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     return nested({name.removeprefix("params."): x for name, x in arrays.items() if name.startswith("params.")})
 
 
-@pytest.mark.parametrize("family", KEYS)
+# Those whose parameters others have too are left to the slow suite.
+FAMILIES = [pytest.param(name, marks=pytest.mark.slow) if name in ("llama2", "mistral") else name for name in KEYS]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_logits_are_those_of_transformers(tmp_path: pathlib.Path, family: str) -> None:
     arrays = maxtext_checkpoints.arrays_of(family)
     found = {}
