@@ -16,7 +16,7 @@ class Instrument:
     """Compiles the step ahead of time and measures nothing; `paxcli.profiling` has those that do.
 
     Attributes:
-      options: Options of the compiler for the train step alone, name to value.
+      options: Options of the compiler over those that the step has, name to value.
     """
 
     options: dict[str, Any] = {}

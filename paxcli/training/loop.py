@@ -158,7 +158,8 @@ class TrainingRun:
         """The step, compiled in another thread while this one makes or reads the state."""
         session = self.session
         batch = global_spec(session.spec, session.global_batch_size, session.mesh)
-        compiled = self.instrument.prepare(make_train_step(self.task, session.abstract), session.abstract, batch)
+        step = make_train_step(self.task, session.abstract, session.compiler_options)
+        compiled = self.instrument.prepare(step, session.abstract, batch)
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(compiled)
             state = self.start(warm_start)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,7 +18,9 @@ from paxcli.training.task import SingleTask
 TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrapped:
+def make_train_step(
+    task: SingleTask, abstract: TrainState, compiler_options: Mapping[str, Any] | None = None
+) -> jax.stages.Wrapped:
     """The jitted `(state, batch) -> (state, metrics)`. The old state's memory is reused for the new one.
 
     Call it under `use_mesh`. The metrics stay on the device: `loss`, every metric of the model, `learning_rate`,
@@ -42,7 +44,9 @@ def make_train_step(task: SingleTask, abstract: TrainState) -> jax.stages.Wrappe
         return state.replace(step=state.step + 1, params=params, opt_state=opt_state, skipped_steps=skipped), metrics
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None))
+    return jax.jit(
+        train_step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=dict(compiler_options or {})
+    )
 
 
 def _gradients(loss_of: Callable, params: dict, batch: NestedMap, num_microbatches: int) -> tuple[dict, dict]:
