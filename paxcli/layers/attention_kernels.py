@@ -88,6 +88,7 @@ def _refusal(kernel: str, task: Task, capability: str | None) -> str | None:
     return refusal or cudnn_failure(task.length, task.dims_per_head, task.dtype, task.causal, task.window)
 
 
+@jax.named_scope("core")
 def fast_attention(
     asked: Kernel,
     query: Float[jax.Array, "B N T H"],

@@ -34,10 +34,11 @@ class Runner:
         self._steps = 0
 
     def compile(self, options: Mapping[str, Any]) -> jax.stages.Compiled:
-        """The train step, compiled ahead of time with these options of the compiler."""
+        """The train step, compiled ahead of time, with these options of the compiler over those it has in training."""
         session = self._session
         batch = global_spec(session.spec, session.global_batch_size, session.mesh)
-        return make_train_step(self._task, session.abstract, options).lower(session.abstract, batch).compile()
+        lowered = make_train_step(self._task, session.abstract, session.compiler_options).lower(session.abstract, batch)
+        return lowered.compile(compiler_options=dict(options) or None)
 
     def run(self, program: jax.stages.Compiled, steps: int) -> list[float]:
         """Runs steps, each to its end. Returns the seconds of each.

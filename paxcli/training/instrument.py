@@ -16,7 +16,7 @@ class Instrument:
     """Compiles the step ahead of time and measures nothing; `paxcli.profiling` has those that do.
 
     Attributes:
-      options: Options of the compiler beside those of the recipe and the platform.
+      options: Options of the compiler over those that the step has, name to value.
     """
 
     options: dict[str, Any] = {}
@@ -24,7 +24,7 @@ class Instrument:
     def prepare(self, step: jax.stages.Wrapped, state: TrainState, batch: NestedMap) -> Callable[[], TrainStep]:
         """Lowers the step for such a state and batch; what is returned compiles it, in whatever thread it is called."""
         lowered = step.lower(state, batch)
-        return lambda: self.compiled(lowered.compile())
+        return lambda: self.compiled(lowered.compile(compiler_options=self.options or None))
 
     def compiled(self, program: jax.stages.Compiled) -> TrainStep:
         """Looks at the compiled step, and says what to call as such."""

@@ -21,7 +21,6 @@ from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
 from paxcli.errors import DataError, DivergedError, Stopped
 from paxcli.inputs.nested_map import NestedMap
-from paxcli.mesh.compiler_options import compiler_options
 from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec, put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
@@ -160,10 +159,7 @@ class TrainingRun:
         """The step, compiled in another thread while this one makes or reads the state."""
         session = self.session
         batch = global_spec(session.spec, session.global_batch_size, session.mesh)
-        device = session.mesh.devices.flat[0]
-        asked = session.config.mesh.compiler_options
-        options = compiler_options(device.platform, device.device_kind, asked, session.mesh.size)
-        step = make_train_step(self.task, session.abstract, options | self.instrument.options)
+        step = make_train_step(self.task, session.abstract, session.compiler_options)
         compiled = self.instrument.prepare(step, session.abstract, batch)
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(compiled)

@@ -60,10 +60,10 @@ def advice(session: Session, capacity: int | None) -> list[str]:
     if remat != "nothing":
         ways.append(f"Recompute more: `--set remat_policy=nothing` (now {remat}).")
     logits = _logits_bytes(session, rows)
-    if logits > state / 4:
+    if logits > state / 4 and not isinstance(getattr(config.task.model, "loss_chunk", 0), int):
         ways.append(
-            f"The logits take {logits / _GIB:.1f} GiB a device in float32: fewer rows at a time, a shorter `seq_len`,"
-            " or a loss that takes the tokens in chunks."
+            f"The logits take up to {logits / _GIB:.1f} GiB a device: `--set loss_chunk=1024` makes those of so many"
+            " tokens at a time."
         )
     return [*ways, smaller_state]
 

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.nested_map import NestedMap, num_rows
+from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import build_mesh, libtpu_arguments
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import infeed_shard, use_mesh
@@ -40,6 +41,13 @@ class Session:
     abstract: TrainState
     spec: NestedMap
     global_batch_size: int
+
+    @property
+    def compiler_options(self) -> Options:
+        """What the train step is compiled with: pax's own options for these devices, and the recipe's over them."""
+        device = self.mesh.devices.flat[0]
+        asked = self.config.mesh.compiler_options
+        return compiler_options(device.platform, device.device_kind, asked, self.mesh.size)
 
 
 @contextlib.contextmanager

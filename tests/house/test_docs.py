@@ -23,6 +23,7 @@ READING_ORDER = (
     "inputs",
     "training",
     "profiling",
+    "fast-paths",
     "provision",
     "maxtext",
     "cli",

@@ -9,9 +9,10 @@ import sys
 import jax
 import pytest
 
+from paxcli.cli.pgle import _comparison
 from paxcli.config.resolve import resolve
 from paxcli.errors import DataError, MissingError
-from paxcli.profiling import apply, collect, runner
+from paxcli.profiling import apply, collect, compare, runner
 from paxcli.profiling.costs import encode
 from paxcli.profiling.xla_log import XlaLog
 from paxcli.training.run_dir import RunDir
@@ -85,3 +86,16 @@ def test_a_profile_of_another_program_is_an_error(name, fits):
     else:
         with pytest.raises(DataError, match="program bb22; this recipe compiles to aa11"):
             apply.require_used(log, hlo, {name: 1.0})
+
+
+@pytest.mark.slow
+def test_with_and_without_a_profile_take_turns(recipe, monkeypatch, tmp_path):
+    monkeypatch.setattr(collect, "get_profiled_instructions_proto", lambda _: encode({"dot.1": 1.0}))
+    log = XlaLog()
+    log.wait_for = lambda text: USED
+    found = compare.compare(recipe, RunDir(tmp_path / "run"), steps=2, warmup=1, percentile=90, xla_log=log)
+    assert found["speedup"] == found["before"]["median_step_seconds"] / found["after"]["median_step_seconds"]
+    for name in ("before", "after"):
+        assert found[name]["steps"] == 10 and found[name]["exposed_communication"] == 0
+        assert found[name]["trace"].startswith(str(tmp_path / "run" / "profile" / name))
+    assert "speed-up" in _comparison(found, "tiny")

@@ -36,6 +36,7 @@ def _start(run_dir, index: int, port: int) -> subprocess.Popen:
         "JAX_PROCESS_ID": str(index),
     }
     command = [sys.executable, "-m", "paxcli", "train", "tiny-synthetic", *_recipe(), "--run-dir", str(run_dir)]
+    command += ["--profile-steps=5:8"]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -48,6 +49,8 @@ def test_two_processes_equal_one(tmp_path, pax):
     assert "Next: pax plot" in outputs[0][0] and "Next: pax plot" not in outputs[1][0]  # only the first reports
     assert not any("Gloo" in stdout for stdout, _ in outputs)  # whose reports are no part of a result
     assert not any(line.startswith("step ") for line in outputs[1][1].splitlines())
+    assert ("Traced:" in outputs[0][1], "Traced:" in outputs[1][1]) == (True, False)
+    assert len(list((tmp_path / "two" / "profile").glob("**/*.xplane.pb"))) == 1
 
     # The seed that the two agreed on is in their run's recipe.
     seed = yaml.safe_load((tmp_path / "two" / "recipe.yaml").read_text())["set"][SEED]
