@@ -4,9 +4,9 @@
 
 Same shapes and batch, taken from the recipe; random tokens, bfloat16 with float32 master weights, AdamW, clip 1.0.
 PyTorch: `torch.compile`, flash attention, autocast, fused AdamW; layers are recomputed where the recipe does so. Each
-measurement is a process of its own that has the GPU alone: 10 steps to warm up, then `--steps` begun one after the other
-and waited for once. In each round all take turns, and ratios are taken within a round. After `--seconds` no process is
-started; FILE then holds what there is, as after each measurement. `--overlays cpu` tries it out without a GPU.
+measurement is a process of its own that has the GPU alone: 10 steps to warm up, then `--steps` begun one after the
+other and waited for once. In each round all take turns, and ratios are taken within a round. After `--seconds` no
+process is started; the file holds what there is after each measurement. `--overlays cpu` tries it without a GPU.
 """
 
 from __future__ import annotations
