@@ -45,19 +45,24 @@ class Peer:
 
     def steps(self, count: int) -> None:
         """Takes a step that warms up what went cold during the others' turn, then `count` that are kept."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{count + 1}\n")
-        self.process.stdin.flush()
-        answer = self._answer()
+        answer = self.ask(count + 1)
         self.seconds += answer["seconds"][1:]
         self.cpu_seconds += answer["cpu_seconds"][1:]
 
+    def ask(self, count: int) -> dict:
+        """Its answer to a count (`peers/steps.py`).
+
+        Raises:
+          RuntimeError: It ended; it has said why.
+        """
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{count}\n")
+        self.process.stdin.flush()
+        return self._answer()
+
     def close(self) -> dict:
         """Ends the process; what it measured."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("0\n")
-        self.process.stdin.flush()
-        last = self._answer()
+        last = self.ask(0)
         self.process.wait()
         return {
             "median_seconds": statistics.median(self.seconds),
@@ -70,7 +75,10 @@ class Peer:
 
     def _answer(self) -> dict:
         assert self.process.stdout is not None
-        return json.loads(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.name} ended with exit code {self.process.wait()}")
+        return json.loads(line)
 
 
 def run(size: str, rounds: int, steps: int, peer_python: str | None) -> dict:

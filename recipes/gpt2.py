@@ -1,7 +1,7 @@
 """GPT-2 as Radford et al. (2019) built it, on synthetic rows: for GPUs, and to compare with other implementations.
 
-The vocabulary of 50,257 is padded to 50,304 = 393 × 128, a size that tensor cores take whole. Rows on each device are for
-80 GB of memory and more; parameters and optimizer are float32, activations bfloat16.
+The vocabulary of 50,257 is padded to 50,304 = 393 × 128, a size that tensor cores take whole. Rows on each device are
+for 80 GB of memory and more; parameters and optimizer are float32, activations bfloat16.
 """
 
 from __future__ import annotations

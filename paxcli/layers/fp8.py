@@ -58,7 +58,7 @@ def recomputing_fp8(policy: Callable[..., bool]) -> Callable[..., bool]:
 
 @jax.custom_vjp
 def of_round(state: Any, number: Int[jax.Array, ""], in_bubble: Bool[jax.Array, ""]) -> Any:
-    """Entry `number` of each array of a state that `accumulating` returned; a bubble leaves no trace in its gradient."""
+    """Entry `number` of each array of what `accumulating` returned; a bubble leaves no trace in its gradient."""
 
     def entry(x: jax.Array) -> jax.Array:
         return _as_maximum(jax.lax.dynamic_index_in_dim(_as_float(x), number, 0, keepdims=False))

@@ -150,7 +150,7 @@ class SingleTask(Configurable):
     def loss(
         self, params: dict, batch: NestedMap, key: jax.Array, fp8: Any = None
     ) -> tuple[jax.Array, tuple[jax.Array, WeightedScalars]]:
-        """The loss of a training batch, with its weight and the model's metrics. It takes what `Model.measured` does."""
+        """The loss of a training batch, with its weight and the model's metrics, from what `Model.measured` takes."""
         metrics, _ = self.model.measured(params, batch, key, fp8)
         loss, weight = self.loss_aggregator(metrics)
         loss = loss.astype(jnp.float32)

@@ -47,10 +47,13 @@ def _assert_close(ours: dict, theirs: dict) -> None:
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-7), ours, theirs)
 
 
-def test_adamw_equals_optax():
-    learner = Learner(optimizer=AdamW(beta2=0.95, decay_norms_and_biases=True), learning_rate=0.01)
-    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(0.01, b2=0.95, weight_decay=0.1))
-    _assert_close(_ours(learner), _run(theirs))
+@pytest.mark.parametrize("mu_dtype", ["float32", "bfloat16"])
+def test_adamw_equals_optax(mu_dtype):
+    optimizer = AdamW(beta2=0.95, decay_norms_and_biases=True, mu_dtype=mu_dtype)
+    learner = Learner(optimizer=optimizer, learning_rate=0.01)
+    adamw = optax.adamw(0.01, b2=0.95, weight_decay=0.1, mu_dtype=mu_dtype)
+    _assert_close(_ours(learner), _run(optax.chain(optax.clip_by_global_norm(1.0), adamw)))
+    assert mu_dtype in {leaf.dtype for leaf in jax.tree.leaves(learner.init(_params()))}
 
 
 def test_adamw_spares_norms_and_biases():

@@ -1,0 +1,161 @@
+"""Tokens a second on one GPU: pax, pax in FP8, a tuned PyTorch loop and HF's Trainer, in turn in one run, as JSON.
+
+    python benchmarks/gpu.py --out gpu.json [--recipes gpt2-124m llama-1b] [--rounds 3] [--steps 50] [--seconds 540]
+
+Same shapes and batch, taken from the recipe; random tokens, bfloat16 with float32 master weights, AdamW, clip 1.0.
+PyTorch: `torch.compile`, flash attention, autocast, fused AdamW; layers are recomputed where the recipe does so. Each
+measurement is a process of its own that has the GPU alone: 10 steps to warm up, then `--steps` begun one after the
+other and waited for once. In each round all take turns, and ratios are taken within a round. After `--seconds` no
+process is started; the file holds what there is after each measurement. `--overlays cpu` tries it without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from train_step import HERE, Peer
+
+# Where this process is to stay, while its children take the GPU.
+CHILD_ENV = dict(os.environ)
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+VARIANTS = ("pax", "pax_fp8", "torch", "hf_trainer")
+WARM_UP = 10
+VERSIONS = """
+import importlib.metadata as m, json, re
+kept = re.compile("jax|flax|optax|torch$|transformers|triton|cudnn|cublas")
+print(json.dumps({d.name: d.version for d in m.distributions() if d.name and kept.search(d.name.lower())}))
+"""
+
+
+def task_of(recipe: str, overlays: list[str], sets: list[str]) -> dict:
+    """What peers are told of a recipe, and the FLOPs of its step by both conventions."""
+    import fiddle as fdl
+
+    from paxcli.config.resolve import resolve
+    from paxcli.metrics.flops import transformer_flops_per_step
+    from paxcli.training.experiment import global_batch_size
+
+    config = resolve(recipe, overlays, sets).config
+    model, batch = config.task.model, global_batch_size(config, 1)
+    fields = ("num_layers", "model_dims", "hidden_dims", "num_heads", "num_kv_heads", "vocab_size")
+    shape = fdl.build(model).matmul_shape()
+    causal, full = (
+        transformer_flops_per_step(batch, model.max_seq_len, **shape, causal=causal).total for causal in (True, False)
+    )
+    return {name: getattr(model, name) for name in fields} | {
+        "kind": "gpt2" if model.head is None else "llama",
+        "seq_len": model.max_seq_len,
+        "batch": batch,
+        "dtype": model.fprop_dtype,
+        "recompute": model.stack.remat_policy != "everything",
+        "recipe": recipe,
+        "overlays": overlays,
+        "sets": sets,
+        "flops_causal": causal,
+        "flops_full": full,
+    }
+
+
+def begun(variant: str, task: dict, peer_python: str, cache: str) -> Peer:
+    """The process of one variant."""
+    env = {**CHILD_ENV, "JAX_COMPILATION_CACHE_DIR": cache, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+    if variant.startswith("pax"):
+        sets = [*task["sets"], "precision=fp8"] if variant == "pax_fp8" else task["sets"]
+        return Peer(variant, [sys.executable, str(HERE / "peers" / "pax_step.py")], task | {"sets": sets}, env)
+    script = HERE / "peers" / ("torch_loop.py" if variant == "torch" else "hf_trainer.py")
+    return Peer(variant, [peer_python, str(script)], task | {"compile": variant == "torch"}, env)
+
+
+def measured(variant: str, task: dict, steps: int, peer_python: str, cache: str) -> dict:
+    """Seconds of a step, and of the first since the process began; or why there is none."""
+    try:
+        peer = begun(variant, task, peer_python, cache)
+        peer.ask(-WARM_UP)
+        seconds = peer.ask(-steps)["seconds"][0]
+        peer.ask(0)
+        peer.process.wait()
+    except RuntimeError as error:
+        return {"failed": str(error)}
+    return {"step_seconds": seconds, "first_step_seconds": peer.first["first_step_seconds"]}
+
+
+def summarized(task: dict, rounds: list[dict[str, dict]], peak: float | None) -> dict:
+    """Medians of each variant, and of the rounds' ratios."""
+    tokens, result = task["batch"] * task["seq_len"], {"task": task, "rounds": rounds}
+    for variant in VARIANTS:
+        times = [found[variant]["step_seconds"] for found in rounds if "step_seconds" in found.get(variant, {})]
+        if times:
+            seconds = statistics.median(times)
+            values: dict[str, Any] = {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
+            for convention in ("causal", "full"):
+                values[f"mfu_{convention}"] = task[f"flops_{convention}"] / seconds / peak if peak else None
+            result[variant] = values
+    for over, under in (("pax", "torch"), ("pax", "hf_trainer"), ("pax_fp8", "pax")):
+        ratios = [
+            found[under]["step_seconds"] / found[over]["step_seconds"]
+            for found in rounds
+            if all("step_seconds" in found.get(name, {}) for name in (over, under))
+        ]
+        result[f"{over}_over_{under}"] = statistics.median(ratios) if ratios else None
+    return result
+
+
+def machine(peer_python: str) -> dict:
+    """The GPU, and the versions of what runs on it."""
+    try:
+        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.sm", "--format=csv,noheader"]
+        gpu = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().split(", ")
+    except (OSError, subprocess.CalledProcessError):
+        gpu = None
+    pythons = {"ours": sys.executable, "theirs": peer_python}
+    versions = {
+        name: json.loads(subprocess.run([python, "-c", VERSIONS], capture_output=True, text=True, check=True).stdout)
+        for name, python in pythons.items()
+    }
+    return {"gpu": gpu, "versions": versions}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="the JSON file")
+    parser.add_argument("--recipes", nargs="+", default=["gpt2-124m", "llama-1b"])
+    parser.add_argument("--overlays", nargs="+", default=["gpu-1"])
+    parser.add_argument("--sets", nargs="*", default=[], help="assignments for every recipe")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=540, help="when to start no more processes")
+    parser.add_argument("--peer-python", default=sys.executable, help="where torch and transformers are installed")
+    options = parser.parse_args()
+
+    from paxcli.metrics.peaks import peak_flops
+
+    ends = time.monotonic() + options.seconds
+    facts = machine(options.peer_python)
+    peak = peak_flops(facts["gpu"][0]) if facts["gpu"] else None
+    tasks = {name: task_of(name, options.overlays, options.sets) for name in options.recipes}
+    rounds: dict[str, list[dict]] = {name: [] for name in tasks}
+    with tempfile.TemporaryDirectory() as cache:
+        for _ in range(options.rounds):
+            for name, task in tasks.items():
+                rounds[name].append({})
+                for variant in options.variants:
+                    if time.monotonic() < ends:
+                        rounds[name][-1][variant] = measured(variant, task, options.steps, options.peer_python, cache)
+                    results = {name: summarized(task, rounds[name], peak) for name, task in tasks.items()}
+                    options.out.write_text(json.dumps(facts | {"recipes": results}, indent=2) + "\n")
+    print(options.out.read_text())
+
+
+if __name__ == "__main__":
+    main()
