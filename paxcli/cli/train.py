@@ -25,6 +25,14 @@ AllowChangedOption = Annotated[
     bool,
     typer.Option("--allow-changed", help="Resume although the recipe changed, where that is safe. Default: refuse."),
 ]
+CompiledOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--compiled",
+        metavar="FILE",
+        help="Take the compiled step that `pax compile --save FILE` wrote. Default: compile it.",
+    ),
+]
 
 
 def train(
@@ -35,6 +43,7 @@ def train(
     source: FromOption = None,
     with_optimizer: WithOptimizerOption = False,
     allow_changed: AllowChangedOption = False,
+    compiled: CompiledOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,7 +72,9 @@ def train(
 
     warm_start = WarmStart(*parse_source(source), everything=with_optimizer) if source else None
     with RunReporter() as report:
-        result = train(resolved.config, recipe_yaml(resolved), RunDir(directory), report, warm_start, allow_changed)
+        result = train(
+            resolved.config, recipe_yaml(resolved), RunDir(directory), report, warm_start, allow_changed, compiled
+        )
     if result is not None:
         say_result(result, _summary(result), as_json)
 

@@ -52,6 +52,10 @@ class Mesh(Configurable):
             return None
         return math.prod(axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape).values())
 
+    def num_slices(self) -> int:
+        """The number of slices that it joins."""
+        return math.prod(axis_sizes(None, self.dcn_mesh_shape).values())
+
 
 def libtpu_arguments(options: Mapping[str, Any] | None) -> str:
     """Options as `LIBTPU_INIT_ARGS` takes them: `--name=value --name=value`.

@@ -8,6 +8,7 @@ import math
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, Protocol
 
 import fiddle as fdl
@@ -27,7 +28,9 @@ from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.peaks import peak_flops
 from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
+from paxcli.training.ahead_of_time import compiler_options
 from paxcli.training.evaluate import evaluate
+from paxcli.training.executable import load_executable
 from paxcli.training.experiment import Experiment
 from paxcli.training.learner import Learner
 from paxcli.training.run_dir import RunDir
@@ -90,8 +93,11 @@ class WarmStart:
 class TrainingRun:
     """One process's part of a run. `train` below drives it."""
 
-    def __init__(self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest):
+    def __init__(
+        self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest, compiled: Path | None = None
+    ):
         self.session, self.run_dir, self.report, self.stop = session, run_dir, report, stop
+        self.loaded_step = load_executable(compiled, session, compiler_options(session)) if compiled else None
         self.task = session.experiment.task
         self.num_train_steps = self.task.train.num_train_steps
         self.input = session.experiment.train_input
@@ -147,6 +153,8 @@ class TrainingRun:
 
     def _compiled(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
         """The step, compiled in another thread while this one makes or reads the state."""
+        if self.loaded_step is not None:
+            return self.loaded_step, self.start(warm_start)
         session = self.session
         batch = global_spec(session.spec, session.global_batch_size, session.mesh)
         lowered = make_train_step(self.task, session.abstract).lower(session.abstract, batch)
@@ -226,6 +234,7 @@ def train(
     report: Reporter,
     warm_start: WarmStart | None = None,
     allow_changed: bool = False,
+    compiled: Path | None = None,
 ) -> dict[str, Any] | None:
     """Trains a recipe in a run directory, from its latest checkpoint if it has one.
 
@@ -236,6 +245,7 @@ def train(
       report: Hears how it goes.
       warm_start: Where a new run takes its parameters from.
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
+      compiled: A file with the compiled train step, which is then not compiled again.
 
     Returns:
       `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None in any process but
@@ -262,7 +272,7 @@ def train(
     # In this order, since JAX's own start-up takes SIGTERM for itself.
     with open_session(config) as session, StopRequest(report.message) as stop:
         session.experiment.train_input.check_data()
-        run = TrainingRun(session, run_dir, report, stop)
+        run = TrainingRun(session, run_dir, report, stop, compiled)
         done = run.store.latest_step() or 0
         if done >= run.num_train_steps:
             report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import fiddle as fdl
 from jax.sharding import Mesh
@@ -43,16 +44,22 @@ class Session:
 
 
 @contextlib.contextmanager
-def open_session(config: fdl.Config[Experiment]) -> Iterator[Session]:
+def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None = None) -> Iterator[Session]:
     """Validates, starts the devices, and builds; the mesh is in use inside.
+
+    Args:
+      config: The recipe.
+      devices: What to build for instead of this machine's devices, such as those of a `mesh.topologies.Target`:
+        programs can then be compiled, and nothing is started.
 
     Raises:
       ConfigError: Parts of the recipe do not fit each other or the devices.
     """
     validate(config)
-    start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
+    if devices is None:
+        start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
     mesh_config = fdl.build(config.mesh)
-    mesh = build_mesh(mesh_config)
+    mesh = build_mesh(mesh_config, devices)
     validate(config, mesh.size)
     batch = global_batch_size(config, mesh.size)
     experiment = fdl.build(prepared(config, mesh.size, *infeed_shard(mesh)))
