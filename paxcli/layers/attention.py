@@ -11,17 +11,16 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from paxcli.errors import ConfigError
+from paxcli.layers.attention_kernels import HEADS, Kernel, fast_attention
 from paxcli.layers.base import Layer
 from paxcli.layers.caps import soft_cap
 from paxcli.layers.causal_attention import causal_attention
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.relative_bias import RelativeBias
-from paxcli.layers.remat import save_as
+from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.rotary import Rotary
 from paxcli.mesh.sharding import constrain
-
-_HEADS = ("activation_batch", "activation_heads", "activation_length", None)
 
 
 class KVCache(NamedTuple):
@@ -72,8 +71,12 @@ class Attention(Layer):
       logit_cap: `cap * tanh(logit / cap)` before masking; None = off.
       causal: Whether a position sees only itself and earlier ones.
       window: How many positions it sees of those, itself among them (Beltagy et al., 2020); None = all.
+      segmented: Whether it sees its own segment only. False: the whole row before it, other documents too, as GPT-2 was
+        trained; it takes causal attention, and saves kernels the mask.
       relative_bias: Template of a learned bias for the distance, such as `RelativeBias.partial()`; None = off.
       rotary: Template of a rotation of queries and keys, such as `Rotary.partial()`; None = off.
+      kernel: What computes it in training and evaluation: `splash` (TPU), `cudnn` (GPU), or plain `xla`; `auto` takes
+        the kernel of the mesh's devices where it can serve, and says so.
       params_init: How the projections start.
     """
 
@@ -88,8 +91,10 @@ class Attention(Layer):
     logit_cap: float | None = None
     causal: bool = True
     window: int | None = None
+    segmented: bool = True
     relative_bias: functools.partial[RelativeBias] | None = None
     rotary: functools.partial[Rotary] | None = None
+    kernel: Kernel = "auto"
     params_init: Init = Xavier()
 
     def setup(self) -> None:
@@ -97,6 +102,11 @@ class Attention(Layer):
             raise ConfigError(
                 f"window={self.window}: a window has at least 1 position, and the attention has to be causal.",
                 "Set `window` to null, or `causal` to true.",
+            )
+        if not (self.segmented or self.causal):
+            raise ConfigError(
+                "segmented=false: attention that is not causal would see the padding of its row.",
+                "Set `segmented` or `causal` to true.",
             )
         dims = self.dims_per_head
         self.query, self.query_bias = self._projection("query", self.num_heads, "heads")
@@ -134,17 +144,33 @@ class Attention(Layer):
             distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
             visible = self._reaches(distance)
             context = dot_product_attention(query, *cache, visible, self.logit_cap, self._bias(distance))
-        elif self.causal and self.relative_bias is None:
+            return self._merged(context), cache
+        fast = None
+        if not self.is_initializing():  # on few and short rows, for their shapes only
+            fast = self._on_kernel(query, key, value, segment_ids if self.segmented else None)
+        if fast is not None:
+            return self._merged(fast, is_named=True), None
+        return self._merged(self._on_xla(query, key, value, segment_ids)), None
+
+    def _on_kernel(
+        self, query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None
+    ) -> jax.Array | None:
+        biased = self.relative_bias is not None
+        how = (self.causal, self.logit_cap, self.window, biased)
+        return fast_attention(self.kernel, query, key, value, segment_ids, *how)
+
+    def _on_xla(self, query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        if not self.segmented:
+            segment_ids = jnp.ones_like(segment_ids)
+        if self.causal and self.relative_bias is None:
             groups = self.num_heads // self._kv_heads
             key, value = (jnp.repeat(part, groups, axis=1) if groups > 1 else part for part in (key, value))
-            context = causal_attention(query, key, value, segment_ids, self.logit_cap, self.window)
-        else:
-            # Inside a segment, positions lie as far apart as they do in the row.
-            distance = jnp.arange(x.shape[1])[:, None] - jnp.arange(x.shape[1])
-            visible = segment_ids[:, :, None] == segment_ids[:, None, :]
-            visible = visible & self._reaches(distance) if self.causal else visible
-            context = dot_product_attention(query, key, value, visible, self.logit_cap, self._bias(distance))
-        return self._merged(context), cache
+            return causal_attention(query, key, value, segment_ids, self.logit_cap, self.window)
+        # Inside a segment, positions lie as far apart as they do in the row.
+        distance = jnp.arange(query.shape[2])[:, None] - jnp.arange(query.shape[2])
+        visible = segment_ids[:, :, None] == segment_ids[:, None, :]
+        visible = visible & self._reaches(distance) if self.causal else visible
+        return dot_product_attention(query, key, value, visible, self.logit_cap, self._bias(distance))
 
     def _reaches(self, distance: Int[jax.Array, "... T S"]) -> Bool[jax.Array, "... T S"]:
         """Whether a query sees a key that lies so many positions before it."""
@@ -181,11 +207,12 @@ class Attention(Layer):
         return key if self.qk_norm is None else self.key_norm(key), value
 
     def _laid_out(self, heads: jax.Array) -> jax.Array:
-        return save_as("qkv", constrain(heads, *_HEADS))
+        return save_as("qkv", constrain(heads, *HEADS))
 
-    def _merged(self, context: jax.Array) -> jax.Array:
+    def _merged(self, context: jax.Array, is_named: bool = False) -> jax.Array:
         """The output projection: [B, N, T, H] to [B, T, D]."""
-        context = save_as("context", constrain(context, *_HEADS))
+        context = constrain(context, *HEADS)
+        context = context if is_named else save_as(CONTEXT, context)
         y = jnp.einsum("bnth,nhd->btd", context, self.post)
         y = y + self.post_bias if self.use_bias else y
         return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))

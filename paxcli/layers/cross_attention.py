@@ -24,6 +24,8 @@ class CrossAttention(Attention):
                 "Cross-attention knows no order of positions.",
                 "Leave `causal` False, `rotary` and `relative_bias` None.",
             )
+        if self.kernel not in ("auto", "xla"):
+            raise ConfigError(f"Cross-attention has no kernel `{self.kernel}`.", "Set `kernel` to `auto` or `xla`.")
         super().setup()
 
     def __call__(  # pyrefly: ignore[bad-override]

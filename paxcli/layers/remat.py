@@ -8,6 +8,8 @@ from typing import Any, Literal
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+CONTEXT = "context"  # what attention gathers from the values, before its output projection
+
 RematPolicy = Literal[
     "everything",
     "nothing",
@@ -24,7 +26,7 @@ _POLICIES: dict[str, Callable[..., Any]] = {
     "nothing": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_with_no_batch_dims": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "context": jax.checkpoint_policies.save_only_these_names("context"),
+    "context": jax.checkpoint_policies.save_only_these_names(CONTEXT),
     "out_proj": jax.checkpoint_policies.save_only_these_names("out_proj"),
     "context_and_out_proj": jax.checkpoint_policies.save_only_these_names("context", "out_proj"),
     "qkv_out_proj": jax.checkpoint_policies.save_only_these_names("qkv", "out_proj"),

@@ -20,6 +20,7 @@ from paxcli.mesh.mesh import describe
 from paxcli.mesh.rules import DEFAULT_RULES, Rules, spec
 
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=DEFAULT_RULES)
+_device: contextvars.ContextVar[Any] = contextvars.ContextVar("device", default=None)
 
 # Vocabularies come as they are (a byte tokenizer has 259 ids); every other size is the recipe's to choose.
 _MAY_REPLICATE = {"vocab"}
@@ -29,11 +30,21 @@ _MAY_REPLICATE = {"vocab"}
 def use_mesh(mesh: jax.sharding.Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[jax.sharding.Mesh]:
     """Makes `mesh` and `rules` the current ones of this thread, for `constrain` and for jit."""
     token = _rules.set(_without_miscompiled(rules, mesh.shape))
+    device_token = _device.set(mesh.devices.flat[0])
     try:
         with jax.set_mesh(mesh):
             yield mesh
     finally:
+        _device.reset(device_token)
         _rules.reset(token)
+
+
+def current_device() -> Any:
+    """One device of the current mesh, which need not be here: a program may be compiled for others. JAX's own if none.
+
+    All devices of a mesh are of one kind.
+    """
+    return _device.get() or jax.devices()[0]
 
 
 def _without_miscompiled(rules: Rules, sizes: Mapping[str, int]) -> Rules:
@@ -75,6 +86,15 @@ def layout(shape: tuple[int, ...], *logical_axes: str | None) -> PartitionSpec |
         axes = tuple(axis for axis in axes_of(entry) if axis in sizes)
         entries.append(axes if axes and dim % _ways(axes, sizes) == 0 else None)
     return PartitionSpec(*entries)
+
+
+def split(shape: tuple[int, ...], *logical_axes: str | None) -> tuple[int, ...]:
+    """Into how many parts `constrain` would cut each dimension of an array of this shape."""
+    laid_out = layout(shape, *logical_axes)
+    if laid_out is None:
+        return (1,) * len(shape)
+    sizes = jax.sharding.get_abstract_mesh().shape
+    return tuple(_ways(axes_of(entry), sizes) for entry in laid_out)
 
 
 def map_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:

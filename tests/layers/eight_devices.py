@@ -1,0 +1,42 @@
+"""Run on eight devices by test_attention_kernels.py: a kernel on the mesh and off it."""
+
+from __future__ import annotations
+
+import functools
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from paxcli.layers.attention_kernels import on_shards
+from paxcli.layers.splash_attention import splash_attention
+from paxcli.mesh.mesh import Mesh, build_mesh
+from paxcli.mesh.rules import merge_rules
+from paxcli.mesh.sharding import map_along, use_mesh
+from tests.tolerances import FLOAT32
+
+attend = functools.partial(splash_attention, interpret=True)
+query, key, value = (
+    jax.random.normal(jax.random.key(seed), (2, 4, heads, 128, 8)) for seed, heads in enumerate((4, 2, 2))
+)
+segments = jnp.where(jnp.arange(128) < jnp.arange(8).reshape(2, 4, 1) * 20, 1, 2)
+
+
+def outcome(run):
+    """Value and gradients of a function of all heads."""
+    loss = jax.value_and_grad(lambda *heads: jnp.sum(jnp.sin(run(*heads, segments))), (0, 1, 2))
+    return jax.tree.leaves(jax.jit(loss)(query, key, value))
+
+
+expected = outcome(jax.vmap(attend))
+sharded = functools.partial(on_shards, attend)
+for shape in ([1, 2, 4], [2, 1, 1, 4]):
+    staged = len(shape) == 4
+    mesh = build_mesh(Mesh(shape))
+    with use_mesh(mesh, merge_rules({"kv_heads": None})):
+        found = outcome(map_along("activation_stage", sharded) if staged else jax.vmap(sharded))
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, **FLOAT32, err_msg=str(shape))
