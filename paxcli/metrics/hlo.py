@@ -168,12 +168,14 @@ def read_program(text: str) -> Program:
             if head:
                 current = computations.setdefault(head[1], [])
                 entry = head[1] if line.startswith("ENTRY") else entry
-        elif line.startswith("}"):
+        elif line == "}":
             current = None
         else:
             found = _INSTRUCTION.match(line)
             if found:
                 current.append(_instruction(found[1], line[found.end() :]))
+            elif current:  # the attributes of a kernel go over several lines
+                current[-1] = dataclasses.replace(current[-1], rest=f"{current[-1].rest}\n{line}")
     return Program(entry, computations)
 
 

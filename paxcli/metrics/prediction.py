@@ -15,11 +15,10 @@ Groups are taken to have their links for themselves, and copies inside a chip to
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections import Counter
 
-from paxcli.metrics.collectives import Collective, Wiring, collective_of
+from paxcli.metrics.collectives import Collective, Network, Wiring, collective_of
 from paxcli.metrics.hlo import Instruction, Program
 
 # Hz: the published peak over the FLOPs of a cycle, which are MXUs × 2 × the 128² or 256² cells of each.
@@ -31,12 +30,12 @@ _DCN_PER_HOST = 25e9
 _DEVICES_PER_HOST = {"tpu7x": 8}
 
 # Of the peak, counting every product of a query and a key, those too that a mask lets a kernel skip. Of MaxText's 22B
-# model on 2 × v4-128, published at 13.65 s a step, the compiler's estimate of the rest leaves its kernels a rate of 0.61.
+# model on 2 × v4-128, published at 13.65 s a step, the compiler's estimate of the rest leaves its kernels 0.61.
 KERNEL_RATE = 0.5
 
 _MATMUL = frozenset({"convolution", "dot"})
 _ATTENTION = re.compile(r"/attention/(?!attention\._)")  # inside the attention layer, but in none of its projections
-_PRODUCTS = {"fwd": 2, "dkv": 5, "dq": 3}  # of splash attention's kernels, each of T × S × H multiply-adds a head
+_PRODUCTS = {"fwd": 2, "dkv": 5, "dq": 3}  # of splash attention's kernels, each T × T × H multiply-adds a head
 
 
 def is_predictable(generation: str | None) -> bool:
@@ -63,8 +62,8 @@ class Prediction:
     attention: float = 0.0
     kernels: float = 0.0
     other: float = 0.0
-    exposed: Counter[str] = dataclasses.field(default_factory=Counter)
-    communication: Counter[str] = dataclasses.field(default_factory=Counter)
+    exposed: dict[Network, float] = dataclasses.field(default_factory=lambda: {"ici": 0.0, "dcn": 0.0})
+    communication: dict[Network, float] = dataclasses.field(default_factory=lambda: {"ici": 0.0, "dcn": 0.0})
     kernel_calls: Counter[str] = dataclasses.field(default_factory=Counter)
     unknown_kernels: Counter[str] = dataclasses.field(default_factory=Counter)
 
@@ -75,8 +74,13 @@ class Prediction:
 
     def add(self, part: Prediction) -> None:
         """Adds another's seconds."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(self, field.name) + getattr(part, field.name))
+        for name in ("matmul", "attention", "kernels", "other"):
+            setattr(self, name, getattr(self, name) + getattr(part, name))
+        for mine, theirs in ((self.exposed, part.exposed), (self.communication, part.communication)):
+            for network, seconds in theirs.items():
+                mine[network] += seconds
+        self.kernel_calls += part.kernel_calls
+        self.unknown_kernels += part.unknown_kernels
 
 
 def predict(program: Program, wiring: Wiring, peak_flops: float) -> Prediction:
@@ -99,8 +103,8 @@ class _Clock:
     def run(self, name: str, times: int) -> Prediction:
         """What `times` runs of a computation take."""
         spent = Prediction()
-        now, free = 0.0, Counter[str]()  # free: when each network is
-        arrivals: dict[str, tuple[str, float]] = {}  # by key, of what is on its way
+        now, free = 0.0, dict[str, float]()  # free: when each network is
+        arrivals: dict[str, tuple[Network, float]] = {}  # by key, of what is on its way
         keys: dict[str, str] = {}
         for instruction in self.program.computations.get(name, ()):
             if instruction.opcode in ("while", "call", "conditional"):
@@ -115,7 +119,7 @@ class _Clock:
             if sent.part in ("whole", "begin"):
                 network, took = self._journey(sent)
                 spent.communication[network] += took * times
-                free[network] = max(now, free[network]) + took
+                free[network] = max(now, free.get(network, 0.0)) + took
                 arrivals[sent.key] = network, free[network]
             if sent.part in ("whole", "end"):
                 key = keys.get(sent.key, sent.key)  # an end names the instruction that began it
@@ -151,7 +155,7 @@ class _Clock:
             spent.other += seconds * times
         return seconds
 
-    def _journey(self, sent: Collective) -> tuple[str, float]:
+    def _journey(self, sent: Collective) -> tuple[Network, float]:
         """The network of a collective, and the seconds that it takes."""
         generation, group = self.wiring.generation, self.wiring.group(sent)
         if self.wiring.network(sent) == "dcn":
@@ -167,16 +171,17 @@ def is_kernel(instruction: Instruction) -> bool:
 
 def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
     """The name of a custom kernel and the FLOPs of a run, None where no formula is known."""
-    name = kernel.op_name.rsplit("/", 1)[-1] or kernel.name
+    name = kernel.name.split(".")[0]
     products = next((count for kind, count in _PRODUCTS.items() if kind in name), None)
-    if "splash" not in kernel.op_name or products is None:
+    shape = next((shape for _, shape in kernel.arrays if len(shape) == 4), None)
+    if not name.startswith("splash") or products is None or shape is None:
         return name, None
-    *heads, length, dims = max((shape for _, shape in kernel.arrays), key=len)
-    return name, products * 2.0 * math.prod(heads) * length * length * dims
+    rows, heads, length, dims = shape
+    return name, products * 2.0 * rows * heads * length * length * dims
 
 
 def shares(prediction: Prediction) -> dict[str, float]:
     """Parts of the step, which add up to 1."""
     parts: dict[str, float] = {name: getattr(prediction, name) for name in ("matmul", "attention", "kernels", "other")}
-    parts |= {f"exposed_{network}": prediction.exposed[network] for network in ("ici", "dcn")}
+    parts |= {f"exposed_{network}": prediction.exposed[network] for network in prediction.exposed}
     return {name: seconds / prediction.seconds for name, seconds in parts.items()} if prediction.seconds else parts

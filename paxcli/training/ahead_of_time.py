@@ -107,7 +107,7 @@ def compile_ahead(
     return Compiled(report, text)
 
 
-def compiler_options(session: Session) -> dict[str, str]:
+def compiler_options(session: Session) -> dict[str, str | bool]:
     """What the compiler is told beside the program: the recipe's options for libtpu."""
     if session.mesh.devices.flat[0].platform != "tpu":
         return {}

@@ -48,6 +48,7 @@ def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled,
       ConfigError: The step cannot be written on this platform.
     """
     runtime: Any = compiled.runtime_executable()
+    executable: Any = compiled._executable
     _, metrics = compiled.output_shardings
     if not all(sharding.is_fully_replicated for sharding in jax.tree.leaves(metrics)):
         raise ConfigError("A metric of this step is spread over devices, so the step cannot be saved.")
@@ -57,7 +58,7 @@ def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled,
         raise ConfigError(f"This platform's programs cannot be saved: {error}") from error
     manifest = {
         _MADE_FOR: made_for(session, options),
-        "arguments": sorted(compiled._executable._kept_var_idx),  # those that the program has any use for
+        "arguments": sorted(executable._kept_var_idx),  # those that the program has any use for
         "sha256": hashlib.sha256(program).hexdigest(),
         "recipe": config_text(session.config),
     }

@@ -106,7 +106,7 @@ def _meshes(config: fdl.Config[Experiment], target: Target, best: Settings) -> I
 
 
 def _policies(config: fdl.Config[Experiment], target: Target, best: Settings) -> Iterator[Settings]:
-    stack = getattr(config.task.model, "stack", None)
+    stack: Any = getattr(config.task.model, "stack", None)
     for policy in get_args(RematPolicy) if stack is not None else ():
         if policy != stack.remat_policy:
             yield best | {_REMAT: policy}
@@ -114,7 +114,9 @@ def _policies(config: fdl.Config[Experiment], target: Target, best: Settings) ->
 
 def _batches(config: fdl.Config[Experiment], target: Target, best: Settings) -> Iterator[Settings]:
     devices = fdl.build(_with(config, best).mesh).num_devices()
-    percore = global_batch_size(config, devices) / devices if devices else None
-    for factor in _BATCHES if percore else ():
+    if devices is None:
+        return
+    percore = global_batch_size(config, devices) / devices
+    for factor in _BATCHES:
         rows = percore * factor
         yield best | {_BATCH: int(rows) if rows == int(rows) else rows}

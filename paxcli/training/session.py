@@ -55,12 +55,13 @@ def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None =
     Raises:
       ConfigError: Parts of the recipe do not fit each other or the devices.
     """
-    validate(config)
-    if devices is None:
+    here = devices is None
+    validate(config, reads_data=here)
+    if here:
         start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
     mesh_config = fdl.build(config.mesh)
     mesh = build_mesh(mesh_config, devices)
-    validate(config, mesh.size)
+    validate(config, mesh.size, reads_data=here)
     batch = global_batch_size(config, mesh.size)
     experiment = fdl.build(prepared(config, mesh.size, *infeed_shard(mesh)))
     rules = merge_rules(mesh_config.logical_axis_rules)

@@ -74,7 +74,7 @@ def _gradients(loss_of: Callable, params: dict, batch: NestedMap, num_microbatch
     return grads, {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}
 
 
-def make_eval_step(task: SingleTask) -> Callable[[dict, NestedMap], dict[str, tuple[jax.Array, jax.Array]]]:
+def make_eval_step(task: SingleTask) -> jax.stages.Wrapped:
     """Compiles `(params, batch) -> {metric: (sum, weight)}`: combine these over batches, then divide."""
     return jax.jit(lambda params, batch: _evaluated(task, params, batch)[0])
 
