@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,10 @@ from jaxtyping import Float, Int
 from paxcli.layers.base import Layer
 from paxcli.layers.caps import soft_cap
 from paxcli.layers.init import Gaussian, Init
+from paxcli.layers.scorer import Scorer
 from paxcli.mesh.sharding import constrain
+
+_AXES = {"table": ("vocab", "embed"), "bias": ("vocab",)}
 
 
 class TiedEmbedding(Layer):
@@ -36,9 +41,9 @@ class TiedEmbedding(Layer):
 
     def setup(self) -> None:
         shape = (self.vocab_size, self.model_dims)
-        self.table = self.weight("table", self.params_init.table(self.model_dims), shape, ("vocab", "embed"))
+        self.table = self.weight("table", self.params_init.table(self.model_dims), shape, _AXES["table"])
         if self.use_bias:
-            self.bias = self.weight("bias", nn.initializers.zeros, (self.vocab_size,), ("vocab",))
+            self.bias = self.weight("bias", nn.initializers.zeros, (self.vocab_size,), _AXES["bias"])
 
     def embed(self, ids: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
         """Looks tokens up."""
@@ -49,10 +54,22 @@ class TiedEmbedding(Layer):
 
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
         """Scores every token of the vocabulary."""
-        logits = jnp.einsum("btd,vd->btv", x, self.table)
-        if self.scale_logits_sqrt_depth:
-            logits = logits / jnp.asarray(self.model_dims**0.5, logits.dtype)
-        if self.use_bias:
-            logits = logits + self.bias
-        logits = soft_cap(logits, self.logit_cap)
-        return constrain(logits, "activation_batch", "activation_length", "activation_vocab")
+        scorer = self.scorer()
+        return scorer.score(scorer.params, x)
+
+    def scorer(self) -> Scorer:
+        """What `logits` does, apart from this layer."""
+        params = {"table": self.table} | ({"bias": self.bias} if self.use_bias else {})
+        divisor = self.model_dims**0.5 if self.scale_logits_sqrt_depth else None
+        score = functools.partial(_score, divisor=divisor, logit_cap=self.logit_cap)
+        return Scorer(score, params, {name: _AXES[name] for name in params})
+
+
+def _score(params: dict[str, jax.Array], x: jax.Array, divisor: float | None, logit_cap: float | None) -> jax.Array:
+    logits = jnp.einsum("btd,vd->btv", x, params["table"])
+    if divisor is not None:
+        logits = logits / jnp.asarray(divisor, logits.dtype)
+    if "bias" in params:
+        logits = logits + params["bias"]
+    logits = soft_cap(logits, logit_cap)
+    return constrain(logits, "activation_batch", "activation_length", "activation_vocab")

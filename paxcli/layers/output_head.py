@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -10,7 +12,10 @@ from jaxtyping import Float
 from paxcli.layers.base import Layer
 from paxcli.layers.caps import soft_cap
 from paxcli.layers.init import Init, Xavier
+from paxcli.layers.scorer import Scorer
 from paxcli.mesh.sharding import constrain
+
+_AXES = {"w": ("embed", "vocab"), "b": ("vocab",)}
 
 
 class OutputHead(Layer):
@@ -32,14 +37,26 @@ class OutputHead(Layer):
 
     def setup(self) -> None:
         shape = (self.model_dims, self.vocab_size)
-        self.w = self.weight("w", self.params_init.weight((0,), (1,)), shape, ("embed", "vocab"))
+        self.w = self.weight("w", self.params_init.weight((0,), (1,)), shape, _AXES["w"])
         if self.use_bias:
-            self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), ("vocab",))
+            self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
 
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
         """Scores every token of the vocabulary."""
-        logits = jnp.dot(x, self.w)
-        if self.use_bias:
-            logits = logits + self.b
-        logits = soft_cap(logits, self.logit_cap)
-        return constrain(logits, "activation_batch", "activation_length", "activation_vocab")
+        scorer = self.scorer()
+        return scorer.score(scorer.params, x)
+
+    def scorer(self) -> Scorer:
+        """What `logits` does, apart from this layer."""
+        params = {"w": self.w} | ({"b": self.b} if self.use_bias else {})
+        return Scorer(
+            functools.partial(_score, logit_cap=self.logit_cap), params, {name: _AXES[name] for name in params}
+        )
+
+
+def _score(params: dict[str, jax.Array], x: jax.Array, logit_cap: float | None) -> jax.Array:
+    logits = jnp.dot(x, params["w"])
+    if "b" in params:
+        logits = logits + params["b"]
+    logits = soft_cap(logits, logit_cap)
+    return constrain(logits, "activation_batch", "activation_length", "activation_vocab")

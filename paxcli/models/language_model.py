@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import part, template
+from paxcli.errors import ConfigError
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.attention import KVCache
 from paxcli.layers.embedding import TiedEmbedding
@@ -19,6 +20,7 @@ from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack
 from paxcli.models.base import Model
+from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
 from paxcli.models.losses import WeightedScalars, token_metrics
 
 
@@ -43,6 +45,10 @@ class LanguageModel(Model):
       position: Template of what is added to the embedding; None = nothing.
       stack: Template of the layers.
       final_norm: Template of the norm before the logits.
+      label_smoothing: Share of the probability that the loss gives to all other tokens; `log_pplx` is without it.
+      z_loss_weight: Factor of a loss that keeps logits near 0, such as 1e-4; `log_pplx` is without it.
+      loss_chunk: How many tokens of a device have logits at one time, for the loss; null = all, `auto` = as many as fit
+        in 1 GiB where all would be more than 4 GiB. With chunks, `loss` alone of the metrics can be trained on.
     """
 
     vocab_size: int = 0
@@ -59,8 +65,13 @@ class LanguageModel(Model):
     position: functools.partial[LearnedPositions] | None = template(LearnedPositions)
     stack: functools.partial = template(Stack)
     final_norm: functools.partial = template(LayerNorm)
+    label_smoothing: float = 0.0
+    z_loss_weight: float = 0.0
+    loss_chunk: LossChunk = "auto"
 
     def setup(self) -> None:
+        if isinstance(self.loss_chunk, int) and self.loss_chunk < 1:
+            raise ConfigError(f"loss_chunk={self.loss_chunk} is no number of tokens.", "Set it to `auto` or to null.")
         dims = self.model_dims
         self._embedding = self.embedding(
             name="embedding", vocab_size=self.vocab_size, model_dims=dims, params_init=self.params_init
@@ -92,13 +103,28 @@ class LanguageModel(Model):
         return self.dims_per_head or self.model_dims // self.num_heads
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
-        """Logits [B, T, V] of packed sequences: `ids`, `segment_ids` and `segment_pos`, all [B, T]."""
-        logits, _ = self.extend(batch.ids, batch.segment_ids, batch.segment_pos, None)
-        return NestedMap(logits=logits)
+        """Logits [B, T, V] of packed sequences: `ids`, `segment_ids` and `segment_pos`, all [B, T].
+
+        Where the loss goes in chunks, what logits are made of in their place: `features` [B, T, D].
+        """
+        return self._predicted(batch.ids, batch)
 
     def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
-        """Mean cross-entropy of `labels` by `weights`, both [B, T]."""
-        return token_metrics(predictions.logits, batch.labels, batch.weights)
+        """Mean cross-entropy of `labels` by `weights`, both [B, T]. Predictions may bring weights of their own."""
+        weights = predictions.get("weights", batch.weights)
+        how = (self.label_smoothing, self.z_loss_weight)
+        if "logits" in predictions:
+            return token_metrics(predictions.logits, batch.labels, weights, *how)
+        x = predictions.features
+        chunk = chunk_size(self.loss_chunk, *x.shape[:2], self.vocab_size)
+        assert chunk is not None
+        return chunked_token_metrics(self._head.scorer(), x, batch.labels, weights, chunk, *how)
+
+    def _predicted(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
+        x, _ = self._features(ids, batch.segment_ids, batch.segment_pos, None)
+        if chunk_size(self.loss_chunk, *ids.shape, self.vocab_size) is None:
+            return NestedMap(logits=self._head.logits(x))
+        return NestedMap(features=x)
 
     def extend(
         self,
@@ -108,11 +134,18 @@ class LanguageModel(Model):
         cache: KVCache | None,
     ) -> tuple[Float[jax.Array, "B T V"], KVCache | None]:
         """Logits of the tokens that follow; with a cache, of tokens at `segment_pos` of sequences already begun."""
+        x, cache = self._features(ids, segment_ids, segment_pos, cache)
+        return self._head.logits(x), cache
+
+    def _features(
+        self, ids: jax.Array, segment_ids: jax.Array, segment_pos: jax.Array, cache: KVCache | None
+    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+        """What logits are made of."""
         x = self._embedding.embed(ids)
         if self.position is not None:
             x = x + self._position(segment_pos).astype(x.dtype)
         x, cache = self._stack(x, cache, segment_ids, segment_pos)
-        return self._head.logits(self._final_norm(x)), cache
+        return self._final_norm(x), cache
 
     def empty_cache(self, batch_size: int, length: int) -> KVCache:
         """A cache of `length` positions, [L, B, K, S, H] each, in the type of the activations."""

@@ -35,19 +35,52 @@ def smoothed(
     return (1 - label_smoothing) * xent + label_smoothing * others / (logits.shape[-1] - 1)
 
 
+def token_losses(
+    logits: Float[jax.Array, "*batch V"],
+    labels: Int[jax.Array, "*batch"],
+    label_smoothing: float = 0.0,
+    z_loss_weight: float = 0.0,
+) -> tuple[Float[jax.Array, "*batch"], Float[jax.Array, "*batch"], Bool[jax.Array, "*batch"]]:
+    """Of each token: its loss, its cross-entropy alone, and whether no other is likelier.
+
+    Args:
+      logits: Scores.
+      labels: What came.
+      label_smoothing: Share of the probability that the loss gives to all other tokens.
+      z_loss_weight: Factor of the squared log of the sum of exponentials, which keeps logits near 0 (Chowdhery et al.,
+        2022, section 5; Pax: `z_loss_weight`).
+    """
+    xent, correct = cross_entropy(logits, labels)
+    loss = smoothed(xent, logits, label_smoothing) if label_smoothing else xent
+    if z_loss_weight:
+        loss = loss + z_loss_weight * jnp.square(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1))
+    return loss, xent, correct
+
+
 def token_metrics(
     logits: Float[jax.Array, "B T V"],
     labels: Int[jax.Array, "B T"],
     weights: Float[jax.Array, "B T"],
     label_smoothing: float = 0.0,
+    z_loss_weight: float = 0.0,
 ) -> tuple[WeightedScalars, NestedMap]:
-    """Means over tokens: `loss`, `log_pplx` (never smoothed) and `accuracy`; by example, `xent` and `scores`."""
-    xent, correct = cross_entropy(logits, labels)
-    weight, log_pplx = jnp.sum(weights), weighted_mean(xent, weights)
-    loss = weighted_mean(smoothed(xent, logits, label_smoothing), weights) if label_smoothing else log_pplx
+    """Means over tokens: `loss`, `log_pplx` (cross-entropy alone) and `accuracy`; by example, `xent` and `scores`."""
+    loss, xent, correct = token_losses(logits, labels, label_smoothing, z_loss_weight)
+    return means_over_tokens(weighted_mean(loss, weights), loss is xent, xent, correct, weights)
+
+
+def means_over_tokens(
+    loss: jax.Array,
+    is_xent: bool,
+    xent: Float[jax.Array, "B T"],
+    correct: Bool[jax.Array, "B T"],
+    weights: Float[jax.Array, "B T"],
+) -> tuple[WeightedScalars, NestedMap]:
+    """What `token_metrics` returns, of a mean loss which may be the mean cross-entropy itself."""
+    weight = jnp.sum(weights)
     metrics = {
         "loss": (loss, weight),
-        "log_pplx": (log_pplx, weight),
+        "log_pplx": (loss if is_xent else weighted_mean(xent, weights), weight),
         "accuracy": (weighted_mean(correct.astype(jnp.float32), weights), weight),
     }
     return metrics, NestedMap(xent=xent, scores=-jnp.sum(xent * weights, axis=-1))

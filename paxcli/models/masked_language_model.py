@@ -15,7 +15,6 @@ from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.attention import KVCache
 from paxcli.layers.encoder import Encoder
 from paxcli.models.language_model import LanguageModel
-from paxcli.models.losses import WeightedScalars, token_metrics
 
 
 class MaskedLanguageModel(LanguageModel):
@@ -31,7 +30,6 @@ class MaskedLanguageModel(LanguageModel):
       mask_prob: Share of the tokens that are predicted and hidden.
       random_prob: Share that is predicted and replaced by any token of the vocabulary.
       same_prob: Share that is predicted and left as it is.
-      label_smoothing: Share of the probability that the loss gives to all other tokens; `log_pplx` is without it.
     """
 
     stack: functools.partial = template(Encoder)
@@ -39,7 +37,6 @@ class MaskedLanguageModel(LanguageModel):
     mask_prob: float = 0.12
     random_prob: float = 0.015
     same_prob: float = 0.015
-    label_smoothing: float = 0.0
 
     def setup(self) -> None:
         if not 0 <= self.mask_id < self.vocab_size:
@@ -47,17 +44,12 @@ class MaskedLanguageModel(LanguageModel):
         super().setup()
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
-        """Logits [B, T, V], and the `weights` [B, T] of the predicted tokens."""
+        """What a `LanguageModel` predicts, and the `weights` [B, T] of the predicted tokens."""
         if "masked_ids" in batch:
             ids, weights = batch.masked_ids, batch.masked_pos.astype(jnp.float32)
         else:
             ids, weights = self.masked(batch.labels, batch.weights)
-        logits, _ = self.extend(ids, batch.segment_ids, batch.segment_pos, None)
-        return NestedMap(logits=logits, weights=weights)
-
-    def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
-        """Mean cross-entropy of the predicted tokens."""
-        return token_metrics(predictions.logits, batch.labels, predictions.weights, self.label_smoothing)
+        return NestedMap(self._predicted(ids, batch), weights=weights)
 
     def masked(
         self, labels: Int[jax.Array, "B T"], weights: Float[jax.Array, "B T"]
