@@ -33,18 +33,22 @@ class Mesh(Configurable):
       logical_axis_rules: Laid over the default rules: logical axis to mesh axis, to several, or to None (replicated).
       libtpu_options: Options of the TPU's runtime and compiler, name to value (`LIBTPU_INIT_ARGS` without the dashes);
         other devices know nothing of them.
+      peak_tflops: What a device can do at best, in dense TFLOP/s, for the MFU; None = what is published of its kind.
     """
 
     ici_mesh_shape: dict[str, int] | list[int] | None = None
     dcn_mesh_shape: dict[str, int] | list[int] | None = None
     logical_axis_rules: dict[str, str | list[str] | None] | None = None
     libtpu_options: dict[str, str | int | float | bool] | None = None
+    peak_tflops: float | None = None
 
     def validate(self) -> None:
         """Checks every name and size, without a device. Raises ConfigError."""
         axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape)
         merge_rules(self.logical_axis_rules)
         libtpu_arguments(self.libtpu_options)
+        if self.peak_tflops is not None and self.peak_tflops <= 0:
+            raise ConfigError(f"mesh.peak_tflops={self.peak_tflops:g} is no speed.", "Set it to TFLOP/s, or to null.")
 
     def num_devices(self) -> int | None:
         """The number of devices that this mesh needs, or None when it takes all that are there."""

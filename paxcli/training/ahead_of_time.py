@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -19,12 +20,12 @@ from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.topologies import Target, find_target, slice_of
 from paxcli.metrics.collectives import Wiring, count_collectives, gathered_whole
 from paxcli.metrics.hlo import Program, read_program
-from paxcli.metrics.peaks import mfu, peak_flops
+from paxcli.metrics.peaks import mfu
 from paxcli.metrics.prediction import is_predictable, predict, shares
 from paxcli.models.decoding import Sampling, generate
 from paxcli.training.executable import save_executable
 from paxcli.training.experiment import Experiment
-from paxcli.training.session import Session, open_session
+from paxcli.training.session import Session, open_session, peak_of
 from paxcli.training.state import count_parameters
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.summary import model_flops, tokens_in
@@ -197,7 +198,7 @@ def _memory(session: Session, compiled: jax.stages.Compiled, target: Target) -> 
 def _program(
     session: Session, compiled: jax.stages.Compiled, program: Program, target: Target, step: Step
 ) -> dict[str, Any]:
-    wiring = _wiring(session, target)
+    wiring = wiring_of(list(session.mesh.devices.flat), target)
     costs: Any = compiled.cost_analysis() or {}
     formula = _formula(session, step)
     found: dict[str, Any] = {
@@ -209,7 +210,7 @@ def _program(
         "predicted_mfu": None,
         "predicted_tokens_per_second": None,
     }
-    peak = peak_flops(session.mesh.devices.flat[0].device_kind)
+    peak = peak_of(session)
     if wiring is None or peak is None or not is_predictable(target.generation):
         return found
     prediction = predict(program, wiring, peak)
@@ -226,12 +227,13 @@ def _program(
     }
 
 
-def _wiring(session: Session, target: Target) -> Wiring | None:
+def wiring_of(devices: Sequence[Any], target: Target) -> Wiring | None:
+    """How a target's devices are connected, in the order of the mesh; None unless they are TPUs."""
     if target.generation is None:
         return None
-    shape = (*target.shape, *(1,) * (3 - len(target.shape)))
-    wraps = (*target.wraps, *(False,) * (3 - len(target.wraps)))
-    coordinates = [(getattr(d, "slice_index", None) or 0, *d.coords) for d in session.mesh.devices.flat]
+    flat = 3 - len(target.shape)
+    shape, wraps = (*target.shape, *(1,) * flat), (*target.wraps, *(False,) * flat)
+    coordinates = [(getattr(device, "slice_index", None) or 0, *device.coords) for device in devices]
     return Wiring(target.generation, coordinates, shape, wraps)
 
 

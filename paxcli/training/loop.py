@@ -26,7 +26,6 @@ from paxcli.mesh.sharding import global_spec, put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
-from paxcli.metrics.peaks import peak_flops
 from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.training.ahead_of_time import compiler_options
 from paxcli.training.evaluate import evaluate
@@ -34,7 +33,7 @@ from paxcli.training.executable import load_executable
 from paxcli.training.experiment import Experiment
 from paxcli.training.learner import Learner
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import Session, device_name, open_session
+from paxcli.training.session import Session, device_name, open_session, peak_of
 from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step, make_train_step
@@ -209,7 +208,7 @@ class TrainingRun:
         flops = model_flops(self.task.model, self.session.spec)
         hosts = self.input.num_infeed_hosts
         tokens = tokens_in(self.session.spec)
-        peak = peak_flops(self.session.mesh.devices.flat[0].device_kind)
+        peak = peak_of(self.session)
         return Meter(
             flops_per_step=flops.total * hosts if flops else None,
             tokens_per_step=tokens * hosts if tokens else None,
@@ -325,7 +324,7 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
         "mesh": describe(session.mesh.shape),
         "global_batch_size": session.global_batch_size,
         "tokens_per_step": tokens * run.input.num_infeed_hosts if tokens else None,
-        "peak_flops_per_device": peak_flops(session.mesh.devices.flat[0].device_kind),
+        "peak_flops_per_device": peak_of(session),
         "first_step": first_step,
         "num_train_steps": run.num_train_steps,
     }

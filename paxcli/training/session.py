@@ -17,6 +17,7 @@ from paxcli.mesh.mesh import build_mesh, libtpu_arguments
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import infeed_shard, use_mesh
 from paxcli.mesh.startup import start_distributed
+from paxcli.metrics.peaks import peak_flops
 from paxcli.training.experiment import Experiment, global_batch_size, prepared
 from paxcli.training.state import TrainState, abstract_state
 from paxcli.training.validate import validate
@@ -80,6 +81,12 @@ def _check_rows(source: BaseInput, spec: NestedMap, global_batch: int) -> None:
             f"but the global batch is {global_batch}.",
             f"Change the input's batch size, or `--set global_batch_size={rows * source.num_infeed_hosts}`.",
         )
+
+
+def peak_of(session: Session) -> float | None:
+    """FLOP/s of one device at best, as the recipe or its maker says; None when nobody does."""
+    given = session.config.mesh.peak_tflops
+    return given * 1e12 if given is not None else peak_flops(session.mesh.devices.flat[0].device_kind)
 
 
 def device_name(mesh: Mesh) -> str:
