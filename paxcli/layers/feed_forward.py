@@ -57,4 +57,4 @@ class FeedForward(Layer):
         hidden = constrain(hidden, "activation_batch", "activation_length", "activation_mlp")
         y = jnp.einsum("btf,df->btd", hidden, self.w_out)
         y = y + self.b_out if self.use_bias else y
-        return constrain(y, "activation_batch", "activation_length", "activation_embed")
+        return save_as("feed_forward_out", constrain(y, "activation_batch", "activation_length", "activation_embed"))

@@ -13,6 +13,7 @@ from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
 from paxcli.layers.expert_dispatch import Experts, Routing, dropless, with_capacity
 from paxcli.layers.init import Init, Xavier
+from paxcli.layers.remat import save_as
 from paxcli.mesh.sharding import constrain
 
 
@@ -73,7 +74,7 @@ class MoeFeedForward(Layer):
             fair_share = -(-x.shape[1] * self.num_experts_per_token // self.num_experts)
             capacity = min(max(int(fair_share * self.capacity_factor), 1), x.shape[1])
             y = with_capacity(x, routing, experts, act, capacity)
-        return constrain(y, "activation_batch", "activation_length", "activation_embed")
+        return save_as("feed_forward_out", constrain(y, "activation_batch", "activation_length", "activation_embed"))
 
     def _routing(self, x: jax.Array) -> Routing:
         """Chosen experts and their weights, which are reported, too."""

@@ -8,6 +8,11 @@ from typing import Any, Literal
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
+from paxcli.errors import ConfigError
+from paxcli.mesh.sharding import memory_kinds
+
+_HOST = "pinned_host"
+
 CONTEXT = "context"  # what attention gathers from the values, before its output projection
 
 RematPolicy = Literal[
@@ -15,22 +20,58 @@ RematPolicy = Literal[
     "nothing",
     "dots",
     "dots_with_no_batch_dims",
+    "dots_with_no_batch_dims_and_context",
+    "dots_with_no_batch_dims_offloaded",
+    "dots_except_logits",
+    "dots_except_logits_and_feed_forward_in",
     "context",
     "out_proj",
     "context_and_out_proj",
+    "qkv_offloaded",
     "qkv_out_proj",
     "qkv_context_out_proj",
 ]
 
-_POLICIES: dict[str, Callable[..., Any]] = {
+Saveable = Callable[..., Any]
+
+_FEED_FORWARD_IN = ("feed_forward_in", "feed_forward_gate")
+
+
+def _is_cudnn_context(primitive: Any, *_: Any, **__: Any) -> bool:
+    """Whether this is cuDNN's attention, which names nothing."""
+    return primitive.name.startswith("dot_product_attention_fwd")
+
+
+def _named(*names: str) -> Saveable:
+    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    if CONTEXT in names:
+        return jax.checkpoint_policies.save_from_both_policies(policy, _is_cudnn_context)
+    return policy
+
+
+def _offloaded(*names: str) -> Saveable:
+    return jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=names, offload_src="device", offload_dst=_HOST
+    )
+
+
+_NO_BATCH_DIMS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+_POLICIES: dict[str, Saveable] = {
     "nothing": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_saveable,
-    "dots_with_no_batch_dims": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "context": jax.checkpoint_policies.save_only_these_names(CONTEXT),
-    "out_proj": jax.checkpoint_policies.save_only_these_names("out_proj"),
-    "context_and_out_proj": jax.checkpoint_policies.save_only_these_names("context", "out_proj"),
-    "qkv_out_proj": jax.checkpoint_policies.save_only_these_names("qkv", "out_proj"),
-    "qkv_context_out_proj": jax.checkpoint_policies.save_only_these_names("qkv", "context", "out_proj"),
+    "dots_with_no_batch_dims": _NO_BATCH_DIMS,
+    "dots_with_no_batch_dims_and_context": jax.checkpoint_policies.save_from_both_policies(
+        _NO_BATCH_DIMS, _named(CONTEXT)
+    ),
+    "dots_with_no_batch_dims_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", _HOST),
+    "dots_except_logits": _named("qkv", CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"),
+    "dots_except_logits_and_feed_forward_in": _named("qkv", CONTEXT, "out_proj", "feed_forward_out"),
+    "context": _named(CONTEXT),
+    "out_proj": _named("out_proj"),
+    "context_and_out_proj": _named(CONTEXT, "out_proj"),
+    "qkv_offloaded": _offloaded("qkv"),
+    "qkv_out_proj": _named("qkv", "out_proj"),
+    "qkv_context_out_proj": _named("qkv", CONTEXT, "out_proj"),
 }
 
 
@@ -39,6 +80,15 @@ def save_as(name: str, x: jax.Array) -> jax.Array:
     return checkpoint_name(x, name)
 
 
-def saveable(policy: RematPolicy) -> Callable[..., Any] | None:
-    """JAX's predicate for a policy; None for `everything`, which needs no rematerialization."""
+def saveable(policy: RematPolicy) -> Saveable | None:
+    """JAX's predicate for a policy; None for `everything`, which needs no rematerialization.
+
+    Raises:
+      ConfigError: The policy keeps activations in the host's memory, which these devices cannot reach.
+    """
+    if policy.endswith("_offloaded") and _HOST not in memory_kinds():
+        raise ConfigError(
+            f"remat_policy={policy} keeps activations in the host's memory, which these devices cannot write to.",
+            "Choose a policy that computes them again, such as `nothing`.",
+        )
     return None if policy == "everything" else _POLICIES[policy]

@@ -60,6 +60,15 @@ def _without_miscompiled(rules: Rules, sizes: Mapping[str, int]) -> Rules:
     return {**rules, "activation_embed": tuple(axis for axis in rules["activation_embed"] if axis != "tensor")}
 
 
+def memory_kinds() -> set[str]:
+    """The memories that the devices of the current mesh can use."""
+    device = current_device()
+    try:
+        return {memory.kind for memory in device.addressable_memories()}
+    except jax.errors.JaxRuntimeError:  # a device to compile for, which is not here; it has JAX's usual memories
+        return {"device", "pinned_host"}
+
+
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     """`x` laid out by its logical axes under the current mesh; `x` itself without a mesh or on one device.
 

@@ -31,13 +31,13 @@ _LARGE = 4 * 2**30  # bytes of float32 logits on a device from which on `auto` t
 _CHUNK = 2**30  # and how many those of a chunk have at most
 
 
-def chunk_size(asked: LossChunk, batch_size: int, length: int, vocab_size: int) -> int | None:
-    """How many tokens of a device make a chunk; None = no chunks."""
+def chunk_size(asked: LossChunk, tokens: tuple[int, ...], vocab_size: int) -> int | None:
+    """How many tokens of a device make a chunk, of `tokens` = (B, T) in all; None = no chunks."""
     if asked != "auto":
         return asked
-    parts = split((batch_size, length, vocab_size), *_TOKENS, "activation_vocab")
+    parts = split((*tokens, vocab_size), *_TOKENS, "activation_vocab")
     token_bytes = 4 * vocab_size // parts[2]
-    if batch_size * length // (parts[0] * parts[1]) * token_bytes <= _LARGE:
+    if math.prod(tokens) // (parts[0] * parts[1]) * token_bytes <= _LARGE:
         return None
     return 2 ** max(8, int(math.log2(_CHUNK / token_bytes)))
 

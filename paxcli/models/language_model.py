@@ -116,13 +116,13 @@ class LanguageModel(Model):
         if "logits" in predictions:
             return token_metrics(predictions.logits, batch.labels, weights, *how)
         x = predictions.features
-        chunk = chunk_size(self.loss_chunk, *x.shape[:2], self.vocab_size)
+        chunk = chunk_size(self.loss_chunk, x.shape[:2], self.vocab_size)
         assert chunk is not None
         return chunked_token_metrics(self._head.scorer(), x, batch.labels, weights, chunk, *how)
 
     def _predicted(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
         x, _ = self._features(ids, batch.segment_ids, batch.segment_pos, None)
-        if chunk_size(self.loss_chunk, *ids.shape, self.vocab_size) is None:
+        if chunk_size(self.loss_chunk, ids.shape, self.vocab_size) is None:
             return NestedMap(logits=self._head.logits(x))
         return NestedMap(features=x)
 

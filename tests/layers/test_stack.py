@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import typing
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxcli.errors import ConfigError
+from paxcli.layers import remat
 from paxcli.layers.block import TransformerBlock
+from paxcli.layers.remat import RematPolicy, saveable
 from paxcli.layers.stack import Stack
 from tests.tolerances import FLOAT32
 
@@ -39,17 +44,14 @@ def _unrolled(params):
     return {f"layers_{i}": jax.tree.map(lambda p, i=i: p[i], params["layers"]) for i in range(3)}
 
 
+_LONGER = {"dots", "out_proj", "context_and_out_proj", "qkv_out_proj", "dots_except_logits_and_feed_forward_in"}
+
+
 @pytest.mark.parametrize(
     "policy",
     [
-        "nothing",
-        "dots",
-        "dots_with_no_batch_dims",
-        "context",
-        "out_proj",
-        "context_and_out_proj",
-        "qkv_out_proj",
-        "qkv_context_out_proj",
+        pytest.param(policy, marks=pytest.mark.slow if policy in _LONGER else ())
+        for policy in typing.get_args(RematPolicy)[1:]
     ],
 )
 def test_remat_policies_change_nothing(policy, inputs, scanned_params):
@@ -63,6 +65,12 @@ def test_remat_policies_change_nothing(policy, inputs, scanned_params):
     np.testing.assert_allclose(by_input, expected[1][1], **FLOAT32)
     stacked = jax.tree.map(lambda *layers: jnp.stack(layers), *(grads[f"layers_{i}"] for i in range(3)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), stacked, expected[1][0]["layers"])
+
+
+def test_a_device_without_host_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(remat, "memory_kinds", lambda: {"device"})
+    with pytest.raises(ConfigError, match="remat_policy=qkv_offloaded"):
+        saveable("qkv_offloaded")
 
 
 def test_remat_saves_memory(inputs, scanned_params):

@@ -77,9 +77,9 @@ def test_a_loss_of_another_metric_is_refused():
 
 
 def test_chunks_are_taken_where_logits_are_large():
-    assert chunk_size("auto", 8, 2048, 50304) is None
-    assert chunk_size("auto", 32, 1024, 50304) == 4096
-    assert chunk_size(None, 32, 1024, 50304) is None
+    assert chunk_size("auto", (8, 2048), 50304) is None
+    assert chunk_size("auto", (32, 1024), 50304) == 4096
+    assert chunk_size(None, (32, 1024), 50304) is None
 
 
 def test_memory_falls_with_the_chunk():
