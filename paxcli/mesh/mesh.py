@@ -31,8 +31,10 @@ class Mesh(Configurable):
         four numbers the first is `stage`. None lays all devices along `data`.
       dcn_mesh_shape: How many slices along each axis, written alike. None is one slice.
       logical_axis_rules: Laid over the default rules: logical axis to mesh axis, to several, or to None (replicated).
-      libtpu_options: Options of the TPU's runtime and compiler, name to value (`LIBTPU_INIT_ARGS` without the dashes);
+      libtpu_options: Options that libtpu reads when it starts, name to value (`LIBTPU_INIT_ARGS` without the dashes);
         other devices know nothing of them.
+      compiler_options: Options of the compiler, name to value, laid over those of pax for the platform
+        (`compiler_options.yaml`); null leaves one at XLA's default.
       peak_tflops: What a device can do at best, in dense TFLOP/s, for the MFU; None = what is published of its kind.
     """
 
@@ -40,6 +42,7 @@ class Mesh(Configurable):
     dcn_mesh_shape: dict[str, int] | list[int] | None = None
     logical_axis_rules: dict[str, str | list[str] | None] | None = None
     libtpu_options: dict[str, str | int | float | bool] | None = None
+    compiler_options: dict[str, str | int | float | bool | None] | None = None
     peak_tflops: float | None = None
 
     def validate(self) -> None:

@@ -15,8 +15,9 @@ import jax.numpy as jnp
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.nested_map import num_rows
-from paxcli.mesh.mesh import describe
+from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
+from paxcli.mesh.startup import hand_to_libtpu
 from paxcli.mesh.topologies import Target, find_target, slice_of
 from paxcli.metrics.collectives import Wiring, count_collectives, gathered_whole
 from paxcli.metrics.hlo import Program, read_program
@@ -25,7 +26,7 @@ from paxcli.metrics.prediction import is_predictable, predict, shares
 from paxcli.models.decoding import Sampling, generate
 from paxcli.training.executable import save_executable
 from paxcli.training.experiment import Experiment
-from paxcli.training.session import Session, open_session, peak_of
+from paxcli.training.session import Session, open_session, options_of, peak_of
 from paxcli.training.state import count_parameters
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.summary import model_flops, tokens_in
@@ -84,11 +85,13 @@ def compile_ahead(
       ConfigError: The recipe does not fit the target's devices (memory aside), or has no such step.
       MissingError: What it takes to compile for the target is not here.
     """
+    hand_to_libtpu(libtpu_arguments(config.mesh.libtpu_options))
     with open_session(config, target.devices()) as session:
+        options = options_of(session)
         began = time.perf_counter()
         lowered = _lowered(session, step)
         try:
-            compiled = lowered.compile(compiler_options=compiler_options(session))
+            compiled = lowered.compile(compiler_options=options or None)
         except jax.errors.JaxRuntimeError as error:
             needed, available = _out_of_memory(str(error))
             report = _sizes(session, target, step) | {
@@ -101,19 +104,11 @@ def compile_ahead(
         seconds = time.perf_counter() - began
         text = compiled.as_text() or ""
         report = _sizes(session, target, step) | _memory(session, compiled, target)
-        report |= {"compiler_options": compiler_options(session), "compile_seconds": seconds}
+        report |= {"compiler_options": options, "compile_seconds": seconds}
         report |= _program(session, compiled, read_program(text), target, step)
         if save is not None:
-            save_executable(save, session, compiled, compiler_options(session))
+            save_executable(save, session, compiled, options)
     return Compiled(report, text)
-
-
-def compiler_options(session: Session) -> dict[str, str | bool]:
-    """What the compiler is told beside the program: the recipe's options for libtpu."""
-    if session.mesh.devices.flat[0].platform != "tpu":
-        return {}
-    given = session.config.mesh.libtpu_options or {}
-    return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
 
 def _lowered(session: Session, step: Step) -> jax.stages.Lowered:
@@ -153,7 +148,7 @@ def _out_of_memory(message: str) -> tuple[int | None, int | None]:
         return None, None
     first = next((line for line in message.splitlines() if line.strip()), message)
     raise ConfigError(
-        f"The compiler refuses the program: {first}", "Try without `mesh.libtpu_options`, if there are any."
+        f"The compiler refuses the program: {first}", "Try without `mesh.compiler_options`, if there are any."
     )
 
 

@@ -27,13 +27,12 @@ from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
-from paxcli.training.ahead_of_time import compiler_options
 from paxcli.training.evaluate import evaluate
 from paxcli.training.executable import load_executable
 from paxcli.training.experiment import Experiment
 from paxcli.training.learner import Learner
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import Session, device_name, open_session, peak_of
+from paxcli.training.session import Session, device_name, open_session, options_of, peak_of
 from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step, make_train_step
@@ -96,7 +95,7 @@ class TrainingRun:
         self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest, compiled: Path | None = None
     ):
         self.session, self.run_dir, self.report, self.stop = session, run_dir, report, stop
-        self.loaded_step = load_executable(compiled, session, compiler_options(session)) if compiled else None
+        self.loaded_step = load_executable(compiled, session, options_of(session)) if compiled else None
         self.task = session.experiment.task
         self.num_train_steps = self.task.train.num_train_steps
         self.input = session.experiment.train_input
@@ -158,7 +157,7 @@ class TrainingRun:
         batch = global_spec(session.spec, session.global_batch_size, session.mesh)
         lowered = make_train_step(self.task, session.abstract).lower(session.abstract, batch)
         with ThreadPoolExecutor(1, "compile") as pool:
-            compiling = pool.submit(lowered.compile)
+            compiling = pool.submit(lowered.compile, compiler_options=options_of(session) or None)
             state = self.start(warm_start)
             train_step = compiling.result()
         return_free_memory()

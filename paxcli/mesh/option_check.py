@@ -1,0 +1,46 @@
+"""Run as a process of its own: which compiler options the installed XLA knows.
+
+`python -m paxcli.mesh.option_check tpu` reads `{name: value}` as JSON on stdin, and prints `{name: error or null}`.
+It uses no accelerator: TPU options are tried on libtpu's compiler, GPU options on the CPU's, which knows the same.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+_TOPOLOGY = "v5e:2x2"
+
+
+def _lowered(platform: str) -> Any:
+    """The least program, to be compiled."""
+    import jax
+    from jax.experimental import topologies
+    from jax.sharding import SingleDeviceSharding
+
+    device = jax.devices()[0]
+    if platform == "tpu":
+        device = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGY).devices[0]
+    argument = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
+    return jax.jit(lambda x: x + 1).lower(argument)
+
+
+def _main(platform: str) -> None:
+    # Beside a process that has the chips; nothing here needs them.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    options = json.load(sys.stdin)
+    lowered = _lowered(platform)
+    errors: dict[str, str | None] = {}
+    for name, value in options.items():
+        try:
+            lowered.compile(compiler_options={name: value})
+            errors[name] = None
+        except Exception as error:  # noqa: BLE001 - whatever XLA says of it
+            errors[name] = str(error).splitlines()[0]
+    print(json.dumps(errors))
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])
