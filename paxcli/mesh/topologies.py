@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import math
 import os
 import re
 from typing import Any
@@ -50,6 +51,12 @@ class Target:
         """Memory of one device that a program may use; None when it is not known."""
         gib = _AVAILABLE_GIB.get(self.generation or "")
         return None if gib is None else int(gib * _GIB)
+
+    @property
+    def devices_per_slice(self) -> int:
+        """What `jax.device_count()` is on one slice."""
+        per_chip = GENERATIONS[self.generation].devices_per_chip if self.generation else 1
+        return math.prod(self.shape) * per_chip
 
     def devices(self) -> list[Any]:
         """The devices, as JAX sees them: to compile for, not to run on.
@@ -156,5 +163,5 @@ def _local_devices(platform: str, count: int) -> list[Any]:
     except RuntimeError:
         found = []
     if len(found) < count:
-        raise MissingError(f"{platform}:{count} needs {count} devices, and {len(found)} are here.")
+        raise MissingError(f"{platform}:{count} are not here: this machine has {len(found)} such devices.")
     return found[:count]

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.nested_map import num_rows
-from paxcli.mesh.mesh import describe, libtpu_arguments
+from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import hand_to_libtpu
 from paxcli.mesh.topologies import Target, find_target, slice_of
@@ -61,13 +61,24 @@ def target_of(config: fdl.Config[Experiment], topology: str | None, num_slices: 
       ConfigError: There is no such slice, or the mesh names no size.
     """
     mesh = fdl.build(config.mesh)
-    slices = num_slices or mesh.num_slices()
-    if topology is not None:
-        return find_target(topology, slices)
-    devices = mesh.num_devices()
+    devices, slices = mesh.num_devices(), mesh.num_slices()
+    if num_slices is not None and num_slices != slices:
+        raise ConfigError(
+            f"The recipe's mesh joins {slices} slice{'s' * (slices > 1)}, not {num_slices}.",
+            f"Change it, such as `--set mesh.dcn_mesh_shape=[{num_slices},1,1]`, or leave out `--slices`.",
+        )
     if devices is None:
-        raise ConfigError("The recipe's mesh takes any number of devices.", "Name some: `--topology v4-8`.")
-    return find_target(slice_of(devices // mesh.num_slices()), slices)
+        if topology is None:
+            raise ConfigError("The recipe's mesh takes any number of devices.", "Name some: `--topology v4-8`.")
+        return find_target(topology, slices)
+    target = find_target(topology or slice_of(devices // slices), slices)
+    if target.platform == "tpu" and target.devices_per_slice * slices != devices:
+        raise ConfigError(
+            f"{target.name} has {target.devices_per_slice} devices, the recipe's mesh {devices // slices} in a slice "
+            f"({describe(axis_sizes(mesh.ici_mesh_shape, None))}).",
+            "Change one of them: `--topology`, or `--set mesh.ici_mesh_shape=…`.",
+        )
+    return target
 
 
 def compile_ahead(
