@@ -18,6 +18,7 @@ from paxcli.layers.remat import RematPolicy
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.mesh.topologies import Target
+from paxcli.metrics.prediction import is_predictable
 from paxcli.training.ahead_of_time import compile_ahead
 from paxcli.training.experiment import Experiment, global_batch_size
 
@@ -59,8 +60,10 @@ def search(
       heard: Called after each.
 
     Raises:
-      ConfigError: The recipe itself does not fit the target's devices, memory aside.
+      ConfigError: The recipe itself does not fit the target's devices, memory aside, or nothing is predicted for them.
     """
+    if not is_predictable(target.generation):
+        raise ConfigError(f"There is no prediction to rank by for {target.name}.", "Name a TPU: `--topology v4-8`.")
     best = Tried({}, compile_ahead(config, target).report)
     tried = [best]
     heard(best)

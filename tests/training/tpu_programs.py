@@ -21,6 +21,7 @@ SMALL = (
     "fprop_dtype=bfloat16",
     "remat_policy=nothing",
     "unroll=1",
+    "learner.optimizer=Sgd",
     "task.train.percore_batch_size=4",
 )
 
