@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,6 +73,8 @@ def compile(
     if save and step is not _Step.TRAIN:
         raise ConfigError("--save keeps train steps only.", "Leave out `--step`.")
     configure_jax()
+    # A CPU's program out of the cache, written once more, lacks parts; and the time is to be that of compiling.
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     from paxcli.cli.progress import waiting
     from paxcli.config.resolve import resolve
     from paxcli.mesh.topologies import leave_accelerators_alone
