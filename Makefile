@@ -21,7 +21,7 @@ LINGVO_MISSING := 3
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-lingvo check format docs constraints clean
+.PHONY: help demo test test-all test-tpu test-lingvo check format docs constraints clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -38,6 +38,10 @@ test: $(VENV)/installed-dev ## Run every test that is not marked slow, tpu or gp
 test-all: $(VENV)/installed-dev ## Run the slow tests too, and Lingvo's where Lingvo can be loaded.
 	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu and not lingvo"
 	@$(MAKE) --no-print-directory test-lingvo LINGVO_MISSING=0
+
+# One program at a time: the largest take gigabytes, and each takes minutes.
+test-tpu: $(VENV)/installed-dev ## Compile every TPU recipe for the slices that it is for; takes hours, and no TPU.
+	$(PYTEST) -n 0 tests/recipes/test_tpu_recipes.py
 
 test-lingvo: $(if $(LINGVO_PYTHON),,$(LINGVO_VENV)/installed) ## Run the tests of Lingvo's inputs; LINGVO_PYTHON=... has it.
 	@$(LINGVO) -c 'import lingvo.core.ops' >/dev/null 2>&1 || { \

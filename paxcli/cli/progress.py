@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paxcli.cli.output import use_color
 
 _UNKNOWN = "unknown device"
 
 
+def _stderr() -> Console:
+    # In a pipe a report is one line, however long.
+    width = None if sys.stderr.isatty() else 10_000
+    return Console(file=sys.stderr, no_color=not use_color(sys.stderr), highlight=False, soft_wrap=True, width=width)
+
+
+@contextlib.contextmanager
+def waiting(text: str) -> Iterator[Console]:
+    """Says on stderr what takes long, on a terminal with the time taken; other lines can be printed meanwhile."""
+    console = _stderr()
+    if not sys.stderr.isatty():
+        console.print(text, markup=False)
+        yield console
+        return
+    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield console
+
+
 class RunReporter:
     """Prints a run's reports to stderr: a live line under them on a terminal, plain lines in a pipe."""
 
     def __init__(self) -> None:
-        # In a pipe a report is one line, however long.
-        width = None if sys.stderr.isatty() else 10_000
-        self._console = Console(
-            file=sys.stderr, no_color=not use_color(sys.stderr), highlight=False, soft_wrap=True, width=width
-        )
+        self._console = _stderr()
         self._progress: Progress | None = None
         self._peak: float | None = None
 

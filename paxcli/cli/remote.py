@@ -14,9 +14,9 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from paxcli.accelerators import find_accelerator
 from paxcli.cli.provision import say_commands
 from paxcli.cloud import commands
-from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.jobs import Argument, Job, start_script
 from paxcli.cloud.targets import find_target

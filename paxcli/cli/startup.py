@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -46,10 +47,17 @@ def configure_jax(compiling_aloud: bool = False) -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    if importlib.util.find_spec("libtpu") and not _has_accelerator():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX would look for a TPU, and complain at length
     try:
         Path(os.environ["JAX_COMPILATION_CACHE_DIR"]).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+
+
+def _has_accelerator() -> bool:
+    """Whether the system shows a TPU or a GPU."""
+    return any(any(Path("/dev").glob(name)) for name in ("accel*", "vfio/[0-9]*", "nvidia[0-9]*", "dxg"))
 
 
 def _huge_pages_on_request() -> bool:

@@ -27,6 +27,14 @@ AllowChangedOption = Annotated[
     typer.Option("--allow-changed", help="Resume although the recipe changed, where that is safe. Default: refuse."),
 ]
 
+CompiledOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--compiled",
+        metavar="FILE",
+        help="Take the compiled step that `pax compile --save FILE` wrote. Default: compile it.",
+    ),
+]
 ProfileStepsOption = Annotated[
     str | None, typer.Option("--profile-steps", metavar="FIRST:LAST", help="Trace these steps. Default: none.")
 ]
@@ -57,6 +65,7 @@ def train(
     source: FromOption = None,
     with_optimizer: WithOptimizerOption = False,
     allow_changed: AllowChangedOption = False,
+    compiled: CompiledOption = None,
     profile_steps: ProfileStepsOption = None,
     auto_pgle: AutoPgleOption = False,
     pgle_runs: PgleRunsOption = None,
@@ -74,6 +83,7 @@ def train(
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
     _check_pgle(auto_pgle, pgle_runs, pgle_percentile, expect_pgle, profile_steps)
+    _check_compiled(compiled, auto_pgle or expect_pgle or profile_steps is not None)
     restart_tuned()
     configure_jax()
     from paxcli.config.render import recipe_yaml
@@ -90,6 +100,7 @@ def train(
     from paxcli.profiling.auto import auto_pgle as automatic
     from paxcli.profiling.auto import expected_pgle
     from paxcli.profiling.steps import StepTracer, parse_steps
+    from paxcli.training.executable import Precompiled
     from paxcli.training.loop import WarmStart, train
     from paxcli.training.run_dir import RunDir
 
@@ -98,6 +109,8 @@ def train(
         instrument = automatic(resolved.config, pgle_runs or 3, pgle_percentile or 90)
     elif expect_pgle:
         instrument = expected_pgle(resolved.config)
+    elif compiled is not None:
+        instrument = Precompiled(compiled)
     else:
         steps = parse_steps(profile_steps, resolved.config.task.train.num_train_steps) if profile_steps else None
         instrument = StepTracer(run.profile, steps)
@@ -120,6 +133,14 @@ def _check_pgle(auto: bool, runs: int | None, percentile: int | None, expect: bo
             "--profile-steps traces a step that is compiled ahead of time; JAX's automatic mode has none such.",
             "Trace in another run, or train with `pax pgle apply`.",
         )
+
+
+def _check_compiled(compiled: Path | None, profiles: bool) -> None:
+    """Raises ConfigError when there is no such file, or the step is to be profiled too."""
+    if compiled is not None and profiles:
+        raise ConfigError("--compiled takes a step as it is; profiling compiles it.", "Leave out one of them.")
+    if compiled is not None and not compiled.is_file():
+        raise ConfigError(f"There is no file {compiled}.", "Make it: `pax compile RECIPE --save FILE`.")
 
 
 def _describe(config, directory: str | Path, as_json: bool) -> None:

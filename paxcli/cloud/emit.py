@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from paxcli.cloud.accelerators import Accelerator, find_accelerator
+from paxcli.accelerators import Accelerator, find_accelerator
 from paxcli.cloud.values import check
 from paxcli.errors import ConfigError
 

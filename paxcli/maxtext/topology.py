@@ -6,12 +6,11 @@ import dataclasses
 import math
 import re
 
+from paxcli.accelerators import find_accelerator
 from paxcli.errors import ConfigError
 from paxcli.maxtext.draft import Draft
 from paxcli.maxtext.launch import Launch
 
-_TWO_CORES = ("v4", "v5p")  # These names count cores, of which JAX sees two as one device.
-_NAME = re.compile(r"(v2|v3|v4|v5e|v5p|v5litepod|v6e|tpu7x)-([0-9]{1,6})")
 _IN_FILE = re.compile(r"(?:^|[^a-z0-9])(?:([0-9]{1,3})x)?(v4|v5e|v5p|v6e|tpu7x)[-_]([0-9]{1,6})(?![0-9])")
 _PLAIN_AXES = {"data": ("data",), "fsdp": ("fsdp", "fsdp_transpose"), "tensor": ("tensor",)}
 _AXES = _PLAIN_AXES | {"stage": ("pipeline",), "context": ("context", "sequence"), "expert": ("expert",)}
@@ -33,14 +32,7 @@ def devices_of(name: str) -> int:
     Raises:
       ConfigError: There is no such name.
     """
-    if name == "a3":
-        return 8
-    match = _NAME.fullmatch(name)
-    if match is None or int(match[2]) < 1:
-        raise ConfigError(
-            f"`{name}` is no accelerator that pax knows.", "Such as v4-128, v5p-256, v5e-256, v6e-64 or a3."
-        )
-    return max(int(match[2]) // (2 if match[1] in _TWO_CORES else 1), 1)
+    return 8 if name == "a3" else find_accelerator(name).devices
 
 
 def topology_of(launch: Launch, draft: Draft, file_name: str, given: str | None, slices: int | None) -> Topology:

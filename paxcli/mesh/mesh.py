@@ -35,6 +35,7 @@ class Mesh(Configurable):
         other devices know nothing of them.
       compiler_options: Options of the compiler, name to value, laid over those of pax for the platform
         (`compiler_options.yaml`); null leaves one at XLA's default.
+      peak_tflops: What a device can do at best, in dense TFLOP/s, for the MFU; None = what is published of its kind.
     """
 
     ici_mesh_shape: dict[str, int] | list[int] | None = None
@@ -42,18 +43,25 @@ class Mesh(Configurable):
     logical_axis_rules: dict[str, str | list[str] | None] | None = None
     libtpu_options: dict[str, str | int | float | bool] | None = None
     compiler_options: dict[str, str | int | float | bool | None] | None = None
+    peak_tflops: float | None = None
 
     def validate(self) -> None:
         """Checks every name and size, without a device. Raises ConfigError."""
         axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape)
         merge_rules(self.logical_axis_rules)
         libtpu_arguments(self.libtpu_options)
+        if self.peak_tflops is not None and self.peak_tflops <= 0:
+            raise ConfigError(f"mesh.peak_tflops={self.peak_tflops:g} is no speed.", "Set it to TFLOP/s, or to null.")
 
     def num_devices(self) -> int | None:
         """The number of devices that this mesh needs, or None when it takes all that are there."""
         if self.ici_mesh_shape is None:
             return None
         return math.prod(axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape).values())
+
+    def num_slices(self) -> int:
+        """The number of slices that it joins."""
+        return math.prod(axis_sizes(None, self.dcn_mesh_shape).values())
 
 
 def libtpu_arguments(options: Mapping[str, Any] | None) -> str:

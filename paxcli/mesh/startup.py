@@ -42,9 +42,7 @@ def start_distributed(timeout_seconds: int = 300, libtpu: str = "") -> None:
       RemoteError: The other processes cannot be reached in time.
     """
     _give_cpu_devices_threads()
-    given = os.environ.get("LIBTPU_INIT_ARGS", "")
-    if libtpu and libtpu not in given:
-        os.environ["LIBTPU_INIT_ARGS"] = f"{libtpu} {given}".strip()  # the last of two counts
+    hand_to_libtpu(libtpu)
     if jax.distributed.is_initialized():
         return
     explicit = _explicit(os.environ)
@@ -56,6 +54,13 @@ def start_distributed(timeout_seconds: int = 300, libtpu: str = "") -> None:
     job = _detected(os.environ)
     if job:
         _initialize(job, timeout_seconds)
+
+
+def hand_to_libtpu(arguments: str) -> None:
+    """Adds to what libtpu reads when it is loaded. What the environment says counts more."""
+    given = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if arguments and arguments not in given:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {given}".strip()  # the last of two counts
 
 
 def return_free_memory() -> None:

@@ -12,8 +12,9 @@ from paxcli.inputs.nested_map import NestedMap
 from paxcli.profiling.runner import require_profile_device
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
+from paxcli.training.session import Session
 from paxcli.training.state import TrainState
-from paxcli.training.step import TrainStep
+from paxcli.training.step import TrainStep, make_train_step
 
 
 class AutoPgle(Instrument):
@@ -30,7 +31,9 @@ class AutoPgle(Instrument):
         jax.config.update("jax_pgle_profiling_runs", runs or 0)
         jax.config.update("jax_pgle_aggregation_percentile", percentile)
 
-    def prepare(self, step: jax.stages.Wrapped, state: TrainState, batch: NestedMap) -> Callable[[], TrainStep]:
+    def prepare(self, session: Session) -> Callable[[], TrainStep]:
+        step = make_train_step(session.experiment.task, session.abstract, session.compiler_options)
+
         def call(state: TrainState, batch: NestedMap) -> tuple[TrainState, dict[str, jax.Array]]:
             with self._on():
                 return step(state, batch)

@@ -13,7 +13,7 @@ from jax.profiler import StepTraceAnnotation
 
 from paxcli.errors import DataError, MissingError
 from paxcli.mesh.mesh import libtpu_arguments
-from paxcli.mesh.sharding import global_spec, put_batch
+from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import start_distributed
 from paxcli.training.experiment import Experiment
 from paxcli.training.out_of_memory import out_of_memory_explained
@@ -36,9 +36,8 @@ class Runner:
     def compile(self, options: Mapping[str, Any]) -> jax.stages.Compiled:
         """The train step, compiled ahead of time, with these options of the compiler over those it has in training."""
         session = self._session
-        batch = global_spec(session.spec, session.global_batch_size, session.mesh)
-        lowered = make_train_step(self._task, session.abstract, session.compiler_options).lower(session.abstract, batch)
-        return lowered.compile(compiler_options=dict(options) or None)
+        step = make_train_step(self._task, session.abstract, session.compiler_options)
+        return step.lower(session.abstract, session.batch).compile(compiler_options=dict(options) or None)
 
     def run(self, program: jax.stages.Compiled, steps: int) -> list[float]:
         """Runs steps, each to its end. Returns the seconds of each.

@@ -7,9 +7,8 @@ from typing import Any
 
 import jax
 
-from paxcli.inputs.nested_map import NestedMap
-from paxcli.training.state import TrainState
-from paxcli.training.step import TrainStep
+from paxcli.training.session import Session
+from paxcli.training.step import TrainStep, make_train_step
 
 
 class Instrument:
@@ -21,9 +20,10 @@ class Instrument:
 
     options: dict[str, Any] = {}
 
-    def prepare(self, step: jax.stages.Wrapped, state: TrainState, batch: NestedMap) -> Callable[[], TrainStep]:
-        """Lowers the step for such a state and batch; what is returned compiles it, in whatever thread it is called."""
-        lowered = step.lower(state, batch)
+    def prepare(self, session: Session) -> Callable[[], TrainStep]:
+        """Lowers the step; what is returned compiles it, in whatever thread it is called."""
+        step = make_train_step(session.experiment.task, session.abstract, session.compiler_options)
+        lowered = step.lower(session.abstract, session.batch)
         return lambda: self.compiled(lowered.compile(compiler_options=self.options or None))
 
     def compiled(self, program: jax.stages.Compiled) -> TrainStep:

@@ -22,11 +22,10 @@ from paxcli.config.render import with_set
 from paxcli.errors import DataError, DivergedError, Stopped
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.mesh import describe, libtpu_arguments
-from paxcli.mesh.sharding import global_spec, put_batch
+from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
-from paxcli.metrics.peaks import peak_flops
 from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
@@ -37,7 +36,7 @@ from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
-from paxcli.training.step import TrainStep, make_eval_step, make_score_step, make_train_step
+from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import model_flops, tokens_in
 
 _SEED = "train_input.input_random_seed"
@@ -158,9 +157,7 @@ class TrainingRun:
     def _compiled(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
         """The step, compiled in another thread while this one makes or reads the state."""
         session = self.session
-        batch = global_spec(session.spec, session.global_batch_size, session.mesh)
-        step = make_train_step(self.task, session.abstract, session.compiler_options)
-        compiled = self.instrument.prepare(step, session.abstract, batch)
+        compiled = self.instrument.prepare(session)
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(compiled)
             state = self.start(warm_start)
@@ -212,7 +209,7 @@ class TrainingRun:
         flops = model_flops(self.task.model, self.session.spec)
         hosts = self.input.num_infeed_hosts
         tokens = tokens_in(self.session.spec)
-        peak = peak_flops(self.session.mesh.devices.flat[0].device_kind)
+        peak = self.session.peak_flops
         return Meter(
             flops_per_step=flops.total * hosts if flops else None,
             tokens_per_step=tokens * hosts if tokens else None,
@@ -330,7 +327,7 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
         "mesh": describe(session.mesh.shape),
         "global_batch_size": session.global_batch_size,
         "tokens_per_step": tokens * run.input.num_infeed_hosts if tokens else None,
-        "peak_flops_per_device": peak_flops(session.mesh.devices.flat[0].device_kind),
+        "peak_flops_per_device": session.peak_flops,
         "first_step": first_step,
         "num_train_steps": run.num_train_steps,
     }

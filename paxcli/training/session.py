@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import fiddle as fdl
 from jax.sharding import Mesh
@@ -15,8 +16,9 @@ from paxcli.inputs.nested_map import NestedMap, num_rows
 from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import build_mesh, libtpu_arguments
 from paxcli.mesh.rules import merge_rules
-from paxcli.mesh.sharding import infeed_shard, use_mesh
+from paxcli.mesh.sharding import global_spec, infeed_shard, use_mesh
 from paxcli.mesh.startup import start_distributed
+from paxcli.metrics.peaks import peak_flops
 from paxcli.training.experiment import Experiment, global_batch_size, prepared
 from paxcli.training.state import TrainState, abstract_state
 from paxcli.training.validate import validate
@@ -49,19 +51,37 @@ class Session:
         asked = self.config.mesh.compiler_options
         return compiler_options(device.platform, device.device_kind, asked, self.mesh.size)
 
+    @property
+    def batch(self) -> NestedMap:
+        """Shapes and shardings of a global batch."""
+        return global_spec(self.spec, self.global_batch_size, self.mesh)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """FLOP/s of one device at best, as the recipe or its maker says; None when nobody does."""
+        given = self.config.mesh.peak_tflops
+        return given * 1e12 if given is not None else peak_flops(self.mesh.devices.flat[0].device_kind)
+
 
 @contextlib.contextmanager
-def open_session(config: fdl.Config[Experiment]) -> Iterator[Session]:
+def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None = None) -> Iterator[Session]:
     """Validates, starts the devices, and builds; the mesh is in use inside.
+
+    Args:
+      config: The recipe.
+      devices: What to build for instead of this machine's devices, such as those of a `mesh.topologies.Target`:
+        programs can then be compiled, and nothing is started.
 
     Raises:
       ConfigError: Parts of the recipe do not fit each other or the devices.
     """
-    validate(config)
-    start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
+    here = devices is None
+    validate(config, reads_data=here)
+    if here:
+        start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
     mesh_config = fdl.build(config.mesh)
-    mesh = build_mesh(mesh_config)
-    validate(config, mesh.size)
+    mesh = build_mesh(mesh_config, devices)
+    validate(config, mesh.size, reads_data=here)
     batch = global_batch_size(config, mesh.size)
     experiment = fdl.build(prepared(config, mesh.size, *infeed_shard(mesh)))
     rules = merge_rules(mesh_config.logical_axis_rules)

@@ -94,7 +94,7 @@ def _gradients(
     return grads, new_fp8, {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}
 
 
-def make_eval_step(task: SingleTask) -> Callable[[dict, NestedMap], dict[str, tuple[jax.Array, jax.Array]]]:
+def make_eval_step(task: SingleTask) -> jax.stages.Wrapped:
     """Compiles `(params, batch) -> {metric: (sum, weight)}`: combine these over batches, then divide."""
     return jax.jit(lambda params, batch: _evaluated(task, params, batch)[0])
 

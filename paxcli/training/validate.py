@@ -18,12 +18,13 @@ from paxcli.mesh.mesh import axis_sizes
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, prepared
 
 
-def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> None:
+def validate(config: fdl.Config[Experiment], num_devices: int | None = None, reads_data: bool = True) -> None:
     """Checks that the parts of a recipe fit each other. Opens no file and touches no device.
 
     Args:
       config: The recipe.
       num_devices: Devices that will run it; None = those that its mesh names.
+      reads_data: Whether its inputs will be read, and so have to say where their data is.
 
     Raises:
       ConfigError: With the arithmetic, and the field to change.
@@ -39,7 +40,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None) -> 
     ready = prepared(config, devices)
     fdl.build(ready.task.train.learner).validate()
     _check_pipeline(ready, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
-    for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)):
+    for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():
         fdl.build(source).validate()
     _check_inputs(ready)
 

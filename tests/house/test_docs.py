@@ -24,6 +24,7 @@ READING_ORDER = (
     "training",
     "profiling",
     "fast-paths",
+    "compile",
     "provision",
     "maxtext",
     "cli",

@@ -1,4 +1,4 @@
-"""Cloud TPU slices by the name Google gives them: chips, hosts, JAX devices, memory, runtime.
+"""TPU slices by the name Google gives them: chips, hosts, JAX devices, memory, runtime.
 
 Sources: the pages "TPU versions" and "TPU software versions" of the Cloud TPU documentation. Host counts are estimates,
 since those pages and others disagree for v5e and v6e: what runs is asked for its workers (`states.py`).

@@ -1,0 +1,142 @@
+"""What the TPU compiler makes of recipes: memory, traffic, predicted step. No TPU is needed, and nothing runs.
+
+    python benchmarks/tpu_aot.py benchmarks/tpu_recipes.json --out benchmarks/results/tpu_aot.json
+    python benchmarks/tpu_aot.py --hlo other_trainer.txt --topology v4-128 --flops 2.2e15
+    python benchmarks/tpu_aot.py --table benchmarks/results/tpu_aot.json docs/compile.md
+
+The first compiles a list, each entry in a process of its own, and keeps what is in the output already. An entry has a
+`recipe`, and may have a `label`, a `topology`, `slices`, and a list `set` as `pax` takes it; `left_out` says why one is
+not compiled. The second reads the optimized HLO of another trainer's step, its mesh in the order of libtpu's devices;
+`--flops` are its model FLOPs on one device. The third writes the table of the documentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from typing import Any
+
+KEPT = (
+    "fits", "topology", "num_slices", "num_devices", "mesh", "global_batch_size", "remat_policy", "parameters",
+    "hbm_needed_bytes", "hbm_available_bytes", "memory", "state_bytes_per_device", "predicted_step_seconds",
+    "predicted_mfu", "predicted_tokens_per_second", "shares", "communication_seconds", "collectives", "kernels",
+    "left_out", "stacked_all_gathers", "compiler_options", "compile_seconds", "error",
+)  # fmt: skip
+MARKS = "<!-- table -->\n", "<!-- end of the table -->\n"
+
+
+def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
+    """What `pax compile --json` says of an entry; `error` where it says nothing."""
+    command = [sys.executable, "-m", "paxcli", "compile", entry["recipe"], "--json"]
+    for option in ("topology", "slices"):
+        command += [f"--{option}", str(entry[option])] if option in entry else []
+    for value in entry.get("set", ()):
+        command += ["--set", value]
+    began = time.time()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        report = json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        report = {"error": f"not compiled within {timeout:.0f} s"}
+    except json.JSONDecodeError:
+        report = {"error": f"the compiler ended with {done.returncode}: {done.stderr.strip()[-300:]}"}
+    kept = {name: report[name] for name in KEPT if name in report}
+    return entry | kept | {"seconds": round(time.time() - began)}
+
+
+def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None) -> dict[str, Any]:
+    """The same of a program that another trainer compiled."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    from paxcli.mesh.topologies import find_target, leave_accelerators_alone
+    from paxcli.metrics.collectives import count_collectives
+    from paxcli.metrics.hlo import read_program
+    from paxcli.metrics.peaks import peak_flops
+    from paxcli.metrics.prediction import predict, shares
+    from paxcli.training.ahead_of_time import wiring_of
+
+    leave_accelerators_alone()
+    target = find_target(topology, slices)
+    devices = target.devices()
+    wiring, peak = wiring_of(devices, target), peak_flops(devices[0].device_kind)
+    program = read_program(path.read_text())
+    prediction = predict(program, wiring, peak)
+    return {
+        "predicted_step_seconds": prediction.seconds,
+        "predicted_mfu": flops / prediction.seconds / peak if flops else None,
+        "shares": shares(prediction),
+        "kernels": dict(prediction.kernel_calls),
+        "left_out": dict(prediction.unknown_kernels),
+        "collectives": count_collectives(program, wiring),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = [
+        "| recipe | compiled for | remat | GiB of a device | predicted s a step | predicted MFU | published |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        name = row["recipe"] + (f", {row['label']}" if row.get("label") else "")
+        if "predicted_step_seconds" not in row:
+            why = row.get("left_out") if isinstance(row.get("left_out"), str) else row["error"]
+            why = why["message"].split(": ")[-1].rstrip(".") if isinstance(why, dict) else why
+            lines.append(f"| {name} | {_where(row)} | {row.get('remat_policy', '')} | | | | {why} |")
+            continue
+        memory = f"{row['hbm_needed_bytes'] / 2**30:.1f} of {row['hbm_available_bytes'] / 2**30:.2f}"
+        step = row["predicted_step_seconds"]
+        lines.append(
+            f"| {name} | {_where(row)} | {row['remat_policy']} | {memory} | {step:.3g} "
+            f"| {row['predicted_mfu']:.1%} | {row.get('published', '')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _where(row: dict[str, Any]) -> str:
+    slices = row.get("num_slices", row.get("slices", 1))
+    return f"{slices} × {row.get('topology', '')}" if slices > 1 else row.get("topology", "")
+
+
+def write_table(results: pathlib.Path, page: pathlib.Path) -> None:
+    text = page.read_text()
+    start, end = (text.index(mark) for mark in MARKS)
+    page.write_text(text[: start + len(MARKS[0])] + "\n" + table(json.loads(results.read_text())) + "\n" + text[end:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("entries", type=pathlib.Path, nargs="?")
+    parser.add_argument("--out", type=pathlib.Path)
+    parser.add_argument("--timeout", type=float, default=3600, help="seconds for each entry")
+    parser.add_argument("--hlo", type=pathlib.Path)
+    parser.add_argument("--topology")
+    parser.add_argument("--slices", type=int, default=1)
+    parser.add_argument("--flops", type=float)
+    parser.add_argument("--table", type=pathlib.Path, nargs=2, metavar=("RESULTS", "PAGE"))
+    args = parser.parse_args()
+    if args.table:
+        write_table(*args.table)
+        return
+    if args.hlo:
+        print(json.dumps(read_hlo(args.hlo, args.topology, args.slices, args.flops), indent=1))
+        return
+    rows = json.loads(args.out.read_text()) if args.out and args.out.exists() else []
+    done = {(row["recipe"], row.get("label")): row for row in rows}
+    for entry in json.loads(args.entries.read_text()):
+        key = entry["recipe"], entry.get("label")
+        if key not in done:
+            done[key] = entry if "left_out" in entry else compile_one(entry, args.timeout)
+            print(key, done[key].get("predicted_mfu"), done[key].get("error", ""), file=sys.stderr, flush=True)
+        if args.out:
+            args.out.write_text(json.dumps(list(done.values()), indent=1) + "\n")
+    if not args.out:
+        print(json.dumps(list(done.values()), indent=1))
+
+
+if __name__ == "__main__":
+    main()

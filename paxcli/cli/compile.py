@@ -1,0 +1,182 @@
+"""`pax compile`."""
+
+from __future__ import annotations
+
+import enum
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
+from paxcli.cli.output import say_result
+from paxcli.cli.startup import configure_jax
+from paxcli.errors import ConfigError
+
+_GIB = 1 << 30
+
+
+class _Step(enum.StrEnum):
+    TRAIN = "train"
+    EVAL = "eval"
+    DECODE = "decode"
+
+
+TopologyOption = Annotated[
+    str | None,
+    typer.Option(
+        "--topology",
+        metavar="NAME",
+        help="What to compile for: v4-128, v5e-16, v5p-256, v6e-8, tpu7x-64, v4:4x4x12, cpu:8. "
+        "Default: TPU v4, as many chips as the recipe's mesh has.",
+    ),
+]
+SlicesOption = Annotated[
+    int | None, typer.Option("--slices", min=1, help="How many of them. Default: as the recipe's mesh says.")
+]
+StepOption = Annotated[_Step, typer.Option("--step", help="Which step. Default: train.", show_default=False)]
+SaveOption = Annotated[
+    Path | None,
+    typer.Option("--save", metavar="FILE", help="Keep the program, for `pax train --compiled`. Default: do not."),
+]
+HloOption = Annotated[
+    Path | None, typer.Option("--hlo", metavar="FILE", help="Write the compiler's optimized HLO. Default: do not.")
+]
+SearchOption = Annotated[
+    bool,
+    typer.Option("--search", help="Try meshes, remat policies and batches, and rank them. Default: only the recipe."),
+]
+
+
+def compile(
+    recipe: RecipeArgument,
+    topology: TopologyOption = None,
+    slices: SlicesOption = None,
+    step: StepOption = _Step.TRAIN,
+    save: SaveOption = None,
+    hlo: HloOption = None,
+    search: SearchOption = False,
+    sets: SetOption = None,
+    overlays: OverlayOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compile a recipe's step with no accelerator: does it fit, what does it send, how long may it take?
+
+    \b
+    Examples:
+      pax compile c4-1b --topology v4-8
+      pax compile tiny --topology cpu:8 --save tiny.step
+    """
+    if search and (save or hlo or step is not _Step.TRAIN):
+        raise ConfigError("--search goes with no --save, --hlo or --step.", "Compile what it finds, with `--set`.")
+    if save and step is not _Step.TRAIN:
+        raise ConfigError("--save keeps train steps only.", "Leave out `--step`.")
+    configure_jax()
+    # A CPU's program out of the cache, written once more, lacks parts; and the time is to be that of compiling.
+    os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    from paxcli.cli.progress import waiting
+    from paxcli.config.resolve import resolve
+    from paxcli.mesh.topologies import leave_accelerators_alone
+    from paxcli.training.ahead_of_time import compile_ahead, target_of
+
+    resolved = resolve(recipe, overlays or (), sets or ())
+    target = target_of(resolved.config, topology, slices)
+    if target.platform != "gpu":
+        leave_accelerators_alone()
+    what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name
+    if search:
+        _search(resolved, target, what, as_json)
+        return
+    with waiting(f"Compiling the {step} step of {resolved.name} for {what}; it takes minutes."):
+        compiled = compile_ahead(resolved.config, target, step.value, save)
+    report = {"recipe": resolved.name} | compiled.report
+    if not report["fits"]:
+        _refuse(report, what, as_json)
+    if hlo:
+        hlo.write_text(compiled.text)
+    say_result(report, _text(report, what), as_json)
+
+
+def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
+    needed, available = report["hbm_needed_bytes"], report["hbm_available_bytes"]
+    by = (
+        f"it needs {_gib(needed)} of a device's {_gib(available)} GiB, {_gib(needed - available)} GiB too much"
+        if needed and available
+        else "it needs more than a device has"
+    )
+    error = ConfigError(
+        f"{report['recipe']} does not fit on {what}: {by}.",
+        "Find what fits with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing.",
+    )
+    if not as_json:
+        raise error
+    failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    say_result(report | {"error": failure}, "", as_json)
+    raise typer.Exit(error.exit_code)
+
+
+def _search(resolved: Any, target: Any, what: str, as_json: bool) -> None:
+    from paxcli.cli.progress import waiting
+    from paxcli.training.search import search
+
+    with waiting(f"Searching {resolved.name} for {what}; it takes minutes for each line.") as console:
+        tried = search(
+            resolved.config, target, lambda one: console.print(_line(one.settings, one.report), markup=False)
+        )
+    ranked = [{"settings": one.settings} | one.report for one in tried]
+    if not ranked[0]["fits"]:
+        raise ConfigError(
+            f"Nothing that was tried fits on {what}; the nearest: {_line(ranked[0]['settings'], ranked[0])}.",
+            "Name a larger `--topology`, or make the model smaller.",
+        )
+    lines = [_line(one["settings"], one) for one in ranked if one["fits"]]
+    sets = " ".join(f"--set '{path}={value}'" for path, value in ranked[0]["settings"].items())
+    result = {"recipe": resolved.name, "topology": target.name, "num_slices": target.num_slices, "ranked": ranked}
+    say_result(result, "\n".join([*lines, f"Best: {sets or 'the recipe as it is'}"]), as_json)
+
+
+def _line(settings: dict[str, Any], report: dict[str, Any]) -> str:
+    changes = ", ".join(f"{path.rsplit('.', 1)[-1]}={value}" for path, value in settings.items()) or "as it is"
+    if not report["fits"]:
+        needed = report["hbm_needed_bytes"]
+        return f"{changes}: does not fit" + (f", needs {_gib(needed)} GiB" if needed else "")
+    return f"{changes}: {_gib(report['hbm_needed_bytes'])} GiB, {_prediction(report)}"
+
+
+def _text(report: dict[str, Any], what: str) -> str:
+    memory = report["memory"]
+    available = report["hbm_available_bytes"]
+    lines = [
+        f"{report['recipe']}, {report['step']} step, on {what}: "
+        f"{report['num_devices']} × {report['device_kind']} as {report['mesh']}",
+        f"fits: {_gib(report['hbm_needed_bytes'])}" + (f" of {_gib(available)}" if available else "") + " GiB a device",
+        "  " + ", ".join(f"{name.removesuffix('_bytes')} {_gib(size)}" for name, size in memory.items()) + "; of these "
+        f"parameters {_gib(report['parameters_bytes_per_device'])}, "
+        f"optimizer {_gib(report['optimizer_bytes_per_device'])}",
+        f"predicted: {_prediction(report)}",
+    ]
+    if report["predicted_step_seconds"]:
+        lines.append("  " + ", ".join(f"{name} {share:.1%}" for name, share in report["shares"].items() if share))
+        lines += [f"  left out: {item}" for item in report["left_out"]]
+    for one in report["collectives"]:
+        lines.append(f"{one['kind']} over {one['network']}: {one['count']:,} times, {_gib(one['bytes'])} GiB")
+    for shape in report["stacked_all_gathers"]:
+        lines.append(f"warning: {shape} is gathered whole, for all layers at once")
+    for name, value in report["compiler_options"].items():
+        lines.append(f"option {name}={value}")
+    return "\n".join([*lines, f"compiled in {report['compile_seconds']:.0f} s"])
+
+
+def _prediction(report: dict[str, Any]) -> str:
+    seconds, mfu, rate = (report[f"predicted_{name}"] for name in ("step_seconds", "mfu", "tokens_per_second"))
+    if not seconds:
+        return "no prediction for this device"
+    shown = [f"{seconds:.3g} s a step"]
+    shown += [f"MFU {mfu:.1%}"] if mfu else []
+    shown += [f"{rate:,.0f} tokens/s"] if rate else []
+    return ", ".join(shown)
+
+
+def _gib(size: float) -> str:
+    return f"{size / _GIB:.2f}"

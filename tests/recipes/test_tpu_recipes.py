@@ -1,0 +1,37 @@
+"""Every recipe for TPUs, compiled for the slices that it is for by the real compiler: `make test-tpu`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ENTRIES = json.loads((ROOT / "benchmarks" / "tpu_recipes.json").read_text())
+IN_TEST_ALL = {"c4-1b", "c4-16b", "c4-22b-2xv4-128"}
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+
+
+def marked(entry: dict):
+    marks = [pytest.mark.slow if entry["recipe"] in IN_TEST_ALL else pytest.mark.tpu]
+    if "left_out" in entry:
+        marks.append(pytest.mark.skip(reason=entry["left_out"]))
+    return pytest.param(entry, id=entry["recipe"], marks=marks)
+
+
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("entry", [marked(entry) for entry in ENTRIES])
+def test_a_recipe_fits_its_slices(entry, pax) -> None:
+    where = [word for name in ("topology", "slices") if name in entry for word in (f"--{name}", str(entry[name]))]
+    sets = [word for value in entry.get("set", ()) for word in ("--set", value)]
+    full = {name: "0" for name in os.environ if name == "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    done = pax("compile", entry["recipe"], *where, *sets, "--json", timeout=4 * 3600, env=full)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert report["fits"] and report["hbm_needed_bytes"] < report["hbm_available_bytes"]
+    assert report["memory"]["alias_bytes"] >= report["state_bytes_per_device"]
+    assert report["stacked_all_gathers"] == []

@@ -1,0 +1,45 @@
+"""Compiles a small model for the TPU slices named on the command line, and prints the reports as one JSON list."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+
+from paxcli.config.resolve import resolve
+from paxcli.mesh.topologies import find_target, leave_accelerators_alone
+from paxcli.training.ahead_of_time import compile_ahead
+
+SMALL = (
+    "train_input=SyntheticInput",
+    "num_layers=3",
+    "hidden_dims=512",
+    "model_dims=256",
+    "num_heads=2",
+    "dims_per_head=128",
+    "fprop_dtype=bfloat16",
+    "remat_policy=nothing",
+    "unroll=1",
+    "learner.optimizer=Sgd",
+    "task.train.percore_batch_size=4",
+)
+
+
+def main() -> None:
+    """`v4:2x2x1=[1,4,1]`, or with slices `v4:2x2x1*2=[1,4,1]`."""
+    leave_accelerators_alone()
+    reports = []
+    for word in sys.argv[1:]:
+        name, _, mesh = word.partition("=")
+        name, _, slices = name.partition("*")
+        sets = [*SMALL, f"mesh.ici_mesh_shape={mesh}"]
+        sets += [f"mesh.dcn_mesh_shape=[{slices},1,1]"] if slices else []
+        with contextlib.redirect_stdout(io.StringIO()):
+            config = resolve("tiny", (), sets).config
+            reports.append(compile_ahead(config, find_target(name, int(slices or 1))).report)
+    print(json.dumps(reports))
+
+
+if __name__ == "__main__":
+    main()
