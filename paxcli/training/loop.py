@@ -155,7 +155,7 @@ class TrainingRun:
             device = session.mesh.devices.flat[0]
             asked = session.config.mesh.compiler_options
             options = compiler_options(device.platform, device.device_kind, asked, session.mesh.size)
-            compiling = pool.submit(lowered.compile, compiler_options=options or None)
+            compiling = pool.submit(lowered.compile, compiler_options=options or None)  # pyrefly: ignore[bad-argument-type]
             state = self.start(warm_start)
             train_step = compiling.result()
         return_free_memory()
