@@ -37,12 +37,12 @@ def configure_jax(compiling_aloud: bool = False) -> None:
     three quarters of the memory, which large models and their optimizers need more of.
 
     Args:
-      compiling_aloud: Compile anew and let XLA log how, for whoever has to know.
+      compiling_aloud: Let XLA log what it does, for whoever has to know.
     """
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # the old name; XLA refuses both together
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", _GPU_MEMORY_FRACTION)
     if compiling_aloud:
-        os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "0", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pax" / "jax"
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import fiddle as fdl
 import jax
+from jax import monitoring
 
 from paxcli.errors import DataError
+from paxcli.inputs.nested_map import NestedMap
 from paxcli.log import log
 from paxcli.profiling.collect import STEM
 from paxcli.profiling.costs import BINARY, encode, fingerprints, read_costs
@@ -18,9 +23,13 @@ from paxcli.profiling.steps import StepTracer
 from paxcli.profiling.xla_log import XlaLog
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
+from paxcli.training.state import TrainState
 from paxcli.training.step import TrainStep
 
+Program = TypeVar("Program")
+
 _USED = "Using PGLE profile"
+_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
 class Profiled(StepTracer):
@@ -35,8 +44,12 @@ class Profiled(StepTracer):
         self._costs, self._xla_log = costs, xla_log
         self.options = profile_options(costs)
 
+    def prepare(self, step: jax.stages.Wrapped, state: TrainState, batch: NestedMap) -> Callable[[], TrainStep]:
+        compiled = super().prepare(step, state, batch)
+        return lambda: compiled_with(self._costs, self._xla_log, compiled)
+
     def compiled(self, program: jax.stages.Compiled) -> TrainStep:
-        require_used(self._xla_log, program.as_text() or "", self._costs)
+        require_same_program(program.as_text() or "", self._costs)
         return super().compiled(program)
 
 
@@ -66,22 +79,53 @@ def load_costs(config: fdl.Config[Experiment], run_dir: RunDir) -> dict[str, flo
     return read_costs((run_dir.profile / STEM).with_suffix(BINARY))
 
 
-def require_used(xla_log: XlaLog, hlo_text: str, costs: dict[str, float]) -> None:
-    """Makes sure that XLA scheduled by the profile.
+def compiled_with(costs: dict[str, float], xla_log: XlaLog, compiled: Callable[[], Program]) -> Program:
+    """Compiles in this thread, and makes sure that XLA scheduled by the profile.
 
     Raises:
-      DataError: XLA does not say so, or the costs are of another program, whose instructions it does not have.
+      DataError: XLA does not say so, and the program is not one that it compiled so before.
     """
+    with _cache_hits() as hits:
+        program = compiled()
+    if hits:  # the key of the cache is made of the costs, too
+        log.info("XLA scheduled by the costs of %d instructions in a run before; the program was kept.", len(costs))
+        return program
     used = xla_log.wait_for(_USED)
     if used is None:
         raise DataError(
             "XLA did not take the profile: its log does not say so.",
             "Make it again with this version: `pax pgle collect RECIPE`.",
         )
+    log.info("XLA schedules by the costs of %d instructions: %s", len(costs), used.partition("] ")[2] or used)
+    return program
+
+
+@contextlib.contextmanager
+def _cache_hits() -> Iterator[list[str]]:
+    """What JAX's cache of compiled programs answers to this thread."""
+    thread, hits = threading.get_ident(), []
+
+    def heard(event: str, **_: Any) -> None:
+        if event == _CACHE_HIT and threading.get_ident() == thread:
+            hits.append(event)
+
+    monitoring.register_event_listener(heard)
+    try:
+        yield hits
+    finally:
+        monitoring.unregister_event_listener(heard)
+
+
+def require_same_program(hlo_text: str, costs: dict[str, float]) -> None:
+    """Makes sure that the costs are of this program: XLA would drop those of another without a word.
+
+    Raises:
+      DataError: They are of another.
+    """
     compiled, profiled = fingerprint(hlo_text), fingerprints(costs)
     if compiled and profiled and compiled not in profiled:
         raise DataError(
             f"The profile is of program {', '.join(sorted(profiled))}; this recipe compiles to {compiled}.",
-            "Something that the manifest does not know has changed. Make it again: `pax pgle collect RECIPE`.",
+            "Something that the manifest does not know has changed, such as the kernels that XLA found fastest."
+            " Make it again: `pax pgle collect RECIPE`.",
         )
-    log.info("XLA schedules by the costs of %d instructions: %s", len(costs), used.partition("] ")[2] or used)

@@ -9,7 +9,7 @@ import fiddle as fdl
 import jax
 from etils import epath
 
-from paxcli.profiling.apply import load_costs, profile_options, require_used
+from paxcli.profiling.apply import compiled_with, load_costs, profile_options, require_same_program
 from paxcli.profiling.collect import collect_with
 from paxcli.profiling.runner import Runner, open_runner
 from paxcli.profiling.steps import start_trace, stop_trace
@@ -39,8 +39,9 @@ def compare(
     with open_runner(config, run_dir) as runner:
         collected = collect_with(runner, config, run_dir, steps, warmup, percentile)
         costs = load_costs(config, run_dir)
-        programs = {"before": runner.compile({}), "after": runner.compile(profile_options(costs))}
-        require_used(xla_log, programs["after"].as_text() or "", costs)
+        after = compiled_with(costs, xla_log, lambda: runner.compile(profile_options(costs)))
+        require_same_program(after.as_text() or "", costs)
+        programs = {"before": runner.compile({}), "after": after}
         seconds: dict[str, list[float]] = {name: [] for name in programs}
         for program in programs.values():
             runner.run(program, warmup)

@@ -8,6 +8,7 @@ import sys
 
 import jax
 import pytest
+from jax import monitoring
 
 from paxcli.cli.pgle import _comparison
 from paxcli.config.resolve import resolve
@@ -73,19 +74,27 @@ def test_a_profile_that_xla_did_not_take_is_an_error():
     log = XlaLog()
     log.wait_for = lambda text: None
     with pytest.raises(DataError, match="did not take"):
-        apply.require_used(log, "", {"dot.1": 1.0})
+        apply.compiled_with({"dot.1": 1.0}, log, lambda: None)
+
+
+def test_a_program_that_was_kept_is_proof_too():
+    def from_cache() -> str:
+        monitoring.record_event("/jax/compilation_cache/cache_hits")
+        return "program"
+
+    log = XlaLog()
+    log.wait_for = lambda text: pytest.fail("XLA says nothing of a program that it does not compile")
+    assert apply.compiled_with({"dot.1": 1.0}, log, from_cache) == "program"
 
 
 @pytest.mark.parametrize(("name", "fits"), [("aa11::dot.1", True), ("dot.1", True), ("bb22::dot.1", False)])
 def test_a_profile_of_another_program_is_an_error(name, fits):
-    log = XlaLog()
-    log.wait_for = lambda text: USED
     hlo = 'HloModule jit_train_step, frontend_attributes={fingerprint_before_lhs="aa11"}'
     if fits:
-        apply.require_used(log, hlo, {name: 1.0})
+        apply.require_same_program(hlo, {name: 1.0})
     else:
         with pytest.raises(DataError, match="program bb22; this recipe compiles to aa11"):
-            apply.require_used(log, hlo, {name: 1.0})
+            apply.require_same_program(hlo, {name: 1.0})
 
 
 @pytest.mark.slow

@@ -19,13 +19,13 @@ def test_a_profile_is_collected_and_used(pax, tmp_path):
     measured = json.loads(done.stdout)
     assert measured["instructions"] > 10 and measured["total_microseconds"] > 0
     assert any(word in one["name"] for one in measured["costliest"] for word in ("gemm", "fusion", "custom-call"))
-    assert "XLA schedules by the costs" in done.stderr
+    assert "by the costs of" in done.stderr
     assert measured["speedup"] > 0.9
 
     shown = pax("pgle", "show", "run/profile/profile.pbtxt", "--json")
     assert json.loads(shown.stdout)["instructions"] == measured["instructions"]
     trained = pax("pgle", "apply", *RECIPE, "--run-dir=run", "--json", env=ON_GPU)
-    assert trained.returncode == 0 and "XLA schedules by the costs" in trained.stderr, trained.stderr
+    assert trained.returncode == 0 and "by the costs of" in trained.stderr, trained.stderr
     stale = pax("pgle", "apply", *RECIPE, "--set=num_layers=2", "--run-dir=run", "--json", env=ON_GPU)
     assert stale.returncode == 5 and "num_layers" in json.loads(stale.stdout)["error"]["message"]
 
