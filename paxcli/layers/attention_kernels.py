@@ -25,7 +25,7 @@ _PLATFORM_OF = {"splash": "tpu", "cudnn": "gpu"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class Demand:
     """What an attention asks of a kernel.
 
     Attributes:
@@ -49,12 +49,12 @@ class Task:
     length_parts: int = 1
 
 
-def choose(asked: Kernel, task: Task, platform: str, capability: str | None = None) -> tuple[str, str | None]:
-    """The kernel for a task, and why it is not the platform's own, if it is not.
+def choose(asked: Kernel, demand: Demand, platform: str, capability: str | None = None) -> tuple[str, str | None]:
+    """The kernel for a demand, and why it is not the platform's own, if it is not.
 
     Args:
       asked: The recipe's `kernel`.
-      task: What the kernel has to compute.
+      demand: What the kernel has to compute.
       platform: `cpu`, `gpu` or `tpu`, of the devices of the mesh.
       capability: A GPU's compute capability, such as `9.0`; None = not known.
 
@@ -68,7 +68,7 @@ def choose(asked: Kernel, task: Task, platform: str, capability: str | None = No
     if _PLATFORM_OF[kernel] != platform:
         reason = f"it runs on {_PLATFORM_OF[kernel].upper()}s, and the mesh is of {platform.upper()}s"
     else:
-        reason = _refusal(kernel, task, capability)
+        reason = _refusal(kernel, demand, capability)
     if reason is None:
         return kernel, None
     if asked == "auto":
@@ -76,16 +76,16 @@ def choose(asked: Kernel, task: Task, platform: str, capability: str | None = No
     raise ConfigError(f"attention.kernel={kernel}: {reason}.", "Leave `kernel` at `auto`, which takes what serves.")
 
 
-def _refusal(kernel: str, task: Task, capability: str | None) -> str | None:
-    """Why a kernel cannot do a task on its own platform; None if it can."""
-    if task.biased:
+def _refusal(kernel: str, demand: Demand, capability: str | None) -> str | None:
+    """Why a kernel cannot do a demand on its own platform; None if it can."""
+    if demand.biased:
         return "it knows no learned bias of the logits"
-    if task.length_parts > 1:
-        return f"rows are cut over {task.length_parts} devices"
+    if demand.length_parts > 1:
+        return f"rows are cut over {demand.length_parts} devices"
     if kernel == "splash":
-        return None if task.length % LANES == 0 else f"the length, {task.length}, is not a multiple of {LANES}"
-    refusal = cudnn_refusal(task.dtype, task.dims_per_head, task.length, task.logit_cap, capability)
-    return refusal or cudnn_failure(task.length, task.dims_per_head, task.dtype, task.causal, task.window)
+        return None if demand.length % LANES == 0 else f"the length, {demand.length}, is not a multiple of {LANES}"
+    refusal = cudnn_refusal(demand.dtype, demand.dims_per_head, demand.length, demand.logit_cap, capability)
+    return refusal or cudnn_failure(demand.length, demand.dims_per_head, demand.dtype, demand.causal, demand.window)
 
 
 def fast_attention(
@@ -103,7 +103,7 @@ def fast_attention(
 
     A kernel names its output and what its backward pass needs after the context, for remat policies.
     """
-    task = Task(
+    demand = Demand(
         query.shape[2],
         query.shape[3],
         query.dtype.name,
@@ -114,7 +114,7 @@ def fast_attention(
         length_parts=split(query.shape, *HEADS)[2],
     )
     device = current_device()
-    kernel, reason = choose(asked, task, device.platform, getattr(device, "compute_capability", None))
+    kernel, reason = choose(asked, demand, device.platform, getattr(device, "compute_capability", None))
     if device.platform != "cpu":
         _say(kernel, reason)
     if kernel == "splash":

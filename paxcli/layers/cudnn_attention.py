@@ -41,7 +41,7 @@ def cudnn_failure(length: int, dims_per_head: int, dtype: str, causal: bool, win
         return None
 
     def compile_one() -> None:
-        heads = jax.ShapeDtypeStruct((1, 1, length, dims_per_head), dtype)
+        heads = jax.ShapeDtypeStruct((1, 2, length, dims_per_head), dtype)
         ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
         attend = functools.partial(cudnn_attention, causal=causal, window=window)
         jax.jit(jax.grad(lambda *args: attend(*args).sum(), (0, 1, 2))).lower(heads, heads, heads, ids).compile()

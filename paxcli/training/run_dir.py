@@ -26,6 +26,8 @@ _SAFE = (
     "task.train.summary_interval_steps",
     "task.train.eval_interval_steps",
     "task.train.learner.",
+    "task.model.loss_chunk",
+    "task.model.stack.block.attention.kernel",
     "task.model.stack.microbatch_size",
     "task.model.stack.num_microbatches",
     "task.model.stack.remat_policy",

@@ -22,6 +22,7 @@ READING_ORDER = (
     "recipes",
     "inputs",
     "training",
+    "fast-paths",
     "compile",
     "provision",
     "maxtext",

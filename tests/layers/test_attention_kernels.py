@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 
@@ -10,19 +11,24 @@ import numpy as np
 import pytest
 from jax._src.ad_checkpoint import saved_residuals
 from jax._src.cudnn import fused_attention_stablehlo
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
 
 from paxcli.errors import ConfigError
 from paxcli.layers import attention_kernels
 from paxcli.layers.attention import Attention, dot_product_attention
-from paxcli.layers.attention_kernels import Task, choose
+from paxcli.layers.attention_kernels import Demand, choose
 from paxcli.layers.cross_attention import CrossAttention
 from paxcli.layers.cudnn_attention import cudnn_attention
 from paxcli.layers.remat import saveable
 from paxcli.layers.splash_attention import splash_attention
+from paxcli.layers.stack import Stack
+from paxcli.mesh.mesh import Mesh, build_mesh
+from paxcli.mesh.sharding import unbox, use_mesh
 from tests.conftest import ROOT
 from tests.tolerances import FLOAT32
 
-TASK = Task(length=256, dims_per_head=128, dtype="bfloat16")
+DEMAND = Demand(length=256, dims_per_head=128, dtype="bfloat16")
 
 
 def _heads(length: int, num_heads: int, kv_heads: int, dims: int) -> tuple[jax.Array, ...]:
@@ -61,29 +67,29 @@ def test_splash_equals_the_masked_softmax(length, num_heads, kv_heads, dims, opt
 
 
 def test_the_devices_choose_the_kernel():
-    assert choose("auto", TASK, "tpu") == ("splash", None)
-    assert choose("auto", TASK, "gpu", "9.0") == ("cudnn", None)
-    assert choose("auto", TASK, "cpu") == ("xla", None)
-    assert choose("xla", TASK, "tpu") == ("xla", None)
+    assert choose("auto", DEMAND, "tpu") == ("splash", None)
+    assert choose("auto", DEMAND, "gpu", "9.0") == ("cudnn", None)
+    assert choose("auto", DEMAND, "cpu") == ("xla", None)
+    assert choose("xla", DEMAND, "tpu") == ("xla", None)
 
 
 @pytest.mark.parametrize(
-    ("platform", "task", "reason"),
+    ("platform", "demand", "reason"),
     [
-        ("tpu", Task(1000, 128, "bfloat16"), "1000"),
-        ("tpu", Task(256, 128, "bfloat16", biased=True), "bias"),
-        ("tpu", Task(256, 128, "bfloat16", length_parts=2), "2 devices"),
-        ("gpu", Task(256, 128, "bfloat16", logit_cap=50.0), "soft cap"),
-        ("gpu", Task(256, 128, "float32"), "fprop_dtype"),
-        ("gpu", Task(256, 256, "bfloat16"), "above 128"),
-        ("gpu", Task(255, 64, "bfloat16"), "odd"),
+        ("tpu", Demand(1000, 128, "bfloat16"), "1000"),
+        ("tpu", Demand(256, 128, "bfloat16", biased=True), "bias"),
+        ("tpu", Demand(256, 128, "bfloat16", length_parts=2), "2 devices"),
+        ("gpu", Demand(256, 128, "bfloat16", logit_cap=50.0), "soft cap"),
+        ("gpu", Demand(256, 128, "float32"), "fprop_dtype"),
+        ("gpu", Demand(256, 256, "bfloat16"), "above 128"),
+        ("gpu", Demand(255, 64, "bfloat16"), "odd"),
     ],
 )
-def test_what_the_kernel_cannot_do_runs_on_xla_or_is_refused(platform, task, reason):
-    kernel, why = choose("auto", task, platform, "8.0")
+def test_what_the_kernel_cannot_do_runs_on_xla_or_is_refused(platform, demand, reason):
+    kernel, why = choose("auto", demand, platform, "8.0")
     assert kernel == "xla" and reason in why
     with pytest.raises(ConfigError, match=reason):
-        choose("splash" if platform == "tpu" else "cudnn", task, platform, "8.0")
+        choose("splash" if platform == "tpu" else "cudnn", demand, platform, "8.0")
 
 
 def test_a_kernel_of_other_devices_is_refused():
@@ -146,3 +152,26 @@ def test_on_eight_devices():
     command = [sys.executable, "-m", "tests.layers.eight_devices"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+def test_a_stack_compiles_for_tpus(monkeypatch):
+    """On a CPU host, rows and heads sharded: one kernel forward, one backward, none run again."""
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    topology = topologies.get_topology_desc(platform="tpu", topology_name="v4:2x2x1", chip_config_name="megacore")
+    widths = dict(num_layers=2, model_dims=128, hidden_dims=128, num_heads=4, dims_per_head=64, num_kv_heads=2)
+    stack = Stack(**widths, remat_policy="context")
+    ids = jax.ShapeDtypeStruct((4, 256), jnp.int32)
+    x = jax.ShapeDtypeStruct((4, 256, 128), jnp.float32)
+
+    def gradient(params, x, ids):
+        return jax.grad(lambda p: stack.apply({"params": p}, x, None, ids, ids)[0].sum())(params)
+
+    params = unbox(jax.eval_shape(stack.init, jax.random.key(0), x, None, ids, ids)["params"])
+    with use_mesh(build_mesh(Mesh({"fsdp": 2, "tensor": 2}), topology.devices)) as mesh:
+        whole = NamedSharding(mesh, PartitionSpec())
+        program = jax.jit(gradient, in_shardings=whole).lower(params, x, ids).compile().as_text()
+    calls = [line for line in program.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
+    assert sorted(re.findall(r"splash_mha_(fwd|dkv)", "".join(line.split("=")[0] for line in calls))) == ["dkv", "fwd"]
