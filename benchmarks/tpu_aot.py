@@ -88,7 +88,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             why = why["message"].split(": ")[-1].rstrip(".") if isinstance(why, dict) else why
             lines.append(f"| {name} | {_where(row)} | {row.get('remat_policy', '')} | | | | {why} |")
             continue
-        memory = f"{row['hbm_needed_bytes'] / 2**30:.1f} of {row['hbm_available_bytes'] / 2**30:.2f}"
+        needed, available = row.get("hbm_needed_bytes"), row["hbm_available_bytes"]
+        memory = f"{needed / 2**30:.1f} of {available / 2**30:.2f}" if needed else ""
         step = row["predicted_step_seconds"]
         lines.append(
             f"| {name} | {_where(row)} | {row['remat_policy']} | {memory} | {step:.3g} "

@@ -15,7 +15,7 @@ SOURCE = PAXCLI + sorted(ROOT.glob("recipes/**/*.py"))
 ALL = SOURCE + sorted(ROOT.glob("tests/**/*.py")) + sorted(ROOT.glob("benchmarks/**/*.py"))
 
 MAX_FILE_LINES = 500
-MAX_PAXCLI_CODE_LINES = 15_000  # blank lines, comments and docstrings do not count
+MAX_PAXCLI_CODE_LINES = 18_500  # blank lines, comments and docstrings do not count
 DRAWERS = {"utils", "util", "common", "core", "misc", "helpers", "helper"}
 UNSAFE_MODULES = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
 UNSAFE_CALLS = {"yaml.load", "yaml.unsafe_load", "yaml.full_load", "torch.load", "os.system", "os.popen"}
