@@ -12,7 +12,6 @@ import jax
 from jax import monitoring
 
 from paxcli.errors import DataError
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.log import log
 from paxcli.profiling.collect import STEM
 from paxcli.profiling.costs import BINARY, encode, fingerprints, read_costs
@@ -23,7 +22,7 @@ from paxcli.profiling.steps import StepTracer
 from paxcli.profiling.xla_log import XlaLog
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
-from paxcli.training.state import TrainState
+from paxcli.training.session import Session
 from paxcli.training.step import TrainStep
 
 Program = TypeVar("Program")
@@ -44,8 +43,8 @@ class Profiled(StepTracer):
         self._costs, self._xla_log = costs, xla_log
         self.options = profile_options(costs)
 
-    def prepare(self, step: jax.stages.Wrapped, state: TrainState, batch: NestedMap) -> Callable[[], TrainStep]:
-        compiled = super().prepare(step, state, batch)
+    def prepare(self, session: Session) -> Callable[[], TrainStep]:
+        compiled = super().prepare(session)
         return lambda: compiled_with(self._costs, self._xla_log, compiled)
 
     def compiled(self, program: jax.stages.Compiled) -> TrainStep:
