@@ -33,12 +33,16 @@ class AutoPgle(Instrument):
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
         step = make_train_step(session.experiment.task, session.abstract, session.compiler_options)
+        return lambda: self.around(step)
+
+    def around(self, step: TrainStep) -> TrainStep:
+        """The jitted step, with the mode on while it is called."""
 
         def call(state: TrainState, batch: NestedMap) -> tuple[TrainState, dict[str, jax.Array]]:
             with self._on():
                 return step(state, batch)
 
-        return lambda: call
+        return call
 
     @contextmanager
     def _on(self) -> Iterator[None]:

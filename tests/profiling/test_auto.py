@@ -69,7 +69,7 @@ def test_it_profiles_the_first_calls_and_compiles_once_more(monkeypatch):
     monkeypatch.setattr(
         profiler._profiler, "get_fdo_profile", lambda xspace: profiled.append(xspace) or encode({"dot.1": 1.0})
     )
-    step = AutoPgle(runs=3).prepare(step_of(1.5), None, None)()
+    step = AutoPgle(runs=3).around(step_of(1.5))
     assert compilations(step, 6) == [1, 0, 0, 1, 0, 0]
     assert len(profiled) == 3
 
@@ -95,18 +95,18 @@ def cache(tmp_path):
 
 def test_a_run_that_starts_again_takes_the_second_program_from_the_cache(monkeypatch, cache):
     monkeypatch.setattr(profiler._profiler, "get_fdo_profile", lambda _: encode({"dot.1": 1.0}))
-    first = AutoPgle(runs=1).prepare(step_of(3.5), None, None)()
+    first = AutoPgle(runs=1).around(step_of(3.5))
     assert compilations(first, 4) == [1, 1, 0, 0]
     monkeypatch.setattr(profiler._profiler, "get_fdo_profile", lambda _: pytest.fail("profiled again"))
     for again in (AutoPgle(runs=1), AutoPgle(runs=None)):
         jax.clear_caches()
         with counted() as found:
-            assert compilations(again.prepare(step_of(3.5), None, None)(), 3)[1:] == [0, 0]
+            assert compilations(again.around(step_of(3.5)), 3)[1:] == [0, 0]
         assert found[_FROM_CACHE] >= 1
 
 
 def test_an_expectation_that_fails_is_said(cache):
-    step = AutoPgle(runs=None).prepare(step_of(4.5), None, None)()
+    step = AutoPgle(runs=None).around(step_of(4.5))
     with pytest.warns(UserWarning, match="EXPECT_PGLE is set"):
         assert compilations(step, 3)[1:] == [0, 0]
 
