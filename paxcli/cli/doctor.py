@@ -44,6 +44,7 @@ VARIABLES = (
     "LIBTPU_INIT_ARGS",
     "NO_COLOR",
     "PAX_DEBUG",
+    "XLA_CLIENT_MEM_FRACTION",
     "XLA_FLAGS",
 )
 PROBE = """

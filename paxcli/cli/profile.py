@@ -34,7 +34,7 @@ def summarize(directory: TraceArgument, top: TopOption = 10, as_json: JsonOption
 
 def _text(result: dict[str, Any], top: int) -> str:
     steps, gaps, memory = result["steps"], result["gaps"], result["memory"]
-    lines = [f"{result['trace']}: {steps} steps on {result['devices']} devices, {result['seconds']:.3f} s"]
+    lines = [f"{result['trace']}: {steps} steps, {result['seconds']:.3f} s on devices: {result['devices']}"]
     if steps:
         lines[0] += f", {result['step_seconds'] * 1e3:.2f} ms a step"
     lines += ["", "Time of the devices"]

@@ -54,7 +54,7 @@ def find_trace(directory: str) -> epath.Path:
             return max(found, key=lambda path: path.name)
     raise DataError(
         f"There is no trace in {directory}.",
-        "Make one: `pax train RECIPE --profile-steps 10:15`, or `pax profile --help`.",
+        "Make one: `pax train RECIPE --profile-steps 10:15`.",
     )
 
 
