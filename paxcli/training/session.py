@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.nested_map import NestedMap, num_rows
-from paxcli.mesh.compiler_options import Options, compiler_options
+from paxcli.mesh.compiler_options import compiler_options
 from paxcli.mesh.mesh import build_mesh, libtpu_arguments
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import infeed_shard, use_mesh
@@ -84,11 +84,11 @@ def _check_rows(source: BaseInput, spec: NestedMap, global_batch: int) -> None:
         )
 
 
-def options_of(session: Session) -> Options:
+def options_of(session: Session) -> dict[str, Any]:
     """What the compiler is told beside a program: pax's options for these devices, and the recipe's over them."""
     device = session.mesh.devices.flat[0]
     asked = session.config.mesh.compiler_options
-    return compiler_options(device.platform, device.device_kind, asked, session.mesh.size)
+    return dict(compiler_options(device.platform, device.device_kind, asked, session.mesh.size))
 
 
 def peak_of(session: Session) -> float | None:
