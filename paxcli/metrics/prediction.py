@@ -34,7 +34,8 @@ _DEVICES_PER_HOST = {"tpu7x": 8}
 KERNEL_RATE = 0.5
 
 _MATMUL = frozenset({"convolution", "dot"})
-_ATTENTION = re.compile(r"/attention/(?!attention\._)")  # inside the attention layer, but in none of its projections
+# Inside the attention layer, but in none of its projections: of `layers.attention`, whose methods are scopes.
+_ATTENTION = re.compile(r"/attention/(?!attention\._(queries|keys_and_values|merged)/)")
 _PRODUCTS = {"fwd": 2, "dkv": 5, "dq": 3}  # of splash attention's kernels, each T × T × H multiply-adds a head
 
 

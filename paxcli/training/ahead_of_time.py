@@ -244,8 +244,11 @@ def wiring_of(devices: Sequence[Any], target: Target) -> Wiring | None:
 
 def _formula(session: Session, step: Step) -> float | None:
     """Model FLOPs of a step: all of a training step; of an evaluation the forward third; none of decoding."""
-    flops = model_flops(session.experiment.task.model, session.spec)
-    return None if flops is None or step == "decode" else flops.total / (1 if step == "train" else 3)
+    if step == "decode":
+        return None
+    spec = session.spec if step == "train" else session.experiment.eval_inputs[0].element_spec()
+    flops = model_flops(session.experiment.task.model, spec)
+    return None if flops is None else flops.total / (1 if step == "train" else 3)
 
 
 def _stacked(session: Session) -> list[tuple[int, ...]]:
