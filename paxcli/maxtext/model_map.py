@@ -91,6 +91,8 @@ def _put_block(draft: Draft, path: str, has_window: bool) -> None:
     """One layer, or all alike."""
     if draft.settings["use_post_attn_norm"]:
         draft.put(f"{path}.post_norms", True, "use_post_attn_norm", "use_post_ffw_norm")
+    if _is_fp8(draft.settings):
+        draft.put(f"{path}.precision", "fp8", "quantization")
     _put_norm(draft, f"{path}.norm")
     _put_attention(draft, f"{path}.attention", has_window)
     _put_feed_forward(draft, f"{path}.feed_forward")
@@ -138,6 +140,8 @@ def _put_sizes(draft: Draft) -> None:
             f"dtype={settings['dtype']} is not one that pax computes in.", "Pax has bfloat16 and float32."
         )
     draft.put(f"{_MODEL}.fprop_dtype", settings["dtype"], "dtype")
+    if settings["z_loss_multiplier"]:
+        draft.put(f"{_MODEL}.z_loss_weight", settings["z_loss_multiplier"], "z_loss_multiplier")
 
 
 def _put_tables(draft: Draft) -> None:
@@ -173,6 +177,11 @@ def _put_pipeline(draft: Draft) -> None:
     draft.put(f"{_STACK}.num_stages", stages, "ici_pipeline_parallelism", "dcn_pipeline_parallelism")
     draft.put(f"{_STACK}.circular_repeat", repeats, "num_pipeline_repeats", "num_layers_per_pipeline_stage")
     draft.put(f"{_STACK}.num_microbatches", microbatches if microbatches > 0 else stages, "num_pipeline_microbatches")
+
+
+def _is_fp8(settings: Settings) -> bool:
+    """Whether MaxText multiplies as pax's `precision: fp8` does, which its experts do not."""
+    return settings["quantization"] == "fp8" and settings["num_experts"] == 1
 
 
 def _put_norm(draft: Draft, path: str) -> None:
@@ -261,10 +270,8 @@ def _note_differences(draft: Draft) -> None:
     settings = draft.settings
     if settings["dropout_rate"] and settings["enable_dropout"]:
         draft.near(f"dropout_rate={settings['dropout_rate']}: pax's layers have no dropout.")
-    if settings["quantization"]:
-        draft.near(
-            f"quantization={settings['quantization']}: pax does not quantize; it multiplies in {settings['dtype']}."
-        )
+    if settings["quantization"] and not _is_fp8(settings):
+        draft.near(f"quantization={settings['quantization']}: pax multiplies in {settings['dtype']}.")
     if settings["weight_dtype"] != "float32":
         draft.near(f"weight_dtype={settings['weight_dtype']}: pax keeps parameters in float32.")
     draft.near("Weights start normal with MaxText's deviations, where MaxText cuts off those of MLP and head at two.")

@@ -167,6 +167,10 @@ def _put_optimizer(draft: Draft) -> None:
         draft.near(f"adam_eps_root={settings['adam_eps_root']}: pax's AdamW has none.")
     for field, key in fields.items():
         draft.put(f"{_OPTIMIZER}.{field}", settings[key], key)
+    if kind != "adam_pax" and settings["mu_dtype"] == "bfloat16":
+        draft.put(f"{_OPTIMIZER}.mu_dtype", "bfloat16", "mu_dtype")
+    elif settings["mu_dtype"] not in ("", "float32"):
+        draft.near(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
     draft.put(f"{_OPTIMIZER}.decay_norms_and_biases", True, "adamw_mask")
     if settings["adamw_mask"]:
         draft.near(f"adamw_mask={settings['adamw_mask']}: pax decays every parameter, or all but norms and biases.")
@@ -217,7 +221,7 @@ def _put_run(draft: Draft, steps: int) -> None:
     draft.put("checkpoint.async_save", settings["async_checkpointing"], "async_checkpointing")
     draft.put("task.name", settings["run_name"] or "maxtext", "run_name")
     draft.drop("base_output_directory", "say it as `pax train --run-dir`")
-    draft.drop("profiler", "pax does not profile by a recipe")
+    draft.drop("profiler", "say it as `pax train --profile-steps`")
     for key in ("load_parameters_path", "load_full_state_path"):
         draft.drop(key, "say it as --checkpoint, to begin a run with it")
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}

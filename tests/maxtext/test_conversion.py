@@ -190,6 +190,7 @@ def test_what_pax_lacks_is_refused(keys: dict[str, object], said: str) -> None:
         {"model_name": "gpt3-52k", "steps": 300, "per_device_batch_size": 3, "run_name": "a b's"},
         {"model_name": "gpt3-6b", "ici_fsdp_parallelism": 8, "dcn_data_parallelism": 2, "remat_policy": "none"},
         {"model_name": "gpt3-22b", "dataset_path": "gs://d", "tokenizer_path": "t.model", "dataset_type": "tfds"}
+        | {"quantization": "fp8", "mu_dtype": "bfloat16", "z_loss_multiplier": 1e-4}
         | {"gradient_clipping_threshold": 0, "steps": 12345, "warmup_steps_fraction": 0.03, "max_target_length": 512},
     ],
 )
