@@ -1,7 +1,8 @@
 """GPT-2 as Radford et al. (2019) built it, on synthetic rows: for GPUs, and to compare with other implementations.
 
 The vocabulary of 50,257 is padded to 50,304 = 393 × 128, a size that tensor cores take whole. Rows on each device are
-for 80 GB of memory and more; parameters and optimizer are float32, activations bfloat16.
+for 80 GB of memory and more; parameters and optimizer are float32, activations bfloat16. Attention sees the whole row,
+other documents too: so GPT-2 was trained, and cuDNN's kernel needs no mask then.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _gpt2(num_layers: int, model_dims: int, num_heads: int) -> fdl.Config[Experi
     model.params_init = Gaussian.config(stddev=0.02)
     model.position = LearnedPositions.partial()
     model.final_norm.epsilon = model.stack.block.norm.epsilon = 1e-5
-    model.stack.block.attention.use_bias = True
+    model.stack.block.attention.use_bias, model.stack.block.attention.segmented = True, False
     model.stack.remat_policy = "everything"
     config = Experiment.config(task=SingleTask.config(name="gpt2", model=model), train_input=SyntheticInput.config())
     train = config.task.train

@@ -1,8 +1,9 @@
 """Models of Llama's shape (Touvron et al., 2023) on synthetic rows: for GPUs, and to compare with others.
 
 RMS norms, rotary positions, a gated feed-forward without biases, a head of its own. Parameters and second moments are
-float32, activations bfloat16. Rows on each device, and what the backward pass keeps, are for one GPU of 141 GB with
-`XLA_PYTHON_CLIENT_MEM_FRACTION=0.92`; where several share the parameters, there is room for more of both.
+float32, activations bfloat16. Rows on each device, and what the backward pass keeps, are for one GPU of 141 GB, of which
+pax lets JAX have 92 %; where several share the parameters, there is room for more of both. Attention sees the whole row,
+so that cuDNN's kernel needs no mask: for packed documents that are to be kept apart, set `attention.segmented` to true.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _llama(
     model.params_init = Gaussian.config(stddev=0.02)
     model.position, model.head = None, OutputHead.partial()
     model.stack.block.norm, model.final_norm = RmsNorm.partial(epsilon=1e-5), RmsNorm.partial(epsilon=1e-5)
-    model.stack.block.attention.rotary = Rotary.partial()
+    model.stack.block.attention.rotary, model.stack.block.attention.segmented = Rotary.partial(), False
     feed_forward = model.stack.block.feed_forward
     feed_forward.activation, feed_forward.gated, feed_forward.use_bias = "silu", True, False
     config = Experiment.config(task=SingleTask.config(name="llama", model=model), train_input=SyntheticInput.config())
