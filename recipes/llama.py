@@ -2,8 +2,8 @@
 
 RMS norms, rotary positions, a gated feed-forward without biases, a head of its own. Parameters and second moments are
 float32, activations bfloat16. Rows on each device, and what the backward pass keeps, are for one GPU of 141 GB, of
-which pax lets JAX have 92 %; where several share the parameters, there is room for more of both. Attention sees the whole
-row, so that cuDNN's kernel needs no mask: for packed documents to be kept apart, set `attention.segmented` to true.
+which JAX has 92 %; where several share the parameters, there is room for more of both. Attention sees the whole row, so
+that cuDNN's kernel needs no mask: for packed documents to be kept apart, set `attention.segmented` to true.
 """
 
 from __future__ import annotations
