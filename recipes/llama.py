@@ -32,7 +32,7 @@ def llama_1b() -> fdl.Config[Experiment]:
     config = _llama(num_layers=22, model_dims=2048, hidden_dims=5632, num_heads=32, vocab_size=32_000)
     config.task.model.num_kv_heads = 4
     config.task.model.max_seq_len = 2048
-    config.task.model.stack.remat_policy = "everything"
+    config.task.model.stack.remat_policy = "dots_with_no_batch_dims_and_context"
     config.task.train.percore_batch_size = 16
     config.task.train.learner.learning_rate = 4e-4
     return config
