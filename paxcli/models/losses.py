@@ -11,17 +11,22 @@ from paxcli.inputs.nested_map import NestedMap
 # Metrics of a batch: name -> (mean, weight of the mean), both scalars.
 WeightedScalars = dict[str, tuple[jax.Array, jax.Array]]
 
+_ROUNDING = 1e-6
+
 
 def cross_entropy(
     logits: Float[jax.Array, "*batch V"], labels: Int[jax.Array, "*batch"]
 ) -> tuple[Float[jax.Array, "*batch"], Bool[jax.Array, "*batch"]]:
     """`-log softmax(logits)[label]` of each position, in nats, and whether no other token is likelier."""
     logits = logits.astype(jnp.float32)
-    below_best = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    best = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    below_best = logits - best
     # A masked sum rather than a gather: its gradient is a fused select, not a scatter.
     is_label = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) == labels[..., None]
     label_logit = jnp.sum(jnp.where(is_label, below_best, 0.0), axis=-1)
-    return jnp.log(jnp.sum(jnp.exp(below_best), axis=-1)) - label_logit, label_logit == 0
+    # XLA may compute a logit in two places, and not alike to the last bit.
+    correct = label_logit >= -_ROUNDING * jnp.abs(best[..., 0])
+    return jnp.log(jnp.sum(jnp.exp(below_best), axis=-1)) - label_logit, correct
 
 
 def smoothed(
