@@ -6,14 +6,17 @@ import importlib.util
 import json
 import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
+
+from paxcli.config.resolve import resolve
+from paxcli.training.ahead_of_time import target_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENTRIES = json.loads((ROOT / "benchmarks" / "tpu_recipes.json").read_text())
 IN_TEST_ALL = {"c4-1b", "c4-16b", "c4-22b-2xv4-128"}
-
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 
 
 def marked(entry: dict):
@@ -23,6 +26,23 @@ def marked(entry: dict):
     return pytest.param(entry, id=entry["recipe"], marks=marks)
 
 
+def test_every_entry_names_a_recipe_and_slices_of_its_size() -> None:
+    for entry in ENTRIES:
+        config = resolve(entry["recipe"]).config
+        target = target_of(config, entry.get("topology"), entry.get("slices"))
+        assert target.platform == "tpu"
+
+
+def test_the_table_of_the_documentation_is_that_of_the_results(tmp_path) -> None:
+    page, results = ROOT / "docs" / "compile.md", ROOT / "benchmarks" / "results" / "tpu_aot.json"
+    copy = tmp_path / "compile.md"
+    copy.write_text(page.read_text())
+    command = [sys.executable, str(ROOT / "benchmarks" / "tpu_aot.py"), "--table", str(results), str(copy)]
+    subprocess.run(command, check=True, timeout=60)
+    assert copy.read_text() == page.read_text()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("entry", [marked(entry) for entry in ENTRIES])
 def test_a_recipe_fits_its_slices(entry, pax) -> None:
