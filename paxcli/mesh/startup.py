@@ -166,6 +166,8 @@ def _initialize(
 
 def _keep_stdout() -> None:
     """Leaves stdout to what Python prints: Gloo reports its connections there, between the lines of a result."""
+    if sys.stdout.fileno() != 1:  # somebody else listens, or it is done
+        return
     sys.stdout.flush()
     ours = os.dup(1)
     os.dup2(2, 1)

@@ -126,4 +126,4 @@ def test_a_kept_step_trains_as_a_compiled_one_does(pax, tmp_path) -> None:
         assert set(file.namelist()) == {"manifest.json", "executable"}
     (tmp_path / "step.pax").write_bytes(b"nothing")
     with pytest.raises(DataError, match="is no compiled step"):
-        load_executable(tmp_path / "step.pax", None, {})
+        load_executable(tmp_path / "step.pax", None)
