@@ -140,7 +140,7 @@ def test_reversed_rows_hold_each_token_at_its_place():
     assert seen[0] == seen[1] and len(seen[0]) == NUM_EXAMPLES
 
 
-@pytest.mark.parametrize("hosts", [2, 3, 8])
+@pytest.mark.parametrize("hosts", [2, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_hosts_train_on_different_examples_and_on_all(hosts):
     """A pass of each host, told by the first target, which no two examples share."""
     seen = []

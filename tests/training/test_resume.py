@@ -71,7 +71,7 @@ def test_sigkill_at_three_steps(straight, tmp_path):
     _assert_same(run_dir, straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_one_signal_saves_and_stops(straight, tmp_path, number):
     run_dir = tmp_path / "c"
     with _start(run_dir) as process:

@@ -116,7 +116,7 @@ def test_scores(seqio):
             np.testing.assert_allclose(value, values[name], rtol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize("model", [LanguageModel, SequenceModel])
+@pytest.mark.parametrize("model", [pytest.param(LanguageModel, marks=pytest.mark.slow), SequenceModel])
 def test_predictions(seqio, model):
     converter = LANGUAGE if model is LanguageModel else SequenceModelFeatures.config()
     own = (
