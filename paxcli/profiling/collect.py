@@ -16,6 +16,7 @@ from paxcli.log import log
 from paxcli.profiling.costs import BINARY, LIKELY_CAUSES, TEXT, aggregate, decode, describe, write_costs
 from paxcli.profiling.manifest import NAME, conditions, write_manifest
 from paxcli.profiling.runner import Runner, open_runner
+from paxcli.profiling.trace import TRACES
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 
@@ -97,5 +98,5 @@ def _traced(runner: Runner, program: jax.stages.Compiled) -> bytes:
             runner.run(program, 1)
         finally:
             jax.profiler.stop_trace()
-        (traced,) = (epath.Path(place) / "plugins" / "profile").iterdir()
+        (traced,) = (epath.Path(place) / TRACES).iterdir()
         return get_profiled_instructions_proto(str(traced))

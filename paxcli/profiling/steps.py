@@ -13,7 +13,7 @@ from paxcli.errors import ConfigError
 from paxcli.log import log
 from paxcli.metrics.meter import peak_memory_bytes
 from paxcli.profiling.summary import HLO_FILE, MEMORY_FILE
-from paxcli.profiling.trace import find_trace
+from paxcli.profiling.trace import TRACES, find_trace
 from paxcli.training.instrument import Instrument
 from paxcli.training.step import TrainStep
 
@@ -104,6 +104,8 @@ def start_trace(directory: epath.Path) -> None:
 
 def stop_trace(directory: epath.Path, program: jax.stages.Compiled | None) -> epath.Path:
     """Ends it, and puts beside it what a summary needs of the program that ran. Returns where."""
+    while (directory / TRACES / time.strftime("%Y_%m_%d_%H_%M_%S")).exists():
+        time.sleep(0.05)  # JAX names a trace after the second in which it ends, and writes over another of that name
     jax.profiler.stop_trace()
     place = find_trace(str(directory))
     memory = {"peak_bytes_in_use": peak_memory_bytes()}

@@ -13,6 +13,7 @@ from etils import epath
 from paxcli.errors import DataError
 
 STEP = "train"
+TRACES = "plugins/profile"  # where JAX puts traces, and xprof and TensorBoard look
 # What pax's own loop marks in a trace.
 PHASES = (STEP, "input", "save", "evaluate")
 
@@ -46,7 +47,7 @@ def find_trace(directory: str) -> epath.Path:
       DataError: There is none.
     """
     start = epath.Path(directory)
-    for root in (start, start / "plugins" / "profile", start / "profile" / "plugins" / "profile"):
+    for root in (start, start / TRACES, start / "profile" / TRACES):
         if not root.exists():
             continue
         found = [path for path in (root, *root.iterdir()) if path.is_dir() and any(path.glob("*.xplane.pb"))]
