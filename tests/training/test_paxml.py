@@ -42,7 +42,9 @@ def test_every_gradient(comparison):
 def test_six_updates(comparison, run):
     for name in ("loss", "learning_rate", "raw_grad_norm"):
         assert comparison[run][name] <= 1e-6, name
-    assert comparison[run]["params_after_5"] <= 1e-5
+    # The gradient of one value is nothing but rounding, which Adam divides by its own size: its sign is chance.
+    assert comparison[run]["params_after_5_but_one"] <= 1e-5
+    assert comparison[run]["params_after_5"] <= 1e-4
 
 
 def test_greedy_decode(comparison):
