@@ -91,10 +91,10 @@ def compile(
     with waiting(f"Compiling the {step} step of {resolved.name} for {what}; it takes minutes."):
         compiled = compile_ahead(resolved.config, target, step.value, save)
     report = {"recipe": resolved.name} | compiled.report
+    if hlo and compiled.text:
+        hlo.write_text(compiled.text)
     if not report["fits"]:
         _refuse(report, what, as_json)
-    if hlo:
-        hlo.write_text(compiled.text)
     say_result(report, _text(report, what), as_json)
 
 
