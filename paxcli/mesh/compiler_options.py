@@ -75,7 +75,7 @@ def _presets(platform: str, device_kind: str, num_devices: int) -> Options:
             group["platform"] == platform
             and _begins(device_kind, group.get("kinds", [""]))
             and not _begins(device_kind, group.get("but", []))
-            and (num_devices > 1 or group.get("devices") != "several")
+            and num_devices >= group.get("devices", 1)
         )
         if fits and _numbers(group["from"]) <= _version(platform) < _numbers(group.get("below", "9999")):
             options |= group["options"]
