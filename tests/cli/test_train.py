@@ -260,6 +260,7 @@ def test_an_own_layer_and_recipe(tmp_path, pax):
     assert series[20] < series[1] - 0.1
 
 
+@pytest.mark.slow
 def test_without_tensorflow(tmp_path, pax):
     """Training and decoding work where tensorflow, seqio and lingvo cannot be imported."""
     (tmp_path / "sitecustomize.py").write_text(

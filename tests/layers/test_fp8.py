@@ -62,7 +62,7 @@ WIDTHS = dict(num_layers=L, model_dims=D, hidden_dims=32, num_heads=4, dims_per_
     [
         pytest.param(1, True, "nothing", marks=pytest.mark.slow),
         pytest.param(1, False, "everything", marks=pytest.mark.slow),
-        (2, True, "everything"),
+        pytest.param(2, True, "everything", marks=pytest.mark.slow),
     ],
 )
 def test_pipelines_learn_the_scales_of_the_plain_stack(rounds, scan, remat_policy):

@@ -19,7 +19,9 @@ PROMPTS = jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]])
 LENGTHS = jnp.array([4, 2])
 
 
-@pytest.fixture(scope="module", params=["scan", "unrolled", "rotary"])
+@pytest.fixture(
+    scope="module", params=["scan", *(pytest.param(name, marks=pytest.mark.slow) for name in ("unrolled", "rotary"))]
+)
 def model_and_params(request):
     config = LanguageModel.config(
         vocab_size=13, max_seq_len=16, model_dims=16, hidden_dims=32, num_layers=2, num_heads=4, num_kv_heads=2

@@ -17,11 +17,8 @@ from tests.training.runs import losses
 @pytest.mark.parametrize(
     "recipe",
     [
-        "c4-gpt3-xl",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("lm-cloud-2b-limit-steps", "LmCloudTransformerAdamLimitSteps")
-        ),
+        pytest.param(name, marks=pytest.mark.slow)
+        for name in ("c4-gpt3-xl", "lm-cloud-2b-limit-steps", "LmCloudTransformerAdamLimitSteps")
     ],
 )
 def test_the_overlays_make_it_run_here(recipe: str, tmp_path: pathlib.Path, pax) -> None:

@@ -105,6 +105,7 @@ def test_other_names_are_refused(name) -> None:
         find_target(name)
 
 
+@pytest.mark.slow
 def test_a_kept_step_trains_as_a_compiled_one_does(pax, tmp_path) -> None:
     kept = pax("compile", "tiny", "--topology", "cpu:2", "--save", "step.pax", *TRAINED, "--json")
     assert kept.returncode == 0, kept.stderr
