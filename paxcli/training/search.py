@@ -74,6 +74,13 @@ def search(
                 tried.append(one)
                 heard(one)
         best = max(tried, key=lambda one: one.rank)
+    while not best.report["fits"] and (fewer := _with_rows(config, target, best.settings, 0.5)) is not None:
+        one = _try(config, target, fewer)
+        if one is None:
+            break
+        tried.append(one)
+        heard(one)
+        best = one
     return sorted(tried, key=lambda one: one.rank, reverse=True)
 
 
@@ -102,8 +109,11 @@ def _meshes(config: fdl.Config[Experiment], target: Target, best: Settings) -> I
     """`fsdp` and `tensor` shared out in other ways; the other axes stay."""
     sizes = axis_sizes(config.mesh.ici_mesh_shape, None)
     both = sizes[Axis.FSDP] * sizes[Axis.TENSOR]
+    now = sizes[Axis.TENSOR]
+    if config.mesh.ici_mesh_shape is None:  # all devices are replicas
+        both, now = target.devices_per_slice, None
     for ways in _TENSOR_WAYS:
-        if both % ways == 0 and ways != sizes[Axis.TENSOR]:
+        if both % ways == 0 and ways != now:
             shape = sizes | {Axis.FSDP.value: both // ways, Axis.TENSOR.value: ways}
             yield best | {_MESH: {axis: size for axis, size in shape.items() if size > 1}}
 
@@ -116,10 +126,14 @@ def _policies(config: fdl.Config[Experiment], target: Target, best: Settings) ->
 
 
 def _batches(config: fdl.Config[Experiment], target: Target, best: Settings) -> Iterator[Settings]:
-    devices = fdl.build(_with(config, best).mesh).num_devices()
-    if devices is None:
-        return
-    percore = global_batch_size(config, devices) / devices
     for factor in _BATCHES:
-        rows = percore * factor
-        yield best | {_BATCH: int(rows) if rows == int(rows) else rows}
+        rows = _with_rows(config, target, best, factor)
+        if rows is not None:
+            yield rows
+
+
+def _with_rows(config: fdl.Config[Experiment], target: Target, best: Settings, factor: float) -> Settings | None:
+    """The settings with so many times their rows on each device; None for less than one row in all."""
+    devices = target.devices_per_slice * target.num_slices
+    rows = factor * global_batch_size(_with(config, best), devices) / devices
+    return best | {_BATCH: int(rows) if rows == int(rows) else rows} if rows * devices >= 1 else None
