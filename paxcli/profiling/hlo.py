@@ -8,6 +8,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Literal
 
+from paxcli.metrics.hlo import Instruction as Line
+from paxcli.metrics.hlo import read_program
+
 Category = Literal["matmul", "attention", "norm", "collective", "other"]
 CATEGORIES: tuple[Category, ...] = ("matmul", "attention", "norm", "collective", "other")
 
@@ -43,16 +46,11 @@ class Instruction:
 
 def read_instructions(text: str) -> dict[str, Instruction]:
     """The instructions of all computations of a module, by name."""
-    computations: dict[str, list[_Line]] = {}
-    body: list[_Line] = []
-    for line in text.splitlines():
-        if line.endswith("{") and (start := re.match(r"(?:ENTRY )?%?([\w.\-]+) ", line)):
-            body = computations.setdefault(start[1], [])
-        elif parsed := _parse(line):
-            body.append(parsed)
+    computations = read_program(text).computations
     lines = [line for body in computations.values() for line in body]
     layers = {
-        line.name: line.layer or _most_common(inner.layer for inner in computations.get(line.calls, ()))
+        line.name: layer_of(line.op_name)
+        or _most_common(layer_of(inner.op_name) for inner in computations.get(_fused(line), ()))
         for line in lines
     }
     whole = _whole_paths(set(layers.values()))
@@ -97,66 +95,35 @@ def layer_of(op_name: str) -> str:
     return "/".join(scopes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Line:
-    name: str
-    opcode: str
-    target: str
-    calls: str
-    layer: str
+def _fused(line: Line) -> str:
+    """The computation that a fusion runs; empty for others."""
+    found = re.search(r" calls=%?([\w.\-]+)", line.rest)
+    return found[1] if found else ""
 
 
-def _parse(line: str) -> _Line | None:
-    found = re.match(r"\s+(?:ROOT )?%?([\w.\-]+) = ", line)
-    if found is None:
-        return None
-    opcode = re.match(r" ?([\w\-]+)\(", line[_end_of_type(line, found.end()) :])
-    if opcode is None:
-        return None
-
-    def attribute(pattern: str) -> str:
-        value = re.search(pattern, line)
-        return value[1] if value else ""
-
-    op_name = attribute(r'op_name="([^"]*)"')
-    return _Line(
-        found[1],
-        opcode[1],
-        attribute(r'custom_call_target="([^"]*)"'),
-        attribute(r" calls=%?([\w.\-]+)"),
-        layer_of(op_name),
-    )
+def _target(line: Line) -> str:
+    """What a custom call calls; empty for others."""
+    found = re.search(r'custom_call_target="([^"]*)"', line.rest)
+    return found[1] if found else ""
 
 
-def _end_of_type(line: str, start: int) -> int:
-    """Where the type that begins at `start` ends; a tuple's is in parentheses."""
-    if line[start] != "(":
-        return line.find(" ", start)
-    depth = 0
-    for at in range(start, len(line)):
-        depth += (line[at] == "(") - (line[at] == ")")
-        if depth == 0:
-            return at + 1
-    return len(line)
-
-
-def _category(line: _Line, layer: str, computations: dict[str, list[_Line]]) -> Category:
+def _category(line: Line, layer: str, computations: dict[str, list[Line]]) -> Category:
     parts = list(_with_called(line, computations))
     last = layer.rpartition("/")[2]
     if any(_COLLECTIVE.match(part.opcode) for part in parts):
         return "collective"
-    if last == "core" or any(_ATTENTION.search(part.target) for part in parts):
+    if last == "core" or any(_ATTENTION.search(_target(part)) for part in parts):
         return "attention"
-    if "attention" in last and line.target == "tpu_custom_call":
+    if "attention" in last and _target(line) == "tpu_custom_call":
         return "attention"
-    if any(part.opcode in ("dot", "convolution") or _PRODUCT.search(part.target) for part in parts):
+    if any(part.opcode in ("dot", "convolution") or _PRODUCT.search(_target(part)) for part in parts):
         return "matmul"
     return "norm" if last.endswith("norm") else "other"
 
 
-def _with_called(line: _Line, computations: dict[str, list[_Line]]) -> Iterable[_Line]:
+def _with_called(line: Line, computations: dict[str, list[Line]]) -> Iterable[Line]:
     yield line
-    for inner in computations.get(line.calls, ()) if line.calls else ():
+    for inner in computations.get(_fused(line), ()):
         yield from _with_called(inner, computations)
 
 
