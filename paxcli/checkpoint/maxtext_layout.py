@@ -41,8 +41,6 @@ _NORMS = {
     "gpt3": ("pre_self_attention_norm", "mlp.mlp_layer_norm", "", ""),
 }
 _OUR_NORMS = ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm")
-_LAYERS_IN_ONE = {"gemma2": 2, "gemma3": 6}
-_SCALES_QUERIES = ("gpt3", "qwen3", "qwen3_moe", "gemma3")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +50,8 @@ class MaxTextLayout:
     Attributes:
       block: MaxText's `decoder_block`.
       num_layers: L, as we count.
+      scales_queries: Whether MaxText multiplies queries by 1 / sqrt(H), and not their weights when they start.
+      layers_in_one: How many of our layers one of MaxText's is.
       scanned: Whether its layers are stacked (`scan_layers`).
       scan_axis: Along which dimension (`param_scan_axis`).
       fused_qkv: Whether query, key and value are one array.
@@ -60,15 +60,12 @@ class MaxTextLayout:
 
     block: str
     num_layers: int
+    scales_queries: bool
+    layers_in_one: int = 1
     scanned: bool = True
     scan_axis: int = 1
     fused_qkv: bool = False
     fused_mlp: bool = False
-
-    @property
-    def scales_queries(self) -> bool:
-        """Whether MaxText multiplies queries by 1 / sqrt(H), and not their weights when they start."""
-        return self.block in _SCALES_QUERIES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,7 +177,7 @@ class Shelf:
 
 def their_shelf(layout: MaxTextLayout) -> Shelf:
     """MaxText's layers."""
-    count = _LAYERS_IN_ONE.get(layout.block, 1)
+    count = layout.layers_in_one
     whole = layout.num_layers // count * count
     places = []
     for layer in range(layout.num_layers):

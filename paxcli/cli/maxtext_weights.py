@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import fiddle as fdl
 
+    from paxcli.checkpoint.maxtext_layout import MaxTextLayout
     from paxcli.maxtext.conversion import Converted
 
 
@@ -18,16 +19,25 @@ def stay_on_host() -> None:
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
+def layout_of(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
+    """How MaxText lays out a model of this block, by what the conversion of recipes knows of it."""
+    from paxcli.checkpoint.maxtext_layout import MaxTextLayout
+    from paxcli.maxtext.model_map import SCALES_QUERIES
+    from paxcli.maxtext.sizes import LOCAL_LAYERS
+
+    in_one = len(LOCAL_LAYERS.get(block, (False,)))
+    return MaxTextLayout(block, num_layers, block in SCALES_QUERIES, in_one, **more)
+
+
 def import_weights(converted: Converted, checkpoint: str, out: str, result: dict[str, Any], dry_run: bool) -> str:
     """Begins the run `out`; adds what was done to `result`, and says it."""
-    from paxcli.checkpoint.maxtext_layout import MaxTextLayout
     from paxcli.maxtext.building import config_with
     from paxcli.training.maxtext_weights import import_maxtext
 
     config = config_with(converted.values)
-    layout = MaxTextLayout(
-        block=converted.settings["decoder_block"],
-        num_layers=config.task.model.num_layers,
+    layout = layout_of(
+        converted.settings["decoder_block"],
+        config.task.model.num_layers,
         scan_axis=converted.settings["param_scan_axis"],
     )
     done = import_maxtext(config, result["recipe"], checkpoint, out, layout, dry_run)
@@ -43,13 +53,12 @@ def export_weights(
     config: fdl.Config, run_dir: Path | None, recipe: str, checkpoint: str, result: dict[str, Any], dry_run: bool
 ) -> None:
     """Writes the run's newest checkpoint into `checkpoint`, and adds the key that loads it to the command's."""
-    from paxcli.checkpoint.maxtext_layout import MaxTextLayout
     from paxcli.cli.runs import default_run_dir
     from paxcli.training.maxtext_weights import export_maxtext
 
-    layout = MaxTextLayout(
-        block=result["keys"]["decoder_block"],
-        num_layers=config.task.model.num_layers,
+    layout = layout_of(
+        result["keys"]["decoder_block"],
+        config.task.model.num_layers,
         scanned=result["keys"]["scan_layers"] == "true",
     )
     done = export_maxtext(config, run_dir or default_run_dir(recipe), checkpoint, layout, dry_run)

@@ -11,10 +11,10 @@ import jax
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.profiling.runner import require_profile_device
 from paxcli.training.experiment import Experiment
-from paxcli.training.instrument import Instrument
+from paxcli.training.instrument import Instrument, step_of
 from paxcli.training.session import Session
 from paxcli.training.state import TrainState
-from paxcli.training.step import TrainStep, make_train_step
+from paxcli.training.step import TrainStep
 
 
 class AutoPgle(Instrument):
@@ -32,7 +32,7 @@ class AutoPgle(Instrument):
         jax.config.update("jax_pgle_aggregation_percentile", percentile)
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
-        step = make_train_step(session.experiment.task, session.abstract, session.compiler_options)
+        step = step_of(session)
         return lambda: self.around(step)
 
     def around(self, step: TrainStep) -> TrainStep:

@@ -12,6 +12,7 @@ import fiddle as fdl
 import jax
 from etils import epath
 
+from paxcli.config.diff import changed_lines
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import DataError
 from paxcli.training.experiment import Experiment
@@ -69,13 +70,10 @@ def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:
         config = then["config"]
     except (ValueError, KeyError) as error:
         raise DataError(f"{path} is damaged: {error}.", _AGAIN) from None
-    changed = [
-        (key, config.get(key, "unset"), now["config"].get(key, "unset")) for key in sorted({*config, *now["config"]})
-    ]
-    changed += [(key, then.get(key, "unset"), now[key]) for key in now if key not in ("config", "config_hash")]
-    changed = [(key, before, after) for key, before, after in changed if before != after]
+    around = [key for key in now if key not in ("config", "config_hash")]
+    before, after = {**then, **config}, {**now, **now["config"]}
+    names = [*sorted({*config, *now["config"]}), *around]
+    changed = [name for name in names if before.get(name, "unset") != after.get(name, "unset")]
     if changed:
-        lines = [f"  {key}: {before} → {after}" for key, before, after in changed[:12]]
-        raise DataError(
-            f"The profile in {directory} is stale. Since it was made, these changed:\n" + "\n".join(lines), _AGAIN
-        )
+        listed = changed_lines(before, after, changed)
+        raise DataError(f"The profile in {directory} is stale. Since it was made, these changed:\n{listed}", _AGAIN)

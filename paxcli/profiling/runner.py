@@ -16,11 +16,11 @@ from paxcli.mesh.mesh import libtpu_arguments
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import start_distributed
 from paxcli.training.experiment import Experiment
+from paxcli.training.instrument import step_of
 from paxcli.training.out_of_memory import out_of_memory_explained
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, open_session
 from paxcli.training.state import create_state
-from paxcli.training.step import make_train_step
 from paxcli.training.validate import validate
 
 
@@ -36,8 +36,7 @@ class Runner:
     def compile(self, options: Mapping[str, Any]) -> jax.stages.Compiled:
         """The train step, compiled ahead of time, with these options of the compiler over those it has in training."""
         session = self._session
-        step = make_train_step(self._task, session.abstract, session.compiler_options)
-        return step.lower(session.abstract, session.batch).compile(compiler_options=dict(options) or None)
+        return step_of(session).lower(session.abstract, session.batch).compile(compiler_options=dict(options) or None)
 
     def run(self, program: jax.stages.Compiled, steps: int) -> list[float]:
         """Runs steps, each to its end. Returns the seconds of each.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ from paxcli.models.decoding import Sampling, generate
 from paxcli.training.executable import save_executable
 from paxcli.training.experiment import Experiment
 from paxcli.training.session import Session, open_session
-from paxcli.training.state import count_parameters
+from paxcli.training.state import bytes_per_device, count_parameters
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.summary import model_flops, tokens_in
 
@@ -174,13 +173,9 @@ def _sizes(session: Session, target: Target, step: Step) -> dict[str, Any]:
         "global_batch_size": session.global_batch_size,
         "remat_policy": getattr(getattr(session.config.task.model, "stack", None), "remat_policy", None),
         "parameters": count_parameters(state.params),
-        "parameters_bytes_per_device": _bytes_per_device(state.params),
-        "optimizer_bytes_per_device": _bytes_per_device(state.opt_state),
+        "parameters_bytes_per_device": bytes_per_device(state.params),
+        "optimizer_bytes_per_device": bytes_per_device(state.opt_state),
     }
-
-
-def _bytes_per_device(tree: Any) -> int:
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _memory(session: Session, compiled: jax.stages.Compiled, target: Target) -> dict[str, Any]:
@@ -190,7 +185,7 @@ def _memory(session: Session, compiled: jax.stages.Compiled, target: Target) -> 
     needed = stats.peak_memory_in_bytes or (
         sizes["argument_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"] + sizes["temp_bytes"]
     )
-    state = _bytes_per_device(session.abstract)
+    state = bytes_per_device(session.abstract)
     return {
         "fits": target.hbm_bytes is None or needed <= target.hbm_bytes,
         "hbm_needed_bytes": needed,

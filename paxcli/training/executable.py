@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import xla_client
 
 import paxcli
+from paxcli.config.diff import changed_lines
 from paxcli.config.render import config_text
 from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError, DataError
@@ -86,10 +87,8 @@ def load_executable(path: Path, session: Session) -> TrainStep:
     now = json.loads(json.dumps(made_for(session)))
     changed = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
     if changed:
-        lines = [f"  {field}: {before.get(field, 'unset')} → {now.get(field, 'unset')}" for field in changed[:12]]
-        lines += [f"  … and {len(changed) - 12} more"] if len(changed) > 12 else []
         raise ConfigError(
-            f"{path} was compiled for something else:\n" + "\n".join(lines),
+            f"{path} was compiled for something else:\n{changed_lines(before, now, changed)}",
             "Compile it again with `pax compile … --save FILE`, or train without `--compiled`.",
         )
     devices = tuple(session.mesh.devices.flat)

@@ -11,6 +11,11 @@ from paxcli.training.session import Session
 from paxcli.training.step import TrainStep, make_train_step
 
 
+def step_of(session: Session) -> jax.stages.Wrapped:
+    """The jitted train step of a session, with the options that it is compiled with."""
+    return make_train_step(session.experiment.task, session.abstract, session.compiler_options)
+
+
 class Instrument:
     """Compiles the step ahead of time and measures nothing; `paxcli.profiling` has those that do.
 
@@ -22,8 +27,7 @@ class Instrument:
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
         """Lowers the step; what is returned compiles it, in whatever thread it is called."""
-        step = make_train_step(session.experiment.task, session.abstract, session.compiler_options)
-        lowered = step.lower(session.abstract, session.batch)
+        lowered = step_of(session).lower(session.abstract, session.batch)
         return lambda: self.compiled(lowered.compile(compiler_options=self.options or None))
 
     def compiled(self, program: jax.stages.Compiled) -> TrainStep:

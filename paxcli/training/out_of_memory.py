@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 from etils import epath
@@ -13,6 +11,7 @@ from etils import epath
 from paxcli.errors import ConfigError
 from paxcli.log import log
 from paxcli.training.session import Session
+from paxcli.training.state import bytes_per_device
 
 _GIB = 2**30
 SNAPSHOT = "out_of_memory.prof"
@@ -44,7 +43,7 @@ def advice(session: Session, capacity: int | None) -> list[str]:
       capacity: Bytes of one device; None = not known.
     """
     config, abstract = session.config, session.abstract
-    state = sum(_bytes_on_a_device(leaf) for leaf in jax.tree.leaves(abstract))
+    state = bytes_per_device(abstract)
     train, stack = config.task.train, getattr(config.task.model, "stack", None)
     smaller_state = (
         f"Parameters and optimizer take {state / _GIB:.1f} GiB of each device: shard them over more "
@@ -66,10 +65,6 @@ def advice(session: Session, capacity: int | None) -> list[str]:
             " tokens at a time."
         )
     return [*ways, smaller_state]
-
-
-def _bytes_on_a_device(leaf: Any) -> int:
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
 
 
 def _logits_bytes(session: Session, rows: int) -> int:

@@ -13,6 +13,7 @@ import yaml
 from etils import epath
 
 import paxcli
+from paxcli.config.diff import changed_lines
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import ConfigError, DataError, MissingError
 
@@ -123,12 +124,11 @@ class RunDir:
         refused = unsafe if allow_changed else changed
         if not refused:
             return
-        lines = [f"  {key}: {before.get(key, 'unset')} → {now.get(key, 'unset')}" for key in refused[:12]]
-        lines += [f"  … and {len(refused) - 12} more"] if len(refused) > 12 else []
         hint = "Give another `--run-dir`, or undo the change."
         if not unsafe:
             hint = "Add `--allow-changed` to go on with the new values, or give another `--run-dir`."
-        raise ConfigError(f"{self.path} was begun with another recipe:\n" + "\n".join(lines), hint)
+        listed = changed_lines(before, now, refused)
+        raise ConfigError(f"{self.path} was begun with another recipe:\n{listed}", hint)
 
     def describe(self, config, recipe_text: str) -> None:
         """Writes what was asked for, what it resolved to, and where it runs."""

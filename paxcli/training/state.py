@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import flax.linen as nn
@@ -90,6 +91,11 @@ def create_state(task: SingleTask, spec: NestedMap, abstract: TrainState) -> Tra
     # It runs once, so on a CPU it is worth little of the compiler's time.
     options = {"xla_backend_optimization_level": 0} if on_cpu else None
     return jax.jit(create, out_shardings=shardings, compiler_options=options)(jnp.uint32(task.train.random_seed))
+
+
+def bytes_per_device(tree: Any) -> int:
+    """What one device holds of arrays, or of their shapes, that are laid out over a mesh."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def count_parameters(params: dict) -> int:

@@ -17,6 +17,7 @@ import pytest
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.maxtext_layout import MaxTextLayout
 from paxcli.checkpoint.reading import named_leaves, nested, read_manifest
+from paxcli.cli.maxtext_weights import layout_of as layout_of_block
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.maxtext.building import config_with
@@ -40,7 +41,7 @@ def config_of(family: str, **more: Any) -> fdl.Config:
 
 
 def layout_of(config: fdl.Config, family: str, **more: Any) -> MaxTextLayout:
-    return MaxTextLayout(KEYS[family]["decoder_block"], config.task.model.num_layers, **more)
+    return layout_of_block(KEYS[family]["decoder_block"], config.task.model.num_layers, **more)
 
 
 def carried(
@@ -110,7 +111,7 @@ def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None
         for block in getattr(stack, "turns", None) or [stack.block]:
             block.norm.direct_scale = block.attention.qk_norm.direct_scale = False
             block.attention.query_scale = 0.5
-        layout = MaxTextLayout(keys["decoder_block"], 8)
+        layout = layout_of_block(keys["decoder_block"], 8)
         model = _Model(config, layout)
         random = np.random.RandomState(0)
         ours = {name: random.randn(*leaf.shape).astype(np.float32) for name, leaf in model.params.items()}
