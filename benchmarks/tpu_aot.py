@@ -1,13 +1,14 @@
 """What the TPU compiler makes of recipes: memory, traffic, predicted step. No TPU is needed, and nothing runs.
 
+    python benchmarks/tpu_aot.py benchmarks/tpu_targets.json --out benchmarks/results/tpu_aot.json
     python benchmarks/tpu_aot.py benchmarks/tpu_recipes.json --out benchmarks/results/tpu_aot.json
     python benchmarks/tpu_aot.py --hlo other_trainer.txt --topology v4-128 --flops 2.2e15
     python benchmarks/tpu_aot.py --table benchmarks/results/tpu_aot.json docs/compile.md
 
-The first compiles a list, each entry in a process of its own, and keeps what is in the output already. An entry has a
-`recipe`, and may have a `label`, a `topology`, `slices`, and a list `set` as `pax` takes it; `left_out` says why one is
-not compiled. The second reads the optimized HLO of another trainer's step, its mesh in the order of libtpu's devices;
-`--flops` are its model FLOPs on one device. The third writes the table of the documentation.
+The first two compile a list, each entry in a process of its own, and keep what is in the output already. An entry has
+a `recipe`, and may have a `label`, a `topology`, `slices`, and lists `overlays` and `set` as `pax` takes them;
+`too_large` says why one can not fit. The third reads the optimized HLO of another trainer's step, its mesh in the order
+of libtpu's devices; `--flops` are its model FLOPs on one device. The last writes the table of the documentation.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any
 KEPT = (
     "fits", "topology", "num_slices", "num_devices", "mesh", "global_batch_size", "remat_policy", "parameters",
     "hbm_needed_bytes", "hbm_available_bytes", "memory", "state_bytes_per_device", "predicted_step_seconds",
-    "predicted_mfu", "predicted_tokens_per_second", "shares", "communication_seconds", "collectives", "kernels",
-    "left_out", "stacked_all_gathers", "compiler_options", "compile_seconds", "error",
+    "predicted_mfu", "predicted_tokens_per_second", "shares", "communication_seconds", "collectives", "host_transfers",
+    "kernels", "left_out", "stacked_all_gathers", "compiler_options", "compile_seconds", "error",
 )  # fmt: skip
 MARKS = "<!-- table -->\n", "<!-- end of the table -->\n"
 
@@ -35,6 +36,8 @@ def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
     command = [sys.executable, "-m", "paxcli", "compile", entry["recipe"], "--json"]
     for option in ("topology", "slices"):
         command += [f"--{option}", str(entry[option])] if option in entry else []
+    for name in entry.get("overlays", ()):
+        command += ["--overlay", name]
     for value in entry.get("set", ()):
         command += ["--set", value]
     began = time.time()
@@ -55,6 +58,7 @@ def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None
     from paxcli.mesh.topologies import find_target, leave_accelerators_alone
     from paxcli.metrics.collectives import count_collectives
     from paxcli.metrics.hlo import read_program
+    from paxcli.metrics.host_transfers import count_host_transfers
     from paxcli.metrics.peaks import peak_flops
     from paxcli.metrics.prediction import predict, shares
     from paxcli.training.ahead_of_time import wiring_of
@@ -72,6 +76,7 @@ def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None
         "kernels": dict(prediction.kernel_calls),
         "left_out": dict(prediction.unknown_kernels),
         "collectives": count_collectives(program, wiring),
+        "host_transfers": count_host_transfers(program),
     }
 
 
@@ -84,9 +89,9 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         name = row["recipe"] + (f", {row['label']}" if row.get("label") else "")
         if "predicted_step_seconds" not in row:
-            why = row.get("left_out") if isinstance(row.get("left_out"), str) else row["error"]
+            why = row["error"]
             why = why["message"].split(": ")[-1].rstrip(".") if isinstance(why, dict) else why
-            lines.append(f"| {name} | {_where(row)} | {row.get('remat_policy', '')} | | | | {why} |")
+            lines.append(f"| {name} | {_where(row)} | {row.get('remat_policy', '')} | {why} | | | |")
             continue
         needed, available = row.get("hbm_needed_bytes"), row["hbm_available_bytes"]
         memory = f"{needed / 2**30:.1f} of {available / 2**30:.2f}" if needed else ""
@@ -131,7 +136,7 @@ def main() -> None:
     for entry in json.loads(args.entries.read_text()):
         key = entry["recipe"], entry.get("label")
         if key not in done:
-            done[key] = entry if "left_out" in entry else compile_one(entry, args.timeout)
+            done[key] = compile_one(entry, args.timeout)
             print(key, done[key].get("predicted_mfu"), done[key].get("error", ""), file=sys.stderr, flush=True)
         if args.out:
             args.out.write_text(json.dumps(list(done.values()), indent=1) + "\n")

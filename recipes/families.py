@@ -64,7 +64,13 @@ def gpt3_lm(*, num_layers: int, model_dims: int, num_heads: int, vocab_size: int
     return config
 
 
-def pipelined(config: fdl.Config[Experiment], num_stages: int, microbatch_size: int, stream_io: bool = False) -> None:
+def pipelined(
+    config: fdl.Config[Experiment],
+    num_stages: int,
+    microbatch_size: int,
+    stream_io: bool = False,
+    gather_weights_once: bool = False,
+) -> None:
     """Cuts the layers of a recipe into stages; inside a stage they are unrolled, as Pax's recipes have them."""
     stack = config.task.model.stack
     config.task.model.stack = PipelinedStack.partial(
@@ -72,6 +78,7 @@ def pipelined(config: fdl.Config[Experiment], num_stages: int, microbatch_size: 
         num_stages=num_stages,
         microbatch_size=microbatch_size,
         stream_io=stream_io,
+        gather_weights_once=gather_weights_once,
         scan=False,
         remat_policy=stack.remat_policy,
     )

@@ -1,7 +1,7 @@
 """Pax's GPT-3 family on C4, pipelined: MLPerf's sizes, and GPT3-XL of Pax's README.
 
-As in `gpt3.py`; the layers inside a stage are unrolled, and nothing but the input of each is kept for the backward
-pass.
+As in `gpt3.py`; the layers inside a stage are unrolled, and nothing but the input of the stage is kept for the backward
+pass. Where a chip has room for it, a stage gathers its weights once in a step, which Pax did for each microbatch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def c4_gpt3_pipeline_bs1536() -> fdl.Config[Experiment]:
     misspelt the field and ran 768 microbatches of 2, which its mesh cannot share evenly: `fsdp` is 8.
     """
     config = c4_gpt3_175b_bs1536()
-    pipelined(config, num_stages=8, microbatch_size=8)
+    pipelined(config, num_stages=8, microbatch_size=8, gather_weights_once=True)
     config.task.train.percore_batch_size = 2
     config.checkpoint.save_interval_steps = 50
     config.mesh.ici_mesh_shape = [8, 1, 8, 12]
@@ -54,7 +54,7 @@ def c4_gpt3_mlperf_bs2048() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    pipelined(config, num_stages=8, microbatch_size=8, stream_io=True)
+    pipelined(config, num_stages=8, microbatch_size=8, stream_io=True, gather_weights_once=True)
     _mlperf_learning_rate(config, global_batch_size=2048)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 12
@@ -71,7 +71,7 @@ def c4_gpt3_mlperf_bs3072() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    pipelined(config, num_stages=4, microbatch_size=16, stream_io=True)
+    pipelined(config, num_stages=4, microbatch_size=16, stream_io=True, gather_weights_once=True)
     _mlperf_learning_rate(config, global_batch_size=3072)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 8
@@ -88,7 +88,7 @@ def c4_gpt3_mlperf_bs4096() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    pipelined(config, num_stages=8, microbatch_size=8, stream_io=True)
+    pipelined(config, num_stages=8, microbatch_size=8, stream_io=True, gather_weights_once=True)
     _mlperf_learning_rate(config, global_batch_size=4096)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 6
@@ -144,7 +144,7 @@ def c4_gpt3_xl() -> fdl.Config[Experiment]:
     19,000.
     """
     config = c4_gpt3_xl_8()
-    pipelined(config, num_stages=4, microbatch_size=16)
+    pipelined(config, num_stages=4, microbatch_size=16, gather_weights_once=True)
     config.task.model.vocab_size = 50_257
     config.task.train.percore_batch_size = 8
     config.task.train.eval_interval_steps = 100

@@ -1,7 +1,7 @@
 """Pax's GShard-style language models on synthetic rows, pipelined.
 
-As in `lm_cloud.py`; the layers inside a stage are unrolled, and nothing but the input of each is kept for the backward
-pass.
+As in `lm_cloud.py`; the layers inside a stage are unrolled, and nothing but the input of the stage is kept for the
+backward pass.
 """
 
 from __future__ import annotations

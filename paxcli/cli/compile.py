@@ -161,6 +161,8 @@ def _text(report: dict[str, Any], what: str) -> str:
         lines += [f"  left out: {item}" for item in report["left_out"]]
     for one in report["collectives"]:
         lines.append(f"{one['kind']} over {one['network']}: {one['count']:,} times, {_gib(one['bytes'])} GiB")
+    if moved := report["host_transfers"]["bytes"]:
+        lines.append(f"between device and host: {report['host_transfers']['count']:,} times, {_gib(moved)} GiB")
     for shape in report["stacked_all_gathers"]:
         lines.append(f"warning: {shape} is gathered whole, for all layers at once")
     for name, value in report["compiler_options"].items():

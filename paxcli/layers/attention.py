@@ -147,7 +147,7 @@ class Attention(Layer):
         query, key, value = self._queries(x), *self._keys_and_values(x)
         if self.rotary is not None:
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
-        query, key, value = map(self._laid_out, (query, key, value))
+        query, key, value = map(laid_out, ("query", "key", "value"), (query, key, value))
         if cache is not None:
             cache = _write(cache, key, value, segment_pos[:, 0])
             distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
@@ -217,9 +217,6 @@ class Attention(Layer):
         value = _project(self.value_product, x, self.value, self.value_bias)
         return key if self.qk_norm is None else self.key_norm(key), value
 
-    def _laid_out(self, heads: jax.Array) -> jax.Array:
-        return save_as("qkv", constrain(heads, *HEADS))
-
     def _merged(self, context: jax.Array, is_named: bool = False) -> jax.Array:
         """The output projection: [B, N, T, H] to [B, T, D]."""
         context = constrain(context, *HEADS)
@@ -227,6 +224,11 @@ class Attention(Layer):
         y = self.post_product("bnth,nhd->btd", context, self.post)
         y = y + self.post_bias if self.use_bias else y
         return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
+
+
+def laid_out(name: str, heads: Float[jax.Array, "B N T H"]) -> Float[jax.Array, "B N T H"]:
+    """Queries, keys or values where they belong, under their own name and that of all three, for remat policies."""
+    return save_as(name, save_as("qkv", constrain(heads, *HEADS)))
 
 
 def _scaled(init: Initializer, factor: float) -> Initializer:

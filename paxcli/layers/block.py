@@ -16,6 +16,7 @@ from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.fp8 import Precision
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
+from paxcli.layers.residual import as_factor, as_residual
 
 
 class TransformerBlock(Layer):
@@ -81,6 +82,7 @@ class TransformerBlock(Layer):
         segment_ids: Int[jax.Array, "B T"],
         segment_pos: Int[jax.Array, "B T"],
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+        x = as_residual(x)
         attended, cache = self._attended(self.attention_norm(x), cache, segment_ids, segment_pos)
         x = x + attended
         return x + self._fed_forward(self.feed_forward_norm(x), segment_ids), cache
@@ -97,11 +99,12 @@ class TransformerBlock(Layer):
         self, x: jax.Array, cache: KVCache | None, segment_ids: jax.Array, segment_pos: jax.Array
     ) -> tuple[jax.Array, KVCache | None]:
         """What attention adds to the residual, given the normed `x`."""
+        x = as_factor(x)
         y, cache = self._attention(x, segment_ids, segment_pos, cache)
         return self.attention_post_norm(y) if self.post_norms else y, cache
 
     def _fed_forward(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """What the feed-forward adds."""
-        y = self._feed_forward(x)
+        y = self._feed_forward(as_factor(x))
         y = self.feed_forward_post_norm(y) if self.post_norms else y
         return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y

@@ -6,7 +6,7 @@ import jax
 from jaxtyping import Float, Int
 
 from paxcli.errors import ConfigError
-from paxcli.layers.attention import Attention, KVCache, dot_product_attention
+from paxcli.layers.attention import Attention, KVCache, dot_product_attention, laid_out
 
 
 class CrossAttention(Attention):
@@ -45,9 +45,9 @@ class CrossAttention(Attention):
           source_segment_ids: Segments of the source, whose padding is segment 0.
           cache: What an earlier call returned for this source.
         """
-        query = self._laid_out(self._queries(x))
+        query = laid_out("query", self._queries(x))
         if cache is None:
             assert source is not None
-            cache = KVCache(*map(self._laid_out, self._keys_and_values(source)))
+            cache = KVCache(*map(laid_out, ("key", "value"), self._keys_and_values(source)))
         same = segment_ids[:, :, None] == source_segment_ids[:, None, :]
         return self._merged(dot_product_attention(query, *cache, same, self.logit_cap)), cache

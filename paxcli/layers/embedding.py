@@ -13,7 +13,7 @@ from paxcli.layers.base import Layer
 from paxcli.layers.caps import soft_cap
 from paxcli.layers.init import Gaussian, Init
 from paxcli.layers.scorer import Scorer
-from paxcli.mesh.sharding import constrain
+from paxcli.mesh.sharding import constrain, split
 
 _AXES = {"table": ("vocab", "embed"), "bias": ("vocab",)}
 
@@ -47,10 +47,14 @@ class TiedEmbedding(Layer):
 
     def embed(self, ids: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
         """Looks tokens up."""
-        vectors = jnp.take(self.table, ids, axis=0)
+        table = self.table
+        if split(ids.shape, "activation_batch", None) != split(ids.shape, "activation_microbatch", None):
+            # Where stages share the rows, XLA would replicate the vectors of all, unless the table lies as they do.
+            table = constrain(table, None, "activation_residual")
+        vectors = jnp.take(table, ids, axis=0)
         if self.scale_sqrt_depth:
             vectors = vectors * jnp.asarray(self.model_dims**0.5, vectors.dtype)
-        return constrain(vectors, "activation_batch", "activation_length", "activation_embed")
+        return constrain(vectors, "activation_batch", "activation_length", "activation_residual")
 
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
         """Scores every token of the vocabulary."""

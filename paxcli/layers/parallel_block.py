@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 
 from paxcli.layers.attention import KVCache
 from paxcli.layers.block import TransformerBlock
+from paxcli.layers.residual import as_residual
 
 
 class ParallelBlock(TransformerBlock):
@@ -22,6 +23,7 @@ class ParallelBlock(TransformerBlock):
         segment_ids: Int[jax.Array, "B T"],
         segment_pos: Int[jax.Array, "B T"],
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+        x = as_residual(x)
         normed = self.attention_norm(x)
         attended, cache = self._attended(normed, cache, segment_ids, segment_pos)
         return x + attended + self._fed_forward(normed, segment_ids), cache

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import constrain, map_along
 
-_ROWS = ("activation_batch", "activation_length", "activation_embed")
+_ROWS = ("activation_microbatch", "activation_length", "activation_embed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,7 +159,7 @@ class Pipeline:
         (io, _, _), _ = jax.lax.scan(iteration, start, jnp.arange(rounds * count + stages - 1))
         # Microbatch m came out S - 1 iterations after its last round began.
         y = jnp.roll(io, 1 - stages, axis=1).reshape(count, *io.shape[2:])
-        return _lay(jnp.moveaxis(y, 0, 1).reshape(x.shape))
+        return constrain(jnp.moveaxis(y, 0, 1).reshape(x.shape), "activation_batch", *_ROWS[1:])
 
     def _lay_io(self, io: jax.Array) -> jax.Array:
         return _lay(io, "activation_stage" if self.stream_io else None, None)
@@ -199,7 +199,10 @@ def to_layers(params: Any) -> dict[str, Any]:
 
 
 def _microbatches(rows: jax.Array, count: int) -> jax.Array:
-    """[B, …] to [M, b, …]. Microbatch m takes rows m, m + M, …: every device keeps the rows that it has."""
+    """[B, …] to [M, b, …]. Microbatch m takes rows m, m + M, …: every device keeps the rows that it has.
+
+    The stages, the last mesh axis that the batch lies on, share the microbatches then, as `stream_io` wants them.
+    """
     return jnp.moveaxis(rows.reshape(-1, count, *rows.shape[1:]), 1, 0)
 
 

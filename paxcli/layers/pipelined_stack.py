@@ -16,6 +16,8 @@ from paxcli.layers.fp8 import FP8_STATE, of_round, recomputing_fp8
 from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable
 from paxcli.layers.stack import Stack
+from paxcli.mesh.axes import Axis
+from paxcli.mesh.sharding import constrain, whole_along
 
 _WEIGHTS = "round_weights"
 
@@ -34,8 +36,11 @@ class PipelinedStack(Stack):
       circular_repeat: How many groups of layers a stage holds; microbatches pass all stages as often. More groups,
         shorter bubbles.
       stream_io: Whether the stages share the work of holding inputs and outputs, which saves memory and broadcasts.
+      gather_weights_once: Whether FSDP gathers the weights of a stage, and scatters their gradients, once in a step and
+        not for each microbatch: less traffic for the memory of two whole copies.
 
-    The other fields are those of `Stack`; `scan` and `unroll` are about the layers inside a stage.
+    The other fields are those of `Stack`; `scan` and `unroll` are about the layers inside a stage. `remat_policy` says
+    what is kept of a stage's work on one microbatch, as in Pax: with `nothing`, what came in.
     """
 
     num_stages: int = 1
@@ -43,6 +48,7 @@ class PipelinedStack(Stack):
     microbatch_size: int | None = None
     circular_repeat: int = 1
     stream_io: bool = False
+    gather_weights_once: bool = False
 
     def setup(self) -> None:
         """Nothing: the parameters lie in stages, and `__call__` makes them."""
@@ -96,7 +102,12 @@ class PipelinedStack(Stack):
                 return {collection: {"stages": tree} for collection, tree in in_stages(key).items()}
 
             name, init_all = "repeats", _copies(in_rounds, self.circular_repeat, "layers")
-        variables = {"params": {name: self.param(name, lambda key: init_all(key)["params"])}}
+        params = self.param(name, lambda key: init_all(key)["params"])
+        if self.gather_weights_once:
+            boxed = jax.eval_shape(init_all, jax.random.key(0))["params"]
+            with whole_along(Axis.FSDP):
+                params = jax.tree.map(lambda box, p: constrain(p, *box.names), boxed, params, is_leaf=_is_box)
+        variables = {"params": {name: params}}
         if self.is_initializing() and FP8_STATE in jax.eval_shape(init_all, jax.random.key(0)):
             self.variable(FP8_STATE, name, lambda: init_all(jax.random.key(0))[FP8_STATE])  # the same for every key
         if self.has_variable(FP8_STATE, name):
@@ -120,13 +131,6 @@ class PipelinedStack(Stack):
                 variables[FP8_STATE] = of_round(fp8, number, in_bubble)
             return block.apply(variables, x, None, *row_facts)[0]
 
-        policy = saveable(self.remat_policy)
-        if policy is None and rounds > 1:  # the backward pass takes its weights from the parameters, too
-            policy = recomputing_fp8(jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS))
-        if policy is not None:
-            # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
-            layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-
         def stage(variables: Any, number: jax.Array, in_bubble: jax.Array, x: jax.Array, *row_facts: jax.Array):
             if self.scan:
                 x, _ = jax.lax.scan(
@@ -141,7 +145,15 @@ class PipelinedStack(Stack):
                 x = layer(layers, number, in_bubble, x, *row_facts)
             return x
 
-        return stage
+        policy = saveable(self.remat_policy, self.offload)
+        if policy is None and rounds > 1:  # the backward pass takes its weights from the parameters, too
+            policy = recomputing_fp8(jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS))
+        # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
+        return stage if policy is None else jax.checkpoint(stage, policy=policy, prevent_cse=False)
+
+
+def _is_box(leaf: Any) -> bool:
+    return isinstance(leaf, nn.Partitioned)
 
 
 def _copies(init: Callable[[jax.Array], Any], count: int, logical_axis: str) -> Callable[[jax.Array], Any]:

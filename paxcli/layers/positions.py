@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
+from paxcli.mesh.sharding import constrain
 
 
 class SinusoidPositions(Layer):
@@ -61,4 +62,6 @@ class LearnedPositions(Layer):
         self.table = self.weight("table", self.params_init.table(self.model_dims), shape, (None, "embed"))
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
-        return jnp.take(self.table, positions, axis=0)
+        # Cut as the vectors are: otherwise XLA may replicate the gradients of all rows to add them up.
+        table = constrain(self.table, None, "activation_residual")
+        return jnp.take(table, positions, axis=0)

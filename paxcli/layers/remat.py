@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
-from jax.ad_checkpoint import checkpoint_name
+from jax.ad_checkpoint import Recompute, checkpoint_name
 
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import memory_kinds
@@ -30,6 +30,10 @@ RematPolicy = Literal[
     "qkv_offloaded",
     "qkv_out_proj",
     "qkv_context_out_proj",
+]
+
+Activation = Literal[
+    "query", "key", "value", "context", "out_proj", "feed_forward_in", "feed_forward_gate", "feed_forward_out"
 ]
 
 Saveable = Callable[..., Any]
@@ -80,15 +84,33 @@ def save_as(name: str, x: jax.Array) -> jax.Array:
     return checkpoint_name(x, name)
 
 
-def saveable(policy: RematPolicy) -> Saveable | None:
+def saveable(policy: RematPolicy, offload: Sequence[Activation] = ()) -> Saveable | None:
     """JAX's predicate for a policy; None for `everything`, which needs no rematerialization.
 
+    Args:
+      policy: What is kept.
+      offload: What is kept besides, in the host's memory.
+
     Raises:
-      ConfigError: The policy keeps activations in the host's memory, which these devices cannot reach.
+      ConfigError: Activations are to be kept in the host's memory, which these devices cannot reach.
     """
-    if policy.endswith("_offloaded") and _HOST not in memory_kinds():
+    if (offload or policy.endswith("_offloaded")) and _HOST not in memory_kinds():
         raise ConfigError(
-            f"remat_policy={policy} keeps activations in the host's memory, which these devices cannot write to.",
-            "Choose a policy that computes them again, such as `nothing`.",
+            f"{f'offload={list(offload)}' if offload else f'remat_policy={policy}'} keeps activations in the host's "
+            "memory, which these devices cannot write to.",
+            "Set `offload` to [], and a policy that computes them again, such as `nothing`.",
         )
-    return None if policy == "everything" else _POLICIES[policy]
+    if policy == "everything":
+        if offload:
+            raise ConfigError("remat_policy=everything leaves nothing to offload.", "Choose another, or no `offload`.")
+        return None
+    kept = _POLICIES[policy]
+    return _with_offloaded(kept, _offloaded(*offload)) if offload else kept
+
+
+def _with_offloaded(kept: Saveable, offloaded: Saveable) -> Saveable:
+    def decide(*args: Any, **params: Any) -> Any:
+        decision = offloaded(*args, **params)
+        return kept(*args, **params) if decision is Recompute else decision
+
+    return decide

@@ -17,7 +17,7 @@ from paxcli.layers.base import Layer
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.init import Init, Xavier
-from paxcli.layers.remat import RematPolicy, saveable
+from paxcli.layers.remat import Activation, RematPolicy, saveable
 
 
 class Stack(Layer):
@@ -37,6 +37,7 @@ class Stack(Layer):
       scan: Whether the layers are scanned.
       unroll: How many scanned layers one iteration runs.
       remat_policy: Which activations are kept for the backward pass.
+      offload: Which are kept besides, in the host's memory: of `remat.Activation`.
       params_init: How weights start.
     """
 
@@ -50,6 +51,7 @@ class Stack(Layer):
     scan: bool = True
     unroll: int = 1
     remat_policy: RematPolicy = "dots_with_no_batch_dims"
+    offload: tuple[Activation, ...] = ()
     params_init: Init = Xavier()
 
     _num_shared = 2  # what every layer is called with alike, after `x` and the cache
@@ -88,7 +90,7 @@ class Stack(Layer):
         return run_in_order(self.layers, x, cache, *shared)
 
     def _with_remat(self, block: functools.partial) -> functools.partial:
-        policy = saveable(self.remat_policy)
+        policy = saveable(self.remat_policy, self.offload)
         if policy is None:
             return block
         # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.

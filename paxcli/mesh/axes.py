@@ -4,8 +4,9 @@ A *mesh axis* is a dimension of the device mesh. A *logical axis* says what a di
 in `rules.py` map it to mesh axes. Layers name logical axes only:
 
     parameters    embed, mlp, heads, kv_heads, head_dim, vocab, layers, norm, expert, stage
-    activations   activation_stage, activation_batch, activation_length, activation_embed, activation_mlp,
-                  activation_heads, activation_kv_heads, activation_vocab, activation_expert
+    activations   activation_stage, activation_batch, activation_microbatch, activation_length, activation_embed,
+                  activation_residual, activation_mlp, activation_heads, activation_kv_heads, activation_vocab,
+                  activation_expert
 """
 
 from __future__ import annotations

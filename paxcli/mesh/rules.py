@@ -23,15 +23,21 @@ DEFAULT_RULES: Rules = {
     "expert": ("expert",),
     "stage": ("stage",),
     "activation_stage": ("stage",),
-    "activation_batch": ("data", "fsdp", "expert"),
+    "activation_batch": ("data", "fsdp", "expert", "stage"),
+    "activation_microbatch": ("data", "fsdp", "expert"),
     "activation_length": ("context",),
     "activation_embed": ("tensor",),
+    "activation_residual": ("tensor",),
     "activation_mlp": ("tensor",),
     "activation_heads": ("tensor",),
     "activation_kv_heads": ("tensor",),
     "activation_vocab": ("tensor",),
     "activation_expert": ("expert",),
 }
+
+
+# What lies as another does if a recipe says how that one lies; but inside a stage, on no other stage.
+_FOLLOWS = {"activation_residual": "activation_embed", "activation_microbatch": "activation_batch"}
 
 
 def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> Rules:
@@ -51,6 +57,9 @@ def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> R
         for axis in axes:
             check_mesh_axis(axis, f"mesh.logical_axis_rules.{name}")
         rules[name] = tuple(str(axis) for axis in axes)
+    for name, leader in _FOLLOWS.items():
+        if leader in (overrides or {}) and name not in (overrides or {}):
+            rules[name] = tuple(axis for axis in rules[leader] if axis != "stage")
     return rules
 
 

@@ -22,6 +22,8 @@ from paxcli.mesh.rules import DEFAULT_RULES, Rules, spec
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=DEFAULT_RULES)
 _device: contextvars.ContextVar[Any] = contextvars.ContextVar("device", default=None)
 
+_USUAL_MEMORIES = {"device", "pinned_host"}
+
 # Vocabularies come as they are (a byte tokenizer has 259 ids); every other size is the recipe's to choose.
 _MAY_REPLICATE = {"vocab"}
 
@@ -52,28 +54,31 @@ def _without_miscompiled(rules: Rules, sizes: Mapping[str, int]) -> Rules:
 
     With `data` > 1 and `fsdp` as large as `tensor`, XLA's partitioner (jaxlib 0.10.2, on CPU) gives wrong values for a
     product that contracts over `tensor` and whose result is sharded over (data, fsdp) and `tensor`: [B, T, F] × [F, D],
-    forward or backward. With D whole it is right, as it is on every other mesh.
+    forward or backward. With D whole it is right, as it is on every other mesh. The residual, which
+    is what the backward pass keeps of each layer, is no product, and stays cut.
     """
     if not (sizes["data"] > 1 and sizes["fsdp"] == sizes["tensor"] > 1 and "tensor" in rules["activation_embed"]):
         return rules
-    log.info("On a mesh of fsdp=%d and tensor=%d activations keep `embed` whole.", sizes["fsdp"], sizes["tensor"])
+    log.info("On a mesh of fsdp=%d and tensor=%d products keep `embed` whole.", sizes["fsdp"], sizes["tensor"])
     return {**rules, "activation_embed": tuple(axis for axis in rules["activation_embed"] if axis != "tensor")}
 
 
 def memory_kinds() -> set[str]:
-    """The memories that the devices of the current mesh can use."""
-    device = current_device()
+    """The memories that the devices of the current mesh can use; JAX's usual ones where there is no mesh."""
+    device = _device.get()
+    if device is None:
+        return _USUAL_MEMORIES
     try:
         return {memory.kind for memory in device.addressable_memories()}
     except jax.errors.JaxRuntimeError:  # a device to compile for, which is not here; it has JAX's usual memories
-        return {"device", "pinned_host"}
+        return _USUAL_MEMORIES
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
     """`x` laid out by its logical axes under the current mesh; `x` itself without a mesh or on one device.
 
-    A dimension that its mesh axes do not divide is replicated: activations come in odd sizes (the last batch of an
-    evaluation, a prompt), and their layout changes no value.
+    A dimension is laid over as many of its mesh axes, from the first on, as divide it: activations come in odd sizes
+    (the last batch of an evaluation, a prompt), and their layout changes no value.
     """
     laid_out = layout(x.shape, *logical_axes)
     return x if laid_out is None else jax.lax.with_sharding_constraint(x, laid_out)
@@ -93,7 +98,9 @@ def layout(shape: tuple[int, ...], *logical_axes: str | None) -> PartitionSpec |
     entries = []
     for dim, entry in zip(shape, spec(logical_axes, _rules.get()), strict=True):
         axes = tuple(axis for axis in axes_of(entry) if axis in sizes)
-        entries.append(axes if axes and dim % _ways(axes, sizes) == 0 else None)
+        while dim % _ways(axes, sizes):
+            axes = axes[:-1]
+        entries.append(axes or None)
     return PartitionSpec(*entries)
 
 
@@ -112,16 +119,23 @@ def map_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     No other dimension inside lies on its mesh axes, which must divide it.
     """
     axes = _rules.get()[logical_axis]
-    inner = {name: tuple(axis for axis in others if axis not in axes) for name, others in _rules.get().items()}
 
     def constrained(*args: Any) -> Any:
-        token = _rules.set(inner)
-        try:
+        with whole_along(*axes):
             return fn(*args)
-        finally:
-            _rules.reset(token)
 
     return jax.vmap(constrained, spmd_axis_name=axes or None)
+
+
+@contextlib.contextmanager
+def whole_along(*mesh_axes: str) -> Iterator[None]:
+    """Inside, `constrain` lays nothing over these mesh axes."""
+    rules = {name: tuple(axis for axis in axes if axis not in mesh_axes) for name, axes in _rules.get().items()}
+    token = _rules.set(rules)
+    try:
+        yield
+    finally:
+        _rules.reset(token)
 
 
 def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:

@@ -28,6 +28,7 @@ _MESH_GROUPS = re.compile(
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 _LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
+_OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
 _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 
@@ -56,6 +57,12 @@ class Instruction:
     def arrays(self) -> list[tuple[str, tuple[int, ...]]]:
         """Type and shape of each array of the result."""
         return [(kind, _numbers(dims)) for kind, dims in _ARRAY.findall(self.result)]
+
+    @property
+    def operand_arrays(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Type and shape of each operand of a custom call."""
+        found = _OPERANDS.search(self.rest)
+        return [(kind, _numbers(dims)) for kind, dims in _ARRAY.findall(found[1])] if found else []
 
     @property
     def op_name(self) -> str:

@@ -6,7 +6,8 @@ The compiler estimates the clock cycles of each fusion. What it leaves out is ad
 - a collective over ICI takes `V / (link × ways)`. V is what each device receives: of n devices and S bytes of the whole
   array, S (n − 1) / n to gather or to scatter, twice that to all-reduce, S to permute. `ways` are the directions it
   comes from: two for each ring that the group fills, one for each open row of chips;
-- a collective between slices takes `V / (a device's share of its host's DCN)`.
+- a collective between slices takes `V / (a device's share of its host's DCN)`;
+- what moves between a device and its host's memory takes its bytes over the speed of PCIe.
 
 The program is scheduled: what was begun early is waited for only as long as the work in between does not cover it.
 Groups are taken to have their links for themselves, and copies inside a chip to be free.
@@ -15,11 +16,14 @@ Groups are taken to have their links for themselves, and copies inside a chip to
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter
+from typing import Literal
 
 from paxcli.metrics.collectives import Collective, Network, Wiring, collective_of
 from paxcli.metrics.hlo import Instruction, Program
+from paxcli.metrics.host_transfers import HostTransfer, host_transfer_of
 
 # Hz: the published peak over the FLOPs of a cycle, which are MXUs × 2 × the 128² or 256² cells of each.
 _CLOCK = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
@@ -28,10 +32,14 @@ _CLOCK = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 2.2
 _LINK = {"v4": 45e9, "v5e": 45e9, "v5p": 90e9, "v6e": 90e9, "tpu7x": 90e9}
 _DCN_PER_HOST = 25e9
 _DEVICES_PER_HOST = {"tpu7x": 8}
+_PCIE = 15e9  # of each device, one way; the figure that the same chapter reckons with
 
 # Of the peak, counting every product of a query and a key, those too that a mask lets a kernel skip. Of MaxText's 22B
 # model on 2 × v4-128, published at 13.65 s a step, the compiler's estimate of the rest leaves its kernels 0.61.
 KERNEL_RATE = 0.5
+
+Carrier = Network | Literal["host"]
+_CARRIERS: tuple[Carrier, ...] = ("ici", "dcn", "host")
 
 _MATMUL = frozenset({"convolution", "dot"})
 # Inside the attention layer, but in none of its projections: of `layers.attention`, whose methods are scopes.
@@ -53,8 +61,8 @@ class Prediction:
       attention: Fusions of queries, keys, probabilities and values.
       kernels: Custom kernels, by their FLOPs.
       other: All other fusions.
-      exposed: Waiting for collectives, by network.
-      communication: Collectives, hidden or not, by network.
+      exposed: Waiting for what is sent, by what carries it.
+      communication: What is sent, hidden or not, likewise.
       kernel_calls: Custom kernel → how often it runs.
       unknown_kernels: Those whose FLOPs are not known, taken to be free.
     """
@@ -63,8 +71,8 @@ class Prediction:
     attention: float = 0.0
     kernels: float = 0.0
     other: float = 0.0
-    exposed: dict[Network, float] = dataclasses.field(default_factory=lambda: {"ici": 0.0, "dcn": 0.0})
-    communication: dict[Network, float] = dataclasses.field(default_factory=lambda: {"ici": 0.0, "dcn": 0.0})
+    exposed: dict[Carrier, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_CARRIERS, 0.0))
+    communication: dict[Carrier, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_CARRIERS, 0.0))
     kernel_calls: Counter[str] = dataclasses.field(default_factory=Counter)
     unknown_kernels: Counter[str] = dataclasses.field(default_factory=Counter)
 
@@ -78,8 +86,8 @@ class Prediction:
         for name in ("matmul", "attention", "kernels", "other"):
             setattr(self, name, getattr(self, name) + getattr(part, name))
         for mine, theirs in ((self.exposed, part.exposed), (self.communication, part.communication)):
-            for network, seconds in theirs.items():
-                mine[network] += seconds
+            for carrier, seconds in theirs.items():
+                mine[carrier] += seconds
         self.kernel_calls += part.kernel_calls
         self.unknown_kernels += part.unknown_kernels
 
@@ -104,8 +112,8 @@ class _Clock:
     def run(self, name: str, times: int) -> Prediction:
         """What `times` runs of a computation take."""
         spent = Prediction()
-        now, free = 0.0, dict[str, float]()  # free: when each network is
-        arrivals: dict[str, tuple[Network, float]] = {}  # by key, of what is on its way
+        now, free = 0.0, dict[Carrier, float]()  # free: when each carrier is
+        arrivals: dict[str, tuple[Carrier, float]] = {}  # by key, of what is on its way
         keys: dict[str, str] = {}
         for instruction in self.program.computations.get(name, ()):
             if instruction.opcode in ("while", "call", "conditional"):
@@ -113,19 +121,19 @@ class _Clock:
                 continue
             seconds = self._compute(instruction, times, spent)
             now += seconds
-            sent = collective_of(self.program, instruction)
+            sent = collective_of(self.program, instruction) or host_transfer_of(instruction)
             if sent is None:
                 continue
             keys[instruction.name] = sent.key
             if sent.part in ("whole", "begin"):
-                network, took = self._journey(sent)
-                spent.communication[network] += took * times
-                free[network] = max(now, free.get(network, 0.0)) + took
-                arrivals[sent.key] = network, free[network]
+                carrier, took = self._journey(sent)
+                spent.communication[carrier] += took * times
+                free[carrier] = max(now, free.get(carrier, 0.0)) + took
+                arrivals[sent.key] = carrier, free[carrier]
             if sent.part in ("whole", "end"):
                 key = keys.get(sent.key, sent.key)  # an end names the instruction that began it
-                network, arrival = arrivals.pop(key, ("ici", now))
-                spent.exposed[network] += max(0.0, arrival - now) * times
+                carrier, arrival = arrivals.pop(key, ("ici", now))
+                spent.exposed[carrier] += max(0.0, arrival - now) * times
                 now = max(now, arrival)
         return spent
 
@@ -156,8 +164,10 @@ class _Clock:
             spent.other += seconds * times
         return seconds
 
-    def _journey(self, sent: Collective) -> tuple[Network, float]:
-        """The network of a collective, and the seconds that it takes."""
+    def _journey(self, sent: Collective | HostTransfer) -> tuple[Carrier, float]:
+        """What carries it, and the seconds that it takes."""
+        if isinstance(sent, HostTransfer):
+            return "host", sent.moved_bytes / _PCIE
         generation, group = self.wiring.generation, self.wiring.group(sent)
         if self.wiring.network(sent) == "dcn":
             members = self.wiring.num_slices if sent.over_dcn else len(group)
@@ -174,15 +184,15 @@ def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
     """The name of a custom kernel and the FLOPs of a run, None where no formula is known."""
     name = kernel.name.split(".")[0]
     products = next((count for kind, count in _PRODUCTS.items() if kind in name), None)
-    shape = next((shape for _, shape in kernel.arrays if len(shape) == 4), None)
-    if not name.startswith("splash") or products is None or shape is None:
+    shapes = [shape for kind, shape in kernel.operand_arrays if kind in ("bf16", "f32") and len(shape) >= 3]
+    if not name.startswith("splash") or products is None or len(shapes) < 2:
         return name, None
-    rows, heads, length, dims = shape
-    return name, products * 2.0 * rows * heads * length * length * dims
+    queries, keys = shapes[:2]
+    return name, products * 2.0 * math.prod(queries) * keys[-2]
 
 
 def shares(prediction: Prediction) -> dict[str, float]:
     """Parts of the step, which add up to 1."""
     parts: dict[str, float] = {name: getattr(prediction, name) for name in ("matmul", "attention", "kernels", "other")}
-    parts |= {f"exposed_{network}": prediction.exposed[network] for network in prediction.exposed}
+    parts |= {f"exposed_{carrier}": seconds for carrier, seconds in prediction.exposed.items()}
     return {name: seconds / prediction.seconds for name, seconds in parts.items()} if prediction.seconds else parts

@@ -18,6 +18,7 @@ from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
+from paxcli.layers.residual import as_factor
 from paxcli.layers.stack import Stack
 from paxcli.models.base import Model
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
@@ -145,7 +146,7 @@ class LanguageModel(Model):
         if self.position is not None:
             x = x + self._position(segment_pos).astype(x.dtype)
         x, cache = self._stack(x, cache, segment_ids, segment_pos)
-        return self._final_norm(x), cache
+        return as_factor(self._final_norm(x)), cache
 
     def empty_cache(self, batch_size: int, length: int) -> KVCache:
         """A cache of `length` positions, [L, B, K, S, H] each, in the type of the activations."""

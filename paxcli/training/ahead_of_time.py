@@ -20,6 +20,7 @@ from paxcli.mesh.startup import hand_to_libtpu
 from paxcli.mesh.topologies import Target, find_target, slice_of
 from paxcli.metrics.collectives import Wiring, count_collectives, gathered_whole
 from paxcli.metrics.hlo import Program, read_program
+from paxcli.metrics.host_transfers import count_host_transfers
 from paxcli.metrics.peaks import mfu
 from paxcli.metrics.prediction import is_predictable, predict, shares
 from paxcli.models.decoding import Sampling, generate
@@ -182,15 +183,17 @@ def _memory(session: Session, compiled: jax.stages.Compiled, target: Target) -> 
     stats: Any = compiled.memory_analysis()
     names = ("argument", "output", "temp", "alias", "generated_code")
     sizes = {f"{name}_bytes": getattr(stats, f"{name}_size_in_bytes") for name in names}
-    needed = stats.peak_memory_in_bytes or (
-        sizes["argument_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"] + sizes["temp_bytes"]
-    )
+    needed, available = stats.peak_memory_in_bytes, target.hbm_bytes
+    if not needed or stats.host_temp_size_in_bytes:  # such a peak counts the host's memory, too
+        needed = sizes["argument_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"] + sizes["temp_bytes"]
+        # An upper bound: temporaries take the place of arguments that are done with. What does not fit, libtpu refuses.
+        needed = min(needed, available) if available and target.platform == "tpu" else needed
     state = bytes_per_device(session.abstract)
     return {
-        "fits": target.hbm_bytes is None or needed <= target.hbm_bytes,
+        "fits": available is None or needed <= available,
         "hbm_needed_bytes": needed,
-        "hbm_available_bytes": target.hbm_bytes,
-        "memory": sizes,
+        "hbm_available_bytes": available,
+        "memory": sizes | {"host_bytes": stats.host_temp_size_in_bytes},
         "state_bytes_per_device": state,
     }
 
@@ -205,6 +208,7 @@ def _program(
         "flops_per_step": formula,
         "compiler_flops_per_device": costs.get("flops"),
         "collectives": count_collectives(program, wiring),
+        "host_transfers": count_host_transfers(program),
         "stacked_all_gathers": gathered_whole(program, _stacked(session)),
         "predicted_step_seconds": None,
         "predicted_mfu": None,

@@ -117,6 +117,8 @@ def check_constrain():
     with use_mesh(MESH):
         even = jax.jit(lambda x: constrain(x, *axes))(x)
         assert even.sharding.is_equivalent_to(jax.NamedSharding(MESH, P(("data", "fsdp"), None, "tensor")), 3)
+        part = jax.jit(lambda x: constrain(x, *axes))(jnp.ones((6, 6, 4)))  # data divides 6 rows, data × fsdp does not
+        assert part.sharding.is_equivalent_to(jax.NamedSharding(MESH, P("data", None, "tensor")), 3)
         odd = jax.jit(lambda x: constrain(x, *axes))(jnp.ones((7, 6, 4)))
         assert odd.sharding.is_equivalent_to(jax.NamedSharding(MESH, P(None, None, "tensor")), 3)
         mapped = jax.shard_map(lambda x: constrain(x, *axes), in_specs=P("data"), out_specs=P("data"))

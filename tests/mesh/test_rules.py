@@ -19,11 +19,12 @@ from paxcli.mesh.rules import merge_rules, spec
         (("expert", "embed", "mlp"), P("expert", "fsdp", "tensor")),
         (
             ("activation_batch", "activation_length", "activation_embed"),
-            P(("data", "fsdp", "expert"), "context", "tensor"),
+            P(("data", "fsdp", "expert", "stage"), "context", "tensor"),
         ),
         (("heads", "mlp"), P("tensor", None)),  # no mesh axis twice
-        (("activation_expert", "activation_batch"), P("expert", ("data", "fsdp"))),
-        (("activation_batch", "embed"), P(("data", "fsdp", "expert"), None)),
+        (("activation_expert", "activation_batch"), P("expert", ("data", "fsdp", "stage"))),
+        (("activation_batch", "embed"), P(("data", "fsdp", "expert", "stage"), None)),
+        (("activation_stage", "activation_microbatch"), P("stage", ("data", "fsdp", "expert"))),
     ],
 )
 def test_default_rules(logical_axes, expected):
@@ -33,6 +34,8 @@ def test_default_rules(logical_axes, expected):
 def test_overrides_replace_single_rules():
     rules = merge_rules({"kv_heads": None, "mlp": ["fsdp", "tensor"], "embed": "context"})
     assert spec(("kv_heads",), rules) == P(None)
+    followed = merge_rules({"activation_batch": ["data", "stage"], "activation_embed": None})
+    assert spec(("activation_microbatch", "activation_residual"), followed) == P("data", None)
     assert spec(("embed", "mlp"), rules) == P("context", ("fsdp", "tensor"))
     assert spec(("vocab",), rules) == P("tensor")
 

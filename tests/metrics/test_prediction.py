@@ -8,7 +8,8 @@ import pytest
 
 from paxcli.metrics.collectives import Collective, Wiring, collective_of, count_collectives
 from paxcli.metrics.hlo import read_program
-from paxcli.metrics.prediction import predict
+from paxcli.metrics.host_transfers import count_host_transfers
+from paxcli.metrics.prediction import KERNEL_RATE, predict
 
 # As XLA writes them out: a loop of five that gathers, reduces and scatters, then a begun and a finished permute.
 TEXT = """\
@@ -81,6 +82,34 @@ def test_time_is_cycles_and_what_communication_they_do_not_hide() -> None:
     assert found.attention == pytest.approx(1e-5)
     assert found.exposed["ici"] == pytest.approx(5 * (gather + reduce) + permute)
     assert found.exposed["dcn"] == 0 and found.kernels == 0
+
+
+# A kernel on rows of 2 heads × 512 × 128, whose queries come from the host, which takes its outcome.
+ON_HOST = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (p: bf16[8,2,512,128]) -> bf16[8,2,512,128] {
+  %p = bf16[8,2,512,128]{3,2,1,0:T(8,128)(2,1)S(5)} parameter(0)
+  %i = s32[] constant(3)
+  %in = ((bf16[8,2,512,128]{3,2,1,0:T(8,128)(2,1)S(5)}, s32[]), bf16[1,2,512,128]{3,2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}) dynamic-slice-start(%p, %i), dynamic_slice_sizes={1,2,512,128}
+  %q = bf16[1,2,512,128]{3,2,1,0:T(8,128)(2,1)} dynamic-slice-done(%in)
+  %splash_mha_fwd.3 = (f32[512,128]{1,0}, bf16[2,512,128]{2,1,0}) custom-call(%q, %q), custom_call_target="tpu_custom_call", operand_layout_constraints={s8[1,2,2]{2,1,0}, bf16[2,512,128]{2,1,0}, bf16[2,512,128]{2,1,0}}, metadata={}
+  %near = (bf16[2,512]{1,0:S(1)}, bf16[2,512]{1,0}, u32[]{:S(2)}) copy-start(%splash_mha_fwd.3)
+  %nearer = bf16[2,512]{1,0:S(1)} copy-done(%near)
+  %out = ((bf16[8,2,512,128]{3,2,1,0:S(5)}, bf16[1,2,512,128]{3,2,1,0}, s32[]), bf16[8,2,512,128]{3,2,1,0:S(5)}, u32[]{:S(2)}) dynamic-update-slice-start(%p, %splash_mha_fwd.3, %i)
+  ROOT %done = bf16[8,2,512,128]{3,2,1,0:S(5)} dynamic-update-slice-done(%out)
+}
+"""  # noqa: E501
+
+
+def test_kernels_and_host_transfers_are_modelled() -> None:
+    program = read_program(ON_HOST)
+    moved = 2 * 512 * 128 * 2
+    assert count_host_transfers(program) == {"count": 2, "bytes": 2 * moved}
+    found = predict(program, V4, 275e12)
+    assert found.kernels == pytest.approx(2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
+    assert found.exposed["host"] == found.communication["host"] == pytest.approx(2 * moved / 15e9)
+    assert not found.unknown_kernels and found.exposed["ici"] == 0
 
 
 def test_two_slices_reduce_over_their_hosts() -> None:

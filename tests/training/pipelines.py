@@ -18,6 +18,8 @@ from paxcli.layers.stack import Stack
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
 from paxcli.mesh.sharding import param_shardings, put_batch, unbox, use_mesh
+from paxcli.metrics.collectives import count_collectives
+from paxcli.metrics.hlo import read_program
 from paxcli.models.language_model import LanguageModel
 from tests.tolerances import PARALLEL
 
@@ -84,6 +86,7 @@ def check(case, plain_params, expected) -> None:
         circular_repeat=rounds,
         scan=scan,
         stream_io=stream_io,
+        gather_weights_once=not scan,
         remat_policy=policy,
     )
     model = LanguageModel(**WIDTHS, stack=stack)
@@ -107,12 +110,28 @@ def check(case, plain_params, expected) -> None:
     jax.tree_util.tree_map_with_path(assert_close, found, expected[1])
 
 
+def count_gathers(gather_weights_once: bool) -> int:
+    """How often a step of four stages gathers something over FSDP."""
+    stack = functools.partial(PipelinedStack, num_stages=4, num_microbatches=8, gather_weights_once=gather_weights_once)
+    model = LanguageModel(**WIDTHS, stack=stack)
+    mesh = build_mesh(Mesh({"stage": 4, "fsdp": 2}))
+    rows = batch()
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.tree.map(lambda x: x[:1], rows)))["params"]
+    with use_mesh(mesh):
+        shardings = param_shardings(mesh, DEFAULT_RULES, boxed)
+        params = jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), unbox(boxed), shardings)
+        rows = put_batch(rows, mesh)
+        text = jax.jit(functools.partial(loss_and_grads, model)).lower(params, rows).compile().as_text()
+    found = count_collectives(read_program(text), None)
+    return sum(one["count"] for one in found if one["kind"] == "all-gather")
+
+
 def check_neighbours_only() -> None:
-    """Streamed activations go to the next stage and nowhere else; at the end the rows of all stages come together."""
+    """Streamed activations go to the next stage and nowhere else: each stage begins and ends with rows of its own."""
     stack = PipelinedStack(
         L, 16, 32, num_heads=4, dims_per_head=4, num_stages=8, num_microbatches=8, stream_io=True, scan=False
     )
-    x, ids = jnp.zeros((B, T, 16)), jnp.ones((B, T), jnp.int32)
+    x, ids = jnp.zeros((8, T, 16)), jnp.ones((8, T), jnp.int32)
     boxed = jax.eval_shape(lambda: stack.init(jax.random.key(0), x, None, ids, ids))["params"]
     mesh = build_mesh(Mesh({"stage": 8}))
     with use_mesh(mesh):
@@ -120,7 +139,7 @@ def check_neighbours_only() -> None:
         params = jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), unbox(boxed), shardings)
         program = jax.jit(stack.apply).lower({"params": params}, x, None, ids, ids).compile().as_text()
     found = {name: len(re.findall(rf" {name}(?:-start)?\(", program)) for name in COLLECTIVES}
-    assert found == {"all-gather": 1, "all-reduce": 0, "all-to-all": 0, "collective-permute": 2}, found
+    assert found == {"all-gather": 0, "all-reduce": 0, "all-to-all": 0, "collective-permute": 2}, found
 
 
 def assert_close(path, found, expected) -> None:
@@ -148,4 +167,7 @@ if __name__ == "__main__":
             print(*case, "FAILED", str(error).strip(), flush=True)
     check_neighbours_only()
     print("neighbours only ok in no time")
+    once, each = count_gathers(True), count_gathers(False)
+    assert each > once + 2 * 6 * 11, (once, each)  # forward and backward, six matrices, iterations
+    print("weights gathered once ok in no time")
     sys.exit(failed)

@@ -24,16 +24,19 @@ needs_libtpu = pytest.mark.skipif(
 # A topology, the mesh on it, and how many slices.
 SLICES = ("v4:2x2x1=[1,4,1]", "v5e:4x4=[1,8,2]", "v5p:2x2x1=[1,4,1]", "v6e:2x2=[1,2,2]", "v4:2x2x1*2=[1,4,1]")
 
+OFFLOADED = "v4:2x2x1=[1,4,1]+remat_policy=context+offload=[query]"
+
 TRAINED = ("--set", "train_input=SyntheticInput", "--set", "num_layers=1", "--set", "num_train_steps=3")
 TRAINED += ("--set", "eval_inputs=[]", "--set", "train_input.input_random_seed=7")
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, dict]:
-    command = [sys.executable, "-m", "tests.training.tpu_programs", *SLICES]
+    names = (*SLICES, OFFLOADED)
+    command = [sys.executable, "-m", "tests.training.tpu_programs", *names]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
-    return dict(zip(SLICES, json.loads(done.stdout), strict=True))
+    return dict(zip(names, json.loads(done.stdout), strict=True))
 
 
 @needs_libtpu
@@ -60,6 +63,17 @@ def test_slices_reduce_each_gradient_once_between_them(reports) -> None:
     gradients = report["parameters_bytes_per_device"] / 2  # each device's share, in bfloat16
     assert between["kind"] == "all-reduce"
     assert 0.9 * gradients < between["bytes"] < 2.1 * gradients
+
+
+@needs_libtpu
+def test_offloaded_activations_lie_on_the_host(reports) -> None:
+    report = reports[OFFLOADED]
+    queries = 2 * 4 * 256 * 256  # of a layer on one device: rows × tokens × features in bfloat16
+    assert report["fits"] and report["memory"]["host_bytes"] == 3 * queries
+    moved = report["host_transfers"]["bytes"]
+    assert 2 * 3 * queries <= moved <= 2 * 4 * queries  # there and back; where it pipelines, XLA moves one more
+    assert report["communication_seconds"]["host"] == pytest.approx(moved / 15e9)
+    assert reports[SLICES[0]]["host_transfers"] == {"count": 0, "bytes": 0}
 
 
 @needs_libtpu

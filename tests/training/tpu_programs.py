@@ -27,16 +27,17 @@ SMALL = (
 
 
 def main() -> None:
-    """`v4:2x2x1=[1,4,1]`, or with slices `v4:2x2x1*2=[1,4,1]`."""
+    """`v4:2x2x1=[1,4,1]`, with slices `v4:2x2x1*2=[1,4,1]`, with other values `v4:2x2x1=[1,4,1]+unroll=2`."""
     leave_accelerators_alone()
     reports = []
     for word in sys.argv[1:]:
+        word, *more = word.split("+")
         name, _, mesh = word.partition("=")
         name, _, slices = name.partition("*")
-        sets = [*SMALL, f"mesh.ici_mesh_shape={mesh}"]
-        sets += [f"mesh.dcn_mesh_shape=[{slices},1,1]"] if slices else []
+        sets = dict(value.split("=", 1) for value in (*SMALL, *more))
+        sets |= {"mesh.ici_mesh_shape": mesh} | ({"mesh.dcn_mesh_shape": f"[{slices},1,1]"} if slices else {})
         with contextlib.redirect_stdout(io.StringIO()):
-            config = resolve("tiny", (), sets).config
+            config = resolve("tiny", (), [f"{path}={value}" for path, value in sets.items()]).config
             reports.append(compile_ahead(config, find_target(name, int(slices or 1))).report)
     print(json.dumps(reports))
 
