@@ -85,6 +85,12 @@ class Instruction:
         return _CALLED.findall(self.rest)
 
     @property
+    def integer(self) -> int | None:
+        """What a constant is, if it is one integer."""
+        found = re.match(r"\((\d+)\)", self.rest) if self.opcode == "constant" else None
+        return int(found[1]) if found and self.result.startswith(("s32[]", "u32[]")) else None
+
+    @property
     def channel(self) -> str:
         """The channel of a collective, which its parts share."""
         found = _CHANNEL.search(self.rest)
@@ -124,19 +130,16 @@ class Program:
     computations: dict[str, list[Instruction]]
 
     def trips(self, loop: Instruction) -> int:
-        """How often the body of a `while` runs: as XLA says, or what its condition compares with; 1 if neither."""
+        """How often the body of a `while` runs: as XLA says, or counting from 0 to what its condition compares with."""
         known = _TRIPS.search(loop.rest)
         if known:
             return int(known[1])
-        condition = re.search(r"condition=%?([\w.\-]+)", loop.rest)
-        inside = self._reached(condition[1]) if condition else ()
-        constants = [
-            int(found[1])
-            for instruction in inside
-            if instruction.opcode == "constant" and instruction.result.startswith("s32[]")
-            if (found := re.match(r"\((\d+)\)", instruction.rest))
-        ]
-        return max(constants, default=1)
+        found = {word: name for word, name in re.findall(r"(condition|body)=%?([\w.\-]+)", loop.rest)}
+        condition, body = (list(self._reached(found.get(word, ""))) for word in ("condition", "body"))
+        bounds = [one.integer for one in condition if one.integer is not None]
+        counters = [one for one in condition if one.opcode == "get-tuple-element"]
+        step = _step(body, counters[0]) if len(counters) == 1 else 1
+        return math.ceil(max(bounds, default=1) / step)
 
     def inner(self, instruction: Instruction, opcodes: frozenset[str]) -> Instruction | None:
         """The first instruction with one of these opcodes inside what `instruction` calls."""
@@ -163,6 +166,18 @@ class Program:
             yield instruction
             for called in instruction.called:
                 yield from self._reached(called)
+
+
+def _step(body: list[Instruction], counter: Instruction) -> int:
+    """By how much a loop's body raises its counter; 1 where it does not say. XLA:TPU unrolls windowed products by 2."""
+    by_name = {one.name: one for one in body}
+    index = re.search(r"index=(\d+)", counter.rest)
+    results = [one.operands for one in body if one.opcode == "tuple"]
+    raised = by_name.get(results[-1][int(index[1])]) if index and results else None
+    if raised is None or raised.opcode != "add":
+        return 1
+    steps = [by_name[name].integer for name in raised.operands if name in by_name]
+    return next((step for step in steps if step), 1)
 
 
 def read_program(text: str) -> Program:

@@ -72,6 +72,39 @@ def test_groups_are_read_in_every_way_that_they_are_written() -> None:
     assert groups == {"whole": [0, 1, 2, 3], "g": [0, 2, 4, 6], "on": [0, 4]}
 
 
+# As XLA:TPU writes a product in windows: a counter of another type, two windows an iteration.
+WINDOWED = """\
+HloModule jit_step, is_scheduled=true
+
+%body (s: (bf16[8], u32[])) -> (bf16[8], u32[]) {
+  %s = (bf16[8]{0}, u32[]) parameter(0)
+  %n = u32[] get-tuple-element(%s), index=1
+  %x = bf16[8]{0} get-tuple-element(%s), index=0
+  %two = u32[] constant(2)
+  %next = u32[] add(%n, %two)
+  %done = bf16[8]{0} negate(%x)
+  ROOT %out = (bf16[8]{0}, u32[]) tuple(%done, %next)
+}
+
+%condition (s.1: (bf16[8], u32[])) -> pred[] {
+  %s.1 = (bf16[8]{0}, u32[]) parameter(0)
+  %eight = u32[]{:T(128)} constant(8)
+  %n.1 = u32[]{:T(128)} get-tuple-element(%s.1), index=1
+  ROOT %lt = pred[] compare(%n.1, %eight), direction=LT
+}
+
+ENTRY %main (p: (bf16[8], u32[])) -> (bf16[8], u32[]) {
+  %p = (bf16[8]{0}, u32[]) parameter(0)
+  ROOT %loop = (bf16[8]{0}, u32[]) while(%p), condition=%condition, body=%body
+}
+"""
+
+
+def test_loops_are_counted_by_their_steps() -> None:
+    program = read_program(WINDOWED)
+    assert {one.name: times for one, times in program.run()}["done"] == 4
+
+
 def test_time_is_cycles_and_what_communication_they_do_not_hide() -> None:
     link, clock = 45e9, 1.05e9
     gather = 2 * MIB * 3 / 4 / link  # along a row of four: one way in
