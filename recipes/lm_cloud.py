@@ -112,9 +112,8 @@ def lm_cloud_512b() -> fdl.Config[Experiment]:
     config = cloud_lm(num_layers=102, model_dims=20480, num_heads=160)
     config.task.train.percore_batch_size = 4
     config.mesh.ici_mesh_shape = [1, 64, 16]
-    config.task.train.num_microbatches = (
-        2  # of all rows at once, v4 holds the activations, but not what is sent of them
-    )
+    # Of all rows at once v4 holds the activations, but not what is sent of them.
+    config.task.train.num_microbatches = 2
     return config
 
 

@@ -99,8 +99,7 @@ class TransformerBlock(Layer):
         self, x: jax.Array, cache: KVCache | None, segment_ids: jax.Array, segment_pos: jax.Array
     ) -> tuple[jax.Array, KVCache | None]:
         """What attention adds to the residual, given the normed `x`."""
-        x = as_factor(x)
-        y, cache = self._attention(x, segment_ids, segment_pos, cache)
+        y, cache = self._attention(as_factor(x), segment_ids, segment_pos, cache)
         return self.attention_post_norm(y) if self.post_norms else y, cache
 
     def _fed_forward(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:

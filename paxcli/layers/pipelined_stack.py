@@ -17,7 +17,7 @@ from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable
 from paxcli.layers.stack import Stack
 from paxcli.mesh.axes import Axis
-from paxcli.mesh.sharding import constrain, whole_along
+from paxcli.mesh.sharding import constrain, is_box, whole_along
 
 _WEIGHTS = "round_weights"
 
@@ -106,7 +106,7 @@ class PipelinedStack(Stack):
         if self.gather_weights_once:
             boxed = jax.eval_shape(init_all, jax.random.key(0))["params"]
             with whole_along(Axis.FSDP):
-                params = jax.tree.map(lambda box, p: constrain(p, *box.names), boxed, params, is_leaf=_is_box)
+                params = jax.tree.map(lambda box, p: constrain(p, *box.names), boxed, params, is_leaf=is_box)
         variables = {"params": {name: params}}
         if self.is_initializing() and FP8_STATE in jax.eval_shape(init_all, jax.random.key(0)):
             self.variable(FP8_STATE, name, lambda: init_all(jax.random.key(0))[FP8_STATE])  # the same for every key
@@ -150,10 +150,6 @@ class PipelinedStack(Stack):
             policy = recomputing_fp8(jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS))
         # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
         return stage if policy is None else jax.checkpoint(stage, policy=policy, prevent_cse=False)
-
-
-def _is_box(leaf: Any) -> bool:
-    return isinstance(leaf, nn.Partitioned)
 
 
 def _copies(init: Callable[[jax.Array], Any], count: int, logical_axis: str) -> Callable[[jax.Array], Any]:

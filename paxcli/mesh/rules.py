@@ -36,7 +36,7 @@ DEFAULT_RULES: Rules = {
 }
 
 
-# What lies as another does if a recipe says how that one lies; but inside a stage, on no other stage.
+# What lies as another does where a recipe says how that one lies; over `stage` neither does.
 _FOLLOWS = {"activation_residual": "activation_embed", "activation_microbatch": "activation_batch"}
 
 
@@ -46,8 +46,9 @@ def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> R
     Raises:
       ConfigError: A logical or a mesh axis that does not exist.
     """
+    overrides = overrides or {}
     rules = dict(DEFAULT_RULES)
-    for name, mesh_axes in (overrides or {}).items():
+    for name, mesh_axes in overrides.items():
         if name not in DEFAULT_RULES:
             raise ConfigError(
                 f"`mesh.logical_axis_rules` names the logical axis `{name}`, which does not exist.",
@@ -58,7 +59,7 @@ def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> R
             check_mesh_axis(axis, f"mesh.logical_axis_rules.{name}")
         rules[name] = tuple(str(axis) for axis in axes)
     for name, leader in _FOLLOWS.items():
-        if leader in (overrides or {}) and name not in (overrides or {}):
+        if leader in overrides and name not in overrides:
             rules[name] = tuple(axis for axis in rules[leader] if axis != "stage")
     return rules
 

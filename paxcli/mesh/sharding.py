@@ -154,16 +154,16 @@ def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:
     """
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
-        if not _is_box(leaf):
+        if not is_box(leaf):
             return NamedSharding(mesh, PartitionSpec())
         return NamedSharding(mesh, _param_spec(name_of(path), leaf.value.shape, leaf.names, rules, mesh.shape))
 
-    return jax.tree_util.tree_map_with_path(sharding, params, is_leaf=_is_box)
+    return jax.tree_util.tree_map_with_path(sharding, params, is_leaf=is_box)
 
 
 def unbox(params: Any) -> Any:
     """`params` without Flax's boxes."""
-    return jax.tree.map(lambda leaf: leaf.value if _is_box(leaf) else leaf, params, is_leaf=_is_box)
+    return jax.tree.map(lambda leaf: leaf.value if is_box(leaf) else leaf, params, is_leaf=is_box)
 
 
 def like_params(tree: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -260,7 +260,8 @@ def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
     return len(parts), parts.index(tuple(sorted(rows_of[jax.process_index()])))
 
 
-def _is_box(leaf: Any) -> bool:
+def is_box(leaf: Any) -> bool:
+    """Whether it is an array with the logical axes that Flax keeps beside it."""
     return isinstance(leaf, meta.Partitioned)
 
 

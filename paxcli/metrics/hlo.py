@@ -17,6 +17,8 @@ _BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "s4": 4, "u4": 4, "t
 _HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
+_PLACED = re.compile(_ARRAY.pattern + r"(?:\{([^}]*)\})?")
+_HOST = "S(5)"  # the memory that XLA writes into a layout: `bf16[48,1024]{1,0:T(8,128)S(5)}`
 _CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -57,6 +59,12 @@ class Instruction:
     def arrays(self) -> list[tuple[str, tuple[int, ...]]]:
         """Type and shape of each array of the result."""
         return [(kind, _numbers(dims)) for kind, dims in _ARRAY.findall(self.result)]
+
+    @property
+    def placed_bytes(self) -> list[tuple[int, bool]]:
+        """Size of each array of the result, and whether it lies in the host's memory."""
+        found = _PLACED.findall(self.result)
+        return [(_size(kind, _numbers(dims)), _HOST in layout) for kind, dims, layout in found]
 
     @property
     def operand_arrays(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -135,10 +143,10 @@ class Program:
         if known:
             return int(known[1])
         found = {word: name for word, name in re.findall(r"(condition|body)=%?([\w.\-]+)", loop.rest)}
-        condition, body = (list(self._reached(found.get(word, ""))) for word in ("condition", "body"))
+        condition = list(self._reached(found.get("condition", "")))
         bounds = [one.integer for one in condition if one.integer is not None]
         counters = [one for one in condition if one.opcode == "get-tuple-element"]
-        step = _step(body, counters[0]) if len(counters) == 1 else 1
+        step = _step(self.computations.get(found.get("body", ""), []), counters[0]) if len(counters) == 1 else 1
         return math.ceil(max(bounds, default=1) / step)
 
     def inner(self, instruction: Instruction, opcodes: frozenset[str]) -> Instruction | None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from typing import Literal
 
 from paxcli.metrics.hlo import Instruction, Program
 
-# XLA writes the memory of an array into its layout: `bf16[48,1024]{1,0:T(8,128)S(5)}`. 5 is the host's.
-_ARRAY = re.compile(r"(\w+\[[\d,]*\])(?:\{([^}]*)\})?")
-_HOST = "S(5)"
 _MOVES = frozenset({"copy", "dynamic-slice", "dynamic-update-slice"})
 
 
@@ -36,12 +32,11 @@ def host_transfer_of(instruction: Instruction) -> HostTransfer | None:
         return None
     if part == "done":
         return HostTransfer(0, instruction.operands[0], "end")
-    arrays = _ARRAY.findall(instruction.result)
-    if part != "start" or not any(_HOST in layout for _, layout in arrays):
+    sizes = instruction.placed_bytes
+    if part != "start" or not any(on_host for _, on_host in sizes):
         return None
     # The result names both sides, and of a slice the whole that it is part of, which is on the host.
-    here = [dataclasses.replace(instruction, result=array) for array, layout in arrays if _HOST not in layout]
-    return HostTransfer(max(one.largest_bytes for one in here), instruction.name, "begin")
+    return HostTransfer(max(size for size, on_host in sizes if not on_host), instruction.name, "begin")
 
 
 def count_host_transfers(program: Program) -> dict[str, int]:

@@ -110,6 +110,12 @@ def check(case, plain_params, expected) -> None:
     jax.tree_util.tree_map_with_path(assert_close, found, expected[1])
 
 
+def laid_out(boxed, mesh):
+    """Shapes of parameters, where the rules put them."""
+    shardings = param_shardings(mesh, DEFAULT_RULES, boxed)
+    return jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), unbox(boxed), shardings)
+
+
 def count_gathers(gather_weights_once: bool) -> int:
     """How often a step of four stages gathers something over FSDP."""
     stack = functools.partial(PipelinedStack, num_stages=4, num_microbatches=8, gather_weights_once=gather_weights_once)
@@ -118,8 +124,7 @@ def count_gathers(gather_weights_once: bool) -> int:
     rows = batch()
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.tree.map(lambda x: x[:1], rows)))["params"]
     with use_mesh(mesh):
-        shardings = param_shardings(mesh, DEFAULT_RULES, boxed)
-        params = jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), unbox(boxed), shardings)
+        params = laid_out(boxed, mesh)
         rows = put_batch(rows, mesh)
         text = jax.jit(functools.partial(loss_and_grads, model)).lower(params, rows).compile().as_text()
     found = count_collectives(read_program(text), None)
@@ -135,8 +140,7 @@ def check_neighbours_only() -> None:
     boxed = jax.eval_shape(lambda: stack.init(jax.random.key(0), x, None, ids, ids))["params"]
     mesh = build_mesh(Mesh({"stage": 8}))
     with use_mesh(mesh):
-        shardings = param_shardings(mesh, DEFAULT_RULES, boxed)
-        params = jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), unbox(boxed), shardings)
+        params = laid_out(boxed, mesh)
         program = jax.jit(stack.apply).lower({"params": params}, x, None, ids, ids).compile().as_text()
     found = {name: len(re.findall(rf" {name}(?:-start)?\(", program)) for name in COLLECTIVES}
     assert found == {"all-gather": 0, "all-reduce": 0, "all-to-all": 0, "collective-permute": 2}, found
