@@ -12,6 +12,7 @@ from paxcli.config.configurable import template
 from paxcli.layers.attention import KVCache
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.cross_attention import CrossAttention
+from paxcli.layers.residual import as_residual
 from paxcli.layers.stack import Stack
 
 
@@ -62,6 +63,7 @@ class DecoderBlock(TransformerBlock):
         source: Float[jax.Array, "B S D"] | None,
         source_segment_ids: Int[jax.Array, "B S"],
     ) -> tuple[Float[jax.Array, "B T D"], DecoderCache | None]:
+        x = as_residual(x)
         attended, own = self._attended(self.attention_norm(x), cache.own if cache else None, segment_ids, segment_pos)
         x = x + attended
         read, keys = self._cross_attention(

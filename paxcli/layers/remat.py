@@ -27,13 +27,20 @@ RematPolicy = Literal[
     "context",
     "out_proj",
     "context_and_out_proj",
-    "qkv_offloaded",
     "qkv_out_proj",
     "qkv_context_out_proj",
 ]
 
 Activation = Literal[
-    "query", "key", "value", "context", "out_proj", "feed_forward_in", "feed_forward_gate", "feed_forward_out"
+    "layer_input",
+    "query",
+    "key",
+    "value",
+    "context",
+    "out_proj",
+    "feed_forward_in",
+    "feed_forward_gate",
+    "feed_forward_out",
 ]
 
 Saveable = Callable[..., Any]
@@ -73,7 +80,6 @@ _POLICIES: dict[str, Saveable] = {
     "context": _named(CONTEXT),
     "out_proj": _named("out_proj"),
     "context_and_out_proj": _named(CONTEXT, "out_proj"),
-    "qkv_offloaded": _offloaded("qkv"),
     "qkv_out_proj": _named("qkv", "out_proj"),
     "qkv_context_out_proj": _named("qkv", CONTEXT, "out_proj"),
 }

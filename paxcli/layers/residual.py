@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 from jaxtyping import Float
 
+from paxcli.layers.remat import save_as
 from paxcli.mesh.sharding import constrain, layout
 
 _ROWS = ("activation_batch", "activation_length")
@@ -15,8 +16,8 @@ _RESIDUAL, _FACTOR = (*_ROWS, "activation_residual"), (*_ROWS, "activation_embed
 
 
 def as_residual(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
-    """`x` as it is kept between layers."""
-    return constrain(x, *_RESIDUAL) if _differ(x) else x
+    """`x` as it is kept between layers, under its name for remat."""
+    return save_as("layer_input", constrain(x, *_RESIDUAL) if _differ(x) else x)
 
 
 def as_factor(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:

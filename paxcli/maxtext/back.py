@@ -16,8 +16,8 @@ from paxcli.maxtext.building import config_with
 from paxcli.maxtext.conversion import convert
 from paxcli.maxtext.dates import LAST_DAY
 from paxcli.maxtext.launch import Launch, Pair
+from paxcli.maxtext.remat_map import remat_keys
 from paxcli.maxtext.sizes import LOCAL_LAYERS
-from paxcli.maxtext.training_map import REMAT
 
 COMMAND = "python3 -m maxtext.trainers.pre_train.train"
 
@@ -145,11 +145,7 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
         keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
         keys["model_name"] = _named_model(keys)
     keys |= _tables(values) | _attention(values) | _feed_forward(values) | _learning(values)
-    policy = get(f"{_MODEL}.stack.remat_policy")
-    keys["remat_policy"] = next(
-        (name for name, (ours, differs) in REMAT.items() if (ours, differs) == (policy, "")), None
-    )
-    keys |= _mesh(values) | _batch(values, num_devices) | _data(values)
+    keys |= remat_keys(values) | _mesh(values) | _batch(values, num_devices) | _data(values)
     return keys
 
 

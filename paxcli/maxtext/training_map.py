@@ -7,33 +7,15 @@ import math
 
 from paxcli.errors import ConfigError
 from paxcli.maxtext.draft import Draft
+from paxcli.maxtext.remat_map import put_remat
 
 _TRAIN = "task.train"
 _LEARNER = f"{_TRAIN}.learner"
 _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
-_NAMED_REMAT = datetime.date(2025, 8, 29)
 _NEW_PARSER = datetime.date(2025, 11, 14)
 _PACKED_ROWS = datetime.date(2023, 9, 12)
 _GPT3_ROWS = 1536
-
-REMAT = {
-    "none": ("everything", ""),
-    "full": ("nothing", ""),
-    "minimal": ("dots_with_no_batch_dims", ""),
-    "minimal_with_context": ("dots_with_no_batch_dims_and_context", ""),
-    "minimal_flash": ("dots_with_no_batch_dims_and_context", ""),
-    "save_dot_except_mlp": ("qkv_out_proj", ""),
-    "save_dot_with_context_except_mlp": ("qkv_context_out_proj", ""),
-    "save_dot_except_mlpwi": ("dots_except_logits_and_feed_forward_in", "the context is kept too"),
-    "save_qkv_proj": ("qkv_out_proj", "the output projection is kept too"),
-    "save_out_proj": ("out_proj", ""),
-    "minimal_with_quantization": ("dots_with_no_batch_dims", "nothing is quantized"),
-    "minimal_offloaded": ("dots_with_no_batch_dims_offloaded", ""),
-    "qkv_proj_offloaded": ("qkv_offloaded", ""),
-    "custom": ("nothing", "its own list of tensors is not read: all are computed again"),
-}
-"""MaxText's `remat_policy` -> pax's, and how it differs."""
 
 
 def put_training(draft: Draft) -> None:
@@ -42,23 +24,13 @@ def put_training(draft: Draft) -> None:
     Raises:
       ConfigError: The optimizer or remat policy is none that pax has.
     """
-    _put_remat(draft)
+    put_remat(draft)
     _put_batch(draft)
     steps = _put_steps(draft)
     _put_schedule(draft, steps)
     _put_optimizer(draft)
     _put_data(draft)
     _put_run(draft, steps)
-
-
-def _put_remat(draft: Draft) -> None:
-    name = draft.settings["remat_policy"]
-    if name not in REMAT:
-        raise ConfigError(f"remat_policy={name} is none that pax knows.", f"Such as {', '.join(list(REMAT)[:5])}.")
-    policy, differs = REMAT[name]
-    draft.put("task.model.stack.remat_policy", policy, "remat_policy")
-    if differs:
-        draft.near(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
 
 
 def _put_batch(draft: Draft) -> None:

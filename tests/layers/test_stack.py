@@ -70,18 +70,18 @@ def test_remat_policies_change_nothing(policy, inputs, scanned_params):
 
 def test_named_activations_wait_on_the_host_beside_what_the_policy_keeps(inputs, scanned_params):
     expected = _value_and_gradients(Stack(**WIDTHS, remat_policy="everything"), scanned_params, inputs)
-    stack = Stack(**WIDTHS, remat_policy="out_proj", offload=("query", "feed_forward_in"))
+    stack = Stack(**WIDTHS, remat_policy="out_proj", offload=("layer_input", "query", "feed_forward_in"))
     found = _value_and_gradients(stack, scanned_params, inputs)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), found, expected)
     jaxpr = str(jax.make_jaxpr(lambda params: _value_and_gradients(stack, params, inputs))(scanned_params))
     moved = re.findall(r"\w+:f32<host>\[([\d,]+)\] = device_put", jaxpr)
-    assert len(set(moved)) == 2, moved  # one shape for each name
+    assert len(set(moved)) == 3, moved  # one shape for each name
 
 
 def test_a_device_without_host_memory_is_refused(monkeypatch):
     monkeypatch.setattr(remat, "memory_kinds", lambda: {"device"})
-    with pytest.raises(ConfigError, match="remat_policy=qkv_offloaded"):
-        saveable("qkv_offloaded")
+    with pytest.raises(ConfigError, match="remat_policy=dots_with_no_batch_dims_offloaded"):
+        saveable("dots_with_no_batch_dims_offloaded")
     with pytest.raises(ConfigError, match=r"offload=\['query'\]"):
         saveable("nothing", ["query"])
 

@@ -147,6 +147,16 @@ def test_batches() -> None:
     assert many.tokens_per_step == 4 * 2 * 4 * 2048
 
 
+def test_places_of_single_tensors() -> None:
+    stack = "task.model.stack"
+    custom = of_keys(remat_policy="custom", context="device", key_proj="offload", qkv_proj="device", mlpwo="device")
+    assert custom.values[f"{stack}.remat_policy"] == "context" and custom.values[f"{stack}.offload"] == ["key"]
+    assert [dropped.key for dropped in custom.settings.dropped] == ["qkv_proj"]  # its products are not fused
+    assert any("what mlpwo would keep is computed again" in note for note in custom.approximated)
+    fused = of_keys(model_name="gpt3-52k", remat_policy="custom", qkv_proj="offload", mlpwi="offload", context="remat")
+    assert fused.values[f"{stack}.offload"] == ["query", "key", "value", "feed_forward_in"]
+
+
 def test_the_rate_is_zero_after_the_schedule() -> None:
     values = of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20, learning_rate=1.0).values
     learner = config_with(
@@ -172,6 +182,7 @@ def test_gpt3_had_a_schedule_of_its_own() -> None:
         ({"decoder_block": "deepseek"}, "decoder_block=deepseek"),
         ({"opt_type": "muon"}, "opt_type=muon"),
         ({"remat_policy": "fulll"}, "remat_policy=fulll"),
+        ({"remat_policy": "custom", "context": "hbm"}, "context=hbm"),
         ({"mlp_activations": "[silu,silu]"}, "mlp_activations"),
         ({"rope_type": "yarn"}, "rope_type=yarn"),
         ({"dtype": "float16"}, "dtype=float16"),
@@ -195,6 +206,8 @@ def test_what_pax_lacks_is_refused(keys: dict[str, object], said: str) -> None:
         {"model_name": "gpt3-22b", "dataset_path": "gs://d", "tokenizer_path": "t.model", "dataset_type": "tfds"}
         | {"quantization": "fp8", "mu_dtype": "bfloat16", "z_loss_multiplier": 1e-4}
         | {"gradient_clipping_threshold": 0, "steps": 12345, "warmup_steps_fraction": 0.03, "max_target_length": 512},
+        {"remat_policy": "qkv_proj_offloaded", "dataset_type": "synthetic"},
+        {"remat_policy": "custom", "decoder_layer_input": "offload", "mlpwi_0": "offload", "out_proj": "device"},
     ],
 )
 def test_there_and_back(keys: dict[str, object]) -> None:
