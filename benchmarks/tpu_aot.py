@@ -56,28 +56,15 @@ def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None
     """The same of a program that another trainer compiled."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     from paxcli.mesh.topologies import find_target, leave_accelerators_alone
-    from paxcli.metrics.collectives import count_collectives
     from paxcli.metrics.hlo import read_program
-    from paxcli.metrics.host_transfers import count_host_transfers
     from paxcli.metrics.peaks import peak_flops
-    from paxcli.metrics.prediction import predict, shares
-    from paxcli.training.ahead_of_time import wiring_of
+    from paxcli.training.ahead_of_time import read_step
 
     leave_accelerators_alone()
     target = find_target(topology, slices)
     devices = target.devices()
-    wiring, peak = wiring_of(devices, target), peak_flops(devices[0].device_kind)
-    program = read_program(path.read_text())
-    prediction = predict(program, wiring, peak)
-    return {
-        "predicted_step_seconds": prediction.seconds,
-        "predicted_mfu": flops / prediction.seconds / peak if flops else None,
-        "shares": shares(prediction),
-        "kernels": dict(prediction.kernel_calls),
-        "left_out": dict(prediction.unknown_kernels),
-        "collectives": count_collectives(program, wiring),
-        "host_transfers": count_host_transfers(program),
-    }
+    total = flops * len(devices) if flops else None
+    return read_step(read_program(path.read_text()), target, devices, peak_flops(devices[0].device_kind), total)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -58,6 +58,12 @@ class Stopped(PaxError):
     exit_code = 75
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an exception's text, cut to what fits on a screen; its type's name where it has no text."""
+    text = str(error).strip()
+    return (text.splitlines()[0] if text else type(error).__name__)[:200]
+
+
 def nearest(name: str, names: Iterable[str], n: int = 3) -> list[str]:
     """The up to `n` of `names` most like `name`, best first; case and `-`/`_` do not count."""
 

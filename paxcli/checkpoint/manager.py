@@ -23,14 +23,13 @@ from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import (
     MANIFEST,
     STATE,
-    first_line,
     listing,
     named_leaves,
     nested,
     read_arrays,
     read_manifest,
 )
-from paxcli.errors import DataError, MissingError, PaxError
+from paxcli.errors import DataError, MissingError, PaxError, first_line
 
 # Steps past retention are renamed into here, at once, and removed later: a kill amid a removal shows half a step.
 _TRASH = "deleted"

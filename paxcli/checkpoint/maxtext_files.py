@@ -11,8 +11,8 @@ import jax
 import numpy as np
 from etils import epath
 
-from paxcli.checkpoint.reading import first_line, named_leaves
-from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.checkpoint.reading import named_leaves
+from paxcli.errors import ConfigError, DataError, MissingError, first_line
 
 _MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # what a folder has that holds an Orbax tree
 _ITEMS = ("items", "default")

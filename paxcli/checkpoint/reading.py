@@ -13,7 +13,7 @@ from etils import epath
 
 from paxcli.checkpoint.fingerprint import fingerprints
 from paxcli.checkpoint.manifest import Manifest, from_json
-from paxcli.errors import DataError
+from paxcli.errors import DataError, first_line
 from paxcli.mesh.sharding import name_of
 
 STATE, MANIFEST = "state", "manifest"
@@ -93,12 +93,6 @@ def _without_orbax(hook: Callable[[Any], None], unraisable: Any) -> None:
     code = getattr(unraisable.object, "cr_code", None)
     if code is None or "orbax" not in code.co_filename:
         hook(unraisable)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, cut to what fits on a screen."""
-    text = str(error).strip()
-    return (text.splitlines()[0] if text else type(error).__name__)[:200]
 
 
 def listing(names: list[str], most: int = 5) -> str:

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 
 import typer
 
-from paxcli.errors import PaxError
+from paxcli.errors import PaxError, first_line
 
 _BUG_HINT = "Please report it with the lines above."
 _BUCKET_HINT = "See that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
@@ -39,7 +39,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         return _fail("Interrupted.", None, _INTERRUPTED, as_json)
     except Exception as error:
         if _is_of_a_bucket(error):
-            return _fail(f"A bucket cannot be used: {str(error).splitlines()[0]}", _BUCKET_HINT, _REMOTE, as_json)
+            return _fail(f"A bucket cannot be used: {first_line(error)}", _BUCKET_HINT, _REMOTE, as_json)
         traceback.print_exc()
         return _fail(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT, 1, as_json)
 

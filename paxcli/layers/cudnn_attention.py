@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.errors import first_line
+
 
 def cudnn_refusal(
     dtype: str, dims_per_head: int, length: int, logit_cap: float | None, capability: str | None
@@ -50,7 +52,7 @@ def cudnn_failure(length: int, dims_per_head: int, dtype: str, causal: bool, win
         try:
             pool.submit(compile_one).result()
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without cuDNN
-            return str(error).splitlines()[0] if str(error) else type(error).__name__
+            return first_line(error)
     return None
 
 

@@ -11,6 +11,8 @@ import os
 import sys
 from typing import Any
 
+from paxcli.errors import first_line
+
 _TOPOLOGY = "v5e:2x2"
 
 
@@ -38,7 +40,7 @@ def _main(platform: str) -> None:
             lowered.compile(compiler_options={name: value})
             errors[name] = None
         except Exception as error:  # noqa: BLE001 - whatever XLA says of it
-            errors[name] = str(error).splitlines()[0]
+            errors[name] = first_line(error)
     print(json.dumps(errors))
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 import jax
 
-from paxcli.errors import ConfigError, RemoteError
+from paxcli.errors import ConfigError, RemoteError, first_line
 from paxcli.log import log
 
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
@@ -161,7 +161,7 @@ def _initialize(
     if thread.is_alive():
         raise RemoteError(f"Joining {job}: not all processes came together within {timeout_seconds} s.", hint)
     if failure:
-        raise RemoteError(f"Joining {job}: {str(failure[0]).splitlines()[0]}", hint) from failure[0]
+        raise RemoteError(f"Joining {job}: {first_line(failure[0])}", hint) from failure[0]
 
 
 def _keep_stdout() -> None:

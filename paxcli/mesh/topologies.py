@@ -17,7 +17,7 @@ import jax
 from jax.experimental import topologies
 
 from paxcli.accelerators import GENERATIONS, find_accelerator
-from paxcli.errors import ConfigError, MissingError
+from paxcli.errors import ConfigError, MissingError, first_line
 
 _GIB = 1 << 30
 # What libtpu's compiler says a program may use of one device, in GiB: from its message for a program that does not fit.
@@ -84,7 +84,7 @@ class Target:
         try:
             return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices)
         except jax.errors.JaxRuntimeError as error:
-            raise ConfigError(f"libtpu does not describe {self.name}: {str(error).splitlines()[0]}") from error
+            raise ConfigError(f"libtpu does not describe {self.name}: {first_line(error)}") from error
 
 
 def find_target(name: str, num_slices: int = 1) -> Target:

@@ -11,7 +11,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 from jax.experimental.profiler import get_profiled_instructions_proto
 
-from paxcli.errors import MissingError
+from paxcli.errors import MissingError, first_line
 from paxcli.log import log
 from paxcli.profiling.costs import BINARY, LIKELY_CAUSES, TEXT, aggregate, decode, describe, write_costs
 from paxcli.profiling.manifest import NAME, conditions, write_manifest
@@ -93,7 +93,7 @@ def _traced(runner: Runner, program: jax.stages.Compiled) -> bytes:
         try:
             jax.profiler.start_trace(place, profiler_options=options)
         except RuntimeError as error:
-            raise MissingError(f"The profiler does not start: {str(error).splitlines()[0]}", LIKELY_CAUSES) from error
+            raise MissingError(f"The profiler does not start: {first_line(error)}", LIKELY_CAUSES) from error
         try:
             runner.run(program, 1)
         finally:

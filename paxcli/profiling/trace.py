@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 from etils import epath
 
-from paxcli.errors import DataError
+from paxcli.errors import DataError, first_line
 
 STEP = "train"
 TRACES = "plugins/profile"  # where JAX puts traces, and xprof and TensorBoard look
@@ -76,7 +76,7 @@ def read_trace(directory: epath.Path) -> Trace:
                 data = jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes())
                 planes = list(data.planes)
             except (RuntimeError, ValueError) as error:
-                raise DataError(f"{file} cannot be read as a trace: {str(error).splitlines()[0]}") from error
+                raise DataError(f"{file} cannot be read as a trace: {first_line(error)}") from error
             host = file.name.removesuffix(".xplane.pb")
             for plane in planes:
                 if plane.name.startswith("/device:"):

@@ -201,29 +201,44 @@ def _memory(session: Session, compiled: jax.stages.Compiled, target: Target) -> 
 def _program(
     session: Session, compiled: jax.stages.Compiled, program: Program, target: Target, step: Step
 ) -> dict[str, Any]:
-    wiring = wiring_of(list(session.mesh.devices.flat), target)
     costs: Any = compiled.cost_analysis() or {}
-    formula = _formula(session, step)
+    flops = _formula(session, step)
     found: dict[str, Any] = {
-        "flops_per_step": formula,
+        "flops_per_step": flops,
         "compiler_flops_per_device": costs.get("flops"),
+        "stacked_all_gathers": gathered_whole(program, _stacked(session)),
+    }
+    found |= read_step(program, target, list(session.mesh.devices.flat), session.peak_flops, flops)
+    tokens, seconds = tokens_in(session.spec) if step == "train" else None, found["predicted_step_seconds"]
+    return found | {"predicted_tokens_per_second": tokens / seconds if tokens and seconds else None}
+
+
+def read_step(
+    program: Program, target: Target, devices: Sequence[jax.Device], peak: float | None, flops: float | None
+) -> dict[str, Any]:
+    """What a program sends, and how long a run of it would take: anybody's, compiled for a target.
+
+    Args:
+      program: The compiler's.
+      target: What it was compiled for.
+      devices: In the order of its mesh.
+      peak: FLOP/s of each; None says nothing of time.
+      flops: Model FLOPs of the step, over all devices; None says nothing of MFU.
+    """
+    wiring = _wiring(devices, target)
+    found: dict[str, Any] = {
         "collectives": count_collectives(program, wiring),
         "host_transfers": count_host_transfers(program),
-        "stacked_all_gathers": gathered_whole(program, _stacked(session)),
         "predicted_step_seconds": None,
         "predicted_mfu": None,
-        "predicted_tokens_per_second": None,
     }
-    peak = session.peak_flops
     if wiring is None or peak is None or not is_predictable(target.generation):
         return found
     prediction = predict(program, wiring, peak)
-    tokens = tokens_in(session.spec) if step == "train" else None
     seconds = prediction.seconds
     return found | {
         "predicted_step_seconds": seconds,
-        "predicted_mfu": mfu(formula / seconds if formula and seconds else None, peak * session.mesh.size),
-        "predicted_tokens_per_second": tokens / seconds if tokens and seconds else None,
+        "predicted_mfu": mfu(flops / seconds if flops and seconds else None, peak * len(devices)),
         "shares": shares(prediction),
         "communication_seconds": dict(prediction.communication),
         "kernels": dict(prediction.kernel_calls),
@@ -231,7 +246,7 @@ def _program(
     }
 
 
-def wiring_of(devices: Sequence[Any], target: Target) -> Wiring | None:
+def _wiring(devices: Sequence[Any], target: Target) -> Wiring | None:
     """How a target's devices are connected, in the order of the mesh; None unless they are TPUs."""
     if target.generation is None:
         return None

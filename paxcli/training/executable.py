@@ -22,7 +22,7 @@ import paxcli
 from paxcli.config.diff import changed_lines
 from paxcli.config.render import config_text
 from paxcli.config.values import plain_values
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import ConfigError, DataError, first_line
 from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.sharding import name_of
 from paxcli.training.instrument import Instrument
@@ -95,7 +95,7 @@ def load_executable(path: Path, session: Session) -> TrainStep:
     try:
         loaded = devices[0].client.deserialize_executable(program, executable_devices=xla_client.DeviceList(devices))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise DataError(f"{path} cannot be loaded here: {str(error).splitlines()[0]}.") from error
+        raise DataError(f"{path} cannot be loaded here: {first_line(error)}.") from error
     return _Loaded(loaded, kept, session)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 from etils import epath
 
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, first_line
 from paxcli.log import log
 from paxcli.training.session import Session
 from paxcli.training.state import bytes_per_device
@@ -31,7 +31,8 @@ def out_of_memory_explained(session: Session, profile_dir: epath.Path) -> Iterat
             raise
         kept = _keep_snapshot(profile_dir)
         device = session.mesh.devices.flat[0]
-        message = f"The memory of {device.device_kind} does not hold this recipe: {_first_line(error)}"
+        said = first_line(error).removeprefix("RESOURCE_EXHAUSTED: ")
+        message = f"The memory of {device.device_kind} does not hold this recipe: {said}"
         raise ConfigError(f"{message}{kept}", " ".join(advice(session, _capacity(device)))) from error
 
 
@@ -77,10 +78,6 @@ def _logits_bytes(session: Session, rows: int) -> int:
 
 def _capacity(device: jax.Device) -> int | None:
     return (device.memory_stats() or {}).get("bytes_limit")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0].removeprefix("RESOURCE_EXHAUSTED: ")
 
 
 def _keep_snapshot(profile_dir: epath.Path) -> str:

@@ -1,4 +1,4 @@
-"""Compiles a small model for the TPU slices named on the command line, and prints the reports as one JSON list."""
+"""Compiles a small model for the TPU slices named on the command line; prints reports and programs as a JSON list."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def main() -> None:
         sets |= {"mesh.ici_mesh_shape": mesh} | ({"mesh.dcn_mesh_shape": f"[{slices},1,1]"} if slices else {})
         with contextlib.redirect_stdout(io.StringIO()):
             config = resolve("tiny", (), [f"{path}={value}" for path, value in sets.items()]).config
-            reports.append(compile_ahead(config, find_target(name, int(slices or 1))).report)
+            compiled = compile_ahead(config, find_target(name, int(slices or 1)))
+        reports.append(compiled.report | {"text": compiled.text})
     print(json.dumps(reports))
 
 
