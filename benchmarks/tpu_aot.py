@@ -81,7 +81,8 @@ def table(rows: list[dict[str, Any]]) -> str:
             lines.append(f"| {name} | {_where(row)} | {row.get('remat_policy', '')} | {why} | | | |")
             continue
         needed, available = row.get("hbm_needed_bytes"), row["hbm_available_bytes"]
-        memory = f"{needed / 2**30:.1f} of {available / 2**30:.2f}" if needed else ""
+        most = "≤ " if row["memory"].get("host_bytes") else ""
+        memory = f"{most}{needed / 2**30:.2f} of {available / 2**30:.2f}" if needed else ""
         step = row["predicted_step_seconds"]
         lines.append(
             f"| {name} | {_where(row)} | {row['remat_policy']} | {memory} | {step:.3g} "

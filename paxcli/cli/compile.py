@@ -147,10 +147,13 @@ def _line(settings: dict[str, Any], report: dict[str, Any]) -> str:
 def _text(report: dict[str, Any], what: str) -> str:
     memory = report["memory"]
     available = report["hbm_available_bytes"]
+    most = "at most " if memory["host_bytes"] else ""
     lines = [
         f"{report['recipe']}, {report['step']} step, on {what}: "
         f"{report['num_devices']} × {report['device_kind']} as {report['mesh']}",
-        f"fits: {_gib(report['hbm_needed_bytes'])}" + (f" of {_gib(available)}" if available else "") + " GiB a device",
+        f"fits: {most}{_gib(report['hbm_needed_bytes'])}"
+        + (f" of {_gib(available)}" if available else "")
+        + " GiB a device",
         "  " + ", ".join(f"{name.removesuffix('_bytes')} {_gib(size)}" for name, size in memory.items()) + "; of these "
         f"parameters {_gib(report['parameters_bytes_per_device'])}, "
         f"optimizer {_gib(report['optimizer_bytes_per_device'])}",
