@@ -29,6 +29,7 @@ from paxcli.checkpoint.reading import (
     read_arrays,
     read_manifest,
 )
+from paxcli.config.load import located
 from paxcli.errors import DataError, MissingError, PaxError, first_line
 
 # Steps past retention are renamed into here, at once, and removed later: a kill amid a removal shows half a step.
@@ -54,7 +55,7 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str], policy: Checkpoint | None = None):
-        self.directory = epath.Path(directory).expanduser().resolve()
+        self.directory = epath.Path(located(directory))
         self._policy = policy
         self._open: Any = None
         self._sweeper: threading.Thread | None = None

@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from paxcli.checkpoint.reading import named_leaves
+from paxcli.config.load import located
 from paxcli.errors import ConfigError, DataError, MissingError, first_line
 
 _MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # what a folder has that holds an Orbax tree
@@ -33,7 +34,7 @@ class MaxTextCheckpoint:
     def __init__(self, directory: str | os.PathLike[str]):
         import orbax.checkpoint as ocp
 
-        self.path = _tree_in(epath.Path(directory).expanduser().resolve())
+        self.path = _tree_in(epath.Path(located(directory)))
         self._handler = ocp.PyTreeCheckpointHandler()
         try:
             self._tree = self._handler.metadata(self.path).tree
@@ -116,7 +117,7 @@ def maxtext_folder(directory: str | os.PathLike[str], step: int) -> str:
     Raises:
       ConfigError: There is one.
     """
-    folder = epath.Path(directory).expanduser().resolve() / str(step)
+    folder = epath.Path(located(directory)) / str(step)
     if folder.exists():
         raise ConfigError(f"{folder} is there already.", "Name another folder.")
     return str(folder / _ITEMS[0])
@@ -135,7 +136,7 @@ def write_maxtext(directory: str | os.PathLike[str], step: int, state: Mapping[s
     """
     import orbax.checkpoint as ocp
 
-    folder = epath.Path(directory).expanduser().resolve()
+    folder = epath.Path(located(directory))
     options = ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=False)
     try:
         with ocp.CheckpointManager(folder, item_names=_ITEMS[:1], options=options) as manager:

@@ -234,10 +234,11 @@ def _write(file: Path, text: str) -> None:
 
 
 def _back(recipe: str, checkpoint: str | None, dry_run: bool, as_json: bool) -> None:
+    from paxcli.config.load import located
     from paxcli.config.resolve import resolve
 
-    run_dir = Path(recipe) if Path(recipe).is_dir() else None
-    resolved = resolve(recipe if run_dir is None else str(run_dir.resolve()))
+    run_dir = found if (found := located(recipe)).is_dir() else None
+    resolved = resolve(recipe if run_dir is None else str(run_dir))
     from paxcli.maxtext.back import command_line, to_maxtext
     from paxcli.training.summary import num_devices
 

@@ -55,10 +55,10 @@ def load(target: str) -> Loaded:
     return Loaded(entry.name, entry.pax_name, _target(entry), _call(entry))
 
 
-def located(target: str) -> Path:
+def located(target: str | os.PathLike[str]) -> Path:
     """A path of this machine, made absolute, or one in a bucket (`gs://…`)."""
-    if "://" not in target:
-        return Path(target).resolve()
+    if "://" not in os.fspath(target):
+        return Path(target).expanduser().resolve()
     from etils import epath
 
     return epath.Path(target)  # pyrefly: ignore[bad-return] - it has the methods of a Path

@@ -14,6 +14,7 @@ from etils import epath
 
 import paxcli
 from paxcli.config.diff import changed_lines
+from paxcli.config.load import located
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import ConfigError, DataError, MissingError
 
@@ -154,7 +155,7 @@ class RunDir:
     def _write_recipe(self, text: str) -> None:
         """A recipe that is this directory's own, with more on it, keeps the old one as its base, beside it."""
         own, content = self.path / "recipe.yaml", yaml.safe_load(text)
-        if epath.Path(content["recipe"]) == own.resolve():
+        if epath.Path(content["recipe"]) == epath.Path(located(own)):
             more, kept = {**content, "recipe": None}, {**yaml.safe_load(own.read_text()), "recipe": None}
             if len(content) == 1 or more == kept:
                 return

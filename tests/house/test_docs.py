@@ -1,7 +1,8 @@
 """Every command in the documentation is one that the command line takes; the quick ones are run.
 
 Commands stand after `$ ` in `console` blocks. Those of a block right after `<!-- run -->` are run, in order. After
-`<!-- cloud -->` stand those that need one: only parsed here, their like is run by `tests/cloud` on a played cloud.
+`<!-- cloud -->` stand those that need one, or a bucket: only parsed here, their like is run by `tests/cloud`, on a played
+cloud, and by `tests/training`.
 """
 
 from __future__ import annotations
@@ -92,7 +93,9 @@ def test_the_whole_documentation_runs(pax, tmp_path: pathlib.Path) -> None:
             if title:
                 (tmp_path / title).write_text(text)
             for words in commands(text) if kind == "console" and "cloud" not in mark else ():
-                done = pax(*words, *(brief if words[0] == "train" and "--profile-steps" not in words else ()))
+                shortened = words[0] == "train" and "--profile-steps" not in words
+                shortened |= words[0] == "compile" and "--save" in words  # a step of the same training
+                done = pax(*words, *(brief if shortened else ()))
                 assert done.returncode == 0, f"{page.name}: pax {shlex.join(words)}\n{done.stdout}{done.stderr}"
 
 
