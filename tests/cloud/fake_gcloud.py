@@ -26,12 +26,13 @@ FLAGS = dict(word[2:].partition("=")[::2] for word in ARGV if word.startswith("-
 
 @contextlib.contextmanager
 def cloud():
-    """The state, locked, and written back."""
+    """The state, locked, and written back: whole, for callers may be killed."""
     with open(ROOT / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         state = json.loads((ROOT / "cloud.json").read_text())
         yield state
-        (ROOT / "cloud.json").write_text(json.dumps(state))
+        (ROOT / "written.json").write_text(json.dumps(state))
+        (ROOT / "written.json").replace(ROOT / "cloud.json")
 
 
 def fail(message: str, code: int = 1):

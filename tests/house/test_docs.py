@@ -1,8 +1,8 @@
 """Every command in the documentation is one that the command line takes; the quick ones are run.
 
 Commands stand after `$ ` in `console` blocks. Those of a block right after `<!-- run -->` are run, in order. After
-`<!-- cloud -->` stand those that need one, or a bucket: only parsed here, their like is run by `tests/cloud`, on a played
-cloud, and by `tests/training`.
+`<!-- cloud -->` stand those that need one, or a bucket: only parsed here, their like is run by `tests/cloud` and
+`tests/training`, on a played cloud and bucket.
 """
 
 from __future__ import annotations
