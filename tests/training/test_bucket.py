@@ -21,8 +21,12 @@ def of_bucket() -> Iterator[dict[str, str]]:
     server = create_server("127.0.0.1", port, in_memory=True, default_bucket="mine")
     server.start()
     address = f"http://127.0.0.1:{port}"
-    # TensorFlow's own way to buckets, which pax takes where TensorFlow is installed, can be led nowhere else.
-    yield {"STORAGE_EMULATOR_HOST": address, "TENSORSTORE_GCS_HTTP_URL": address, "EPATH_USE_TF": "false"}
+    yield {
+        "STORAGE_EMULATOR_HOST": address,
+        "EPATH_USE_TF": "false",  # whose way to buckets can be led nowhere else
+        "TENSORSTORE_GCS_HTTP_URL": address,
+        "TENSORSTORE_GCS_REQUEST_CONCURRENCY": "1",  # the server mixes up generations that are written at one time
+    }
     server.stop()
 
 
