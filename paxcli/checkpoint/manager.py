@@ -29,7 +29,7 @@ from paxcli.checkpoint.reading import (
     read_arrays,
     read_manifest,
 )
-from paxcli.config.load import located
+from paxcli.config.paths import located
 from paxcli.errors import DataError, MissingError, PaxError, first_line
 
 # Steps past retention are renamed into here, at once, and removed later: a kill amid a removal shows half a step.

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.config.load import located
+from paxcli.config.paths import located
 from paxcli.errors import ConfigError, DataError, MissingError, first_line
 
 _MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # what a folder has that holds an Orbax tree

@@ -234,7 +234,7 @@ def _write(file: Path, text: str) -> None:
 
 
 def _back(recipe: str, checkpoint: str | None, dry_run: bool, as_json: bool) -> None:
-    from paxcli.config.load import located
+    from paxcli.config.paths import located
     from paxcli.config.resolve import resolve
 
     run_dir = found if (found := located(recipe)).is_dir() else None

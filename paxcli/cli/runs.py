@@ -23,7 +23,7 @@ def open_run(
     target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None
 ) -> Iterator[TrainedRun]:
     """The run in a directory, or of a recipe, on this machine's devices."""
-    from paxcli.config.load import located
+    from paxcli.config.paths import located
     from paxcli.config.resolve import resolve
 
     if (path := located(target)).is_dir():

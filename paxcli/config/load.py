@@ -15,6 +15,7 @@ import fiddle as fdl
 
 from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
 from paxcli.config.overlay import YAML_SUFFIXES, Layer, read_overlay, read_yaml_recipe
+from paxcli.config.paths import located
 from paxcli.errors import ConfigError, MissingError, PaxError, did_you_mean
 
 
@@ -53,15 +54,6 @@ def load(target: str) -> Loaded:
         return dataclasses.replace(_load_yaml(located(target)), name=Path(target).stem, pax_name=None)
     entry = find_entry(target)
     return Loaded(entry.name, entry.pax_name, _target(entry), _call(entry))
-
-
-def located(target: str | os.PathLike[str]) -> Path:
-    """A path of this machine, made absolute, or one in a bucket (`gs://…`)."""
-    if "://" not in os.fspath(target):
-        return Path(target).expanduser().resolve()
-    from etils import epath
-
-    return epath.Path(target)  # pyrefly: ignore[bad-return] - it has the methods of a Path
 
 
 def find_entry(target: str) -> RecipeEntry:

@@ -14,7 +14,7 @@ from etils import epath
 
 import paxcli
 from paxcli.config.diff import changed_lines
-from paxcli.config.load import located
+from paxcli.config.paths import located
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import ConfigError, DataError, MissingError
 

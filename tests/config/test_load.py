@@ -7,7 +7,8 @@ import pytest
 from etils.epath import backend
 from etils.epath.testing import mock_epath
 
-from paxcli.config.load import find_entry, load, located
+from paxcli.config.load import find_entry, load
+from paxcli.config.paths import located
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 
