@@ -11,8 +11,8 @@ from paxcli.maxtext.settings import Settings
 
 _STACK = "task.model.stack"
 _CUSTOM = "custom"
-_TENSORS = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "qkv_proj", "context", "out_proj")
-_TENSORS += ("mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo")
+_KEYS = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "qkv_proj", "context", "out_proj")
+_KEYS += ("mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo")
 _PLACES = ("remat", "device", "offload")
 _INPUT = "layer_input"
 _ATTENTION = ("query", "key", "value")
@@ -57,20 +57,24 @@ def put_remat(draft: Draft) -> None:
     """
     settings = draft.settings
     name = settings["remat_policy"]
-    places: dict[str, list[str]] = {place: [] for place in _PLACES}
+    tensors: dict[str, str] = {}
     if name == _CUSTOM:
-        policy, offload, differs = _placed(settings, places)
+        single = settings["fused_mlp"] or len(settings["mlp_activations"]) == 1
+        tensors = _tensors(settings["fused_qkv"], single)
+        policy, offload, differs = _placed(tensors, settings)
     elif name in _NAMED:
         policy, offload, differs = _NAMED[name]
     else:
         raise ConfigError(f"remat_policy={name} is none that pax knows.", f"Such as {', '.join(list(_NAMED)[:5])}.")
-    draft.put(f"{_STACK}.remat_policy", policy, "remat_policy", *places["device"], *places["remat"])
+    keys = dict.fromkeys(tensors.values())
+    waiting = [key for key in keys if settings[key] == "offload"]
+    draft.put(f"{_STACK}.remat_policy", policy, "remat_policy", *(key for key in keys if key not in waiting))
     if offload:
-        draft.put(f"{_STACK}.offload", list(offload), *(places["offload"] or ["remat_policy"]))
+        draft.put(f"{_STACK}.offload", list(offload), *(waiting or ["remat_policy"]))
     if differs:
         draft.near(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
-    for key in _TENSORS:
-        if not any(key in keys for keys in places.values()):
+    for key in _KEYS:
+        if key not in keys:
             draft.drop(key, "MaxText does not read it here")
 
 
@@ -87,30 +91,27 @@ def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
     keys = {"remat_policy": _CUSTOM}
     wide = f"{_STACK}.block.feed_forward"
     single = not values.get(f"{wide}.gated") and values.get(f"{wide}.num_experts") is None
-    for activation, key in _names(fused_qkv=False, single=single).items():
+    for activation, key in _tensors(fused_qkv=False, single=single).items():
         place = "offload" if activation in offload else "device" if activation in _KEPT[policy] else "remat"
         keys |= {key: place} if place != ("device" if activation == _INPUT else "remat") else {}
     return keys
 
 
-def _placed(settings: Settings, places: dict[str, list[str]]) -> tuple[str, tuple[str, ...], str]:
-    """Of `custom`, which has a place for each tensor; adds its keys to those of their place."""
-    single = settings["fused_mlp"] or len(settings["mlp_activations"]) == 1
-    names = _names(settings["fused_qkv"], single)
-    for key in dict.fromkeys(names.values()):
-        if settings[key] not in places:
-            raise ConfigError(f"{key}={settings[key]} is no place that MaxText has.", f"One of {', '.join(places)}.")
-        places[settings[key]].append(key)
-    offload = tuple(activation for activation, key in names.items() if key in places["offload"])
-    device = {activation for activation, key in names.items() if key in places["device"]} - {_INPUT}
+def _placed(tensors: Mapping[str, str], settings: Settings) -> tuple[str, tuple[str, ...], str]:
+    """As in `_NAMED`, of `custom`, which has a place for each tensor."""
+    for key in tensors.values():
+        if settings[key] not in _PLACES:
+            raise ConfigError(f"{key}={settings[key]} is no place that MaxText has.", f"One of {', '.join(_PLACES)}.")
+    offload = tuple(name for name, key in tensors.items() if settings[key] == "offload")
+    device = {name for name, key in tensors.items() if settings[key] == "device"} - {_INPUT}
     # Of the policies that keep nothing else on the device, the one that keeps most of it.
-    fitting = [name for name, kept in _KEPT.items() if {*kept} & {*names} <= device | {*offload}]
-    policy = max(fitting, key=lambda name: len(device & {*_KEPT[name]}))
-    again = {key: None for activation, key in names.items() if activation in device - {*_KEPT[policy]}}
-    return policy, offload, f"what {', '.join(again)} would keep is computed again" if again else ""
+    fitting = [policy for policy, kept in _KEPT.items() if {*kept} & {*tensors} <= device | {*offload}]
+    best = max(fitting, key=lambda policy: len(device & {*_KEPT[policy]}))
+    again = dict.fromkeys(key for name, key in tensors.items() if name in device - {*_KEPT[best]})
+    return best, offload, f"what {', '.join(again)} would keep is computed again" if again else ""
 
 
-def _names(fused_qkv: bool, single: bool) -> dict[str, str]:
+def _tensors(fused_qkv: bool, single: bool) -> dict[str, str]:
     """Our name of each tensor that a layer has -> MaxText's."""
     wide = {"feed_forward_in": "mlpwi"} if single else {"feed_forward_gate": "mlpwi_0", "feed_forward_in": "mlpwi_1"}
     return {
