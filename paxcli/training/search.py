@@ -110,7 +110,7 @@ def _meshes(config: fdl.Config[Experiment], target: Target, best: Settings) -> I
     sizes = axis_sizes(config.mesh.ici_mesh_shape, None)
     both = sizes[Axis.FSDP] * sizes[Axis.TENSOR]
     now = sizes[Axis.TENSOR]
-    if config.mesh.ici_mesh_shape is None:  # all devices are replicas
+    if config.mesh.ici_mesh_shape is None and target.devices_per_slice > 1:  # all devices are replicas
         both, now = target.devices_per_slice, None
     for ways in _TENSOR_WAYS:
         if both % ways == 0 and ways != now:

@@ -43,6 +43,12 @@ def test_what_fits_is_found_for_a_recipe_that_does_not(monkeypatch) -> None:
     assert ranked[0].report["fits"] and ranked[0].settings["task.train.percore_batch_size"] == 32
 
 
+def test_one_device_has_one_mesh(monkeypatch) -> None:
+    monkeypatch.setattr(searching, "compile_ahead", made_up)
+    ranked = search(resolve("tiny-synthetic").config, find_target("v5e-1"))
+    assert len(ranked) > 10 and not any("mesh.ici_mesh_shape" in one.settings for one in ranked)
+
+
 def test_nothing_is_ranked_without_a_prediction() -> None:
     with pytest.raises(ConfigError, match="no prediction"):
         search(resolve("c4-1b").config, find_target("cpu:4"))
