@@ -227,8 +227,8 @@ class Attention(Layer):
 
 
 def laid_out(name: str, heads: Float[jax.Array, "B N T H"]) -> Float[jax.Array, "B N T H"]:
-    """Queries, keys or values where they belong, under their own name and that of all three, for remat policies."""
-    return save_as(name, save_as("qkv", constrain(heads, *HEADS)))
+    """Queries, keys or values where they belong, under their name for remat policies."""
+    return save_as(name, constrain(heads, *HEADS))
 
 
 def _scaled(init: Initializer, factor: float) -> Initializer:

@@ -45,6 +45,7 @@ Activation = Literal[
 
 Saveable = Callable[..., Any]
 
+_QKV = ("query", "key", "value")
 _FEED_FORWARD_IN = ("feed_forward_in", "feed_forward_gate")
 
 
@@ -75,13 +76,13 @@ _POLICIES: dict[str, Saveable] = {
         _NO_BATCH_DIMS, _named(CONTEXT)
     ),
     "dots_with_no_batch_dims_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", _HOST),
-    "dots_except_logits": _named("qkv", CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"),
-    "dots_except_logits_and_feed_forward_in": _named("qkv", CONTEXT, "out_proj", "feed_forward_out"),
+    "dots_except_logits": _named(*_QKV, CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"),
+    "dots_except_logits_and_feed_forward_in": _named(*_QKV, CONTEXT, "out_proj", "feed_forward_out"),
     "context": _named(CONTEXT),
     "out_proj": _named("out_proj"),
     "context_and_out_proj": _named(CONTEXT, "out_proj"),
-    "qkv_out_proj": _named("qkv", "out_proj"),
-    "qkv_context_out_proj": _named("qkv", CONTEXT, "out_proj"),
+    "qkv_out_proj": _named(*_QKV, "out_proj"),
+    "qkv_context_out_proj": _named(*_QKV, CONTEXT, "out_proj"),
 }
 
 

@@ -54,8 +54,8 @@ def _without_miscompiled(rules: Rules, sizes: Mapping[str, int]) -> Rules:
 
     With `data` > 1 and `fsdp` as large as `tensor`, XLA's partitioner (jaxlib 0.10.2, on CPU) gives wrong values for a
     product that contracts over `tensor` and whose result is sharded over (data, fsdp) and `tensor`: [B, T, F] × [F, D],
-    forward or backward. With D whole it is right, as it is on every other mesh. The residual, which
-    is what the backward pass keeps of each layer, is no product, and stays cut.
+    forward or backward. With D whole it is right, as it is on every other mesh. The residual, which is what the
+    backward pass keeps of each layer, is no product, and stays cut.
     """
     if not (sizes["data"] > 1 and sizes["fsdp"] == sizes["tensor"] > 1 and "tensor" in rules["activation_embed"]):
         return rules
