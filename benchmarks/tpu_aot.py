@@ -55,10 +55,10 @@ def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
 def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None) -> dict[str, Any]:
     """The same of a program that another trainer compiled."""
     os.environ["JAX_PLATFORMS"] = "cpu"
-    from paxcli.mesh.topologies import find_target, leave_accelerators_alone
-    from paxcli.metrics.hlo import read_program
     from paxcli.metrics.peaks import peak_flops
-    from paxcli.training.ahead_of_time import read_step
+    from paxcli.programs.ahead_of_time import read_step
+    from paxcli.programs.hlo import read_program
+    from paxcli.programs.topologies import find_target, leave_accelerators_alone
 
     leave_accelerators_alone()
     target = find_target(topology, slices)

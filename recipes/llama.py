@@ -12,10 +12,10 @@ import fiddle as fdl
 
 from paxcli.config.recipe import recipe
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.init import Gaussian
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.rms_norm import RmsNorm
-from paxcli.layers.rotary import Rotary
 from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.schedules import LinearRampupCosineDecay

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
-from paxcli.inputs.prompts import Prompts
+from paxcli.inputs.base_input import Prompts
 from paxcli.inputs.stdlib import StdlibInput
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.init import Gaussian
-from paxcli.layers.rotary import Rotary
 from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.schedules import LinearRampupCosineDecay

@@ -77,8 +77,8 @@ def compile(
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     from paxcli.cli.progress import waiting
     from paxcli.config.resolve import resolve
-    from paxcli.mesh.topologies import leave_accelerators_alone
-    from paxcli.training.ahead_of_time import compile_ahead, target_of
+    from paxcli.programs.ahead_of_time import compile_ahead, target_of
+    from paxcli.programs.topologies import leave_accelerators_alone
 
     resolved = resolve(recipe, overlays or (), sets or ())
     target = target_of(resolved.config, topology, slices)
@@ -118,7 +118,7 @@ def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
 
 def _search(resolved: Any, target: Any, what: str, as_json: bool) -> None:
     from paxcli.cli.progress import waiting
-    from paxcli.training.search import search
+    from paxcli.programs.search import search
 
     with waiting(f"Searching {resolved.name} for {what}; it takes minutes for each line.") as console:
         tried = search(

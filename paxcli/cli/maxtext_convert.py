@@ -15,8 +15,8 @@ from paxcli.cli.output import say_result
 if TYPE_CHECKING:
     import datetime
 
-    from paxcli.maxtext.conversion import Converted
-    from paxcli.maxtext.launch import Launch, Reading
+    from paxcli.convert.maxtext.conversion import Converted
+    from paxcli.convert.maxtext.launch import Launch, Reading
 
 ScriptArgument = Annotated[
     list[str] | None,
@@ -89,7 +89,7 @@ def maxtext_convert(
     if to_maxtext is not None:
         return _back(to_maxtext, checkpoint, dry_run, as_json)
     reading, name = _read(script or [], model, arg or [])
-    from paxcli.maxtext.conversion import convert
+    from paxcli.convert.maxtext.conversion import convert
 
     day = _day(date)
     converted = [
@@ -125,9 +125,9 @@ def maxtext_convert(
 
 
 def _read(script: list[str], model: str | None, args: list[str]) -> tuple[Reading, str]:
+    from paxcli.convert.maxtext.launch import Launch, Pair, Reading
+    from paxcli.convert.maxtext.source import read_source
     from paxcli.errors import ConfigError
-    from paxcli.maxtext.launch import Launch, Pair, Reading
-    from paxcli.maxtext.source import read_source
 
     if bool(script) == (model is not None):
         raise ConfigError(
@@ -186,8 +186,8 @@ def _run_dir(out: str | None, launches: int, python: bool) -> str:
 
 def _result(converted: Converted, reading: Reading, python: bool, check: bool) -> dict[str, Any]:
     from paxcli.config.assign import assign
-    from paxcli.maxtext.building import config_with
-    from paxcli.maxtext.writing import printable, recipe_python, recipe_yaml, report, table_of
+    from paxcli.convert.maxtext.building import config_with
+    from paxcli.convert.maxtext.writing import printable, recipe_python, recipe_yaml, report, table_of
 
     config = config_with(converted.values)
     from paxcli.training.summary import summarize
@@ -239,7 +239,7 @@ def _back(recipe: str, checkpoint: str | None, dry_run: bool, as_json: bool) -> 
 
     run_dir = found if (found := located(recipe)).is_dir() else None
     resolved = resolve(recipe if run_dir is None else str(run_dir))
-    from paxcli.maxtext.back import command_line, to_maxtext
+    from paxcli.convert.maxtext.back import command_line, to_maxtext
     from paxcli.training.summary import num_devices
 
     has_mesh = resolved.values["mesh.ici_mesh_shape"].value is not None

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import fiddle as fdl
 
-    from paxcli.checkpoint.maxtext_layout import MaxTextLayout
-    from paxcli.maxtext.conversion import Converted
+    from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
+    from paxcli.convert.maxtext.conversion import Converted
 
 
 def stay_on_host() -> None:
@@ -21,9 +21,9 @@ def stay_on_host() -> None:
 
 def layout_of(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
     """How MaxText lays out a model of this block, by what the conversion of recipes knows of it."""
-    from paxcli.checkpoint.maxtext_layout import MaxTextLayout
-    from paxcli.maxtext.model_map import SCALES_QUERIES
-    from paxcli.maxtext.sizes import LOCAL_LAYERS
+    from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
+    from paxcli.convert.maxtext.model_map import SCALES_QUERIES
+    from paxcli.convert.maxtext.sizes import LOCAL_LAYERS
 
     in_one = len(LOCAL_LAYERS.get(block, (False,)))
     return MaxTextLayout(block, num_layers, block in SCALES_QUERIES, in_one, **more)
@@ -31,8 +31,8 @@ def layout_of(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
 
 def import_weights(converted: Converted, checkpoint: str, out: str, result: dict[str, Any], dry_run: bool) -> str:
     """Begins the run `out`; adds what was done to `result`, and says it."""
-    from paxcli.maxtext.building import config_with
-    from paxcli.training.maxtext_weights import import_maxtext
+    from paxcli.convert.maxtext.building import config_with
+    from paxcli.convert.maxtext.weights import import_maxtext
 
     config = config_with(converted.values)
     layout = layout_of(
@@ -54,7 +54,7 @@ def export_weights(
 ) -> None:
     """Writes the run's newest checkpoint into `checkpoint`, and adds the key that loads it to the command's."""
     from paxcli.cli.runs import default_run_dir
-    from paxcli.training.maxtext_weights import export_maxtext
+    from paxcli.convert.maxtext.weights import export_maxtext
 
     layout = layout_of(
         result["keys"]["decoder_block"],

@@ -100,7 +100,7 @@ def train(
     from paxcli.profiling.auto import auto_pgle as automatic
     from paxcli.profiling.auto import expected_pgle
     from paxcli.profiling.steps import StepTracer, parse_steps
-    from paxcli.training.executable import Precompiled
+    from paxcli.programs.executable import Precompiled
     from paxcli.training.loop import WarmStart, train
     from paxcli.training.run_dir import RunDir
 

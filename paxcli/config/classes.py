@@ -62,8 +62,8 @@ def _field_names(cls: type) -> set[str]:
 @functools.cache
 def _classes(room: str) -> list[type]:
     modules = [
-        importlib.import_module(f"{room}.{module.name}")
-        for module in pkgutil.iter_modules(importlib.import_module(room).__path__)
+        importlib.import_module(module.name)
+        for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}.")
     ]
     return [
         value

@@ -16,7 +16,7 @@ import numpy as np
 
 from paxcli.config.configurable import Configurable
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 
 _DEFAULT_SEED = 42
 
@@ -300,3 +300,14 @@ def language_spec(batch_size: int | None, seq_len: int | None) -> NestedMap:
     shape = (batch_size, seq_len)
     names = ("ids", "labels", "weights", "segment_ids", "segment_pos")
     return NestedMap({n: jax.ShapeDtypeStruct(shape, np.float32 if n == "weights" else np.int32) for n in names})
+
+
+@dataclasses.dataclass(kw_only=True)
+class Prompts(Configurable):
+    """What `pax decode` continues when it is given no prompt.
+
+    Attributes:
+      prompts: The texts.
+    """
+
+    prompts: list[str] = dataclasses.field(default_factory=list)

@@ -18,11 +18,11 @@ from etils import epath
 from paxcli.errors import DataError, MissingError
 from paxcli.inputs.documents import ARRAY_RECORD, PARQUET, BadRecords, format_of
 from paxcli.inputs.files import SourceFile
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.token_files import TokenFileInfo, dtype_for, file_checksum, open_token_file, read_info
 from paxcli.inputs.tokenizers import Tokenizer
 from paxcli.inputs.tokenizing import Tokenizing, plan_parts, tokenized
+from paxcli.nested_map import NestedMap
 
 _SPARE_FILES = 256
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 
 Leaves = dict[str, np.ndarray]  # A batch as dotted paths and arrays.
 

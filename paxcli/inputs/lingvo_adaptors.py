@@ -18,8 +18,8 @@ import numpy as np
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput
 from paxcli.inputs.lingvo_generator import LingvoGenerator, copied_params
-from paxcli.inputs.nested_map import NestedMap, num_rows
 from paxcli.log import log
+from paxcli.nested_map import NestedMap, num_rows
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from paxcli.errors import ConfigError, DataError, MissingError
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 
 
 class LingvoGenerator:

@@ -14,7 +14,7 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 
 _PASSED_ON = ("batch_size", "is_training", "reset_for_eval", "eval_loop_num_batches", "repeat")
 _ENDLESS = 2**48

@@ -12,7 +12,7 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.nested_map import NestedMap, num_rows
+from paxcli.nested_map import NestedMap, num_rows
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 
 CONCAT, FIRST_FIT = PACKINGS = ("concat", "first_fit")
 _OPEN_ROWS = 64

@@ -8,8 +8,8 @@ from typing import Any
 
 from paxcli.config.configurable import Configurable
 from paxcli.inputs.base_input import language_spec
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.seqio_library import load, plain
+from paxcli.nested_map import NestedMap
 
 Lengths = Mapping[str, int]
 

@@ -13,11 +13,11 @@ import numpy as np
 from paxcli.config.configurable import part
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import BaseInput, ExampleMetrics
-from paxcli.inputs.nested_map import NestedMap, num_rows
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_library import as_our_errors, load
 from paxcli.inputs.seqio_metrics import TaskMetrics, VocabularyTokenizer
 from paxcli.log import log
+from paxcli.nested_map import NestedMap, num_rows
 
 _ID_FIELDS = ("ids", "labels", "source_ids")
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 
 _ALPHABET = 256
 _NOISE = 0.1

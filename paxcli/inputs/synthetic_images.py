@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from paxcli.inputs.base_input import RandomAccessInput
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.synthetic import check_sizes
+from paxcli.nested_map import NestedMap
 
 
 @dataclasses.dataclass(kw_only=True)

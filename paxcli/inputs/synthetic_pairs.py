@@ -9,8 +9,8 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import language_spec
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.nested_map import NestedMap
 
 BOS_ID, EOS_ID = 0, 1
 

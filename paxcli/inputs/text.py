@@ -16,12 +16,12 @@ from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.inputs.corpus import Corpus, Packing, open_token_files, tokenize_text
 from paxcli.inputs.documents import FORMATS, TOKENS, Reading, format_of
 from paxcli.inputs.files import SourceFile, find_files
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.packing import CONCAT, PACKINGS
 from paxcli.inputs.token_files import TokenFileInfo, read_info
 from paxcli.inputs.tokenizers import ByteTokenizer, Tokenizer
 from paxcli.inputs.tokenizing import Tokenizing
 from paxcli.log import log
+from paxcli.nested_map import NestedMap
 
 _SPLITS = ("train", "eval")
 _POLICIES = ("error", "skip")

@@ -1,4 +1,4 @@
-"""Activations by name."""
+"""Activation functions by name, and the soft cap on logits."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 
 ActivationName = Literal["gelu", "gelu_exact", "relu", "squared_relu", "silu", "tanh", "sigmoid", "identity"]
 
@@ -13,9 +14,9 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": jax.nn.gelu,  # the tanh approximation, as in GPT-2 and Pax
     "gelu_exact": lambda x: jax.nn.gelu(x, approximate=False),
     "relu": jax.nn.relu,
-    "squared_relu": lambda x: jax.numpy.square(jax.nn.relu(x)),
+    "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
     "silu": jax.nn.silu,
-    "tanh": jax.numpy.tanh,
+    "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
     "identity": lambda x: x,
 }
@@ -24,3 +25,8 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 def activation(name: ActivationName) -> Callable[[jax.Array], jax.Array]:
     """The elementwise function called `name`."""
     return _ACTIVATIONS[name]
+
+
+def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
+    """`cap * tanh(x / cap)`, or `x` when `cap` is None."""
+    return x if cap is None else cap * jnp.tanh(x / cap)

@@ -10,13 +10,17 @@ from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.errors import ConfigError
-from paxcli.layers.attention import Attention, KVCache
+from paxcli.layers.attention.attention import Attention, KVCache
 from paxcli.layers.base import Layer
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.fp8 import Precision
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
-from paxcli.layers.residual import as_factor, as_residual
+from paxcli.layers.remat import save_as
+from paxcli.mesh.sharding import constrain, layout
+
+_ROWS = ("activation_batch", "activation_length")
+_RESIDUAL, _FACTOR = (*_ROWS, "activation_residual"), (*_ROWS, "activation_embed")
 
 
 class TransformerBlock(Layer):
@@ -107,3 +111,42 @@ class TransformerBlock(Layer):
         y = self._feed_forward(as_factor(x))
         y = self.feed_forward_post_norm(y) if self.post_norms else y
         return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y
+
+
+class ParallelBlock(TransformerBlock):
+    """`x + attention(norm(x)) + feed_forward(norm(x))`, with one norm for both (Chowdhery et al., 2022, section 2).
+
+    Its fields are those of `TransformerBlock`. Flax makes no `feed_forward_norm`, since nothing calls it.
+    """
+
+    def __call__(
+        self,
+        x: Float[jax.Array, "B T D"],
+        cache: KVCache | None,
+        segment_ids: Int[jax.Array, "B T"],
+        segment_pos: Int[jax.Array, "B T"],
+    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+        x = as_residual(x)
+        normed = self.attention_norm(x)
+        attended, cache = self._attended(normed, cache, segment_ids, segment_pos)
+        return x + attended + self._fed_forward(normed, segment_ids), cache
+
+
+class EncoderBlock(TransformerBlock):
+    """A block whose positions see all of their segment (Devlin et al., 2019; Pax: `mask_self_attention=False`)."""
+
+    attention: functools.partial = template(Attention, causal=False)
+
+
+def as_residual(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+    """`x` as it is kept between layers, under its name for remat."""
+    return save_as("layer_input", constrain(x, *_RESIDUAL) if _differ(x) else x)
+
+
+def as_factor(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+    """`x` as a product with weights takes it."""
+    return constrain(x, *_FACTOR) if _differ(x) else x
+
+
+def _differ(x: jax.Array) -> bool:
+    return layout(x.shape, *_RESIDUAL) != layout(x.shape, *_FACTOR)

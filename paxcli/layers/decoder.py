@@ -9,10 +9,9 @@ import jax
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
-from paxcli.layers.attention import KVCache
-from paxcli.layers.block import TransformerBlock
-from paxcli.layers.cross_attention import CrossAttention
-from paxcli.layers.residual import as_residual
+from paxcli.layers.attention.attention import KVCache
+from paxcli.layers.attention.cross_attention import CrossAttention
+from paxcli.layers.block import TransformerBlock, as_residual
 from paxcli.layers.stack import Stack
 
 

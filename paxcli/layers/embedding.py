@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
-from paxcli.layers.caps import soft_cap
 from paxcli.layers.init import Gaussian, Init
-from paxcli.layers.scorer import Scorer
+from paxcli.layers.output_head import Scorer
 from paxcli.mesh.sharding import constrain, split
 
 _AXES = {"table": ("vocab", "embed"), "bias": ("vocab",)}

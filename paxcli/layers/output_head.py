@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
-from paxcli.layers.caps import soft_cap
 from paxcli.layers.init import Init, Xavier
-from paxcli.layers.scorer import Scorer
 from paxcli.mesh.sharding import constrain
 
 _AXES = {"w": ("embed", "vocab"), "b": ("vocab",)}
+
+
+class Scorer(NamedTuple):
+    """What a loss needs to score tokens a few at a time, and to make gradients of the scores itself.
+
+    Attributes:
+      score: `(params, x) -> logits`, [B, T, D] to [B, T, V].
+      params: The arrays that it reads.
+      axes: Their logical axes.
+    """
+
+    score: Callable[[dict[str, jax.Array], jax.Array], jax.Array]
+    params: dict[str, jax.Array]
+    axes: dict[str, tuple[str, ...]]
 
 
 class OutputHead(Layer):

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from paxcli.layers.attention import KVCache
+from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.fp8 import FP8_STATE, of_round, recomputing_fp8
 from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable

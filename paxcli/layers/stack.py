@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
-from paxcli.layers.attention import KVCache
+from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.base import Layer
-from paxcli.layers.block import TransformerBlock
+from paxcli.layers.block import EncoderBlock, TransformerBlock
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.remat import Activation, RematPolicy, saveable
@@ -107,6 +107,12 @@ class Stack(Layer):
             unroll=self.unroll,
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
+
+
+class Encoder(Stack):
+    """A stack of `EncoderBlock`."""
+
+    block: functools.partial = template(EncoderBlock)
 
 
 def run_in_order(layers: Sequence[Any], x: jax.Array, cache: Any, *shared: Any) -> tuple[jax.Array, Any]:

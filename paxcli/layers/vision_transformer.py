@@ -11,11 +11,11 @@ from jaxtyping import Float
 from paxcli.config.configurable import template
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
-from paxcli.layers.encoder import Encoder
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.linear import Linear
 from paxcli.layers.positions import LearnedPositions
+from paxcli.layers.stack import Encoder
 
 
 class VisionTransformer(Layer):

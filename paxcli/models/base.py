@@ -7,11 +7,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.base import Layer
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
+from paxcli.nested_map import NestedMap
 
 
 class Model(Layer):

@@ -19,10 +19,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.nested_map import NestedMap
-from paxcli.layers.scorer import Scorer
+from paxcli.layers.output_head import Scorer
 from paxcli.mesh.sharding import axes_of, constrain, layout, split
 from paxcli.models.losses import WeightedScalars, means_over_tokens, token_losses
+from paxcli.nested_map import NestedMap
 
 LossChunk = int | Literal["auto"] | None
 

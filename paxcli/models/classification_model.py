@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from paxcli.config.configurable import part, template
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.mlp import Mlp
 from paxcli.models.base import Model
 from paxcli.models.losses import WeightedScalars, cross_entropy, token_metrics, weighted_mean
+from paxcli.nested_map import NestedMap
 
 
 class ClassificationModel(Model):

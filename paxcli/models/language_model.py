@@ -11,18 +11,18 @@ from jaxtyping import Float, Int
 
 from paxcli.config.configurable import part, template
 from paxcli.errors import ConfigError
-from paxcli.inputs.nested_map import NestedMap
-from paxcli.layers.attention import KVCache
+from paxcli.layers.attention.attention import KVCache
+from paxcli.layers.block import as_factor
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
-from paxcli.layers.residual import as_factor
 from paxcli.layers.stack import Stack
 from paxcli.models.base import Model
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
 from paxcli.models.losses import WeightedScalars, token_metrics
+from paxcli.nested_map import NestedMap
 
 
 class LanguageModel(Model):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 
 # Metrics of a batch: name -> (mean, weight of the mean), both scalars.
 WeightedScalars = dict[str, tuple[jax.Array, jax.Array]]

@@ -11,10 +11,10 @@ from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.errors import ConfigError
-from paxcli.inputs.nested_map import NestedMap
-from paxcli.layers.attention import KVCache
-from paxcli.layers.encoder import Encoder
+from paxcli.layers.attention.attention import KVCache
+from paxcli.layers.stack import Encoder
 from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
 
 
 class MaskedLanguageModel(LanguageModel):

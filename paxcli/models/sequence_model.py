@@ -10,17 +10,17 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import part, template
-from paxcli.inputs.nested_map import NestedMap
-from paxcli.layers.attention import KVCache
+from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.decoder import Decoder, DecoderCache
 from paxcli.layers.embedding import TiedEmbedding
-from paxcli.layers.encoder import Encoder
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.positions import SinusoidPositions
+from paxcli.layers.stack import Encoder
 from paxcli.models.base import Model
 from paxcli.models.decoding import Generated, Sampling, generate
 from paxcli.models.losses import WeightedScalars, token_metrics
+from paxcli.nested_map import NestedMap
 
 _GREEDY = Sampling()
 

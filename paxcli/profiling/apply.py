@@ -15,11 +15,11 @@ from paxcli.errors import DataError
 from paxcli.log import log
 from paxcli.profiling.collect import STEM
 from paxcli.profiling.costs import BINARY, encode, fingerprints, read_costs
-from paxcli.profiling.hlo import fingerprint
 from paxcli.profiling.manifest import conditions, require_fresh
 from paxcli.profiling.runner import require_profile_device
 from paxcli.profiling.steps import StepTracer
 from paxcli.profiling.xla_log import XlaLog
+from paxcli.programs.instruction_names import fingerprint
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session

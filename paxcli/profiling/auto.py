@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import fiddle as fdl
 import jax
 
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 from paxcli.profiling.runner import require_profile_device
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument, step_of

@@ -10,9 +10,9 @@ from typing import Any
 
 from etils import epath
 
-from paxcli.profiling.hlo import CATEGORIES, CONTROL, Instruction, by_name, read_instructions
 from paxcli.profiling.timeline import divide
 from paxcli.profiling.trace import Span, find_trace, read_trace
+from paxcli.programs.instruction_names import CATEGORIES, CONTROL, Instruction, by_name, read_instructions
 
 HLO_FILE = "train_step.hlo.txt"
 MEMORY_FILE = "memory.json"

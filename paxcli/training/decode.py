@@ -11,9 +11,9 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.models.decoding import Generated, Sampling, generate
 from paxcli.models.sequence_model import SequenceModel, transduce
+from paxcli.nested_map import NestedMap
 from paxcli.training.session import Session
 
 _PROMPTS_AT_ONCE = 16

@@ -12,8 +12,7 @@ import fiddle as fdl
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.config.configurable import Configurable, part
 from paxcli.errors import ConfigError
-from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.prompts import Prompts
+from paxcli.inputs.base_input import BaseInput, Prompts
 from paxcli.mesh.mesh import Mesh
 from paxcli.training.task import SingleTask
 

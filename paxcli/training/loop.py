@@ -20,13 +20,13 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
 from paxcli.errors import DataError, DivergedError, Stopped
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
+from paxcli.nested_map import NestedMap
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument

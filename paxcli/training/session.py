@@ -12,13 +12,13 @@ from jax.sharding import Mesh
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.nested_map import NestedMap, num_rows
 from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import build_mesh, libtpu_arguments
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import global_spec, infeed_shard, use_mesh
 from paxcli.mesh.startup import start_distributed
 from paxcli.metrics.peaks import peak_flops
+from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.experiment import Experiment, global_batch_size, prepared
 from paxcli.training.state import TrainState, abstract_state
 from paxcli.training.validate import validate

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.rules import Rules
 from paxcli.mesh.sharding import like_params, param_shardings
+from paxcli.nested_map import NestedMap
 from paxcli.training.task import SingleTask
 
 

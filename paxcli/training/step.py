@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import optax
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.fp8 import accumulating
+from paxcli.nested_map import NestedMap
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask

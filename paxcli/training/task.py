@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from paxcli.config.configurable import Configurable, part
 from paxcli.errors import ConfigError
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.models.base import Model, WeightedScalars
+from paxcli.nested_map import NestedMap
 from paxcli.training.learner import Learner
 
 

@@ -12,7 +12,7 @@ import jax
 from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
 from paxcli.checkpoint.warm_start import load_params
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.prompts import Prompts
+from paxcli.inputs.base_input import Prompts
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
 from paxcli.models.decoding import Sampling
 from paxcli.training.decode import decode, decode_data

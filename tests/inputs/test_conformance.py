@@ -22,7 +22,6 @@ from paxcli.inputs.c4 import C4, C4Input
 from paxcli.inputs.lingvo_adaptors import LingvoEvalAdaptor, LingvoInputAdaptor, LingvoInputAdaptorNewBatchSize
 from paxcli.inputs.mixture import MixtureInput
 from paxcli.inputs.multi_input import MultiInput
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.seqio_features import LanguageModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
 from paxcli.inputs.stdlib import StdlibInput
@@ -30,6 +29,7 @@ from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.synthetic_images import SyntheticImages
 from paxcli.inputs.synthetic_pairs import SyntheticPairs
 from paxcli.inputs.text import TextInput
+from paxcli.nested_map import NestedMap
 from tests.inputs.formats import write_formats
 from tests.inputs.seqio_tasks import register, write_c4
 

@@ -10,7 +10,7 @@ import pytest
 RECIPE = """
 from pax_recipes.tiny import tiny
 from paxcli.config.recipe import recipe
-from paxcli.inputs.prompts import Prompts
+from paxcli.inputs.base_input import Prompts
 from paxcli.inputs.text import TextInput
 from paxcli.inputs.tokenizers import SentencePieceTokenizer
 

@@ -23,7 +23,7 @@ from pax_recipes.sequence import sequence_synthetic
 from pax_recipes.tiny import tiny, tiny_synthetic
 from paxcli.config.recipe import recipe
 from paxcli.inputs.multi_input import MultiInput
-from paxcli.inputs.prompts import Prompts
+from paxcli.inputs.base_input import Prompts
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.text import TextInput
 from paxcli.inputs.tokenizers import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer

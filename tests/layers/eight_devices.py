@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.layers.attention_kernels import on_shards
-from paxcli.layers.splash_attention import splash_attention
+from paxcli.layers.attention.kernels import on_shards
+from paxcli.layers.attention.splash import splash_attention
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import map_along, use_mesh

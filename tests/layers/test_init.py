@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.init import PraxisXavier, Xavier
 from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
 
 _D, _F, _N, _H = 48, 80, 6, 20
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.layers.attention import KVCache
+from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.pipeline import Pipeline, to_layers, to_stages
 from paxcli.layers.pipelined_stack import PipelinedStack

@@ -10,6 +10,7 @@ import pytest
 
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import activation
+from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.init import Gaussian, Xavier
@@ -18,7 +19,6 @@ from paxcli.layers.linear import Linear
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions, SinusoidPositions
 from paxcli.layers.rms_norm import RmsNorm
-from paxcli.layers.rotary import Rotary
 from tests.tolerances import FLOAT32
 
 

@@ -9,13 +9,13 @@ import fiddle as fdl
 import jax
 import numpy as np
 
+from paxcli.layers.attention.rotary import Rotary
+from paxcli.layers.attention.rotary_scaling import Llama31Scaling
+from paxcli.layers.block import ParallelBlock
 from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.output_head import OutputHead
-from paxcli.layers.parallel_block import ParallelBlock
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.rms_norm import RmsNorm
-from paxcli.layers.rotary import Rotary
-from paxcli.layers.rotary_scaling import Llama31Scaling
 from paxcli.models.language_model import LanguageModel
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "hf_families.npz"

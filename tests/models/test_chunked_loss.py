@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.embedding import TiedEmbedding
-from paxcli.layers.output_head import OutputHead
-from paxcli.layers.scorer import Scorer
+from paxcli.layers.output_head import OutputHead, Scorer
 from paxcli.models.chunked_loss import chunk_size, chunked_token_metrics
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.losses import token_losses
+from paxcli.nested_map import NestedMap
 from tests.conftest import ROOT
 from tests.tolerances import BFLOAT16, FLOAT32
 

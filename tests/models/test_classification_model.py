@@ -12,12 +12,12 @@ import optax
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.synthetic_images import SyntheticImages
 from paxcli.layers.mlp import Mlp
 from paxcli.layers.vision_transformer import VisionTransformer
 from paxcli.models.classification_model import ClassificationMlpModel, ClassificationModel
+from paxcli.nested_map import NestedMap
 from tests.models import transformer_in_numpy as plain
 from tests.tolerances import FLOAT32
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.inputs.nested_map import NestedMap
-from paxcli.layers.rotary import Rotary
+from paxcli.layers.attention.rotary import Rotary
 from paxcli.models.decoding import Sampling, choose, generate
 from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
 from tests.tolerances import FLOAT32
 
 PROMPTS = jnp.array([[3, 1, 4, 1], [5, 9, 0, 0]])

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pax_recipes.gpt3 import c4_gpt3_l16
-from paxcli.inputs.nested_map import NestedMap
+from paxcli.nested_map import NestedMap
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "hf_gpt2.npz"
 

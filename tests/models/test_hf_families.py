@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.metrics.flops import transformer_flops_per_step
+from paxcli.nested_map import NestedMap
 from tests.models import hf_families
 from tests.tolerances import FLOAT32
 

@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.models.masked_language_model import MaskedLanguageModel
+from paxcli.nested_map import NestedMap
 from tests.models import transformer_in_numpy as plain
 from tests.tolerances import FLOAT32
 

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from paxcli.config.resolve import resolve
-from paxcli.training.ahead_of_time import target_of
+from paxcli.programs.ahead_of_time import target_of
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 ENTRIES = json.loads((ROOT / "benchmarks" / "tpu_recipes.json").read_text())

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.layers.pipeline import to_layers, to_stages
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.stack import Stack
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
 from paxcli.mesh.sharding import param_shardings, put_batch, unbox, use_mesh
-from paxcli.metrics.collectives import count_collectives
-from paxcli.metrics.hlo import read_program
 from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
+from paxcli.programs.collectives import count_collectives
+from paxcli.programs.hlo import read_program
 from tests.tolerances import PARALLEL
 
 L, B, T = 8, 16, 8

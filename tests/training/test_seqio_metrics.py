@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.inputs.nested_map import NestedMap
 from paxcli.inputs.seqio_features import LanguageModelFeatures, SequenceModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
 from paxcli.models.decoding import Sampling
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sequence_model import SequenceModel
+from paxcli.nested_map import NestedMap
 from paxcli.training.decode import decode_data
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment

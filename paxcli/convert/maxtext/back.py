@@ -1,0 +1,267 @@
+"""From a recipe to the keys of a MaxText launch."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import fiddle as fdl
+
+from paxcli.config.values import plain_values
+from paxcli.convert.maxtext import tables
+from paxcli.convert.maxtext.building import config_with
+from paxcli.convert.maxtext.conversion import convert
+from paxcli.convert.maxtext.dates import LAST_DAY
+from paxcli.convert.maxtext.launch import Launch, Pair
+from paxcli.convert.maxtext.remat_map import remat_keys
+from paxcli.convert.maxtext.sizes import LOCAL_LAYERS
+from paxcli.errors import ConfigError
+
+COMMAND = "python3 -m maxtext.trainers.pre_train.train"
+
+_MODEL, _TRAIN = "task.model", "task.train"
+_BLOCK = f"{_MODEL}.stack.block"
+_LEARNER = f"{_TRAIN}.learner"
+_COPIED = {
+    f"{_MODEL}.num_layers": "base_num_decoder_layers",
+    f"{_MODEL}.model_dims": "base_emb_dim",
+    f"{_MODEL}.num_heads": "base_num_query_heads",
+    f"{_MODEL}.vocab_size": "vocab_size",
+    f"{_MODEL}.max_seq_len": "max_target_length",
+    f"{_MODEL}.fprop_dtype": "dtype",
+    f"{_MODEL}.z_loss_weight": "z_loss_multiplier",
+    f"{_BLOCK}.precision": "quantization",
+    f"{_MODEL}.stack.scan": "scan_layers",
+    f"{_MODEL}.final_norm.epsilon": "normalization_layer_epsilon",
+    f"{_BLOCK}.attention.rotary.max_timescale": "rope_max_timescale",
+    f"{_BLOCK}.attention.rotary.min_timescale": "rope_min_timescale",
+    f"{_BLOCK}.feed_forward.num_experts": "num_experts",
+    f"{_BLOCK}.feed_forward.num_experts_per_token": "num_experts_per_tok",
+    f"{_TRAIN}.num_train_steps": "steps",
+    f"{_TRAIN}.num_microbatches": "gradient_accumulation_steps",
+    f"{_TRAIN}.summary_interval_steps": "log_period",
+    f"{_TRAIN}.random_seed": "init_weights_seed",
+    "train_input.input_random_seed": "data_shuffle_seed",
+    f"{_LEARNER}.learning_rate": "learning_rate",
+    f"{_LEARNER}.schedule.min_ratio": "learning_rate_final_fraction",
+    f"{_LEARNER}.optimizer.beta1": "adam_b1",
+    f"{_LEARNER}.optimizer.beta2": "adam_b2",
+    f"{_LEARNER}.optimizer.epsilon": "adam_eps",
+    f"{_LEARNER}.optimizer.epsilon_root": "adam_eps_root",
+    f"{_LEARNER}.optimizer.weight_decay": "adam_weight_decay",
+    f"{_LEARNER}.optimizer.mu_dtype": "mu_dtype",
+    "checkpoint.save_interval_steps": "checkpoint_period",
+    "checkpoint.async_save": "async_checkpointing",
+    "task.name": "run_name",
+}
+_OFF = {
+    f"{_BLOCK}.attention.logit_cap": ("attn_logits_soft_cap", 0.0),
+    f"{_LEARNER}.clip_gradient_norm_to_value": ("gradient_clipping_threshold", 0.0),
+    f"{_TRAIN}.eval_interval_steps": ("eval_interval", -1),
+    "checkpoint.save_max_to_keep": ("max_num_checkpoints_to_keep", -1),
+}
+_TURNS, _LOCAL_TIMESCALE = "turns", "local timescale"
+_AXES = ("data", "fsdp", "tensor", "context", "expert")
+_MUST_BE_EQUAL = (_MODEL, _LEARNER)
+# A scale that is stored otherwise, in weights or less 1, is the same scale.
+_MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
+_MAY_DIFFER += ("decay_norms_and_biases",)
+
+
+def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, str], list[str]]:
+    """Keys with which MaxText of `LAST_DAY` trains what a recipe does, and the paths that it has no key for.
+
+    Raises:
+      ConfigError: The model or the way it learns is none that MaxText can express.
+    """
+    values = plain_values(config)
+    values[f"{_MODEL}.dims_per_head"] = _head_dim(values)
+    keys = {key: _text(value) for key, value in _keys(_in_one_block(values), num_devices).items() if value is not None}
+    launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
+    again = plain_values(config_with(convert(launch, "maxtext", date=LAST_DAY).values))
+    differing = [
+        path
+        for path in {**values, **again}
+        if values.get(path, ...) != again.get(path, ...) and path.rpartition(".")[2] not in _MAY_DIFFER
+    ]
+    differing = [path for path in differing if not path.startswith((f"{_MODEL}.params_init", "eval_inputs", "decode_"))]
+    refused = [path for path in differing if path.startswith(_MUST_BE_EQUAL)]
+    if refused:
+        path = refused[0]
+        raise ConfigError(
+            f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}.",
+            f"For example `{path}` is {values.get(path)!r}; MaxText would have {again.get(path)!r}.",
+        )
+    batch = (f"{_TRAIN}.global_batch_size", f"{_TRAIN}.percore_batch_size")
+    return keys, [path for path in differing if path not in batch]
+
+
+def command_line(keys: Mapping[str, str]) -> str:
+    """A command that starts MaxText with these keys."""
+    return " \\\n  ".join([COMMAND, *(f"{key}={shlex.quote(value) if value else ''}" for key, value in keys.items())])
+
+
+def _head_dim(values: Mapping[str, Any]) -> int:
+    return values.get(f"{_MODEL}.dims_per_head") or (
+        values.get(f"{_MODEL}.model_dims", 0) // values.get(f"{_MODEL}.num_heads", 1)
+    )
+
+
+def _in_one_block(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With layers that take turns, the last as that of all, for the keys; `_TURNS` holds what only the first has."""
+    turns = [path for path in values if re.fullmatch(rf"{_MODEL}\.stack\.turns\.\d+", path)]
+    if not turns:
+        return dict(values)
+    last = {path.replace(turns[-1], _BLOCK): value for path, value in values.items() if path.startswith(turns[-1])}
+    first = f"{turns[0]}.attention"
+    own = {
+        f"{_BLOCK}.attention.window": values.get(f"{first}.window"),
+        _TURNS: len(turns),
+        _LOCAL_TIMESCALE: values.get(f"{first}.rotary.max_timescale"),
+    }
+    return {**values, **last, **own}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))  # Some of MaxText's numbers are whole, and all of them may be written so.
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
+
+
+def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
+    get = values.get
+    keys = {key: get(path) for path, key in _COPIED.items() if path in values}
+    keys |= {key: off if get(path) is None else get(path) for path, (key, off) in _OFF.items()}
+    keys["base_num_kv_heads"] = get(f"{_MODEL}.num_kv_heads") or get(f"{_MODEL}.num_heads")
+    keys["head_dim"] = get(f"{_MODEL}.dims_per_head")
+    keys["decoder_block"] = _block(values)
+    if keys["decoder_block"] == "gemma2":
+        keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # it counts pairs
+    if keys["decoder_block"] == "gemma3":
+        keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
+        keys["model_name"] = _named_model(keys)
+    keys |= _tables(values) | _attention(values) | _feed_forward(values) | _learning(values)
+    keys |= remat_keys(values) | _mesh(values) | _batch(values, num_devices) | _data(values)
+    return keys
+
+
+def _named_model(keys: Mapping[str, Any]) -> str | None:
+    """The model of these sizes: MaxText computes some blocks for those that it knows by name only."""
+    sizes = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "base_num_kv_heads", "head_dim")
+    known = {name: model for name, model in tables.models().items() if "base_emb_dim" in model}
+    alike = (name for name, model in known.items() if all(model.get(size) == keys[size] for size in sizes))
+    return next((name for name in alike if known[name]["decoder_block"] == keys["decoder_block"]), None)
+
+
+def _block(values: Mapping[str, Any]) -> str:
+    experts = values.get(f"{_BLOCK}.feed_forward.num_experts") is not None
+    qk_norm = values.get(f"{_BLOCK}.attention.qk_norm") is not None
+    if _TURNS in values:
+        return next((name for name, turns in LOCAL_LAYERS.items() if len(turns) == values[_TURNS]), "gemma2")
+    if values.get(_BLOCK) == "ParallelBlock":
+        return "default"
+    if values.get(f"{_BLOCK}.norm") == "LayerNorm":
+        return "gpt3"
+    if experts:
+        return "qwen3_moe" if qk_norm else "mixtral"
+    return "qwen3" if qk_norm else "llama2"
+
+
+def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
+    tied = values.get(f"{_MODEL}.head") is None
+    holder = "embedding" if tied else "head"
+    position = values.get(f"{_MODEL}.position")
+    rows = values.get(f"{_MODEL}.position.num_positions") or values.get(f"{_MODEL}.max_seq_len")
+    return {
+        "logits_via_embedding": tied,
+        "normalize_embedding_logits": bool(values.get(f"{_MODEL}.embedding.scale_logits_sqrt_depth")),
+        "final_logits_soft_cap": values.get(f"{_MODEL}.{holder}.logit_cap") or 0.0,
+        "trainable_position_size": rows if position == "LearnedPositions" else -1,
+        "use_untrainable_positional_embedding": position == "SinusoidPositions",
+    }
+
+
+def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
+    path = f"{_BLOCK}.attention"
+    window = values.get(f"{path}.window")
+    scaling = values.get(f"{path}.rotary.scaling")
+    return {
+        "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
+        "sliding_window_size": window or 0,
+        "attention_type": "local_sliding" if window and _TURNS not in values else "global",
+        "rope_type": "llama3.1" if scaling == "Llama31Scaling" else "default",
+        "rope_linear_scaling_factor": values.get(f"{path}.rotary.scaling.factor")
+        if scaling == "LinearScaling"
+        else None,
+        "use_post_attn_norm": bool(values.get(f"{_BLOCK}.post_norms")),
+        "use_post_ffw_norm": bool(values.get(f"{_BLOCK}.post_norms")),
+    }
+
+
+def _feed_forward(values: Mapping[str, Any]) -> dict[str, Any]:
+    path = f"{_BLOCK}.feed_forward"
+    experts = values.get(f"{path}.num_experts") is not None
+    gated = experts or values.get(f"{path}.gated")
+    keys = {
+        "base_mlp_dim": values.get(f"{_MODEL}.hidden_dims"),
+        "mlp_activations": [values.get(f"{path}.activation"), *(["linear"] if gated else [])],
+    }
+    if experts:
+        keys |= {
+            "base_moe_mlp_dim": values.get(f"{_MODEL}.hidden_dims"),
+            "capacity_factor": values.get(f"{path}.capacity_factor") or -1.0,
+        }
+    return keys
+
+
+def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
+    schedule, steps = f"{_LEARNER}.schedule", values.get(f"{_TRAIN}.num_train_steps", 1)
+    optimizer = {"Adam": "adam_pax", "Sgd": "sgd"}.get(values.get(f"{_LEARNER}.optimizer", ""), "adamw")
+    keys: dict[str, Any] = {"opt_type": optimizer}
+    if values.get(schedule) == "LinearRampupSqrtDecay":
+        return {**keys, "lr_schedule_type": "rsqrt", "warmup_steps": values.get(f"{schedule}.warmup_steps")}
+    length = values.get(f"{schedule}.decay_end") or steps
+    warmup = values.get(f"{schedule}.warmup_steps") or 0
+    # Half a step more, so that MaxText, which rounds the product down, finds the same number.
+    fraction = (warmup + 0.5) / length if warmup else 0.0
+    return {**keys, "learning_rate_schedule_steps": length, "warmup_steps_fraction": fraction}
+
+
+def _mesh(values: Mapping[str, Any]) -> dict[str, Any]:
+    keys: dict[str, Any] = {}
+    for group in ("ici", "dcn"):
+        shape = values.get(f"mesh.{group}_mesh_shape")
+        if shape is None and group == "ici":
+            return {"ici_data_parallelism": -1, "ici_fsdp_parallelism": 1}
+        sizes = shape if isinstance(shape, Mapping) else _named(shape or [1, 1, 1])
+        keys |= {f"{group}_{axis}_parallelism": sizes.get(axis, 1) for axis in _AXES}
+        if sizes.get("stage", 1) > 1:
+            keys[f"{group}_pipeline_parallelism"] = sizes["stage"]
+    return keys
+
+
+def _named(shape: list[int]) -> dict[str, int]:
+    names = ("data", "fsdp", "tensor") if len(shape) == 3 else ("stage", "data", "fsdp", "tensor")
+    return dict(zip(names, shape, strict=True))
+
+
+def _batch(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
+    rows, slices = values.get(f"{_TRAIN}.percore_batch_size"), values.get(f"{_TRAIN}.num_microbatches", 1)
+    if rows is None:
+        rows = values.get(f"{_TRAIN}.global_batch_size", 1) / (num_devices or 1)
+    return {"per_device_batch_size": rows / slices}
+
+
+def _data(values: Mapping[str, Any]) -> dict[str, Any]:
+    if values.get("train_input") == "C4Input":
+        return {
+            "dataset_type": "tfds",
+            "dataset_name": values.get("train_input.c4.tfds_name"),
+            "dataset_path": values.get("train_input.c4.path"),
+            "tokenizer_path": values.get("train_input.c4.tokenizer_path"),
+        }
+    return {"dataset_type": "synthetic"}

@@ -1,0 +1,80 @@
+"""MaxText's Python files of benchmarked configurations: dictionaries of keys, read as syntax and never imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+from paxcli.convert.maxtext.launch import Launch, Pair, Reading, Report
+from paxcli.errors import ConfigError, did_you_mean
+
+CHOICE = "name"
+"""The argument that chooses one configuration of a file: `--arg name=…`."""
+
+
+def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Reading:
+    """The configurations of a file: calls with `model_name`, `model_type` and `tuning_params`.
+
+    Raises:
+      ConfigError: It is not Python, or has no such configuration.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ConfigError(f"{path} is not Python.", "Name a launch script or a .yml.") from None
+    found = {}
+    reading = Reading()
+    for node in ast.walk(tree):
+        fields = {keyword.arg: keyword.value for keyword in node.keywords} if isinstance(node, ast.Call) else {}
+        params = fields.get("tuning_params")
+        if isinstance(params, ast.Dict):
+            name = _text(fields.get("model_name"))
+            found[name] = _launch(node.lineno, fields, params)  # pyrefly: ignore[missing-attribute]
+    if not found:
+        raise ConfigError(f"{path} has no configuration.", "One has `model_type` and a dictionary `tuning_params`.")
+    chosen = arguments.get(CHOICE)
+    if chosen is not None and chosen not in found:
+        raise ConfigError(f"{path} has no configuration `{chosen}`.", did_you_mean(chosen, found) or _known(found))
+    if chosen is None and len(found) > 1:
+        raise ConfigError(f"{path} has {len(found)} configurations.", f"Choose: `--arg {CHOICE}=…`. {_known(found)}")
+    reading.launches = [found[chosen] if chosen is not None else next(iter(found.values()))]
+    return reading
+
+
+def _launch(line: int, fields: Mapping[str | None, ast.expr], params: ast.Dict) -> Launch:
+    launch = Launch(line)
+    model = _text(fields.get("model_type"))
+    if model:
+        launch.pairs.append(Pair("model_name", model, line))
+    for key, value in zip(params.keys, params.values, strict=True):
+        if isinstance(key, ast.Constant) and isinstance(key.value, str):
+            launch.pairs.append(Pair(key.value, _text(value), value.lineno))
+        else:
+            launch.reports.append(Report(value.lineno, _source(value)[:80], "no key of its own: it is left out"))
+    if "xla_flags" in fields:
+        launch.flags["LIBTPU_INIT_ARGS"] = " ".join(_text(fields["xla_flags"]).split())[:2000]
+    return launch
+
+
+def _text(node: ast.expr | None) -> str:
+    """A literal as it would stand on a command line; anything else as its source."""
+    if node is None:
+        return ""
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError, MemoryError):
+        return _source(node)
+    return f"[{','.join(map(str, value))}]" if isinstance(value, list | tuple) else str(value)
+
+
+def _source(node: ast.expr) -> str:
+    try:
+        return ast.unparse(node)
+    except RecursionError:
+        return "(a long expression)"
+
+
+def _known(found: Mapping[str, Launch]) -> str:
+    names = [name for name in found if name]
+    return f"It has {', '.join(names[:6])}{', …' if len(names) > 6 else ''}."

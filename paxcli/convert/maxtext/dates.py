@@ -1,0 +1,88 @@
+"""From when a launch is, as far as its keys tell: the same keys meant other models at other times."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Collection
+
+from paxcli.convert.maxtext.launch import Launch
+from paxcli.convert.maxtext.tables import FIRST_DAY, lives, timelines
+
+LAST_DAY = datetime.date(2026, 8, 22)
+"""The last day that the tables know."""
+
+_ENTRIES = (
+    ("maxtext.trainers.", datetime.date(2026, 3, 11)),
+    ("MaxText.", datetime.date(2025, 4, 7)),
+    ("src/MaxText/", datetime.date(2025, 9, 5)),
+)
+_ENV_OVERRIDES = datetime.date(2024, 3, 25)
+_HARMLESS = ("attention", "dataset_type", "dataset_name", "add_bos", "load_balance_loss_weight", "log_period")
+
+
+@dataclasses.dataclass(frozen=True)
+class Era:
+    """The days of which a launch can be: from `first` up to and including `last`, and what says so.
+
+    `open_keys` have other defaults on some of these days than on others, and are not given.
+    """
+
+    first: datetime.date
+    last: datetime.date
+    reasons: tuple[str, ...] = ()
+    open_keys: tuple[str, ...] = ()
+    is_given: bool = False
+
+    @property
+    def day(self) -> datetime.date:
+        """The day whose defaults are taken: the last that is possible."""
+        return self.last
+
+    def text(self) -> str:
+        """For people."""
+        if self.is_given:
+            return f"{self.day}, as given"
+        days = f"{self.first} to {self.last}" if self.first != self.last else str(self.first)
+        return f"{days}, from {', '.join(self.reasons)}" if self.reasons else f"{days}: nothing in it tells"
+
+
+def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = None) -> Era:
+    """When a launch was written.
+
+    Args:
+      launch: The launch.
+      given: Keys whose defaults do not matter, since they have values. With a `decoder_block`, positions are its own.
+      date: What the user says; wins.
+    """
+    given = {*given, "_position"} if "decoder_block" in given else given
+    if date is not None:
+        return Era(date, date, is_given=True)
+    first, last = FIRST_DAY, LAST_DAY
+    first_reason = last_reason = ""
+    for name, came, went in _hints(launch):
+        if came is not None and first < came:
+            first, first_reason = came, name
+        if went is not None and went - datetime.timedelta(days=1) < last:
+            last, last_reason = went - datetime.timedelta(days=1), name
+    first = min(first, last)  # keys of different times, which MaxText would have refused: the older ones win
+    open_keys = tuple(
+        key
+        for key, timeline in timelines().items()
+        if key not in given and key not in _HARMLESS and any(first < day <= last for day in list(timeline)[1:])
+    )
+    reasons = tuple(dict.fromkeys(f"`{name}`" for name in (first_reason, last_reason) if name))
+    return Era(first, last, reasons, open_keys)
+
+
+def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.date | None]]:
+    """What occurs in a launch, with its first day and the first day without it."""
+    spans = lives()
+    names = [name for pair in launch.pairs for name in (pair.key, f"{pair.key}={pair.value}")]
+    found = [(name, spans[name].get("first"), spans[name].get("last")) for name in names if name in spans]
+    found += [(f"M_{pair.key}", _ENV_OVERRIDES, None) for pair in launch.overrides]
+    for begin, day in _ENTRIES:
+        if launch.entry.startswith(begin) or (begin in launch.entry and "/" in begin):
+            found.append((launch.entry, day, None))
+            break
+    return found

@@ -1,0 +1,124 @@
+"""What MaxText keeps for the backward pass as pax's policies and offloaded activations: there and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paxcli.convert.maxtext.draft import Draft
+from paxcli.convert.maxtext.settings import Settings
+from paxcli.errors import ConfigError
+
+_STACK = "task.model.stack"
+_CUSTOM = "custom"
+_KEYS = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "qkv_proj", "context", "out_proj")
+_KEYS += ("mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo")
+_PLACES = ("remat", "device", "offload")
+_INPUT = "layer_input"
+_ATTENTION = ("query", "key", "value")
+
+# MaxText's name -> our policy, what waits on the host besides, and how ours differs.
+_NAMED: dict[str, tuple[str, tuple[str, ...], str]] = {
+    "none": ("everything", (), ""),
+    "full": ("nothing", (), ""),
+    "minimal": ("dots_with_no_batch_dims", (), ""),
+    "minimal_with_context": ("dots_with_no_batch_dims_and_context", (), ""),
+    "minimal_flash": ("dots_with_no_batch_dims_and_context", (), ""),
+    "save_dot_except_mlp": ("qkv_out_proj", (), ""),
+    "save_dot_with_context_except_mlp": ("qkv_context_out_proj", (), ""),
+    "save_dot_except_mlpwi": ("dots_except_logits_and_feed_forward_in", (), "the context is kept too"),
+    "save_qkv_proj": ("qkv_out_proj", (), "the output projection is kept too"),
+    "save_out_proj": ("out_proj", (), ""),
+    "minimal_with_quantization": ("dots_with_no_batch_dims", (), "nothing is quantized"),
+    "minimal_offloaded": ("dots_with_no_batch_dims_offloaded", (), ""),
+    "qkv_proj_offloaded": ("nothing", _ATTENTION, ""),
+}
+
+# What our policies keep of these, on the device.
+_WIDE = ("feed_forward_in", "feed_forward_gate")
+_KEPT: dict[str, tuple[str, ...]] = {
+    "nothing": (),
+    "context": ("context",),
+    "out_proj": ("out_proj",),
+    "context_and_out_proj": ("context", "out_proj"),
+    "qkv_out_proj": (*_ATTENTION, "out_proj"),
+    "qkv_context_out_proj": (*_ATTENTION, "context", "out_proj"),
+    "dots_except_logits_and_feed_forward_in": (*_ATTENTION, "context", "out_proj", "feed_forward_out"),
+    "dots_with_no_batch_dims": (*_ATTENTION, "out_proj", *_WIDE, "feed_forward_out"),
+    "dots_with_no_batch_dims_and_context": (*_ATTENTION, "context", "out_proj", *_WIDE, "feed_forward_out"),
+}
+
+
+def put_remat(draft: Draft) -> None:
+    """What the backward pass finds, and where.
+
+    Raises:
+      ConfigError: A policy or a place that MaxText has not, or pax does not know.
+    """
+    settings = draft.settings
+    name = settings["remat_policy"]
+    tensors: dict[str, str] = {}
+    if name == _CUSTOM:
+        single = settings["fused_mlp"] or len(settings["mlp_activations"]) == 1
+        tensors = _tensors(settings["fused_qkv"], single)
+        policy, offload, differs = _placed(tensors, settings)
+    elif name in _NAMED:
+        policy, offload, differs = _NAMED[name]
+    else:
+        raise ConfigError(f"remat_policy={name} is none that pax knows.", f"Such as {', '.join(list(_NAMED)[:5])}.")
+    keys = dict.fromkeys(tensors.values())
+    waiting = [key for key in keys if settings[key] == "offload"]
+    draft.put(f"{_STACK}.remat_policy", policy, "remat_policy", *(key for key in keys if key not in waiting))
+    if offload:
+        draft.put(f"{_STACK}.offload", list(offload), *(waiting or ["remat_policy"]))
+    if differs:
+        draft.near(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
+    for key in _KEYS:
+        if key not in keys:
+            draft.drop(key, "MaxText does not read it here")
+
+
+def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
+    """MaxText's keys for what a recipe keeps; empty where it has none.
+
+    Args:
+      values: Path -> plain value.
+    """
+    policy, offload = values.get(f"{_STACK}.remat_policy"), tuple(values.get(f"{_STACK}.offload") or ())
+    named = next((name for name, ours in _NAMED.items() if ours == (policy, offload, "")), None)
+    if named or policy not in _KEPT:
+        return {"remat_policy": named} if named else {}
+    keys = {"remat_policy": _CUSTOM}
+    wide = f"{_STACK}.block.feed_forward"
+    single = not values.get(f"{wide}.gated") and values.get(f"{wide}.num_experts") is None
+    for activation, key in _tensors(fused_qkv=False, single=single).items():
+        place = "offload" if activation in offload else "device" if activation in _KEPT[policy] else "remat"
+        keys |= {key: place} if place != ("device" if activation == _INPUT else "remat") else {}
+    return keys
+
+
+def _placed(tensors: Mapping[str, str], settings: Settings) -> tuple[str, tuple[str, ...], str]:
+    """As in `_NAMED`, of `custom`, which has a place for each tensor."""
+    for key in tensors.values():
+        if settings[key] not in _PLACES:
+            raise ConfigError(f"{key}={settings[key]} is no place that MaxText has.", f"One of {', '.join(_PLACES)}.")
+    offload = tuple(name for name, key in tensors.items() if settings[key] == "offload")
+    device = {name for name, key in tensors.items() if settings[key] == "device"} - {_INPUT}
+    # Of the policies that keep nothing else on the device, the one that keeps most of it.
+    fitting = [policy for policy, kept in _KEPT.items() if {*kept} & {*tensors} <= device | {*offload}]
+    best = max(fitting, key=lambda policy: len(device & {*_KEPT[policy]}))
+    again = dict.fromkeys(key for name, key in tensors.items() if name in device - {*_KEPT[best]})
+    return best, offload, f"what {', '.join(again)} would keep is computed again" if again else ""
+
+
+def _tensors(fused_qkv: bool, single: bool) -> dict[str, str]:
+    """Our name of each tensor that a layer has -> MaxText's."""
+    wide = {"feed_forward_in": "mlpwi"} if single else {"feed_forward_gate": "mlpwi_0", "feed_forward_in": "mlpwi_1"}
+    return {
+        _INPUT: "decoder_layer_input",
+        **{name: "qkv_proj" if fused_qkv else f"{name}_proj" for name in _ATTENTION},
+        "context": "context",
+        "out_proj": "out_proj",
+        **wide,
+        "feed_forward_out": "mlpwo",
+    }

@@ -1,0 +1,230 @@
+"""What MaxText would run with: a launch's keys over those of its model over the defaults of its day."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+from paxcli.convert.maxtext import tables
+from paxcli.convert.maxtext.dates import Era, era_of
+from paxcli.convert.maxtext.launch import Launch, Pair
+from paxcli.errors import ConfigError, did_you_mean, nearest
+
+_BOOLS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
+_LARGEST = 10**12
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A value of MaxText's, and where it came from.
+
+    Attributes:
+      value: Typed like the key's default.
+      origin: `script`, `environment`, `model`, `default`.
+      line: In the script.
+      written: As the script says it.
+    """
+
+    value: Any
+    origin: str = "default"
+    line: int | None = None
+    written: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Dropped:
+    """A key that is left out."""
+
+    key: str
+    value: str
+    line: int
+    why: str
+
+
+@dataclasses.dataclass
+class Settings:
+    """All of MaxText's values that matter here, with what had to be said about them."""
+
+    values: dict[str, Setting]
+    era: Era
+    model_name: str
+    dropped: list[Dropped] = dataclasses.field(default_factory=list)
+    warnings: list[str] = dataclasses.field(default_factory=list)
+    undecided: list[str] = dataclasses.field(default_factory=list)
+
+    def __getitem__(self, key: str) -> Any:
+        """The value of a key."""
+        return self.values[key].value if key in self.values else tables.default(key, self.date)
+
+    def given(self, key: str) -> bool:
+        """Whether the launch or its model says it."""
+        return key in self.values and self.values[key].origin != "default"
+
+    @property
+    def date(self) -> datetime.date:
+        """The day whose defaults hold."""
+        return self.era.day
+
+
+def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
+    """MaxText's values of a launch.
+
+    Raises:
+      ConfigError: A value cannot be read, or the model has no such name.
+    """
+    settings = Settings({}, era_of(launch, (), date), "default")
+    pairs = _renamed(launch.pairs, settings)
+    name = next((pair.value for pair in reversed(pairs) if pair.key == "model_name"), "default") or "default"
+    model = _model(name)
+    settings.model_name = name
+    settings.era = era_of(launch, {*model, *(pair.key for pair in pairs)}, date)
+    if settings.era.open_keys:
+        settings.undecided.append(
+            f"The date: the script is of {settings.era.text()}, and on these days the defaults of "
+            f"{', '.join(settings.era.open_keys)} changed. Those of {settings.date} are taken; say `--date`."
+        )
+    for key in tables.timelines():
+        settings.values[key] = Setting(tables.default(key, settings.date))
+    settings.values |= {key: Setting(value, "model") for key, value in model.items() if key != "published"}
+    _put(pairs, "script", settings, model)
+    _put_overrides(launch, settings, model)
+    settings.warnings += [f"Line {report.line}: `{report.text}`: {report.why}." for report in launch.reports]
+    return settings
+
+
+def _model(name: str) -> Mapping[str, Any]:
+    models = tables.models()
+    if name == "default":
+        return {}
+    if name not in models:
+        hint = did_you_mean(name, models) or f"Known are {', '.join(list(models)[:8])}, …"
+        raise ConfigError(f"MaxText has no model `{name}`.", hint)
+    return models[name]
+
+
+def _renamed(pairs: list[Pair], settings: Settings) -> list[Pair]:
+    """Keys by their newest names; what has no place in a recipe goes to `dropped`."""
+    found: list[Pair] = []
+    for pair in pairs:
+        alias = tables.aliases().get(pair.key)
+        why = alias.get("drop") if alias else tables.why_dropped(pair.key)
+        if why:
+            settings.dropped.append(Dropped(pair.key, pair.value, pair.line, why))
+        elif alias:
+            value = {str(k).lower(): v for k, v in alias.get("values", {}).items()}.get(pair.value.lower(), pair.value)
+            found += [dataclasses.replace(pair, key=key, value=value) for key in alias["now"]]
+        elif pair.key in tables.known_keys():
+            found.append(pair)
+        else:
+            like = nearest(pair.key, tables.known_keys())
+            hint = f"; like {', '.join(like)}" if like else ""
+            settings.dropped.append(Dropped(pair.key, pair.value, pair.line, f"no key that pax knows{hint}"))
+    return found
+
+
+def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str, Any]) -> None:
+    seen: dict[str, Pair] = {}
+    overrides = any(p.key == "override_model_config" and p.value.lower() == "true" for p in pairs)
+    for pair in pairs:
+        before = seen.get(pair.key)
+        if before is not None and before.value != pair.value:
+            settings.warnings.append(
+                f"Line {pair.line}: {pair.key} is there twice, {before.value} and {pair.value}: the last one counts."
+            )
+        seen[pair.key] = pair
+    for pair in seen.values():
+        if pair.missing and not _is_text(pair.key):
+            settings.undecided.append(_needs(pair, "MaxText's default is taken"))
+            continue
+        if pair.missing:
+            settings.undecided.append(_needs(pair, f"it is left as `{pair.value}`" if pair.value else "it is left out"))
+        value = typed(pair)
+        if pair.key in model and model[pair.key] != value and not overrides:
+            settings.warnings.append(
+                f"Line {pair.line}: {pair.key}={pair.value} contradicts model {settings.model_name}, which has "
+                f"{model[pair.key]}: MaxText stops there unless override_model_config=true."
+            )
+            settings.undecided.append(f"{pair.key}: {pair.value} of line {pair.line} is taken, not the model's.")
+        settings.values[pair.key] = Setting(value, origin, pair.line, f"{pair.key}={pair.value}")
+
+
+def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any]) -> None:
+    """Keys that the environment sets. MaxText refuses one that is misspelt or also on the command line."""
+    given = {pair.key for pair in launch.pairs}
+    taken = []
+    for pair in launch.overrides:
+        key = pair.key.lower()
+        problem = None
+        if not pair.key.isupper():
+            problem = "is not in capitals"
+        elif key not in tables.known_keys():
+            problem = "matches no key"
+        elif key in given:
+            problem = "is also on the command line, which counts here"
+        if problem:
+            settings.warnings.append(f"Line {pair.line}: M_{pair.key} {problem}: MaxText refuses that.")
+        if problem is None:
+            taken.append(dataclasses.replace(pair, key=key))
+    _put(_renamed(taken, settings), "environment", settings, model)
+
+
+def _needs(pair: Pair, otherwise: str) -> str:
+    what = ", ".join(f"`{name}`" for name in sorted(pair.missing))
+    names = [name for name in sorted(pair.missing) if re.fullmatch(r"\w+", name)]
+    how = f" Say `--arg {names[0]}=…`." if names else ""
+    return f"Line {pair.line}: {pair.key} needs {what}, which the script does not set: {otherwise}.{how}"
+
+
+def _is_text(key: str) -> bool:
+    timeline = tables.timelines().get(key)
+    return timeline is None or isinstance(next(reversed(timeline.values())), str)
+
+
+def typed(pair: Pair) -> Any:
+    """The value of a pair, of the type of the key's default.
+
+    Raises:
+      ConfigError: It cannot be that.
+    """
+    timeline = tables.timelines().get(pair.key)
+    if timeline is None:
+        return pair.value
+    like = list(timeline.values())[-1]
+    text = pair.value.strip()
+    try:
+        if isinstance(like, bool):
+            return _BOOLS[text.lower()]
+        if isinstance(like, list):
+            return _list(text)
+        if isinstance(like, str):
+            is_null = text.lower() in ("none", "null") and pair.key != "remat_policy"  # which has a `none` of its own
+            return "" if is_null else text
+        if isinstance(like, int) and not any(isinstance(value, float) for value in timeline.values()):
+            return _within(int(text))
+        return _within(float(text))
+    except (ValueError, KeyError, yaml.YAMLError):
+        kind = {bool: "true or false", int: "a whole number", float: "a number", list: "a list"}[type(like)]
+        raise ConfigError(
+            f"Line {pair.line}: {pair.key}={pair.value} is not {kind}.", f"Correct it; MaxText's default is {like}."
+        ) from None
+
+
+def _within(number: Any) -> Any:
+    """A number that some model could have: neither infinite, nor beyond all counting."""
+    if not abs(number) <= _LARGEST:
+        raise ValueError(number)
+    return number
+
+
+def _list(text: str) -> list[Any]:
+    if not text.startswith("["):
+        return [item.strip() for item in text.split(",") if item.strip()]
+    value = yaml.safe_load(text)
+    if not isinstance(value, list):
+        raise ValueError(text)
+    return value

@@ -1,0 +1,177 @@
+"""How large a model of MaxText's is: its scaling rules, its parameters, its FLOPs by the formula of the day."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import Any
+
+from paxcli.convert.maxtext.settings import Settings
+from paxcli.errors import ConfigError
+
+_POWERS = datetime.date(2023, 7, 31)
+_HEADS_FIRST = datetime.date(2023, 9, 8)
+_COUNTS_ATTENTION = datetime.date(2023, 6, 6)
+_CAUSAL = datetime.date(2023, 11, 30)
+_MATMULS = datetime.date(2024, 5, 10)
+_CAUSAL_AGAIN = datetime.date(2025, 7, 22)
+_TRAINING = 3  # Forward, and twice as much backward.
+
+LOCAL_LAYERS = {"gemma2": (True, False), "gemma3": (True, True, True, True, True, False)}
+"""Of blocks whose layers take turns, which of them have the window."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """A model's dimensions after scaling: L, D, F, N, K, H, V, and the width of an expert."""
+
+    layers: int
+    emb: int
+    mlp: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    moe_mlp: int
+
+
+def sizes_of(settings: Settings) -> Sizes:
+    """Dimensions after `scale` or `global_parameter_scale`, by the rule of the day (and pairs of layers counted twice).
+
+    Raises:
+      ConfigError: A scale that MaxText refuses.
+    """
+    heads, emb, layers = _factors(settings)
+    moe = settings["base_moe_mlp_dim"]
+    pairs = 2 if settings["decoder_block"] == "gemma2" else 1
+    sizes = Sizes(
+        layers=settings["base_num_decoder_layers"] * layers * pairs,
+        emb=settings["base_emb_dim"] * emb,
+        mlp=settings["base_mlp_dim"] * heads,
+        heads=settings["base_num_query_heads"] * heads,
+        kv_heads=settings["base_num_kv_heads"] * heads,
+        head_dim=settings["head_dim"],
+        vocab=settings["vocab_size"],
+        moe_mlp=(moe if moe > 0 else settings["base_mlp_dim"]) * heads,
+    )
+    for name, value in dataclasses.asdict(sizes).items():
+        if not 1 <= value <= 1 << 32:
+            raise ConfigError(f"The model has {name}={value}.", "Sizes are whole numbers from 1 up, and below 2^32.")
+    return sizes
+
+
+def _factors(settings: Settings) -> tuple[int, int, int]:
+    """What heads and MLP, the embedding, and the layers are multiplied by."""
+    if settings.given("scale"):
+        scale = settings["scale"]
+        return scale, scale, scale
+    scale = settings["global_parameter_scale"] if settings.given("global_parameter_scale") else 1
+    power = scale.bit_length() - 1
+    if scale < 1 or scale != 1 << power:
+        raise ConfigError(f"global_parameter_scale={scale} is no power of two.", f"MaxText takes {1 << max(power, 0)}.")
+    thirds, rest = divmod(power, 3)
+    if settings.date >= _HEADS_FIRST:
+        exponents = thirds + (rest > 0), thirds + (rest > 1), thirds
+    else:
+        exponents = thirds + (rest > 1), thirds + (rest > 0), thirds
+    if settings.date < _POWERS:  # The first rule multiplied by a number where it meant a power of two.
+        heads, emb, layers = (exponent + 1 for exponent in exponents)
+        return heads, emb, layers
+    heads, emb, layers = (1 << exponent for exponent in exponents)
+    return heads, emb, layers
+
+
+def parameters(settings: Settings) -> int:
+    """Parameters of the model, summed up from its dimensions."""
+    s, block = sizes_of(settings), settings["decoder_block"]
+    branches, biased = len(settings["mlp_activations"]), block == "gpt3"
+    experts = settings["num_experts"]
+    attention = s.emb * s.head_dim * 2 * (s.heads + s.kv_heads)
+    feed_forward = s.emb * s.mlp * (branches + 1)
+    if experts > 1:
+        feed_forward = experts * s.emb * s.moe_mlp * (branches + 1) + s.emb * experts
+    is_parallel = block == "default"
+    norms = s.emb * (1 if is_parallel else 2)
+    norms += s.emb * (bool(settings["use_post_attn_norm"]) + bool(settings["use_post_ffw_norm"]))
+    norms += 2 * s.head_dim if settings["use_qk_norm"] else 0
+    final_norm = s.emb
+    if biased:
+        norms, final_norm = 2 * norms, 2 * final_norm
+        attention += s.head_dim * (s.heads + 2 * s.kv_heads) + s.emb
+        feed_forward += branches * s.mlp + s.emb
+    relative = 32 * s.heads if _has_relative_bias(settings) else 0
+    tables = s.vocab * s.emb * (1 if settings["logits_via_embedding"] else 2)
+    tables += max(settings["trainable_position_size"], 0) * s.emb
+    return s.layers * (attention + feed_forward + norms + relative) + final_norm + tables
+
+
+def _has_relative_bias(settings: Settings) -> bool:
+    return settings["_position"] == "relative_bias" and settings["decoder_block"] == "default"
+
+
+@dataclasses.dataclass(frozen=True)
+class Flops:
+    """TFLOPs of a step on one device, and the formula that counts them."""
+
+    weights: float
+    attention: float
+    formula: str
+
+    @property
+    def total(self) -> float:
+        """Both."""
+        return self.weights + self.attention
+
+
+def flops(settings: Settings, batch: float | None = None, length: int | None = None) -> Flops:
+    """What MaxText of that day prints as TFLOPs of a step on each device.
+
+    Args:
+      settings: The launch.
+      batch: Rows on each device; None = the launch's.
+      length: T; None = the launch's.
+    """
+    s, date = sizes_of(settings), settings.date
+    batch = settings["per_device_batch_size"] * settings["gradient_accumulation_steps"] if batch is None else batch
+    length = settings["max_target_length"] if length is None else length
+    tokens = batch * length
+    full = 4 * batch * length**2 * s.heads * s.head_dim * s.layers * _TRAINING
+    if date < _MATMULS:
+        weights = 6 * parameters(settings) * tokens
+        if date < _COUNTS_ATTENTION:
+            return _tera(weights, 0, "6 · parameters · tokens, attention not counted")
+        if date < _CAUSAL:
+            return _tera(weights, full, "6 · parameters · tokens, and attention as if it were not causal")
+        return _tera(weights, full / 2, "6 · parameters · tokens, and causal attention")
+    weights = _TRAINING * _matmuls(settings, s, tokens)
+    if date < _CAUSAL_AGAIN:
+        return _tera(weights, full, "matrix products, and attention as if it were not causal")
+    return _tera(weights, full / 2 * _windowed(settings, length), "matrix products, and causal attention")
+
+
+def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
+    branches, experts = len(settings["mlp_activations"]), settings["num_experts"]
+    mlp = 2 * tokens * (s.moe_mlp if experts > 1 else s.mlp) * s.emb * (branches + 1)
+    if experts > 1:
+        mlp = mlp * settings["num_experts_per_tok"] + 2 * tokens * s.emb * experts
+    projections = 2 * tokens * s.emb * s.head_dim * 2 * (s.heads + s.kv_heads)
+    return s.layers * (mlp + projections) + 2 * tokens * s.emb * s.vocab
+
+
+def _windowed(settings: Settings, length: int) -> float:
+    """Share of causal attention that a sliding window leaves: all layers' mean."""
+    window = settings["sliding_window_size"]
+    local = LOCAL_LAYERS.get(settings["decoder_block"], (settings["attention_type"] != "global",))
+    if not 0 < window < length:
+        return 1.0
+    share = (length * window - window**2 / 2) / (length**2 / 2)
+    return sum(share if has_window else 1 for has_window in local) / len(local)
+
+
+def _tera(weights: float, attention: float, formula: str) -> Flops:
+    return Flops(weights / 1e12, attention / 1e12, formula)
+
+
+def summary(settings: Settings) -> dict[str, Any]:
+    """Dimensions by MaxText's names, for a report."""
+    return dataclasses.asdict(sizes_of(settings))

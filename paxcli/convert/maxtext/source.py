@@ -1,0 +1,134 @@
+"""Whatever somebody hands over — a launch script, a config, bare keys, a model's name — as the launches in it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from paxcli.convert.maxtext.benchmark_file import read_benchmarks
+from paxcli.convert.maxtext.launch import Launch, Pair, Reading, Report
+from paxcli.convert.maxtext.lexing import tokenize
+from paxcli.convert.maxtext.script import read_script
+from paxcli.convert.maxtext.yml import BASE, find_beside, read_yml
+from paxcli.errors import ConfigError
+
+_LARGEST = 1 << 19
+
+
+def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None) -> Reading:
+    """Reads one file, or `key=value` words.
+
+    Args:
+      words: A path; or keys with their values.
+      arguments: What a script expects from outside.
+
+    Raises:
+      ConfigError: There is nothing to read, or no training in it.
+    """
+    if len(words) == 1 and ("=" not in words[0] or Path(words[0]).is_file()):
+        return read_file(Path(words[0]), arguments)
+    launch = Launch(1)
+    for number, word in enumerate(words, start=1):
+        key, equals, value = word.partition("=")
+        if not equals or not key.isidentifier():
+            raise ConfigError(
+                f"`{word}` is neither a file nor key=value.", "For example `model_name=llama2-7b steps=10`."
+            )
+        launch.pairs.append(Pair(key, value, number))
+    return Reading([launch])
+
+
+def read_file(path: Path, arguments: Mapping[str, str] | None = None) -> Reading:
+    """The launches of a script, a `.yml`, a Python file of benchmarks, or a file of `key=value`."""
+    text = read_text(path)
+    if path.suffix in (".yml", ".yaml"):
+        return Reading([read_yml(text, path)])
+    if path.suffix == ".py":
+        return read_benchmarks(text, path, arguments or {})
+    reading = read_script(text, arguments, lambda name: _other_script(path, name))
+    if not reading.launches and (bare := _bare_pairs(text)) is not None:
+        return Reading([bare])
+    if not reading.launches:
+        raise ConfigError(f"{path} starts no MaxText training.", _what_it_has(reading))
+    for launch in reading.launches:
+        _read_config(launch, path)
+    return reading
+
+
+def read_text(path: Path) -> str:
+    """A file's text.
+
+    Raises:
+      ConfigError: It is not there, empty, too large, or not text.
+    """
+    try:
+        if path.stat().st_size > _LARGEST:
+            raise ConfigError(
+                f"{path} is larger than any launch script: {path.stat().st_size:,} bytes.", "Name another."
+            )
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.", "Name a script, a .yml, or `--model`.") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file.", "Name a launch script or a .yml.") from None
+    if "\0" in text:
+        raise ConfigError(f"{path} is not a text file.", "Name a launch script or a .yml.")
+    if not text.strip():
+        raise ConfigError(f"{path} is empty.", "Name a launch script or a .yml.")
+    return text
+
+
+def _other_script(path: Path, name: str) -> str | None:
+    found = find_beside(path, name)
+    try:
+        return read_text(found) if found is not None and found.suffix == ".sh" else None
+    except ConfigError:
+        return None
+
+
+def _bare_pairs(text: str) -> Launch | None:
+    """A file of nothing but `key=value` words, as one launch."""
+    tokens = [token for token in tokenize(text) if token.kind != "newline" and token.kind != "comment"]
+    from_words = [(token, token.text.partition("=")) for token in tokens]
+    if not tokens or any(token.kind != "word" or not key.islower() or not eq for token, (key, eq, _) in from_words):
+        return None
+    launch = Launch(1)
+    for token, (key, _, _) in from_words:
+        value = "".join(part.text for part in token.parts).partition("=")[2]
+        launch.pairs.append(Pair(key, value, token.line))
+    return launch
+
+
+def _read_config(launch: Launch, path: Path) -> None:
+    """Puts the keys of a config that a command names beneath the command's own."""
+    name = (launch.config or BASE).rpartition("/")[2]
+    inherited = [pair.value for pair in launch.pairs if pair.key == "base_config"]
+    launch.pairs = [pair for pair in launch.pairs if pair.key != "base_config"]
+    name = name if name != BASE or not inherited else inherited[-1]
+    if name == BASE:
+        return
+    beside = find_beside(path, name)
+    if beside is not None:
+        config = read_yml(read_text(beside), beside)
+        below = [dataclasses.replace(pair, line=launch.line) for pair in config.pairs]
+        given = {pair.key for pair in launch.pairs}
+        launch.pairs = [pair for pair in below if pair.key not in given] + launch.pairs
+        launch.reports += config.reports
+        return
+    if any(pair.key == "model_name" for pair in launch.pairs):
+        launch.reports.append(Report(launch.line, name, "this config is not at hand: its keys are not read"))
+        return
+    model = name.rpartition(".")[0].replace("_", "-")
+    launch.pairs.insert(0, Pair("model_name", model, launch.line))
+    launch.reports.append(Report(launch.line, name, f"this config is not at hand: taken for the model {model}"))
+
+
+def _what_it_has(reading: Reading) -> str:
+    if reading.others:
+        other = reading.others[0]
+        return f"Line {other.line} runs {other.text}: {other.why}."
+    if reading.skipped:
+        first = reading.skipped[0]
+        return f"Passed over, at line {first.line}: {first.text or first.why} ({first.why})."
+    return "A launch has a command such as `python3 MaxText/train.py MaxText/configs/base.yml steps=10`."

@@ -1,0 +1,324 @@
+"""A MaxText checkpoint as the first one of a run, and a run's checkpoint as MaxText's."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import fiddle as fdl
+import jax
+import numpy as np
+import optax
+from etils import epath
+
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.policy import Checkpoint
+from paxcli.checkpoint.reading import listing, named_leaves, nested, read_arrays, read_manifest
+from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_folder, write_maxtext
+from paxcli.convert.maxtext.checkpoint_layout import (
+    TOP,
+    Differences,
+    Kind,
+    MaxTextLayout,
+    Rule,
+    Shelf,
+    layer_rules,
+    moved,
+    our_shelf,
+    their_shapes,
+    their_shelf,
+    top_rules,
+)
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.layers.attention.rotary_scaling import Llama31Scaling
+from paxcli.layers.rms_norm import RmsNorm
+from paxcli.mesh.mesh import Mesh, build_mesh
+from paxcli.mesh.rules import DEFAULT_RULES
+from paxcli.mesh.sharding import use_mesh
+from paxcli.training.experiment import Experiment, prepared
+from paxcli.training.run_dir import RunDir
+from paxcli.training.state import TrainState, abstract_state
+
+# What our optimizers call Adam's two moments -> what MaxText's do.
+_MOMENTS: dict[str, Kind] = {"mu": "mu", "first_moment": "mu", "nu": "nu", "second_moment": "nu"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Carried:
+    """What became of a checkpoint.
+
+    Attributes:
+      source: Where it was read.
+      step: Of the checkpoint that was written; 0 if no optimizer's state came along.
+      parameters: How many numbers the model has.
+      with_optimizer: Whether the optimizer's state and the step came along.
+      scanned: Whether MaxText's layers are stacked.
+      target: Where it was written; for MaxText, the folder of the tree.
+    """
+
+    source: str
+    step: int
+    parameters: int
+    with_optimizer: bool
+    scanned: bool
+    target: str
+
+
+class _Model:
+    """A recipe's state, which stands nowhere yet, and where MaxText keeps its parameters.
+
+    Raises:
+      ConfigError: MaxText keeps no such parameters, or its optimizers no such state.
+    """
+
+    def __init__(self, config: fdl.Config[Experiment], layout: MaxTextLayout):
+        self.abstract = _abstract(config)
+        self.state = named_leaves(self.abstract)
+        self.params = named_leaves(self.abstract.params)
+        self.moments = self._moments()
+        kept = {name.split(".")[1] for name in self.moments}
+        self.optimizer = "sgd" if not kept else "adam_pax" if "first_moment" in kept else "adamw"
+        differences = _differences(config, layout)
+        self._ours = our_shelf(list(self.params), layout.num_layers)
+        self._theirs = their_shelf(layout)
+        prefix = self._ours.places[0].prefix
+        within = {name.removeprefix(prefix) for name in self.params if name.startswith(prefix)}
+        top = [rule for rule in top_rules(differences) if rule.ours[0] in self.params]
+        self._rules: list[tuple[list[Rule], Shelf, Shelf]] = [
+            (layer_rules(layout, within, differences), self._theirs, self._ours),
+            (top, TOP, TOP),
+        ]
+        left = {name for name in self.params if not name.startswith("stack.")}.difference(*(rule.ours for rule in top))
+        if left:
+            raise ConfigError(f"MaxText has nothing for {listing(sorted(left))}.", "Switch that off in the recipe.")
+
+    def to_ours(self, checkpoint: MaxTextCheckpoint, kind: Kind) -> dict[str, np.ndarray]:
+        """Parameters or moments by our names, in our types."""
+        return {
+            name: x.astype(self.params[name].dtype, copy=False)
+            for rules, theirs, ours in self._rules
+            for name, x in moved(rules, theirs, ours, lambda name: checkpoint.read(kind, name), kind, "ours")
+        }
+
+    def to_theirs(self, arrays: Mapping[str, np.ndarray], kind: Kind) -> dict[str, Any]:
+        """MaxText's tree of parameters or moments."""
+        return nested(
+            {
+                name: x
+                for rules, theirs, ours in self._rules
+                for name, x in moved(rules, theirs, ours, arrays.__getitem__, kind, "theirs")
+            }
+        )
+
+    def require(self, found: Mapping[str, tuple[int, ...]], where: str) -> None:
+        """Raises DataError unless these are the names and shapes of this model in MaxText."""
+        shapes = {name: tuple(leaf.shape) for name, leaf in self.params.items()}
+        wanted: dict[str, tuple[int, ...]] = {}
+        for rules, theirs, ours in self._rules:
+            wanted |= their_shapes(rules, theirs, ours, shapes)
+        other = [
+            f"`{name}` is {list(found[name])} there, and the model's is {list(shape)}"
+            for name, shape in wanted.items()
+            if name in found and found[name] != shape
+        ]
+        lacks, unknown = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
+        problems = ["; ".join(other[:5]) + (f"; and {len(other) - 5} more" if len(other) > 5 else "")] * bool(other)
+        problems += [f"it lacks {listing(lacks)}"] * bool(lacks)
+        problems += [f"the model has nothing for {listing(unknown)}"] * bool(unknown)
+        if problems:
+            raise DataError(
+                f"{where} is not of this model: {'; '.join(problems)}.",
+                "Give the script, or the keys and `--model`, that it was trained with, `param_scan_axis` among them.",
+            )
+
+    def _moments(self) -> dict[str, tuple[Kind, str]]:
+        """The optimizer's arrays: their names in our state -> which moment of which parameter."""
+        found: dict[str, tuple[Kind, str]] = {}
+        for name in self.state:
+            if not name.startswith("opt_state.") or name.endswith(".count"):
+                continue
+            part = next((part for part in _MOMENTS if f".{part}." in name), None)
+            param = name.partition(f".{part}.")[2]
+            if part is None or param not in self.params:
+                raise ConfigError(
+                    f"The recipe's optimizer keeps `{name}`, which MaxText's optimizers do not.",
+                    "AdamW, Adam and Sgd without momentum are carried over, without `ema_decay`.",
+                )
+            found[name] = (_MOMENTS[part], param)
+        return found
+
+
+def import_maxtext(
+    config: fdl.Config[Experiment],
+    recipe_text: str,
+    checkpoint: str,
+    run_dir: str | os.PathLike[str],
+    layout: MaxTextLayout,
+    dry_run: bool = False,
+) -> Carried:
+    """Begins a run with a MaxText checkpoint: `recipe.yaml`, and the checkpoint in our form.
+
+    A whole training state resumes at its step, with its data from the beginning; parameters alone make a new run's
+    start, at step 0. It reads one array at a time; while Orbax writes them, it takes up to three times their memory.
+
+    Args:
+      config: The recipe of the same model.
+      recipe_text: The recipe as YAML.
+      checkpoint: MaxText's folder.
+      run_dir: The run, which has no checkpoint yet.
+      layout: MaxText's side, as the launch says it; what the checkpoint itself shows wins.
+      dry_run: Whether only to check.
+
+    Raises:
+      DataError: The checkpoint is not of this model; names each parameter with both shapes.
+      ConfigError: The run has checkpoints, or the recipe has parts that MaxText has not.
+      MissingError: The run cannot be written.
+    """
+    store = CheckpointStore(epath.Path(run_dir) / "checkpoints", Checkpoint(async_save=False))
+    if store.steps():
+        raise ConfigError(f"{run_dir} has checkpoints of its own.", "Name a new folder with `--out`.")
+    source = MaxTextCheckpoint(checkpoint)
+    found = source.shapes()
+    layout = dataclasses.replace(
+        layout,
+        scanned=not any(name.startswith("decoder.layers_0.") for name in found),
+        fused_qkv=any(".qkv_proj." in name for name in found),
+        fused_mlp=any(name.endswith("mlp.wi.kernel") for name in found),
+    )
+    model = _Model(config, layout)
+    model.require(found, str(source.path))
+    if source.optimizer not in (None, model.optimizer):
+        raise DataError(
+            f"{source.path} has the state of {source.optimizer}, and the recipe's optimizer is {model.optimizer}.",
+            f"Say opt_type={source.optimizer} among the keys.",
+        )
+    with_optimizer = source.optimizer is not None
+    for kind in ("mu", "nu") if with_optimizer and model.moments else ():
+        model.require(source.shapes(kind), f"`{kind}` in {source.path}")
+    step = source.step if with_optimizer else 0
+    if not dry_run:
+        RunDir(run_dir).create()
+        arrays = _state(config, model, source, step, with_optimizer)
+        (epath.Path(run_dir) / "recipe.yaml").write_text(recipe_text)
+        with store:
+            store.save(step, jax.tree.unflatten(jax.tree.structure(model.abstract), arrays), {}, force=True)
+    sizes = [leaf.size for leaf in model.params.values()]
+    return Carried(str(source.path), step, sum(sizes), with_optimizer, layout.scanned, str(run_dir))
+
+
+def export_maxtext(
+    config: fdl.Config[Experiment],
+    run_dir: str | os.PathLike[str],
+    checkpoint: str,
+    layout: MaxTextLayout,
+    dry_run: bool = False,
+) -> Carried:
+    """Writes a run's newest checkpoint as MaxText does: the whole state, or at step 0 the parameters alone.
+
+    Raises:
+      DataError: There is no checkpoint, or it is damaged or not of this recipe.
+      ConfigError: The recipe has parts that MaxText has not, or MaxText's folder has a checkpoint of this step.
+    """
+    store = CheckpointStore(epath.Path(run_dir) / "checkpoints")
+    step = store.latest_step()
+    if step is None:
+        raise DataError(f"There is no checkpoint in {run_dir}.", "Train it first: `pax train`.")
+    model = _Model(config, layout)
+    moments = model.moments if step else {}
+    params = {f"params.{name}": leaf for name, leaf in model.params.items()}
+    count = next((name for name in model.state if name.startswith("opt_state.") and name.endswith(".count")), None)
+    wanted = params | {name: model.state[name] for name in (*moments, *([count] if count and step else []))}
+    step_dir = store.directory / str(step)
+    manifest = read_manifest(step_dir)
+    unlike = [
+        name
+        for name, leaf in wanted.items()
+        if name not in manifest.arrays or manifest.arrays[name].shape != tuple(leaf.shape)
+    ]
+    if unlike:
+        raise DataError(f"{step_dir} is not of this recipe: {listing(unlike)}.", "Use the run's own recipe.yaml.")
+    target = maxtext_folder(checkpoint, step)
+    size = sum(leaf.size for leaf in model.params.values())
+    carried = Carried(str(step_dir), step, size, bool(step), layout.scanned, target)
+    if dry_run:
+        return carried
+    arrays = {name: np.asarray(x) for name, x in read_arrays(step_dir, manifest, wanted).items()}
+    state: dict[str, Any] = {
+        "step": np.int32(step),
+        "params": {"params": model.to_theirs({name: arrays[f"params.{name}"] for name in model.params}, "params")},
+        "opt_state": {},
+    }
+    if step:
+        trees: dict[str, Any] = {}
+        for kind in ("mu", "nu") if moments else ():
+            of_kind = {param: arrays[name] for name, (found, param) in moments.items() if found == kind}
+            trees[kind] = {"params": model.to_theirs(of_kind, kind)}
+        updates = np.int32(arrays[count] if count else step)
+        state["opt_state"] = _their_optimizer(model.optimizer, trees, updates)
+    write_maxtext(checkpoint, step, state)
+    return carried
+
+
+def _their_optimizer(optimizer: str, trees: Mapping[str, Any], count: np.int32) -> Any:
+    """The state of `optax.adamw`, of MaxText's `adam_pax`, or of `optax.sgd`."""
+    scheduled = optax.ScaleByScheduleState(count)
+    if optimizer == "sgd":
+        return (optax.EmptyState(), scheduled)
+    if optimizer == "adam_pax":
+        return {"count": count, **trees}
+    return (optax.ScaleByAdamState(count, trees["mu"], trees["nu"]), optax.EmptyState(), scheduled)
+
+
+def _state(
+    config: fdl.Config[Experiment], model: _Model, source: MaxTextCheckpoint, step: int, with_optimizer: bool
+) -> list[np.ndarray]:
+    """All arrays of our state, in its order; those of the optimizer, if they do not come along, as of a new run."""
+    arrays: dict[str, Any] = {f"params.{name}": x for name, x in model.to_ours(source, "params").items()}
+    for kind in ("mu", "nu") if with_optimizer and model.moments else ():
+        of_kind = model.to_ours(source, kind)
+        arrays |= {name: of_kind[param] for name, (found, param) in model.moments.items() if found == kind}
+    root = jax.random.key(config.task.train.random_seed)
+    arrays |= {"step": np.int32(step), "key": np.asarray(jax.random.key_data(jax.random.fold_in(root, 1)))}
+    for name, leaf in model.state.items():
+        if name.endswith(".count"):
+            arrays[name] = np.int32(source.count if with_optimizer else 0)
+        elif name not in arrays:
+            arrays[name] = np.zeros(leaf.shape, leaf.dtype)
+    return [np.asarray(arrays[name]) for name in model.state]
+
+
+def _abstract(config: fdl.Config[Experiment]) -> TrainState:
+    """Shapes of the state, for which neither the recipe's data nor its devices have to be there."""
+    config = copy.deepcopy(config)
+    config.train_input, config.eval_inputs, config.decode_inputs = SyntheticInput.config(), [], []
+    experiment = fdl.build(prepared(config, 1))
+    mesh = build_mesh(Mesh(), jax.local_devices()[:1])
+    with use_mesh(mesh):
+        return abstract_state(experiment.task, experiment.train_input.element_spec(), mesh, DEFAULT_RULES)
+
+
+def _differences(config: fdl.Config[Experiment], layout: MaxTextLayout) -> Differences:
+    """How the numbers of this recipe's parameters differ from MaxText's."""
+    model = config.task.model
+    block = getattr(model.stack, "turns", None) or [model.stack.block]
+    attention, norm = block[0].attention, block[0].norm
+    root = fdl.build(model).head_dims ** -0.5
+    ours = attention.query_scale if attention.query_scale is not None else root
+    scaling = attention.rotary.scaling if attention.rotary is not None else None
+    return Differences(
+        query_scale=(root if layout.scales_queries else 1.0) / ours,
+        norm_shift=_shift(norm),
+        qk_norm_shift=_shift(attention.qk_norm),
+        final_norm_shift=_shift(model.final_norm),
+        neighbours=scaling is not None and fdl.get_callable(scaling) is Llama31Scaling,
+    )
+
+
+def _shift(norm: fdl.Partial | None) -> float:
+    """Our scale less MaxText's, which is the factor of an RMS norm, and what is added to 1 in a layer norm."""
+    is_rms = norm is not None and fdl.get_callable(norm) is RmsNorm
+    return -1.0 if is_rms and not norm.direct_scale else 0.0

@@ -1,0 +1,160 @@
+"""A converted recipe as a file, and what there is to say about it as text."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from paxcli.convert.maxtext.conversion import BASE_RECIPE, Converted
+from paxcli.convert.maxtext.draft import Row
+
+
+def recipe_yaml(converted: Converted) -> str:
+    """A YAML recipe; comments say where each value comes from."""
+    head = [f"# {line}".rstrip() for line in _description(converted)]
+    lines = {path: f"  {path}: {json.dumps(value)}" for path, value in converted.values.items()}
+    width = max(len(line) for line in lines.values() if len(line) <= 80)
+    sources = _sources(converted)
+    body = [f"{line:<{width}}  # {sources[p]}" if sources.get(p) else line for p, line in lines.items()]
+    return "\n".join([*head, f"recipe: {BASE_RECIPE}", "set:", *body, ""])
+
+
+def recipe_python(converted: Converted) -> str:
+    """A Python recipe with the same values."""
+    sources = _sources(converted)
+    name = re.sub(r"\W+", "_", f"{converted.name.rpartition('.')[0] or converted.name}").strip("_").lower()
+    name = f"lm_{name}" if not name[:1].isalpha() else name
+    description = "\n".join(f"    {line}".rstrip() for line in _description(converted)[1:])
+    values = [
+        f"    {json.dumps(path)}: {value!r},  # {sources.get(path, '')}".rstrip(" #")
+        for path, value in converted.values.items()
+    ]
+    title = _description(converted)[0]
+    return "\n".join(
+        [
+            f'"""{_plain(title)}"""',
+            "",
+            "import fiddle as fdl",
+            "",
+            "from paxcli.config.assign import assign",
+            "from paxcli.config.recipe import recipe",
+            "from paxcli.training.experiment import Experiment",
+            "from pax_recipes.maxtext import maxtext_base",
+            "",
+            "VALUES = {",
+            *values,
+            "}",
+            "",
+            "",
+            "@recipe()",
+            f"def {name}() -> fdl.Config[Experiment]:",
+            f'    """{_plain(title)}',
+            _plain(description),
+            '    """',
+            "    config = maxtext_base()",
+            "    for path, value in VALUES.items():",
+            "        assign(config, path, value)",
+            "    return config",
+            "",
+        ]
+    )
+
+
+def report(converted: Converted, parameters: int | None = None) -> str:
+    """What was made of a launch: sizes, the table, and all that is not exact."""
+    rows = [("MaxText", "value", "after scale", "pax", "value", "from")]
+    rows += [tuple(map(_cell, _columns(row))) for row in converted.rows]
+    widths = [max(len(row[i]) for row in rows) for i in range(6)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    sizes = [
+        f"{converted.name}: MaxText of {converted.settings.era.text()}",
+        f"  parameters: {converted.parameters:,} by MaxText's sizes"
+        + (f", {parameters:,} by the recipe" if parameters is not None else ""),
+        f"  devices: {converted.num_devices or 'all that there are'}"
+        + (f" ({converted.topology.says})" if converted.topology.says else "")
+        + ("; on as many slices as the axes say, else one" if converted.topology.slices is None else ""),
+    ]
+    if converted.tokens_per_step is not None:
+        sizes.append(f"  tokens per step: {converted.tokens_per_step:,}")
+    sizes.append(f"  TFLOPs per step and device: {converted.flops.total:,.2f} ({converted.flops.formula})")
+    sizes += [f"  {line}" for line in expectation(converted)]
+    notes = []
+    for title, found in (
+        ("Warnings", converted.settings.warnings),
+        ("Dropped", [_dropped(dropped) for dropped in converted.dropped]),
+        ("Approximated", converted.approximated),
+        ("For you to decide", converted.settings.undecided),
+        ("Set these in the environment", [f"{name}={value}" for name, value in converted.flags.items()]),
+    ):
+        notes += ["", f"{title}:", *(f"  {line}" for line in found)] if found else []
+    return "\n".join(map(printable, [*sizes, "", *table, *notes]))
+
+
+def table_of(converted: Converted) -> list[dict[str, Any]]:
+    """The table, for programs."""
+    names = ("maxtext", "value", "scaled", "pax", "pax_value", "line", "origin")
+    return [{name: getattr(row, name) for name in names} for row in converted.rows]
+
+
+def expectation(converted: Converted) -> list[str]:
+    """The speed that a comment after the command tells of, and what it was counted by."""
+    found = re.search(r"([0-9][0-9.]*)\s*(?:TFLOPs?/s|TFLOPS|teraflops)", converted.note, re.IGNORECASE)
+    if found is None or not float(found[1].rstrip(".") or 0):
+        return [f"Its comment: {converted.note}"] if converted.note else []
+    rate = float(found[1].rstrip("."))
+    return [
+        f"Expected: {rate:g} TFLOP/s a device, counted by {converted.flops.formula}:"
+        f" {converted.flops.total / rate:.2f} s a step."
+    ]
+
+
+def printable(text: str) -> str:
+    """One line without control codes, whatever a script had in it."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]+", " ", text)
+
+
+def _description(converted: Converted) -> list[str]:
+    lines = [
+        f"{converted.name}, carried over from MaxText of {converted.settings.date}.",
+        "",
+        f"{converted.parameters / 1e9:.2f} billion parameters"
+        + (f" on {converted.num_devices} devices." if converted.num_devices else "."),
+        *expectation(converted),
+        *(f"Set {name}={value}" for name, value in converted.flags.items()),
+        *(f"To decide: {text}" for text in converted.settings.undecided),
+        *(f"Approximated: {text}" for text in converted.approximated),
+    ]
+    return [printable(line) for line in lines]
+
+
+def _plain(text: str) -> str:
+    """A text that cannot end the string it stands in."""
+    return text.replace("\\", "/").replace('"""', "'''").replace('"', "'")
+
+
+def _sources(converted: Converted) -> dict[str, str]:
+    return {row.pax: _from(row) for row in converted.rows}
+
+
+def _from(row: Row) -> str:
+    value = _cell(row.value)
+    scaled = f", scaled to {_cell(row.scaled)}" if row.scaled != row.value else ""
+    where = f"line {row.line}" if row.line is not None else f"MaxText's {row.origin}"
+    text = f"{row.maxtext}={value}{scaled}, {where}" if row.maxtext != "(fixed)" else "fixed in MaxText"
+    return printable(text)
+
+
+def _columns(row: Row) -> tuple[Any, ...]:
+    where = f"line {row.line}" if row.line is not None else row.origin
+    return row.maxtext, row.value, row.scaled, row.pax, row.pax_value, where
+
+
+def _cell(value: Any) -> str:
+    text = "off" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _dropped(dropped: Any) -> str:
+    where = f"line {dropped.line}: " if dropped.line else ""
+    return f"{where}{dropped.key}={dropped.value}: {dropped.why}"

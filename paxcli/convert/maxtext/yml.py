@@ -1,0 +1,78 @@
+"""MaxText's `.yml` files: keys in order, with those of the file that `base_config` names beneath them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from paxcli.convert.maxtext.launch import Launch, Pair, Report
+from paxcli.errors import ConfigError
+
+BASE = "base.yml"
+_DEEPEST = 8
+
+
+def read_yml(text: str, path: Path) -> Launch:
+    """The keys of a config and of those that it inherits, the nearest last.
+
+    MaxText's own base.yml need not be at hand: the dated defaults stand for it.
+
+    Raises:
+      ConfigError: It is not a mapping of keys to values, or inherits itself.
+    """
+    launch = Launch(1, config=path.name)
+    launch.pairs = _inherited(text, path, (), launch.reports)
+    if not launch.pairs:
+        raise ConfigError(f"{path} sets no key.", "A MaxText config has lines such as `steps: 10`.")
+    return launch
+
+
+def find_beside(path: Path, name: str) -> Path | None:
+    """A file that `path` names, looked for by its last part: beside it, one folder up, and as it is written."""
+    last = name.replace("\\", "/").rpartition("/")[2]
+    if not last or last in (".", ".."):
+        return None
+    candidates = (path.parent / last, path.parent / name.lstrip("/"), path.parent.parent / last)
+    try:
+        return next((found for found in candidates if found.is_file() and found != path), None)
+    except (OSError, ValueError):  # a name that no file system takes
+        return None
+
+
+def _inherited(text: str, path: Path, inside: tuple[Path, ...], reports: list[Report]) -> list[Pair]:
+    if path.resolve() in inside or len(inside) > _DEEPEST:
+        raise ConfigError(f"{path} inherits itself.", "Name another file in its `base_config`.")
+    own = _pairs(text, path)
+    base = next((pair for pair in own if pair.key == "base_config"), None)
+    rest = [pair for pair in own if pair.key != "base_config"]
+    if base is None or not base.value:
+        return rest
+    beside = find_beside(path, base.value)
+    if beside is not None:
+        return _inherited(beside.read_text("utf-8"), beside, (*inside, path.resolve()), reports) + rest
+    if base.value.rpartition("/")[2] != BASE:
+        reports.append(Report(base.line, f"base_config: {base.value}", "this file is not at hand"))
+    return rest
+
+
+def _pairs(text: str, path: Path) -> list[Pair]:
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}.", "Mend it.") from None
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigError(f"{path} is not a mapping of keys to values.", "Write one `key: value` on each line.")
+    return [
+        Pair(str(key.value), _value(value), key.start_mark.line + 1)
+        for key, value in root.value
+        if isinstance(key, yaml.ScalarNode)
+    ]
+
+
+def _value(node: yaml.Node) -> str:
+    """A value as it would stand on a command line."""
+    if isinstance(node, yaml.ScalarNode):
+        return "" if node.tag.endswith(":null") else node.value
+    items = node.value if isinstance(node, yaml.SequenceNode) else []
+    return f"[{','.join(str(item.value) for item in items)}]"

@@ -1,0 +1,112 @@
+"""Exact causal attention in blocks: skips what the mask hides, and keeps no [T, T] array for the backward pass.
+
+The idea is FlashAttention's (Dao et al., 2022), in plain JAX: a query block sees keys up to its own end only, and the
+backward pass computes probabilities again from the saved log-sum-exp, one key block at a time and transposed, so that
+every product is one that XLA runs at full speed on a CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Float, Int
+
+from paxcli.layers.activations import soft_cap
+
+_MASKED = -1e30  # finite: a row that sees nothing but itself still has a maximum
+_LEAST_BLOCK = 64
+_MOST_BLOCKS = 4  # more skip little more, and cost more calls
+_WINDOWED_BLOCKS = (32, 16, 8)  # with a window they do skip more, while a block is no smaller than the window
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def causal_attention(
+    query: Float[jax.Array, "B N T H"],
+    key: Float[jax.Array, "B N T H"],
+    value: Float[jax.Array, "B N T H"],
+    segment_ids: Int[jax.Array, "B T"],
+    logit_cap: float | None = None,
+    window: int | None = None,
+) -> Float[jax.Array, "B N T H"]:
+    """Attention of scaled queries to keys of the same segment that are not later in the row. The softmax is float32.
+
+    With a `window`, a query sees only the last so many keys, its own among them.
+    """
+    return _forward(query, key, value, segment_ids, logit_cap, window)[0]
+
+
+@jax.named_scope("core")
+def _forward(query, key, value, segment_ids, logit_cap, window):
+    blocks = []
+    for start, end in _blocks(query.shape[2], window):
+        seen = slice(0 if window is None else max(0, start + 1 - window), end)
+        logits = soft_cap(_rows_by_rows(query[:, :, start:end], key[:, :, seen]), logit_cap)
+        visible = _visible(segment_ids, slice(start, end), seen, window)
+        logits = jnp.where(visible, logits, _MASKED)
+        maximum = jnp.max(logits, axis=-1, keepdims=True)
+        weights = jnp.exp(logits - maximum)
+        total = jnp.sum(weights, axis=-1, keepdims=True)
+        context = _rows_by_columns(weights.astype(value.dtype), value[:, :, seen]) / total
+        blocks.append((context.astype(value.dtype), (maximum + jnp.log(total))[..., 0]))
+    context, log_totals = (jnp.concatenate(parts, axis=2) for parts in zip(*blocks, strict=True))
+    return context, (query, key, value, segment_ids, context, log_totals)
+
+
+@jax.named_scope("core")
+def _backward(logit_cap, window, residuals, context_grad):
+    query, key, value, segment_ids, context, log_totals = residuals
+    length = query.shape[2]
+    delta = jnp.sum(context_grad.astype(jnp.float32) * context, axis=-1)
+    query_grad, key_grads, value_grads = 0.0, [], []
+    for start, end in _blocks(length, window):
+        later = slice(start, length if window is None else min(length, end - 1 + window))
+        later_query, later_grad = query[:, :, later], context_grad[:, :, later]
+        # Everything here is transposed: keys are rows, the queries that may see them are columns.
+        logits = soft_cap(_rows_by_rows(key[:, :, start:end], later_query), logit_cap)
+        visible = jnp.swapaxes(_visible(segment_ids, later, slice(start, end), window), 2, 3)
+        weights = jnp.where(visible, jnp.exp(logits - log_totals[:, :, None, later]), 0.0)
+        weight_grads = _rows_by_rows(value[:, :, start:end], later_grad)
+        logit_grads = weights * (weight_grads - delta[:, :, None, later])
+        if logit_cap is not None:
+            logit_grads = logit_grads * (1 - jnp.square(logits / logit_cap))
+        logit_grads = logit_grads.astype(query.dtype)
+        value_grads.append(_rows_by_columns(weights.astype(query.dtype), later_grad))
+        key_grads.append(_rows_by_columns(logit_grads, later_query))
+        part = _rows_by_columns(jnp.swapaxes(key[:, :, start:end], 2, 3), logit_grads)
+        query_grad += jnp.pad(part, ((0, 0), (0, 0), (0, 0), (start, length - later.stop)))
+    query_grad = jnp.swapaxes(query_grad, 2, 3).astype(query.dtype)
+    key_grad, value_grad = (jnp.concatenate(g, axis=2).astype(query.dtype) for g in (key_grads, value_grads))
+    return query_grad, key_grad, value_grad, None
+
+
+causal_attention.defvjp(_forward, _backward)
+
+
+def _blocks(length: int, window: int | None) -> list[tuple[int, int]]:
+    """Start and end of the blocks of a row."""
+    least = {_MOST_BLOCKS: _LEAST_BLOCK, 2: _LEAST_BLOCK}
+    if window is not None:
+        least |= dict.fromkeys(_WINDOWED_BLOCKS, max(window, _LEAST_BLOCK))
+    count = max((n for n, size in least.items() if length % n == 0 and length // n >= size), default=1)
+    size = length // count
+    return [(start, start + size) for start in range(0, length, size)]
+
+
+def _visible(segment_ids: jax.Array, queries: slice, keys: slice, window: int | None) -> jax.Array:
+    """[B, 1, queries, keys]: same segment, not later, and not before the window."""
+    same = segment_ids[:, queries, None] == segment_ids[:, None, keys]
+    distance = jnp.arange(queries.start, queries.stop)[:, None] - jnp.arange(keys.start, keys.stop)
+    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
+    return (same & seen)[:, None]
+
+
+def _rows_by_rows(a: jax.Array, b: jax.Array) -> jax.Array:
+    """[B, N, S, H] and [B, N, T, H] to [B, N, S, T], float32."""
+    return jnp.einsum("bnsh,bnth->bnst", a, b, preferred_element_type=jnp.float32)
+
+
+def _rows_by_columns(a: jax.Array, b: jax.Array) -> jax.Array:
+    """[B, N, S, T] and [B, N, T, H] to [B, N, S, H], float32."""
+    return jnp.einsum("bnst,bnth->bnsh", a, b, preferred_element_type=jnp.float32)

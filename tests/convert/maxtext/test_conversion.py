@@ -1,0 +1,343 @@
+"""Launches become recipes: golden files, the seed table, published sizes, the way back, and a run."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pathlib
+
+import fiddle as fdl
+import jax.numpy as jnp
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paxcli.config.load import load
+from paxcli.convert.maxtext import tables
+from paxcli.convert.maxtext.back import command_line, to_maxtext
+from paxcli.convert.maxtext.building import config_with
+from paxcli.convert.maxtext.conversion import Converted, convert
+from paxcli.convert.maxtext.launch import Launch, Pair
+from paxcli.convert.maxtext.script import read_script
+from paxcli.convert.maxtext.source import read_file
+from paxcli.convert.maxtext.topology import devices_of
+from paxcli.convert.maxtext.writing import recipe_python, recipe_yaml, report
+from paxcli.errors import ConfigError
+from paxcli.training.summary import summarize
+
+HERE = pathlib.Path(__file__).parent
+GOLDEN = {
+    "2xv4-128.scale.sh": "2023-03-08",
+    "2xv4-128.named.sh": "2023-04-19",
+    "2xv4-128.base.sh": "2023-07-21",
+    "22b.sh": None,
+    "1xv4-384.sh": "2023-03-08",
+    "128b.sh": "2024-03-01",
+    "v5p_2048.sh": "2024-10-01",
+    "gpt3_half.sh": "2025-04-10",
+    "16vm.sh": None,
+    "128vm.sh": None,
+    "convergence.sh": None,
+    "required.sh": None,
+    "xpk.sh": "2025-09-01",
+}
+
+
+def of_script(name: str, date: str | None = None, **options) -> Converted:
+    (launch,) = read_file(HERE / "scripts" / name, {"OUTPUT_PATH": "gs://b", "BASE": "gs://b"}).launches
+    return convert(launch, name, date=datetime.date.fromisoformat(date) if date else None, **options)
+
+
+def of_keys(date: str = "2026-01-01", topology: str | None = None, **keys: object) -> Converted:
+    launch = Launch(1, pairs=[Pair(key, str(value), 1) for key, value in keys.items()])
+    return convert(launch, "keys", date=datetime.date.fromisoformat(date), topology=topology)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_script_becomes_the_golden_recipe(name: str) -> None:
+    topology = "v5e-256" if name == "gpt3_half.sh" else None
+    text = recipe_yaml(of_script(name, GOLDEN[name], topology=topology))
+    assert text == (HERE / "golden" / f"{name.removesuffix('.sh')}.yaml").read_text()
+    assert yaml.safe_load(text)["recipe"] == "maxtext-base"
+
+
+def test_the_first_script_value_by_value() -> None:
+    converted = of_script("2xv4-128.scale.sh", "2023-03-08")
+    block = "task.model.stack.block"
+    assert (
+        converted.values
+        | {
+            "mesh.ici_mesh_shape": [1, 64, 1],
+            "mesh.dcn_mesh_shape": [2, 1, 1],
+            "task.model.num_layers": 48,
+            "task.model.model_dims": 6144,
+            "task.model.hidden_dims": 24576,
+            "task.model.num_heads": 24,
+            "task.model.dims_per_head": 256,
+            "task.model.vocab_size": 32768,
+            "task.model.max_seq_len": 1024,
+            "task.model.fprop_dtype": "bfloat16",
+            "task.model.position": None,
+            "task.model.embedding.scale_logits_sqrt_depth": True,
+            "task.model.embedding.logit_cap": None,
+            block: "ParallelBlock",
+            f"{block}.norm": "RmsNorm",
+            f"{block}.norm.epsilon": 1e-6,
+            f"{block}.attention.relative_bias": "RelativeBias",
+            f"{block}.attention.rotary": None,
+            f"{block}.attention.logit_cap": None,
+            f"{block}.feed_forward.activation": "relu",
+            f"{block}.feed_forward.gated": False,
+            f"{block}.feed_forward.use_bias": False,
+            "task.model.stack.remat_policy": "nothing",
+            "task.train.percore_batch_size": 16.0,
+            "task.train.num_train_steps": 10,
+            "task.train.learner.learning_rate": 3e-5,
+            "task.train.learner.schedule": "LinearRampupSqrtDecay",
+            "task.train.learner.schedule.warmup_steps": 15_000,
+            "task.train.learner.optimizer": "AdamW",
+            "task.train.learner.optimizer.beta2": 0.999,
+            "task.train.learner.optimizer.weight_decay": 0.0,
+            "task.train.learner.clip_gradient_norm_to_value": None,
+            "checkpoint.save_interval_steps": 10_000,
+        }
+        == converted.values
+    )
+    assert (converted.num_devices, converted.tokens_per_step) == (128, 2_097_152)
+    assert "13.65 s a step" in report(converted) and "attention not counted" in recipe_yaml(converted)
+    row = next(row for row in converted.rows if row.pax == "task.model.hidden_dims")
+    assert (row.maxtext, row.value, row.scaled, row.pax_value) == ("base_mlp_dim", 8192, 24576, 24576)
+
+
+@pytest.mark.parametrize(
+    "name",  # the two of many layers that are unrolled take long to trace
+    [pytest.param(n, marks=pytest.mark.slow) if n in ("gemma3-4b", "gemma3-27b") else n for n in tables.models()],
+)
+def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
+    try:
+        converted = of_keys(model_name=name)
+        config = config_with(converted.values)
+    except ConfigError as error:
+        assert name in error.message and "nearest" in str(error.hint)
+        assert "is not a block that pax has" in error.message
+        return
+    config.train_input = load("maxtext-base").config.train_input
+    assert summarize(config)["parameters"] == converted.parameters
+
+
+def test_meshes() -> None:
+    auto = of_keys(topology="v5e-256", ici_fsdp_parallelism=-1, ici_tensor_parallelism=16, num_slices=2)
+    assert auto.values["mesh.ici_mesh_shape"] == [1, 16, 16] and auto.values["mesh.dcn_mesh_shape"] == [2, 1, 1]
+    named = of_keys(ici_fsdp_parallelism=4, ici_expert_parallelism=2, ici_context_parallelism=2)
+    assert named.values["mesh.ici_mesh_shape"] == {"fsdp": 4, "context": 2, "expert": 2}
+    assert of_keys().values["mesh.ici_mesh_shape"] is None and "--topology" in of_keys().settings.undecided[0]
+    with pytest.raises(ConfigError, match="make 8, but there are 4"):
+        of_keys(topology="v4-8", ici_fsdp_parallelism=8)
+    with pytest.raises(ConfigError, match="are all -1"):
+        of_keys(topology="v4-8", ici_fsdp_parallelism=-1, ici_tensor_parallelism=-1)
+    assert [devices_of(name) for name in ("v4-128", "v5p-2048", "v5e-256", "a3")] == [64, 1024, 256, 8]
+
+
+def test_batches() -> None:
+    half = of_keys(topology="v5e-256", model_name="gpt3-52k", per_device_batch_size=0.5)
+    assert half.values["task.train.global_batch_size"] == 128
+    many = of_keys(ici_fsdp_parallelism=4, per_device_batch_size=2, gradient_accumulation_steps=4)
+    assert many.values["task.train.percore_batch_size"] == 8 and many.values["task.train.num_microbatches"] == 4
+    assert many.tokens_per_step == 4 * 2 * 4 * 2048
+
+
+def test_places_of_single_tensors() -> None:
+    stack = "task.model.stack"
+    custom = of_keys(remat_policy="custom", context="device", key_proj="offload", qkv_proj="device", mlpwo="device")
+    assert custom.values[f"{stack}.remat_policy"] == "context" and custom.values[f"{stack}.offload"] == ["key"]
+    assert [dropped.key for dropped in custom.settings.dropped] == ["qkv_proj"]  # its products are not fused
+    assert any("what mlpwo would keep is computed again" in note for note in custom.approximated)
+    fused = of_keys(model_name="gpt3-52k", remat_policy="custom", qkv_proj="offload", mlpwi="offload", context="remat")
+    assert fused.values[f"{stack}.offload"] == ["query", "key", "value", "feed_forward_in"]
+
+
+def test_the_rate_is_zero_after_the_schedule() -> None:
+    values = of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20, learning_rate=1.0).values
+    learner = config_with(
+        of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20).values
+    ).task.train.learner
+    schedule = fdl.build(learner.schedule)
+    assert [round(float(schedule(jnp.asarray(step))), 3) for step in (0, 1, 2, 20, 29)] == [0, 0.5, 1, 0, 0]
+    assert values["task.train.learner.schedule"] == "PiecewiseSchedule"
+
+
+def test_gpt3_had_a_schedule_of_its_own() -> None:
+    old = of_keys("2024-10-01", topology="v5p-2048", model_name="gpt3-175b", per_device_batch_size=1.5)
+    learner = "task.train.learner"
+    assert old.values[f"{learner}.learning_rate"] == 2e-5
+    assert old.values[f"{learner}.schedule.schedules.0.warmup_steps"] == 265
+    assert old.values[f"{learner}.schedule.boundaries"] == [108_600]
+    assert of_keys("2026-01-01", model_name="gpt3-175b").values["task.train.learner.learning_rate"] == 3e-5
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"decoder_block": "deepseek"}, "decoder_block=deepseek"),
+        ({"opt_type": "muon"}, "opt_type=muon"),
+        ({"remat_policy": "fulll"}, "remat_policy=fulll"),
+        ({"remat_policy": "custom", "context": "hbm"}, "context=hbm"),
+        ({"mlp_activations": "[silu,silu]"}, "mlp_activations"),
+        ({"rope_type": "yarn"}, "rope_type=yarn"),
+        ({"dtype": "float16"}, "dtype=float16"),
+        ({"model_name": "gemma2-2b", "ici_pipeline_parallelism": 2}, "cannot be pipelined"),
+        ({"steps": 0, "learning_rate_schedule_steps": 0}, "no number of steps"),
+        ({"base_emb_dim": 0}, "emb=0"),
+        ({"per_device_batch_size": 0}, "no batch"),
+    ],
+)
+def test_what_pax_lacks_is_refused(keys: dict[str, object], said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        of_keys(**keys)
+    assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model_name": "gpt3-52k", "steps": 300, "per_device_batch_size": 3, "run_name": "a b's"},
+        {"model_name": "gpt3-6b", "ici_fsdp_parallelism": 8, "dcn_data_parallelism": 2, "remat_policy": "none"},
+        {"model_name": "gpt3-22b", "dataset_path": "gs://d", "tokenizer_path": "t.model", "dataset_type": "tfds"}
+        | {"quantization": "fp8", "mu_dtype": "bfloat16", "z_loss_multiplier": 1e-4}
+        | {"gradient_clipping_threshold": 0, "steps": 12345, "warmup_steps_fraction": 0.03, "max_target_length": 512},
+        {"remat_policy": "qkv_proj_offloaded", "dataset_type": "synthetic"},
+        {"remat_policy": "custom", "decoder_layer_input": "offload", "mlpwi_0": "offload", "out_proj": "device"},
+    ],
+)
+def test_there_and_back(keys: dict[str, object]) -> None:
+    _there_and_back(of_keys("2026-08-22", **keys))
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "gemma2-2b", "gemma3-12b", "qwen3-8b", "mistral-7b"]
+)
+def test_models_go_there_and_back(name: str) -> None:
+    _there_and_back(of_keys("2026-08-22", model_name=name, dataset_type="synthetic"))
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
+    converted = of_script(name, GOLDEN[name], topology="v5e-256" if name == "gpt3_half.sh" else None)
+    config = config_with(converted.values)
+    config.train_input = load("maxtext-base").config.train_input
+    assert summarize(config)["parameters"] == converted.parameters
+
+
+def _there_and_back(first: Converted) -> None:
+    back, left = to_maxtext(config_with(first.values), first.num_devices)
+    assert left == []
+    (launch,) = read_script(command_line(back)).launches
+    second = convert(launch, "back", date=datetime.date(2026, 8, 22))
+    assert second.values == first.values
+
+
+VALUES = [
+    "",
+    "0",
+    "1",
+    "-1",
+    "2",
+    "64",
+    "0.5",
+    "-3.5",
+    "nan",
+    "inf",
+    "1e400",
+    "true",
+    "none",
+    "[",
+    "[a,b]",
+    "relu",
+    "10" * 20,
+]
+VALUES += [
+    "llama2-7b",
+    "gpt3-175b",
+    "gemma2-2b",
+    "mixtral-8x7b",
+    "cosine",
+    "adam_pax",
+    "full",
+    "v4-128",
+    "${X",
+    "\x1b[0m",
+]
+
+
+@settings(max_examples=1000, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(tables.known_keys())), st.sampled_from(VALUES)), max_size=12),
+    st.sampled_from(["2023-02-01", "2023-08-01", "2024-02-01", "2024-06-01", "2026-08-22", None]),
+)
+def test_no_keys_break_it(pairs: list[tuple[str, str]], date: str | None) -> None:
+    launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in pairs], note="0 TFLOP/s")
+    try:
+        converted = convert(launch, "x.sh", date=datetime.date.fromisoformat(date) if date else None)
+        assert yaml.safe_load(recipe_yaml(converted))["set"] and report(converted)
+        compile(recipe_python(converted), "x.py", "exec")
+    except ConfigError as error:
+        assert error.hint
+
+
+def test_the_base_is_expressed_but_for_its_defaults() -> None:
+    keys, left = to_maxtext(load("maxtext-base").config, None)
+    assert keys["decoder_block"] == "gpt3" and keys["warmup_steps_fraction"].startswith("0.1005")
+    assert not [path for path in left if path.startswith("task.model")]
+
+
+def test_what_maxtext_cannot_express_is_refused() -> None:
+    with pytest.raises(ConfigError, match="MaxText cannot express .*per_dim_scale"):
+        to_maxtext(load("c4-1b").config, 4)
+
+
+def test_a_comment_cannot_end_a_recipe() -> None:
+    nasty = '"""\n\u2028import os\nx = """'
+    launch = Launch(1, pairs=[Pair("model_name", "gpt3-52k", 1), Pair("run_name", nasty, 1)], note=nasty)
+    launch.flags["XLA_FLAGS"] = nasty
+    converted = convert(launch, 'a"""b.sh', date=datetime.date(2026, 1, 1))
+    assert yaml.safe_load(recipe_yaml(converted))["set"]["task.name"] == nasty
+    compile(recipe_python(converted), "x.py", "exec")
+
+
+def test_a_converted_recipe_trains(pax, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python3 MaxText/train.py MaxText/configs/base.yml model_name=gpt3-52k steps=60 per_device_batch_size=8 \\\n"
+        "  learning_rate=1e-2 max_target_length=128 log_period=10 enable_checkpointing=false stepz=3\n"
+    )
+    done = pax("maxtext-convert", "run.sh", "--date", "2024-10-01", "--out", "out.yaml", "--check", "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["parameters"] == result["maxtext_parameters"] and result["dropped"][0]["key"] == "stepz"
+    trained = pax("train", "out.yaml", "--overlay", "cpu", "--overlay", "synthetic-data", "--run-dir", "run")
+    assert trained.returncode == 0, trained.stderr
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert losses[-1] < losses[0] - 0.5
+    python = pax("maxtext-convert", "run.sh", "--date", "2024-10-01", "--python", "--out", "out.py")
+    assert python.returncode == 0, python.stderr
+    both = pax("recipes", "diff", "out.yaml", "out.py")
+    assert both.stdout.strip() == "They do not differ.", both.stdout + both.stderr
+
+
+def test_two_trainings_are_two_recipes(pax, tmp_path: pathlib.Path) -> None:
+    line = "python3 MaxText/train.py base.yml model_name=gpt3-52k run_name="
+    (tmp_path / "two.sh").write_text(f"{line}a\nfor i in 1 2; do ls; done\n{line}'\x1b[31mb'\n")
+    done = pax("maxtext-convert", "two.sh", "--date", "2024-10-01")
+    assert done.returncode == 2 and "2 trainings" in done.stderr
+    done = pax("maxtext-convert", "two.sh", "--date", "2024-10-01", "--out", "two.yaml")
+    assert done.returncode == 0 and "line 2: for i in" in done.stderr and "\x1b" not in done.stderr + done.stdout
+    names = [yaml.safe_load((tmp_path / file).read_text())["set"]["task.name"] for file in ("two.yaml", "two-2.yaml")]
+    assert names == ["a", "\x1b[31mb"]
+
+
+def test_the_command_line_refuses_with_two(pax, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "bad.sh").write_bytes(b"\x00\x01")
+    for arguments in (["bad.sh"], ["--model", "deepseek3-671b"], [], ["missing.sh"], ["steps=1", "--date", "never"]):
+        done = pax("maxtext-convert", *arguments)
+        assert done.returncode == 2 and "hint" in done.stderr, done.stderr

@@ -1,0 +1,231 @@
+"""Launch scripts are read, line by line, and never run."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paxcli.convert.maxtext.launch import Launch
+from paxcli.convert.maxtext.script import read_script
+from paxcli.convert.maxtext.source import read_file, read_source
+from paxcli.errors import ConfigError
+
+SCRIPTS = pathlib.Path(__file__).parent / "scripts"
+
+
+def launch_of(name: str, **arguments: str) -> Launch:
+    (launch,) = read_file(SCRIPTS / name, arguments).launches
+    return launch
+
+
+def keys(launch: Launch) -> dict[str, str]:
+    return {pair.key: pair.value for pair in launch.pairs}
+
+
+def test_the_first_scripts() -> None:
+    launch = launch_of("2xv4-128.scale.sh")
+    assert keys(launch) == {
+        "run_name": "2xv4-64",
+        "dcn_data_parallelism": "2",
+        "ici_fsdp_parallelism": "64",
+        "steps": "10",
+        "per_device_batch_size": "16",
+        "enable_profiler": "true",
+        "remat_policy": "full",
+        "scale": "3",
+    }
+    assert launch.flags["LIBTPU_INIT_ARGS"].split()[-1] == "TPU_MEGACORE=MEGACORE_DENSE"
+    assert launch.note == "158 TFLOP/s, 22B parameters" and {pair.line for pair in launch.pairs} == {4}
+
+
+def test_a_comment_at_the_end_of_the_command_is_its_note() -> None:
+    launch = launch_of("1xv4-384.sh")
+    assert launch.note == "154 TFLOP/s, 52B" and keys(launch)["run_name"] == "v4-384_52b"
+
+
+def test_arguments_win_over_exports() -> None:
+    assert keys(launch_of("22b.sh"))["base_output_directory"] == "gs://a-bucket"
+    launch = launch_of("22b.sh", RUN_NAME="mine", OUTPUT_PATH="gs://mine")
+    assert keys(launch)["base_output_directory"] == "gs://mine"
+    assert [(pair.key, pair.value) for pair in launch.overrides] == [("RUN_NAME", "mine")]
+    assert launch_of("22b.sh").overrides == []
+    assert {pair.line for pair in launch.pairs} == {23, 24, 25}
+
+
+def test_a_backslash_at_the_end_ends_the_command() -> None:
+    launch = launch_of("128b.sh")
+    assert keys(launch)["fused_mlp"] == "true" and keys(launch)["remat_policy"] == "qkv_proj_offloaded"
+    (path,) = [pair for pair in launch.pairs if pair.key == "base_output_directory"]
+    assert path.missing == {"OUTPUT_PATH"}
+
+
+def test_a_script_that_calls_a_script_with_positions() -> None:
+    got = keys(launch_of("v5p_2048.sh"))
+    assert [got[f"ici_{axis}_parallelism"] for axis in ("data", "fsdp", "tensor")] == ["8", "16", "8"]
+    assert got["remat_policy"] == "save_dot_except_mlpwi" and got["run_name"] == "wide"
+    assert keys(launch_of("gpt3_175b_base.sh"))["run_name"] == "gpt3-DATE"
+    assert keys(launch_of("gpt3_175b_base.sh", **{"1": "x", "2": "8"}))["per_device_batch_size"] == "8"
+
+
+def test_flags_over_several_lines_and_a_config_beside() -> None:
+    launch = launch_of("16vm.sh")
+    assert "--xla_gpu_enable_command_buffer='' --xla_gpu_all_reduce" in launch.flags["XLA_FLAGS"]
+    got = keys(launch)
+    assert got["model_name"] == "llama2-7b" and got["mlp_activations"] == "[silu,linear]"
+    assert got["run_name"] == "llama-2-16vm-DATE"
+
+
+def test_a_malformed_pair_and_a_duplicate() -> None:
+    launch = launch_of("128vm.sh")
+    assert keys(launch)["enable_checkpointing"] == "False" and keys(launch)["run_name"] == "two"
+    assert [(report.line, report.text) for report in launch.reports] == [(2, "enable_checkpointing: False")]
+
+
+def test_a_command_in_a_string() -> None:
+    assert keys(launch_of("convergence.sh"))["dataset_type"] == "tfds"
+    reading = read_file(SCRIPTS / "convergence.sh", {"2": "hf"})
+    assert keys(reading.launches[0])["hf_path"] == "c4" and keys(reading.launches[0])["ici_fsdp_parallelism"] == "4"
+    assert reading.others[0].text.endswith("eval_assert.py")
+
+
+def test_arithmetic_trimming_and_what_is_passed_over() -> None:
+    reading = read_file(SCRIPTS / "required.sh", {"BASE": "gs://b/"})
+    got = keys(reading.launches[0])
+    assert got["steps"] == "3005" and got["per_device_batch_size"] == "2"
+    assert got["base_output_directory"] == "gs://b" and got["adamw_mask"] == '["token_embedder/embedding"]'
+    assert [(s.line, s.why) for s in reading.skipped] == [(4, "a `while` statement")]
+
+
+def test_a_wrapper_carries_the_topology() -> None:
+    launch = launch_of("xpk.sh")
+    assert (launch.topology, launch.num_slices) == ("v5litepod-256", 2) and keys(launch)["steps"] == "5"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(b"\x00\xff\x7f", "not a text"), (b" \n", "empty"), (b"ls -l\n", "no MaxText training")]
+)
+def test_what_is_no_launch_is_refused(tmp_path: pathlib.Path, text: bytes, said: str) -> None:
+    (tmp_path / "x.sh").write_bytes(text)
+    with pytest.raises(ConfigError, match=said):
+        read_source([str(tmp_path / "x.sh")])
+
+
+def test_bare_keys_and_a_config_that_inherits_itself(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "keys.txt").write_text("# mine\nsteps=10 per_device_batch_size=2\nmodel_name='gpt3-52k'\n")
+    assert keys(read_source([str(tmp_path / "keys.txt")]).launches[0])["model_name"] == "gpt3-52k"
+    assert keys(read_source(["steps=3", "scale=2"]).launches[0]) == {"steps": "3", "scale": "2"}
+    (tmp_path / "a.yml").write_text("base_config: b.yml\nsteps: 1\n")
+    (tmp_path / "b.yml").write_text("base_config: a.yml\nsteps: 2\n")
+    with pytest.raises(ConfigError, match="inherits itself"):
+        read_source([str(tmp_path / "a.yml")])
+
+
+def test_a_python_file_of_benchmarks_is_read_as_syntax(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "b.py").write_text(
+        f"import os\nos.system('{TOUCH}')\n"
+        "a = add(models, Model(model_name='basic-1', model_type='default', xla_flags=flags.A + ' --b=1',\n"
+        "  tuning_params={'per_device_batch_size': 2, 'steps': 3, 'mlp_activations': ['silu', 'linear']}))\n"
+        "b = Model(model_name='basic-2', model_type='llama2-7b', tuning_params={'steps': 1, **more})\n"
+    )
+    launch = read_file(tmp_path / "b.py", {"name": "basic-1"}).launches[0]
+    assert keys(launch)["per_device_batch_size"] == "2" and keys(launch)["mlp_activations"] == "[silu,linear]"
+    assert launch.flags["LIBTPU_INIT_ARGS"] == "flags.A + ' --b=1'" and launch.pairs[1].line == 4
+    assert read_file(tmp_path / "b.py", {"name": "basic-2"}).launches[0].reports[0].text == "more"
+    with pytest.raises(ConfigError, match="has 2 configurations"):
+        read_file(tmp_path / "b.py")
+    assert not os.path.exists(CANARY)
+
+
+def test_a_text_cannot_grow_without_end() -> None:
+    doubling = "A=xxxxxxxx\n" + "A=$A$A\n" * 60 + "python3 MaxText/train.py run_name=$A\n"
+    nested = "A=" + "${B:-" * 400 + "}" * 400 + "\n" + "if true; then " * 3000
+    assert len(read_script(doubling).launches[0].pairs[0].value) <= 1 << 16
+    read_script(nested)  # would never end, if it took each level twice
+    read_script("bash -c '" + "((((" * 5000)
+
+
+CANARY = "pax-canary"
+TOUCH = f"touch {CANARY}"
+WORDS = st.sampled_from(
+    [
+        "python3",
+        "MaxText/train.py",
+        "-m",
+        "MaxText.train",
+        "base.yml",
+        "steps=10",
+        "a=$A",
+        "b=${B:-x}",
+        "${C:?no}",
+        "$1",
+    ]
+    + [
+        "$(date)",
+        f"$({TOUCH})",
+        f"`{TOUCH}`",
+        f"$(({TOUCH}))",
+        f"${{A:-$({TOUCH})}}",
+        "$@",
+        '"$@"',
+        "''",
+        '"',
+        "'",
+        "\\",
+    ]
+    + [
+        "A=1",
+        "A+=2",
+        "export",
+        "M_STEPS=3",
+        "eval",
+        f'"{TOUCH}"',
+        "bash",
+        "-c",
+        "xpk",
+        f'--command="{TOUCH}"',
+        "./x.sh",
+    ]
+    + ["if", "[", "-n", "]", ";", "then", "else", "elif", "fi", "for", "ARGUMENT", "in", "do", "done", "while", "case"]
+    + ["esac", "{", "}", "(", ")", "f()", "&&", "||", "|", "&", "<<EOF", "EOF", "<<<", ">", "2>&1", "#", "\n", "\\\n"]
+    + [
+        "$((1+$A))",
+        "$((9*9))",
+        "$((1/0))",
+        "${A%/}",
+        "${A##*x}",
+        "${#A}",
+        "${A//x/y}",
+        f"__import__('os').system('{TOUCH}')",
+    ]
+    + [f"$((__import__('os').system('{TOUCH}')))"]
+)
+FUZZ = settings(max_examples=2000, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("canary"))
+
+
+@FUZZ
+@given(st.lists(st.tuples(WORDS, st.sampled_from([" ", "", "\n", "  "])), max_size=60))
+def test_no_script_of_the_grammar_breaks_it_or_runs(pieces: list[tuple[str, str]]) -> None:
+    read_script("".join(word + blank for word, blank in pieces), {"A": "7", "1": "one"}, lambda _: f"{TOUCH}\n$1")
+    assert not os.path.exists(CANARY)
+
+
+@FUZZ
+@given(st.binary(max_size=400))
+def test_no_bytes_break_it(content: bytes) -> None:
+    path = pathlib.Path("x.sh")
+    path.write_bytes(content)
+    try:
+        read_source([str(path)])
+    except ConfigError as error:
+        assert error.hint
+    read_script(content.decode("latin-1"))
+    assert os.listdir(".") == ["x.sh"]

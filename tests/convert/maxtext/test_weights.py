@@ -1,0 +1,185 @@
+"""Weights of MaxText: the logits are HF's, the way back is the identity, and a run goes on."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pathlib
+from types import SimpleNamespace
+from typing import Any, cast
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.reading import named_leaves, nested, read_manifest
+from paxcli.cli.maxtext_weights import layout_of as layout_of_block
+from paxcli.convert.maxtext.building import config_with
+from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
+from paxcli.convert.maxtext.conversion import convert
+from paxcli.convert.maxtext.launch import Launch, Pair
+from paxcli.convert.maxtext.weights import Carried, _Model, export_maxtext, import_maxtext
+from paxcli.errors import ConfigError, DataError
+from paxcli.nested_map import NestedMap
+from tests.convert.maxtext.maxtext_checkpoints import KEYS, SIZES
+from tests.tolerances import FLOAT32
+from tests.training import maxtext_checkpoints
+
+LOGITS = dict(atol=1e-4, rtol=0)
+
+
+def config_of(family: str, **more: Any) -> fdl.Config:
+    keys = SIZES | KEYS[family] | more
+    launch = Launch(1, pairs=[Pair(key, str(value), 1) for key, value in keys.items()])
+    config = config_with(convert(launch, family, date=datetime.date(2026, 1, 1)).values)
+    if family == "llama31":
+        config.task.model.stack.block.attention.rotary.scaling.original_max_seq_len = 48
+    return config
+
+
+def layout_of(config: fdl.Config, family: str, **more: Any) -> MaxTextLayout:
+    return layout_of_block(KEYS[family]["decoder_block"], config.task.model.num_layers, **more)
+
+
+def carried(
+    tmp_path: pathlib.Path, family: str, checkpoint: pathlib.Path, name: str = "run", **more: Any
+) -> tuple[Carried, dict[str, np.ndarray]]:
+    """The checkpoint as a run; the arrays of that, by name."""
+    config = config_of(family, **more)
+    done = import_maxtext(config, "recipe: x\n", str(checkpoint), tmp_path / name, layout_of(config, family))
+    return done, arrays_of(tmp_path / name)
+
+
+def arrays_of(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
+    store = CheckpointStore(run_dir / "checkpoints")
+    step = max(store.steps())
+    manifest = read_manifest(store.directory / str(step))
+    wanted = {name: jax.ShapeDtypeStruct(entry.shape, entry.dtype) for name, entry in manifest.arrays.items()}
+    return {name: np.asarray(x) for name, x in store.restore(step, wanted)[0].items()}
+
+
+def params_in(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    return nested({name.removeprefix("params."): x for name, x in arrays.items() if name.startswith("params.")})
+
+
+# Those whose parameters others have too are left to the slow suite.
+FAMILIES = [pytest.param(name, marks=pytest.mark.slow) if name in ("llama2", "mistral") else name for name in KEYS]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_transformers(tmp_path: pathlib.Path, family: str) -> None:
+    arrays = maxtext_checkpoints.arrays_of(family)
+    found = {}
+    for scanned in (True, False):
+        params = maxtext_checkpoints.params_of(family, arrays, scanned)
+        checkpoint = maxtext_checkpoints.save(tmp_path / f"{scanned}", params)
+        done, found[scanned] = carried(tmp_path, family, checkpoint, f"run {scanned}")
+        assert (done.step, done.with_optimizer, done.scanned) == (0, False, scanned)
+    assert_same(found[True], found[False])
+    ids = jnp.asarray(arrays["in/ids"], jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=positions)
+    model, params = fdl.build(config_of(family).task.model), params_in(found[True])
+    logits = jax.jit(lambda v: model.apply(v, batch, method="compute_predictions"))({"params": params}).logits
+    np.testing.assert_allclose(logits, arrays["out/logits"], **LOGITS)
+
+
+@pytest.mark.parametrize(("family", "scanned"), [("llama31", True), ("mixtral", False), ("gemma2", True)])
+def test_there_and_back_is_the_identity(tmp_path: pathlib.Path, family: str, scanned: bool) -> None:
+    params = maxtext_checkpoints.params_of(family, maxtext_checkpoints.arrays_of(family), scanned)
+    checkpoint = maxtext_checkpoints.save(tmp_path / "theirs", params, step=3, with_optimizer=True)
+    done, ours = carried(tmp_path, family, checkpoint)
+    assert (done.step, done.with_optimizer, int(ours["step"]), int(ours["opt_state.0.count"])) == (3, True, 3, 3)
+    config = config_of(family)
+    layout = layout_of(config, family, scanned=scanned)
+    back = export_maxtext(config, tmp_path / "run", str(tmp_path / "back"), layout)
+    assert_same(*(nested_leaves(maxtext_checkpoints.read(folder)) for folder in (checkpoint, back.target)))
+    with pytest.raises(ConfigError, match="is there already"):
+        export_maxtext(config, tmp_path / "run", str(tmp_path / "back"), layout)
+
+
+def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None:
+    """Scales that are stored otherwise, unrolled layers, and the blocks that no checkpoint above has."""
+    for name, keys in {"default": dict(decoder_block="default"), "gemma": dict(decoder_block="gemma3")}.items():
+        launch = dict(SIZES, head_dim=8, base_num_kv_heads=2, base_num_decoder_layers=8, use_qk_norm="true", **keys)
+        converted = convert(Launch(1, pairs=[Pair(k, str(v), 1) for k, v in launch.items()]), name)
+        config = config_with(converted.values)
+        stack = config.task.model.stack
+        for block in getattr(stack, "turns", None) or [stack.block]:
+            block.norm.direct_scale = block.attention.qk_norm.direct_scale = False
+            block.attention.query_scale = 0.5
+        layout = layout_of_block(keys["decoder_block"], 8)
+        model = _Model(config, layout)
+        random = np.random.RandomState(0)
+        ours = {name: random.randn(*leaf.shape).astype(np.float32) for name, leaf in model.params.items()}
+        for kind in ("params", "mu", "nu"):
+            theirs = nested_leaves(model.to_theirs(ours, kind))
+            model.require({name: x.shape for name, x in theirs.items()}, "here")
+            source = SimpleNamespace(read=lambda _, name, theirs=theirs: theirs[name])
+            again = model.to_ours(cast("Any", source), kind)
+            assert again.keys() == ours.keys()
+            for name, x in ours.items():
+                np.testing.assert_allclose(again[name], x, **FLOAT32)
+
+
+def test_what_does_not_fit_is_named_with_both_shapes(tmp_path: pathlib.Path) -> None:
+    params = maxtext_checkpoints.params_of("llama2", maxtext_checkpoints.arrays_of("llama2"), scanned=True)
+    params["decoder"]["lora"] = {"kernel": np.zeros(3, np.float32)}
+    del params["decoder"]["logits_dense"]
+    checkpoint = maxtext_checkpoints.save(tmp_path / "theirs", params)
+    with pytest.raises(DataError) as raised:
+        carried(tmp_path, "llama2", checkpoint, vocab_size=64)
+    for text in (
+        "`token_embedder.embedding` is [61, 32] there, and the model's is [64, 32]",
+        "it lacks `decoder.logits_dense.kernel`",
+        "nothing for `decoder.lora.kernel`",
+    ):
+        assert text in raised.value.message
+    with pytest.raises(ConfigError, match="stages of a pipeline"):
+        carried(tmp_path, "llama2", checkpoint, ici_pipeline_parallelism=2)
+    for folder, said in (("nowhere", "no folder"), (".", "holds no checkpoint"), ("run", "no parameters of a MaxText")):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        if folder == "run":
+            maxtext_checkpoints.save(tmp_path / "run", {"other": np.zeros(3, np.float32)})
+        with pytest.raises(DataError, match=said) as raised:
+            carried(tmp_path, "llama2", tmp_path / folder)
+        assert raised.value.hint
+    assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_from_the_command_line(pax, tmp_path: pathlib.Path) -> None:
+    params = maxtext_checkpoints.params_of("gpt2", maxtext_checkpoints.arrays_of("gpt2"), scanned=True)
+    maxtext_checkpoints.save(tmp_path / "theirs", params, step=3, with_optimizer=True)
+    keys = [f"{key}={value}" for key, value in (SIZES | KEYS["gpt2"] | {"opt_type": "adamw"}).items()]
+    convert_it = ["maxtext-convert", *keys, "--date", "2026-01-01", "--checkpoint", "theirs", "--out", "run"]
+    done = pax(*convert_it, "--json", "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["step"] == 3 and not (tmp_path / "run").exists()
+    done = pax(*convert_it)
+    assert done.returncode == 0 and "state of step 3" in done.stdout, done.stderr
+    evaluated = pax("eval", "run", "--overlay", "synthetic-data", "--json")
+    assert evaluated.returncode == 0, evaluated.stderr
+    trained = pax("train", "run/recipe.yaml", "--run-dir", "run", "--set", "summary_interval_steps=1")
+    assert trained.returncode == 0 and "Resuming run at step 3" in trained.stderr, trained.stderr
+    back = pax("maxtext-convert", "--to-maxtext", "run", "--checkpoint", "back", "--json")
+    assert back.returncode == 0, back.stderr
+    assert json.loads(back.stdout)["keys"]["load_full_state_path"] == str(tmp_path / "back" / "4" / "items")
+    tree = maxtext_checkpoints.read(tmp_path / "back" / "4" / "items")
+    assert int(tree["step"]) == int(tree["opt_state"][0]["count"]) == 4
+    again = pax(*convert_it)
+    assert again.returncode == 2 and "has checkpoints of its own" in again.stderr
+
+
+def nested_leaves(tree: Any) -> dict[str, np.ndarray]:
+    return {name: np.asarray(x) for name, x in named_leaves(tree).items()}
+
+
+def assert_same(these: dict[str, np.ndarray], those: dict[str, np.ndarray]) -> None:
+    """Bit for bit."""
+    assert these.keys() == those.keys()
+    for name, x in these.items():
+        np.testing.assert_array_equal(x, those[name], err_msg=name)

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxcli.errors import ConfigError
+from paxcli.layers.attention.attention import Attention, KVCache, dot_product_attention
+from paxcli.layers.attention.causal import causal_attention
+from paxcli.layers.attention.relative_bias import RelativeBias
+from paxcli.layers.attention.rotary import Rotary
+from paxcli.layers.rms_norm import RmsNorm
+from tests.tolerances import BFLOAT16, FLOAT32
+
+B, T, D, N, H = 2, 12, 24, 4, 6
+
+
+def _normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+def _positions(batch: int, length: int) -> jax.Array:
+    return jnp.broadcast_to(jnp.arange(length), (batch, length))
+
+
+def _heads_first(x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, 1, 2)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_equals_jax_nn(kv_heads):
+    query, key, value = _normal(0, B, T, N, H), _normal(1, B, T, kv_heads, H), _normal(2, B, T, kv_heads, H)
+    mask = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (B, T, T))
+    ours = dot_product_attention(*map(_heads_first, (query * H**-0.5, key, value)), mask)
+    theirs = jax.nn.dot_product_attention(query, key, value, is_causal=True, scale=H**-0.5)
+    np.testing.assert_allclose(_heads_first(ours), theirs, **FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("length", "logit_cap", "window"),
+    [(12, None, None), (128, 3.0, None), (192, None, None), (256, None, None), (256, 3.0, None)]
+    + [(12, None, 1), (12, None, 20), (256, 3.0, 90), (512, None, 7), (512, 3.0, 64)],
+)
+def test_blocks_equal_one_softmax(length, logit_cap, window):
+    """Values and gradients of the blockwise form, in one to eight blocks, against the masked softmax."""
+    query, key, value = (_normal(seed, B, N, length, H) for seed in range(3))
+    borders = jnp.array([[length // 3], [length]])
+    segments = jnp.where(jnp.arange(length) < borders, 1, 2)
+    mask = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((length, length), bool))
+    if window is not None:
+        mask = mask & jnp.triu(jnp.ones((length, length), bool), 1 - window)
+
+    def blockwise(q, k, v):
+        return jnp.sum(jnp.sin(causal_attention(q, k, v, segments, logit_cap, window)))
+
+    def plain(q, k, v):
+        return jnp.sum(jnp.sin(dot_product_attention(q, k, v, mask, logit_cap)))
+
+    for ours, theirs in zip(
+        jax.jit(jax.value_and_grad(blockwise, (0, 1, 2)))(query, key, value)[1],
+        jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(query, key, value)[1],
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, **FLOAT32)
+    np.testing.assert_allclose(
+        causal_attention(query, key, value, segments, logit_cap, window),
+        dot_product_attention(query, key, value, mask, logit_cap),
+        **FLOAT32,
+    )
+
+
+def test_bfloat16_is_near_float32():
+    query, key, value = (_normal(seed, B, N, T, H) for seed in range(3))
+    ones = jnp.ones((B, T), jnp.int32)
+    narrow = causal_attention(*(x.astype(jnp.bfloat16) for x in (query, key, value)), ones)
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_allclose(narrow.astype(jnp.float32), causal_attention(query, key, value, ones), **BFLOAT16)
+
+
+def _layer(**fields) -> tuple[Attention, dict]:
+    layer = Attention(model_dims=D, num_heads=N, dims_per_head=H, **fields)
+    x, ones = _normal(3, B, T, D), jnp.ones((B, T), jnp.int32)
+    variables = layer.init(jax.random.key(4), x, ones, _positions(B, T))
+    return layer, jax.tree.map(lambda p: p + 0.1 * _normal(5, *p.shape), jax.tree.map(jnp.asarray, _unboxed(variables)))
+
+
+def _unboxed(variables: dict) -> dict:
+    return jax.tree.map(lambda box: box.value, variables, is_leaf=lambda leaf: hasattr(leaf, "names"))
+
+
+def test_logit_cap_and_bias_against_numpy():
+    layer, variables = _layer(use_bias=True, logit_cap=2.0)
+    p = jax.tree.map(np.asarray, variables["params"])
+    x = np.asarray(_normal(6, B, T, D))
+    q, k, v = (np.einsum("btd,dnh->btnh", x, p[name]) + p[f"{name}_bias"] for name in ("query", "key", "value"))
+    q = q * H**-0.5
+    logits = 2 * np.tanh(np.einsum("btnh,bsnh->bnts", q, k) / 2)
+    logits = np.where(np.tril(np.ones((T, T), bool)), logits, -np.inf)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    expected = np.einsum("btnh,nhd->btd", np.einsum("bnts,bsnh->btnh", weights, v), p["post"]) + p["post_bias"]
+    y, _ = layer.apply(variables, jnp.asarray(x), jnp.ones((B, T), jnp.int32), _positions(B, T))
+    np.testing.assert_allclose(y, expected, **FLOAT32)
+
+
+@pytest.mark.parametrize("fields", [{}, {"window": 3}, {"relative_bias": functools.partial(RelativeBias)}])
+def test_packed_equals_separate(fields):
+    layer, variables = _layer(**fields)
+    x = _normal(7, 1, T, D)
+    cut = 5
+    segments = jnp.where(jnp.arange(T) < cut, 1, 2)[None]
+    positions = jnp.where(jnp.arange(T) < cut, jnp.arange(T), jnp.arange(T) - cut)[None]
+    packed, _ = layer.apply(variables, x, segments, positions)
+    for part in (slice(0, cut), slice(cut, T)):
+        alone, _ = layer.apply(
+            variables, x[:, part], jnp.ones_like(positions[:, part]), _positions(1, part.stop - part.start)
+        )
+        np.testing.assert_allclose(packed[:, part], alone, **FLOAT32)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"num_kv_heads": 2, "window": 4},
+        {"num_kv_heads": 2, "relative_bias": functools.partial(RelativeBias, num_buckets=6, max_distance=9)},
+        {"rotary": functools.partial(Rotary), "per_dim_scale": True, "qk_norm": functools.partial(RmsNorm)},
+    ],
+)
+def test_cache_equals_full_pass(fields):
+    layer, variables = _layer(**fields)
+    x, kv_heads = _normal(8, B, T, D), fields.get("num_kv_heads", N)
+    full, _ = layer.apply(variables, x, jnp.ones((B, T), jnp.int32), _positions(B, T))
+    cache = KVCache(jnp.zeros((B, kv_heads, T, H)), jnp.zeros((B, kv_heads, T, H)))
+    prompt = 7
+    first, cache = layer.apply(variables, x[:, :prompt], jnp.ones((B, prompt), jnp.int32), _positions(B, prompt), cache)
+    outputs = [first]
+    for position in range(prompt, T):
+        at = jnp.full((B, 1), position)
+        y, cache = layer.apply(variables, x[:, position : position + 1], jnp.ones((B, 1), jnp.int32), at, cache)
+        outputs.append(y)
+    np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), full, **FLOAT32)
+
+
+def test_per_dim_scale_starts_as_the_fixed_scale():
+    plain = Attention(model_dims=D, num_heads=N, dims_per_head=H)
+    learned = Attention(model_dims=D, num_heads=N, dims_per_head=H, per_dim_scale=True)
+    x, ones = _normal(9, B, T, D), jnp.ones((B, T), jnp.int32)
+    variables = _unboxed(learned.init(jax.random.key(0), x, ones, _positions(B, T)))
+    theirs = {"params": {name: value for name, value in variables["params"].items() if name != "per_dim_scale"}}
+    np.testing.assert_allclose(
+        learned.apply(variables, x, ones, _positions(B, T))[0],
+        plain.apply(theirs, x, ones, _positions(B, T))[0],
+        **FLOAT32,
+    )
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_a_window_without_order_is_refused(window):
+    with pytest.raises(ConfigError, match=f"window={window}"):
+        _layer(window=window, causal=window == 0)

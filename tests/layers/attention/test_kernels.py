@@ -1,0 +1,180 @@
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax._src.ad_checkpoint import saved_residuals
+from jax._src.cudnn import fused_attention_stablehlo
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, PartitionSpec
+
+from paxcli.errors import ConfigError
+from paxcli.layers.attention import kernels as attention_kernels
+from paxcli.layers.attention.attention import Attention, dot_product_attention
+from paxcli.layers.attention.cross_attention import CrossAttention
+from paxcli.layers.attention.cudnn import cudnn_attention
+from paxcli.layers.attention.kernels import Demand, choose
+from paxcli.layers.attention.splash import splash_attention
+from paxcli.layers.remat import saveable
+from paxcli.layers.stack import Stack
+from paxcli.mesh.mesh import Mesh, build_mesh
+from paxcli.mesh.sharding import unbox, use_mesh
+from tests.conftest import ROOT
+from tests.tolerances import FLOAT32
+
+DEMAND = Demand(length=256, dims_per_head=128, dtype="bfloat16")
+
+
+def _heads(length: int, num_heads: int, kv_heads: int, dims: int) -> tuple[jax.Array, ...]:
+    shapes = [(2, n, length, dims) for n in (num_heads, kv_heads, kv_heads)]
+    query, key, value = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes))
+    return query * dims**-0.5, key, value
+
+
+@pytest.mark.parametrize(
+    ("length", "num_heads", "kv_heads", "dims", "options", "segmented"),
+    [
+        (256, 4, 2, 64, {"logit_cap": 5.0}, True),
+        (640, 2, 1, 80, {"window": 100}, True),  # five blocks: backward in two kernels
+        (128, 2, 2, 64, {"causal": False}, False),
+    ],
+)
+def test_splash_equals_the_masked_softmax(length, num_heads, kv_heads, dims, options, segmented):
+    """Values and gradients; the kernel is interpreted."""
+    heads = _heads(length, num_heads, kv_heads, dims)
+    segments = jnp.where(jnp.arange(length) < jnp.array([[length // 3], [length]]), 1, 2) if segmented else None
+    mask = jnp.ones((2, length, length), bool) if segments is None else segments[:, :, None] == segments[:, None]
+    mask = jnp.tril(mask) if options.get("causal", True) else mask
+    mask = jnp.triu(mask, 1 - options.get("window", length))
+
+    def kernel(*heads):
+        context = splash_attention(*heads, segments, **options, interpret=True)
+        return jnp.sum(jnp.sin(context)), context
+
+    def plain(*heads):
+        context = dot_product_attention(*heads, mask, options.get("logit_cap"))
+        return jnp.sum(jnp.sin(context)), context
+
+    found, expected = (jax.jit(jax.grad(f, (0, 1, 2), has_aux=True))(*heads) for f in (kernel, plain))
+    for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours, theirs, **FLOAT32)
+
+
+def test_the_devices_choose_the_kernel():
+    assert choose("auto", DEMAND, "tpu") == ("splash", None)
+    assert choose("auto", DEMAND, "gpu", "9.0") == ("cudnn", None)
+    assert choose("auto", DEMAND, "cpu") == ("xla", None)
+    assert choose("xla", DEMAND, "tpu") == ("xla", None)
+
+
+@pytest.mark.parametrize(
+    ("platform", "demand", "reason"),
+    [
+        ("tpu", Demand(1000, 128, "bfloat16"), "1000"),
+        ("tpu", Demand(256, 128, "bfloat16", biased=True), "bias"),
+        ("tpu", Demand(256, 128, "bfloat16", length_parts=2), "2 devices"),
+        ("gpu", Demand(256, 128, "bfloat16", logit_cap=50.0), "soft cap"),
+        ("gpu", Demand(256, 128, "float32"), "fprop_dtype"),
+        ("gpu", Demand(256, 256, "bfloat16"), "above 128"),
+        ("gpu", Demand(255, 64, "bfloat16"), "odd"),
+    ],
+)
+def test_what_the_kernel_cannot_do_runs_on_xla_or_is_refused(platform, demand, reason):
+    kernel, why = choose("auto", demand, platform, "8.0")
+    assert kernel == "xla" and reason in why
+    with pytest.raises(ConfigError, match=reason):
+        choose("splash" if platform == "tpu" else "cudnn", demand, platform, "8.0")
+
+
+def test_a_kernel_of_other_devices_is_refused():
+    attention = Attention(model_dims=8, num_heads=2, dims_per_head=4, kernel="splash")
+    ids = jnp.ones((1, 128), jnp.int32)
+    x = jnp.ones((1, 128, 8))
+    params = attention.init(jax.random.key(0), x, ids, ids)
+    with pytest.raises(ConfigError, match="runs on TPUs, and the mesh is of CPUs"):
+        attention.apply(params, x, ids, ids)
+    cross = CrossAttention(model_dims=8, num_heads=2, dims_per_head=4, kernel="cudnn")
+    with pytest.raises(ConfigError, match="no kernel `cudnn`"):
+        cross.init(jax.random.key(0), x, ids, x, ids)
+
+
+def test_policies_keep_what_the_kernel_computes(monkeypatch):
+    """One context and its log-sum-exp, so that the backward pass does not run the forward kernel again."""
+    monkeypatch.setattr(attention_kernels, "choose", lambda *_: ("splash", None))
+    monkeypatch.setattr(attention_kernels, "splash_attention", functools.partial(splash_attention, interpret=True))
+    attention = Attention(model_dims=8, num_heads=2, dims_per_head=4)
+    ids, x = jnp.ones((1, 128), jnp.int32), jnp.ones((1, 128, 8))
+    params = attention.init(jax.random.key(0), x, ids, ids)
+
+    def saved(policy):
+        loss = jax.checkpoint(lambda x: jnp.sum(attention.apply(params, x, ids, ids)[0]), policy=saveable(policy))
+        shapes = [aval.shape for aval, _ in saved_residuals(loss, x)]
+        return [shapes.count(shape) for shape in ((1, 2, 128, 4), (1, 2, 128))]
+
+    assert saved("nothing") == [0, 0]
+    assert saved("context") == [1, 1]
+    assert saved("qkv_context_out_proj") == [4, 1]
+
+
+@pytest.mark.parametrize("segmented", [True, False])
+def test_cudnn_gets_what_it_takes(monkeypatch, segmented):
+    """The program for a GPU, made without one: its calls forward and backward, and a mask only for segments."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    heads = [jax.ShapeDtypeStruct((2, n, 256, 64), jnp.bfloat16) for n in (4, 2, 2)]
+    ids = jax.ShapeDtypeStruct((2, 256), jnp.int32) if segmented else None
+
+    def loss(query, key, value, ids):
+        return cudnn_attention(query, key, value, ids, window=100).astype(jnp.float32).sum()
+
+    gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
+    text = gradient.trace(*heads, ids).lower(lowering_platforms=("cuda",)).as_text()
+    name = "__cudnn$fmhaScaleBiasSoftmax" if segmented else "__cudnn$fmhaSoftmax"
+    assert text.count(f"@{name}(") == text.count(f"@{name}Backward(") == 1
+    assert '"sliding_window_length": 100' in text.replace("\\22", '"')
+
+
+def test_segments_can_be_ignored():
+    """The whole row is seen, as by attention to one segment."""
+    attention = Attention(model_dims=8, num_heads=2, dims_per_head=4, segmented=False)
+    x, ids = jax.random.normal(jax.random.key(0), (1, 12, 8)), jnp.repeat(jnp.array([[1, 2]]), 6, axis=1)
+    params = attention.init(jax.random.key(0), x, ids, ids)
+    whole = attention.clone(segmented=True).apply(params, x, jnp.ones_like(ids), ids)[0]
+    np.testing.assert_array_equal(attention.apply(params, x, ids, ids)[0], whole)
+    with pytest.raises(ConfigError, match="padding"):
+        attention.clone(causal=False).init(jax.random.key(0), x, ids, ids)
+
+
+def test_on_eight_devices():
+    """Rows and heads over the mesh, few key/value heads, and stages of a pipeline, in a process of their own."""
+    command = [sys.executable, "-m", "tests.layers.eight_devices"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+@pytest.mark.tpu
+@pytest.mark.slow
+def test_a_stack_compiles_for_tpus(monkeypatch):
+    """On a CPU host, rows and heads sharded: one kernel forward, one backward, none run again."""
+    monkeypatch.setenv("TPU_SKIP_MDS_QUERY", "1")
+    monkeypatch.setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    topology = topologies.get_topology_desc(platform="tpu", topology_name="v4:2x2x1", chip_config_name="megacore")
+    widths = dict(num_layers=2, model_dims=128, hidden_dims=128, num_heads=4, dims_per_head=64, num_kv_heads=2)
+    stack = Stack(**widths, remat_policy="context")
+    ids = jax.ShapeDtypeStruct((4, 256), jnp.int32)
+    x = jax.ShapeDtypeStruct((4, 256, 128), jnp.float32)
+
+    def gradient(params, x, ids):
+        return jax.grad(lambda p: stack.apply({"params": p}, x, None, ids, ids)[0].sum())(params)
+
+    params = unbox(jax.eval_shape(stack.init, jax.random.key(0), x, None, ids, ids)["params"])
+    with use_mesh(build_mesh(Mesh({"fsdp": 2, "tensor": 2}), topology.devices)) as mesh:
+        whole = NamedSharding(mesh, PartitionSpec())
+        program = jax.jit(gradient, in_shardings=whole).lower(params, x, ids).compile().as_text()
+    calls = [line for line in program.splitlines() if 'custom_call_target="tpu_custom_call"' in line]
+    assert sorted(re.findall(r"splash_mha_(fwd|dkv)", "".join(line.split("=")[0] for line in calls))) == ["dkv", "fwd"]

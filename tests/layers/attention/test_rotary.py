@@ -1,0 +1,35 @@
+"""Rotations, as HF `transformers` (tests/data/hf_families.py) and MaxText state them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from paxcli.layers.attention.rotary import Rotary
+from paxcli.layers.attention.rotary_scaling import LinearScaling, YarnScaling
+from tests.models.hf_families import arrays_of
+from tests.tolerances import FLOAT32
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [("linear", LinearScaling(factor=8.0)), ("yarn", YarnScaling(factor=8.0, original_max_seq_len=64))],
+)
+def test_scaled_frequencies_are_those_of_transformers(kind, scaling):
+    arrays = arrays_of(f"rotary/{kind}")
+    frequencies, factor = scaling(1000.0 ** (-jnp.arange(16) / 16))
+    np.testing.assert_allclose(frequencies, arrays["frequencies"], rtol=2e-5)
+    assert factor == pytest.approx(arrays["factor"])
+
+
+def test_time_scales_and_fraction():
+    """Pair i of the part that turns takes `min * (max / min) ** (i / pairs)` positions for one radian."""
+    x, position, pairs = jax.random.normal(jax.random.key(0), (1, 1, 1, 12)), 5, 3
+    rotary = Rotary(dims_per_head=12, fraction=0.5, min_timescale=2.0, max_timescale=50.0)
+    y = np.asarray(rotary.apply({}, x, jnp.array([[position]])))[0, 0, 0]
+    flat = np.asarray(x)[0, 0, 0]
+    angles = position / (2.0 * 25.0 ** (np.arange(pairs) / pairs))
+    turned = (flat[:3] + 1j * flat[3:6]) * np.exp(1j * angles)
+    np.testing.assert_allclose(y, np.concatenate([turned.real, turned.imag, flat[6:]]), **FLOAT32)
