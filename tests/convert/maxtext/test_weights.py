@@ -24,9 +24,9 @@ from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.weights import Carried, _Model, export_maxtext, import_maxtext
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
+from tests.convert.maxtext import maxtext_checkpoints
 from tests.convert.maxtext.maxtext_checkpoints import KEYS, SIZES
 from tests.tolerances import FLOAT32
-from tests.training import maxtext_checkpoints
 
 LOGITS = dict(atol=1e-4, rtol=0)
 
