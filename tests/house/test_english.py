@@ -77,7 +77,25 @@ ARGUMENT_RIDDLE = re.compile(
     r"^\s+\w+: (Who|Whose|What (it|they|is|are|stands|comes|came|errors)|Where (it|they))\b", re.M
 )
 
-# Functions are verbs, or nouns of what they return. These words begin or are participles and are neither.
+# Words of the dialect in identifiers.
+NAMES = {
+    "alike",
+    "anew",
+    "heard",
+    "hears",
+    "how",
+    "laid",
+    "lies",
+    "mend",
+    "said",
+    "says",
+    "shelf",
+    "stands",
+    "told",
+    "who",
+}
+
+# Functions are verbs, or nouns for their result. Participles that do not end in `ed`:
 IRREGULAR = (
     "laid told said given found made held kept known written taken seen shown drawn chosen built brought lent sent "
     "heard fed begun bound done gone spoken thrown stood spent"
@@ -241,10 +259,26 @@ def functions(path: pathlib.Path) -> Iterator[Finding]:
                 yield Finding(path, node.lineno, f"def {node.name}", "a verb, or a noun that says what comes back")
 
 
+def identifiers(path: pathlib.Path) -> Iterator[Finding]:
+    """Definitions, arguments and variables that contain a word of `NAMES`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.arg(arg=name):
+                pass
+            case ast.Name(id=name, ctx=ast.Store()):
+                pass
+            case _:
+                continue
+        if found := NAMES & {word.lower() for word in re.findall(r"[A-Z]?[a-z]+", name)}:
+            yield Finding(path, node.lineno, name, f"{found.pop()!r}: name the thing")
+
+
 def findings(path: pathlib.Path) -> list[Finding]:
     python = path.suffix == ".py"
     found = [one for text in (python_texts if python else page_texts)(path) for one in phrases(text)]
-    return sorted(found + (list(functions(path)) if python else []), key=lambda finding: finding.line)
+    if python:
+        found += [*functions(path), *identifiers(path)]
+    return sorted(found, key=lambda finding: finding.line)
 
 
 def checked_files() -> list[pathlib.Path]:

@@ -67,6 +67,25 @@ def test_contributing_states_the_limits_that_are_tested() -> None:
         assert f"`pax {' '.join(verb)}` ({options})" in text
 
 
+def test_contributing_states_where_shapes_are_checked() -> None:
+    (option,) = [
+        option
+        for option in PYPROJECT["tool"]["pytest"]["ini_options"]["addopts"]
+        if option.startswith("--jaxtyping-packages=")
+    ]
+    packages = [name.removeprefix("paxcli.") for name in option.partition("=")[2].split(",")[:-1]]
+    *names, last = (f"`{name}`" for name in packages)
+    assert f"at run time in {', '.join(names)} and {last}" in " ".join(read("CONTRIBUTING.md").split())
+
+
+def test_contributing_states_the_pinned_jax() -> None:
+    pins = dict(re.findall(r"^jax==(\d+\.\d+).*; python_version (<|>=)", read("constraints.txt"), re.MULTILINE))
+    assert pins, "constraints.txt pins one JAX for each Python"
+    by_sign = {sign: version for version, sign in pins.items()}
+    stated = f"{by_sign['<']} on 3.11, {by_sign['>=']} on 3.12 and 3.13"
+    assert stated in " ".join(read("CONTRIBUTING.md").split())
+
+
 # Verbs and pages.
 
 
