@@ -48,7 +48,7 @@ PHRASES = {
     r"\bmend(s|ed|ing)?\b": "fix",
     r"\b(hears?|heard)\b": "receives; is notified of",
     r"\blooks? on\b": "observes",
-    r"\b(in|by|take|takes) turns?\b|\bturns? of (a|the|scan|layers)\b": "alternating; interleaved; iteration",
+    r"\b(in|by|take|takes) turns?\b|\bturns? of (a|scan|layers)\b": "alternating; interleaved; iteration",
     r"\b(?<!dot )(?<!inner )(?<!outer )products\b|\b(matrix|every|each|custom|no) product\b"
     r"|\ba product (with|that|reads?|takes?|runs?)\b": "matmuls",
     r"\b(keeps?|kept)\b[^.:;]{0,40}\bbackward\b|\bbackward\b[^.:;]{0,20}\b(keeps?|kept)\b": "saves",
@@ -71,8 +71,8 @@ PHRASES = {
 }
 COMPILED = {re.compile(pattern.replace(" ", r"\s"), re.IGNORECASE): advice for pattern, advice in PHRASES.items()}
 
-# A docstring names its thing first: "Path of …", "Contents of …", and not "Where …", "What …".
-RIDDLE = re.compile(r"\s*(What|Who|Whose|Where|Which|Of)\b(?!\?)")
+# A docstring names its thing first: "Path of …", "Contents of …", not "Where …", "What …". "What `f` returns" is plain.
+RIDDLE = re.compile(r"\s*(What|Who|Whose|Where|Which|Of)\b(?! `)")
 ARGUMENT_RIDDLE = re.compile(
     r"^\s+\w+: (Who|Whose|What (it|they|is|are|stands|comes|came|errors)|Where (it|they))\b", re.M
 )
