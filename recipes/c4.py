@@ -22,8 +22,8 @@ def c4_1b() -> fdl.Config[Experiment]:
 
     13 layers × 2560 × 20 heads. Global batch 128 rows of 1,024: 131,072 tokens a step. Pax's run reached a
     log perplexity of about 3.05 at 5,000 steps, 2.80 at 10,000, 2.68 at 20,000, 2.61 at 30,000 and 2.53 at 53,000. Its
-    tokenizer had 50,257 ids for a vocabulary of 32,000, and larger ids had no loss, so expect slightly higher values
-    with a tokenizer that fits.
+    tokenizer had 50,257 ids for a vocabulary of 32,000, and ids beyond it did not contribute to the loss, so expect
+    slightly higher values with a tokenizer that fits.
     """
     config = c4_lm(num_layers=13, model_dims=2560, num_heads=20)
     config.task.train.percore_batch_size = 32
