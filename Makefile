@@ -21,17 +21,17 @@ LINGVO_MISSING := 3
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-tpu test-lingvo check format docs constraints clean
+.PHONY: help demo test test-all test-tpu test-lingvo lint check format docs constraints clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
 
-demo: $(VENV)/installed ## Install, train the recipe `tiny`, plot its curve, write some text.
+demo: $(VENV)/installed ## Install, train the recipe `tiny`, plot its loss curve, generate some text.
 	$(BIN)/pax train tiny --run-dir runs/demo
 	$(BIN)/pax plot runs/demo
 	$(BIN)/pax decode runs/demo --prompt "def "
 
-# Programs are compiled in a hurry: compiling is most of the work. `make test-all` compiles as users do.
+# Most of the time goes to compiling, so XLA optimizes little here. `make test-all` compiles as users do.
 test: $(VENV)/installed-dev ## Run every test that is not marked slow, tpu or gpu.
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu"
 
@@ -39,35 +39,37 @@ test-all: $(VENV)/installed-dev ## Run the slow tests too, and Lingvo's where Li
 	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu and not lingvo"
 	@$(MAKE) --no-print-directory test-lingvo LINGVO_MISSING=0
 
-# One program at a time: the largest take gigabytes, and each takes minutes.
-test-tpu: $(VENV)/installed-dev ## Compile every TPU recipe for the slices that it is for; takes hours, and no TPU.
+# One compilation at a time: the largest take gigabytes of memory, and each takes minutes.
+test-tpu: $(VENV)/installed-dev ## Compile every TPU recipe for its slices; takes hours, needs no TPU.
 	$(PYTEST) -n 0 tests/recipes/test_tpu_recipes.py
 
-test-lingvo: $(if $(LINGVO_PYTHON),,$(LINGVO_VENV)/installed) ## Run the tests of Lingvo's inputs; LINGVO_PYTHON=... has it.
+test-lingvo: $(if $(LINGVO_PYTHON),,$(LINGVO_VENV)/installed) ## Run the tests of Lingvo's inputs, with LINGVO_PYTHON=... if given.
 	@$(LINGVO) -c 'import lingvo.core.ops' >/dev/null 2>&1 || { \
 	  $(LINGVO) -c 'import lingvo.core.ops' 2>&1 | tail -n 1 >&2; \
 	  echo "Lingvo cannot be loaded. Its wheel is for Linux on x86-64 with glibc 2.38 or newer (Debian 13, Ubuntu 24.04)." >&2; \
 	  echo "Name a Python that can: make test-lingvo LINGVO_PYTHON=/path/to/python" >&2; exit $(LINGVO_MISSING); } && \
 	  $(LINGVO) -m pytest -m lingvo tests/inputs/test_lingvo_adaptors.py tests/inputs/test_lingvo_run.py
 
-check: $(VENV)/installed-dev ## Format, lint, types, order of rooms, house rules: the fast loop.
+lint: $(VENV)/installed-dev ## Check format, lint, types and import contracts.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
 	$(BIN)/lint-imports
+
+check: lint ## Lint, then run the fast tests: house rules, command line, configuration.
 	$(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu" tests/house tests/cli tests/config
 
-format: $(VENV)/installed-dev ## Rewrite the source in the house's format.
+format: $(VENV)/installed-dev ## Format the source and apply the linter's fixes.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/installed-docs ## Build the documentation into site/.
 	$(BIN)/mkdocs build --strict
 
-constraints: ## Pin again what is tested, from fresh installs on Python 3.11 and 3.12.
+constraints: ## Rewrite constraints.txt from fresh installs on Python 3.11 and 3.12.
 	python3 .ci/constraints.py python3.11 python3.12
 
-clean: ## Remove the virtual environment and everything that was built.
+clean: ## Remove the virtual environments and all build outputs.
 	rm -rf $(VENV) $(LINGVO_VENV) build dist site *.egg-info .pytest_cache .ruff_cache .import_linter_cache
 
 # A stamp file per kind of install: a second `make` has nothing to do until the dependencies change.

@@ -1,4 +1,4 @@
-"""Writes constraints.txt: what a fresh install of pax with its dev and docs extras gives on each Python named."""
+"""Writes constraints.txt: the versions that a fresh install of pax[dev,docs] resolves to on each Python given."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HEADER = """\
-# The versions that pax is tested with, transitive ones too. Written by `make constraints`.
+# The versions that pax is tested with, including transitive dependencies. Written by `make constraints`.
 # Use: pip install --constraint constraints.txt .
 """
 
 
 def resolve(python: str) -> tuple[str, dict[str, str]]:
-    """The Python version (`3.11`) of `python`, and name → version of what an install there gives."""
+    """The version (`3.11`) of `python`, and package name → version of a fresh install there."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([python, "-m", "venv", folder], check=True)
         pip = [f"{folder}/bin/python", "-m", "pip", "--disable-pip-version-check"]
@@ -29,7 +29,7 @@ def resolve(python: str) -> tuple[str, dict[str, str]]:
 
 
 def merge(versions: dict[str, dict[str, str]]) -> list[str]:
-    """One line a pin; a marker where the Pythons differ. The newest Python's pins hold for later ones too."""
+    """One line a pin, with a marker where the Pythons differ. Later Pythons use the pins of the newest one."""
     oldest, newest = sorted(versions, key=lambda version: int(version.split(".")[1]))
     markers = {oldest: f'python_version < "{newest}"', newest: f'python_version >= "{newest}"'}
     lines = []

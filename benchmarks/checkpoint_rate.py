@@ -1,9 +1,9 @@
-"""How fast a train state of random numbers is saved and restored, as JSON.
+"""Speed of saving and restoring a train state of random numbers, as JSON.
 
     python benchmarks/checkpoint_rate.py [--recipe tiny-synthetic] [--overlays …] [--sets …] [--rounds 3]
 
-`blocked_seconds`: until `save` returns and training goes on; `step_over_alone`: how much longer a step takes while the
-writer works.
+`blocked_seconds`: until `save` returns and training continues; `step_over_alone`: time of a step during writing, over
+that of a step alone.
 """
 
 from __future__ import annotations

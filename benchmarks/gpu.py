@@ -1,12 +1,13 @@
-"""Tokens a second on one GPU: pax, pax in FP8, a tuned PyTorch loop and HF's Trainer, in turn in one run, as JSON.
+"""Throughput on one GPU: pax, pax in FP8, a tuned PyTorch loop and HF's Trainer, interleaved in one run, as JSON.
 
     python benchmarks/gpu.py --out gpu.json [--recipes gpt2-124m llama-1b] [--rounds 3] [--steps 50] [--seconds 540]
 
-Same shapes and batch, taken from the recipe; random tokens, bfloat16 with float32 master weights, AdamW, clip 1.0.
-PyTorch: `torch.compile`, flash attention, autocast, fused AdamW; layers are recomputed where the recipe does so. Each
-measurement is a process of its own that has the GPU alone: 10 steps to warm up, then `--steps` begun one after the
-other and waited for once. In each round all take turns, and ratios are taken within a round. After `--seconds` no
-process is started; the file holds what there is after each measurement. `--overlays cpu` tries it without a GPU.
+All have the shapes and batch of the recipe; random tokens, mixed precision (bfloat16 with float32 master weights),
+AdamW, clip 1.0. PyTorch: `torch.compile`, flash attention, autocast, fused AdamW, and activation checkpointing where
+the recipe has it. Each measurement is a process of its own that has the GPU alone: 10 steps to warm up, then `--steps`
+steps that are dispatched without waiting in between. Each round measures every variant, and ratios are within a round.
+After `--seconds` no process is started; the file is written after each measurement. `--overlays cpu` tries it without a
+GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 
 from train_step import HERE, Peer
 
-# Where this process is to stay, while its children take the GPU.
+# Keeps this process off the GPU, which its children use.
 CHILD_ENV = dict(os.environ)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -38,7 +39,7 @@ print(json.dumps({d.name: d.version for d in m.distributions() if d.name and kep
 
 
 def task_of(recipe: str, overlays: list[str], sets: list[str]) -> dict:
-    """What peers are told of a recipe, and the FLOPs of its step by both conventions."""
+    """The settings of a recipe for its peers, and the FLOPs of its step by both conventions."""
     import fiddle as fdl
 
     from paxcli.config.resolve import resolve
@@ -66,8 +67,8 @@ def task_of(recipe: str, overlays: list[str], sets: list[str]) -> dict:
     }
 
 
-def begun(variant: str, task: dict, peer_python: str, cache: str) -> Peer:
-    """The process of one variant."""
+def start_peer(variant: str, task: dict, peer_python: str, cache: str) -> Peer:
+    """Starts the process of one variant."""
     env = {**CHILD_ENV, "JAX_COMPILATION_CACHE_DIR": cache, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
     if variant.startswith("pax"):
         sets = [*task["sets"], "precision=fp8"] if variant == "pax_fp8" else task["sets"]
@@ -76,10 +77,10 @@ def begun(variant: str, task: dict, peer_python: str, cache: str) -> Peer:
     return Peer(variant, [peer_python, str(script)], task | {"compile": variant == "torch"}, env)
 
 
-def measured(variant: str, task: dict, steps: int, peer_python: str, cache: str) -> dict:
-    """Seconds of a step, and of the first since the process began; or why there is none."""
+def measure(variant: str, task: dict, steps: int, peer_python: str, cache: str) -> dict:
+    """Seconds of a step, and from process start to the first step; or the error."""
     try:
-        peer = begun(variant, task, peer_python, cache)
+        peer = start_peer(variant, task, peer_python, cache)
         peer.ask(-WARM_UP)
         seconds = peer.ask(-steps)["seconds"][0]
         peer.ask(0)
@@ -89,7 +90,7 @@ def measured(variant: str, task: dict, steps: int, peer_python: str, cache: str)
     return {"step_seconds": seconds, "first_step_seconds": peer.first["first_step_seconds"]}
 
 
-def summarized(task: dict, rounds: list[dict[str, dict]], peak: float | None) -> dict:
+def summarize(task: dict, rounds: list[dict[str, dict]], peak: float | None) -> dict:
     """Medians of each variant, and of the rounds' ratios."""
     tokens, result = task["batch"] * task["seq_len"], {"task": task, "rounds": rounds}
     for variant in VARIANTS:
@@ -134,7 +135,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=540, help="when to start no more processes")
+    parser.add_argument("--seconds", type=float, default=540, help="no process is started after this time")
     parser.add_argument("--peer-python", default=sys.executable, help="where torch and transformers are installed")
     options = parser.parse_args()
 
@@ -151,8 +152,8 @@ def main() -> None:
                 rounds[name].append({})
                 for variant in options.variants:
                     if time.monotonic() < ends:
-                        rounds[name][-1][variant] = measured(variant, task, options.steps, options.peer_python, cache)
-                    results = {name: summarized(task, rounds[name], peak) for name, task in tasks.items()}
+                        rounds[name][-1][variant] = measure(variant, task, options.steps, options.peer_python, cache)
+                    results = {name: summarize(task, rounds[name], peak) for name, task in tasks.items()}
                     options.out.write_text(json.dumps(facts | {"recipes": results}, indent=2) + "\n")
     print(options.out.read_text())
 

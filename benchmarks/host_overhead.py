@@ -1,10 +1,10 @@
-"""What `pax train tiny` adds to its compiled step: input, metrics, reports, checkpoints. As JSON.
+"""Overhead of `pax train tiny` over its compiled step: input, metrics, reports, checkpoints. As JSON.
 
 python benchmarks/host_overhead.py [--rounds 5] [--steps 60]
 
-In each round the bare step runs for so many steps, one dispatched after the other on one batch; then a whole run does,
-with a report every 10 steps and a checkpoint every 50. Start it with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as `pax`
-starts itself.
+In each round the compiled step runs `--steps` times on one batch, without waiting in between; then a full run takes as
+many steps, with a report every 10 steps and a checkpoint every 50. Set GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as `pax`
+does for itself.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from paxcli.training.step import make_train_step
 
 
 class Clock(Silent):
-    """Hears of a run, and notes when it heard of each step."""
+    """Records the time of each step of a run."""
 
     def __init__(self) -> None:
         self.heard: dict[int, float] = {}
 
     def step(self, record: Any) -> None:
-        """Notes the time."""
+        """Records the time."""
         self.heard[record.step] = time.perf_counter()
 
 
 def run_seconds(directory: pathlib.Path, steps: int) -> float:
-    """Seconds of a step in a whole run, the first ten left out."""
+    """Seconds of a step in a full run, without the first ten steps."""
     config = tiny()
     config.task.train.num_train_steps = steps + 20
     config.eval_inputs = []

@@ -1,11 +1,10 @@
-"""How fast one process makes batches of a `TextInput`, with no model behind it. As JSON.
+"""Throughput of a `TextInput` in one process, without a model. As JSON.
 
 python benchmarks/input_rate.py [--tokens 100000000] [--batch-size 32] [--seq-len 1024]
 
 `token_files`: shuffled rows of memory-mapped token files, in tokens/s; in one file, in 16, and first-fit. `text`: from
-opening JSON lines to the last batch of their epoch with a byte tokenizer, in tokens/s. `eval_memory_bytes`: by how much
-an eval epoch of the token files grew the memory of the process, mapped pages of the files left out; once over a tenth
-of the data, and over all of it.
+opening JSON lines to the last batch of their epoch with a byte tokenizer, in tokens/s. `eval_memory_bytes`: growth of
+the process's memory over an eval epoch of the token files, without mapped pages; for a tenth and for all of the data.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ def own_memory() -> int:
 
 
 def eval_memory(source: TextInput) -> int:
-    """By how many bytes an epoch grew the process."""
+    """Growth of the process over an epoch, in bytes."""
     gc.collect()
     before = own_memory()
     for _ in source.eval_batches():

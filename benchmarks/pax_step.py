@@ -2,9 +2,9 @@
 
     python benchmarks/pax_step.py [--sizes A B] [--rounds 3] [--steps 5] [--remat nothing everything]
 
-`c4-1b` cut down to the sizes of `train_step.py`, in float32 on the CPU: soft caps, the learned query scale, the tied
-table with its bias, Adam with clipped updates and decay. Each measurement is a process of its own, with an empty
-compilation cache; the sizes take turns. `paxml` holds what real paxml took on another machine of this class.
+`c4-1b` reduced to the sizes of `train_step.py`, in float32 on the CPU: soft caps, the learned query scale, the tied
+embedding with its bias, Adam with clipped updates and weight decay. Each measurement is a process of its own, with an
+empty compilation cache; sizes are interleaved. `paxml` has the times of real paxml on another machine of this class.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def measure(size: dict, remat_policy: str, steps: int) -> dict:
     }
 
 
-def measured(size: str, remat_policy: str, steps: int) -> dict:
+def measure_in_process(size: str, remat_policy: str, steps: int) -> dict:
     """`measure` in a process of its own."""
     with tempfile.TemporaryDirectory() as cache:
         done = subprocess.run(
@@ -88,8 +88,8 @@ def measured(size: str, remat_policy: str, steps: int) -> dict:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def summarized(size: str, runs: list[dict]) -> dict:
-    """Medians of the runs, and how they compare with paxml's."""
+def summarize(size: str, runs: list[dict]) -> dict:
+    """Medians of the runs, and their ratios to paxml's."""
     medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
     tokens = SIZES[size]["batch"] * SIZES[size]["seq_len"]
     theirs = PAXML[size]
@@ -117,8 +117,8 @@ def main() -> None:
     runs: dict[tuple[str, str], list[dict]] = {case: [] for case in cases}
     for _ in range(options.rounds):
         for size, policy in cases:
-            runs[size, policy].append(measured(size, policy, options.steps))
-    print(json.dumps({f"{size} {policy}": summarized(size, runs[size, policy]) for size, policy in cases}, indent=2))
+            runs[size, policy].append(measure_in_process(size, policy, options.steps))
+    print(json.dumps({f"{size} {policy}": summarize(size, runs[size, policy]) for size, policy in cases}, indent=2))
 
 
 if __name__ == "__main__":

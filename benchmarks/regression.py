@@ -1,8 +1,8 @@
-"""Whether the training step became slower: this tree against another, in turn in one run, as JSON; 1 if it did.
+"""Compares the training step of this tree with another tree's, interleaved in one run, as JSON; exits with 1 if slower.
 
     python benchmarks/regression.py OTHER_TREE [--size A] [--rounds 7] [--limit 0.15]
 
-On a CPU compare CPU seconds on one core (`taskset -c 0`, the default measure); `--limit 0.05 --wall` is for a GPU. Each
+On a CPU, CPU seconds on one core are compared (`taskset -c 0`, the default); use `--limit 0.05 --wall` on a GPU. Each
 tree runs its own `benchmarks/peers/pax_step.py` with its own `paxcli`.
 """
 

@@ -21,7 +21,7 @@ SIZE_A = ["vocab_size=1024", "unroll=4"]
 
 
 def first_step_seconds(directory: pathlib.Path, cache: pathlib.Path) -> float:
-    """Starts a run, and stops it once its first step is reported."""
+    """Starts a run, and stops it after the report of its first step."""
     run_dir = directory / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
     sets = [f"--set=task.model.{value}" if "vocab" in value else f"--set={value}" for value in SIZE_A]

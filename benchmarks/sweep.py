@@ -1,13 +1,13 @@
-"""How the cost of a training step grows with one thing at a time: one JSON line a point.
+"""Cost of a training step as one size grows: one JSON line a point.
 
     python benchmarks/sweep.py layers [--recipe gpt2-124m] [--overlays gpu-1] [--sets …] [--values 2 4 8] [--steps 20]
 
-| sweep | what grows | what to see |
+| sweep | varies | expected |
 |---|---|---|
-| layers | `num_layers` | tokens/s fall as 1/L at constant MFU; the rest is embedding, head and host |
-| batch | rows of a step | where tokens/s stop to grow |
-| sequence | `max_seq_len` at constant tokens of a step | tokens/s follow the FLOPs of a token |
-| width | `model_dims`, heads of 64, four times as many hidden | MFU, and bytes against parameters |
+| layers | `num_layers` | throughput falls as 1/L at constant MFU; the rest is embedding, head and host |
+| batch | rows of a step | throughput stops growing at some size |
+| sequence | `max_seq_len` at constant tokens of a step | throughput follows the FLOPs of a token |
+| width | `model_dims`, heads of 64, `hidden_dims` four times as large | MFU, and bytes against parameters |
 | remat | the remat policy | peak memory against seconds |
 | compile | `num_layers`, scanned, scanned four at a time, and unrolled | seconds and program size |
 
@@ -49,7 +49,7 @@ def points(sweep: str, values: list[int] | None, tokens: int) -> list[Point]:
 
 
 def measure(recipe: str, overlays: list[str], sets: list[str], steps: int) -> dict:
-    """What this process, which has done nothing else, takes for a recipe."""
+    """Time and memory of a recipe's step, in this process, which has done nothing else."""
     import jax
 
     from paxcli.config.resolve import resolve

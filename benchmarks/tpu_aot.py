@@ -1,14 +1,15 @@
-"""What the TPU compiler makes of recipes: memory, traffic, predicted step. No TPU is needed, and nothing runs.
+"""Compiles recipes for TPUs, without a TPU: memory, traffic, predicted step time.
 
     python benchmarks/tpu_aot.py benchmarks/tpu_targets.json --out benchmarks/results/tpu_aot.json
     python benchmarks/tpu_aot.py benchmarks/tpu_recipes.json --out benchmarks/results/tpu_aot.json
     python benchmarks/tpu_aot.py --hlo other_trainer.txt --topology v4-128 --flops 2.2e15
     python benchmarks/tpu_aot.py --table benchmarks/results/tpu_aot.json docs/compile.md
 
-The first two compile a list, each entry in a process of its own, and keep what is in the output already. An entry has
-a `recipe`, and may have a `label`, a `topology`, `slices`, and lists `overlays` and `set` as `pax` takes them;
-`too_large` says why one can not fit. The third reads the optimized HLO of another trainer's step, its mesh in the order
-of libtpu's devices; `--flops` are its model FLOPs on one device. The last writes the table of the documentation.
+The first two compile a list, each entry in a process of its own, and skip entries that are in the output. An entry has
+a `recipe`, and may have a `label`, a `topology`, `slices`, and lists `overlays` and `set`, as options of `pax`;
+`too_large` is the reason why one cannot fit. The third reads the optimized HLO of another trainer's step, with its mesh
+in the order of libtpu's devices; `--flops` are its model FLOPs on one device. The last writes the table of the
+documentation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ MARKS = "<!-- table -->\n", "<!-- end of the table -->\n"
 
 
 def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """What `pax compile --json` says of an entry; `error` where it says nothing."""
+    """The output of `pax compile --json` for an entry; `error` where it failed."""
     command = [sys.executable, "-m", "paxcli", "compile", entry["recipe"], "--json"]
     for option in ("topology", "slices"):
         command += [f"--{option}", str(entry[option])] if option in entry else []
@@ -53,7 +54,7 @@ def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
 
 
 def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None) -> dict[str, Any]:
-    """The same of a program that another trainer compiled."""
+    """The same for the HLO of another trainer."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     from paxcli.metrics.peaks import peak_flops
     from paxcli.programs.ahead_of_time import read_step

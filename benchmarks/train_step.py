@@ -1,11 +1,11 @@
-"""Seconds of one training step: pax, naive JAX, PyTorch eager and compiled, and HF's Trainer, in turn, as JSON.
+"""Seconds of one training step: pax, naive JAX, PyTorch eager and compiled, and HF's Trainer, as JSON.
 
     python benchmarks/train_step.py [--sizes A B] [--rounds 7] [--peer-python PYTHON]
 
-Every variant is a process of its own that keeps its compiled step; in each round each of them takes a few steps while
-the others wait. Float32, AdamW, clip 1.0. On a busy machine, compare CPU seconds on one core: start it with
-`taskset -c 0`, which all of them obey. Those of PyTorch run under PYTHON, where torch 2.13.0, transformers and
-accelerate are installed; they are left out without one.
+Every variant is a process of its own that keeps its compiled step; in each round, each takes a few steps while the
+others wait. Float32, AdamW, clip 1.0. On a busy machine, compare CPU seconds on one core: start it with
+`taskset -c 0`, which all of them inherit. PyTorch runs under PYTHON, where torch 2.13.0, transformers and accelerate
+are installed, and is skipped without one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 class Peer:
-    """A process that takes steps when told to."""
+    """A process that takes steps on request."""
 
     def __init__(self, name: str, command: list[str], task: dict, env: dict[str, str]):
         self.name = name
@@ -44,16 +44,16 @@ class Peer:
         self.first = self._answer()
 
     def steps(self, count: int) -> None:
-        """Takes a step that warms up what went cold during the others' turn, then `count` that are kept."""
+        """Takes one step to warm up caches, then `count` steps that are recorded."""
         answer = self.ask(count + 1)
         self.seconds += answer["seconds"][1:]
         self.cpu_seconds += answer["cpu_seconds"][1:]
 
     def ask(self, count: int) -> dict:
-        """Its answer to a count (`peers/steps.py`).
+        """Sends a count and returns the answer (`peers/steps.py`).
 
         Raises:
-          RuntimeError: It ended; it has said why.
+          RuntimeError: The process ended; its error is on stderr.
         """
         assert self.process.stdin is not None
         self.process.stdin.write(f"{count}\n")
@@ -61,7 +61,7 @@ class Peer:
         return self._answer()
 
     def close(self) -> dict:
-        """Ends the process; what it measured."""
+        """Ends the process and returns its measurements."""
         last = self.ask(0)
         self.process.wait()
         return {
@@ -95,7 +95,7 @@ def run(size: str, rounds: int, steps: int, peer_python: str | None) -> dict:
         peers.append(Peer("hf_trainer", trainer, task, {}))
     for _ in range(rounds):
         for peer in peers:
-            time.sleep(1)  # the threads of the one before spin for a while
+            time.sleep(1)  # threads of the previous process spin for a while
             peer.steps(steps)
     facts = {"size": task, "rounds": rounds, "steps_a_round": steps, "cores": len(os.sched_getaffinity(0))}
     facts["ratios"] = {f"pax_over_{peer.name}": ratio(peer.seconds, peers[0].seconds, steps) for peer in peers[1:]}
@@ -106,7 +106,7 @@ def run(size: str, rounds: int, steps: int, peer_python: str | None) -> dict:
 
 
 def ratio(theirs: list[float], ours: list[float], steps: int) -> float:
-    """The median of the rounds' ratios: within a round, both saw the same machine."""
+    """The median of the ratios within a round, so that both had the same load."""
     rounds = range(0, len(ours), steps)
     return statistics.median(sum(theirs[i : i + steps]) / sum(ours[i : i + steps]) for i in rounds)
 

@@ -1,12 +1,12 @@
 """Masked language models: Pax's BERT recipes.
 
-Pax read MLPerf's BERT from TFRecord files at a path that each user had to fill in, masked anew as they were read, 512
-tokens a row. These recipes make their rows up (`SyntheticInput`) and mask in the model, as Pax did for data that came
-without masks. Family G in all else: per-dimension query scale, caps of 50 and 30, sqrt(D), a bias for each token,
-sinusoids; ReLU; and no position hidden from another.
+Pax read MLPerf's BERT data from TFRecord files that each user had to provide, masked at each reading, 512 tokens a
+row. These recipes train on synthetic rows (`SyntheticInput`) and mask tokens in the model, as Pax did for data without
+masks. The rest is the GShard family: per-dimension query scale, soft caps of 50 and 30, embeddings scaled by sqrt(D), a
+bias of the logits, sinusoidal positions; but with ReLU, and bidirectional attention.
 
-What differs from Pax on purpose: layers are scanned, which computes the same and compiles sooner; and the remat policy
-is in force, which Pax named but ignored, because its layers were unrolled.
+Two differences from Pax are deliberate: layers are scanned, which computes the same and compiles faster; and the remat
+policy applies, which Pax ignored because its layers were unrolled.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def bert_adam_l4_h128() -> fdl.Config[Experiment]:
     """BERT of 4.9M parameters with Adam: pure data parallelism over 8 devices, 64 rows of 512 tokens a step.
 
     4 layers × 128 × 8 heads. Pax ran it with pmap on the 8 cores of a TPU v2 2x2; for any other number of devices set
-    `mesh.ici_mesh_shape=null`, which takes all that there are.
+    `mesh.ici_mesh_shape=null`, which uses all devices.
     """
     config = _bert("bert-adam-l4-h128")
     train = config.task.train
@@ -105,7 +105,7 @@ def bert_spmd_l66_h12k_bigger_batch_8x8x8() -> fdl.Config[Experiment]:
 
 
 def _bert(name: str) -> fdl.Config[Experiment]:
-    """What all of them have in common, at the small size."""
+    """The common settings, at the small size."""
     model = MaskedLanguageModel.config(
         vocab_size=32000, max_seq_len=512, model_dims=128, hidden_dims=512, num_layers=4, num_heads=8
     )

@@ -1,9 +1,9 @@
 """Pax's GShard-style language models on C4, one slice.
 
 All use bfloat16 activations, a learning rate of 1e-3 with 4,000 steps of warm-up, an evaluation every 100 steps and a
-checkpoint every 1,000. They differ from Pax where Pax did not do what it said: an evaluation covers 5,662 rows of the
-validation set, as many as Pax's had, and not its first batch; the tokenizer has to fit the vocabulary; and unrolled
-layers heed their remat policy.
+checkpoint every 1,000. They differ from Pax where Pax did not do what its settings stated: an evaluation covers 5,662
+rows of the validation set, the number in Pax's set, and not its first batch; the tokenizer has to fit the vocabulary;
+and the remat policy applies to unrolled layers, too.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def c4_1b() -> fdl.Config[Experiment]:
     """1.10 billion parameters on C4, on 4 chips (TPU v4-8).
 
     13 layers × 2560 × 20 heads. Global batch 128 rows of 1,024: 131,072 tokens a step. Pax's run reached a
-    log-perplexity of about 3.05 at 5,000 steps, 2.80 at 10,000, 2.68 at 20,000, 2.61 at 30,000 and 2.53 at 53,000. Its
-    tokenizer had 50,257 ids for a vocabulary of 32,000, and ids above it cost nothing, so with a tokenizer that fits
-    expect a little more.
+    log perplexity of about 3.05 at 5,000 steps, 2.80 at 10,000, 2.68 at 20,000, 2.61 at 30,000 and 2.53 at 53,000. Its
+    tokenizer had 50,257 ids for a vocabulary of 32,000, and ids beyond it did not contribute to the loss, so expect
+    slightly higher values with a tokenizer that fits.
     """
     config = c4_lm(num_layers=13, model_dims=2560, num_heads=20)
     config.task.train.percore_batch_size = 32
@@ -56,8 +56,8 @@ def c4_16b() -> fdl.Config[Experiment]:
     """16.5 billion parameters on C4, on 32 chips (TPU v4-64).
 
     36 layers × 6144 × 48 heads. Global batch 512 rows of 1,024: 524,288 tokens a step. Pax's run had spikes of the loss
-    near steps 900, 2,000 and 2,500, and a log-perplexity of about 3.05 at 4,000 steps, 2.68 at 8,000 and 2.56 at
-    11,000, with the tokenizer that `c4-1b` tells of; it ran at about 42.5 % MFU.
+    near steps 900, 2,000 and 2,500, and a log perplexity of about 3.05 at 4,000 steps, 2.68 at 8,000 and 2.56 at
+    11,000, with the tokenizer described at `c4-1b`; it ran at about 42.5 % MFU.
     """
     config = c4_lm(num_layers=36, model_dims=6144, num_heads=48)
     config.task.train.percore_batch_size = 16
@@ -81,8 +81,8 @@ def c4_32b() -> fdl.Config[Experiment]:
 def c4_adam() -> fdl.Config[Experiment]:
     """1.27 billion parameters on C4, layers unrolled, in float32, on 8 chips: the base of Pax's C4 recipes.
 
-    24 layers × 2048 × 32 heads of 64. Global batch 8 rows of 1,024: 8,192 tokens a step. The remat policy works here;
-    Pax ignored it where layers were unrolled.
+    24 layers × 2048 × 32 heads of 64. Global batch 8 rows of 1,024: 8,192 tokens a step. The remat policy applies;
+    Pax ignored it for unrolled layers.
     """
     config = c4_lm(num_layers=24, model_dims=2048, num_heads=32, vocab_size=32_128)
     config.task.model.fprop_dtype = "float32"

@@ -1,8 +1,8 @@
-"""Pax's GShard-style language models on C4, over slices: fully sharded inside a slice, data-parallel between slices.
+"""Pax's GShard-style language models on C4, multislice: FSDP within a slice, data parallelism between slices.
 
-All use bfloat16 activations, a learning rate of 1e-3 with 4,000 steps of warm-up, an evaluation of the whole validation
-set every 100 steps and a checkpoint every 1,000; each `-limit-steps` twin ends after 300 steps. Of Pax's names for them
-all say 22B or 32B, and not all are.
+All use bfloat16 activations, a learning rate of 1e-3 with 4,000 steps of warm-up, an evaluation of the full validation
+set every 100 steps and a checkpoint every 1,000; each `-limit-steps` variant ends after 300 steps. Pax's names contain
+22B or 32B, which is not the size of all of them.
 """
 
 from __future__ import annotations
@@ -169,8 +169,8 @@ def c4_4xv4_8_limit_steps() -> fdl.Config[Experiment]:
 def c4_32b_1xv5_256() -> fdl.Config[Experiment]:
     """32.5 billion parameters on C4, on one slice of 128 chips (TPU v5p-256).
 
-    40 layers × 8192 × 32 heads of 256. Global batch 256 rows of 2,048: 524,288 tokens a step. Pax's docstring said
-    a batch of 2,048, which its numbers never gave.
+    40 layers × 8192 × 32 heads of 256. Global batch 256 rows of 2,048: 524,288 tokens a step. Pax's docstring
+    states a batch of 2,048, which does not follow from its settings.
     """
     config = c4_lm(num_layers=40, model_dims=8192, num_heads=32, vocab_size=32_768)
     config.task.model.max_seq_len = 2048

@@ -1,4 +1,4 @@
-"""Pax's GShard-style language model on C4, pipelined."""
+"""Pax's GShard-style language model on C4, with pipeline parallelism."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paxcli.config.recipe import recipe
 from paxcli.training.experiment import Experiment
 
 from .c4 import c4_adam
-from .families import pipelined
+from .families import split_into_stages
 
 
 @recipe(pax_name="C4SpmdPipelineAdam")
@@ -18,6 +18,6 @@ def c4_pipeline_adam() -> fdl.Config[Experiment]:
     Global batch 8 rows of 1,024 in 4 microbatches of 2: 8,192 tokens a step, in float32.
     """
     config = c4_adam()
-    pipelined(config, num_stages=2, microbatch_size=2)
+    split_into_stages(config, num_stages=2, microbatch_size=2)
     config.mesh.ici_mesh_shape = [2, 1, 2, 2]
     return config

@@ -1,4 +1,4 @@
-"""Models that choose a class: Pax's two MLPs, and a small image classifier."""
+"""Classifiers: Pax's two MLPs, and a small image classifier."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from paxcli.training.task import SingleTask
 def small_mlp() -> fdl.Config[Experiment]:
     """An MLP of 8 layers × 1024 that predicts a token from the one before: 9.4M parameters, 8 devices.
 
-    128 rows of 1,024 synthetic tokens a step. In Pax the loss was the accuracy, which has no gradient, every token was
-    the same, and the warm-up was longer than the run, so nothing was learnt. Here the loss is the cross-entropy, the
-    rows can be learnt, and there is no warm-up.
+    128 rows of 1,024 synthetic tokens a step. Pax's did not learn: its loss was the accuracy, which has no gradient,
+    every token was the same, and the warm-up was longer than the run. Here the loss is the cross-entropy, the rows can
+    be learnt, and there is no warm-up.
     """
     return _mlp("small-mlp", model_dims=1024, hidden_dims=1024)
 
@@ -35,7 +35,7 @@ def large_mlp() -> fdl.Config[Experiment]:
 
 @recipe()
 def vit_synthetic() -> fdl.Config[Experiment]:
-    """A small vision transformer on synthetic images of 10 classes: reads no file, and learns in a minute anywhere.
+    """A small vision transformer on synthetic images of 10 classes: reads no file, learns in a minute on any machine.
 
     4 layers × 64 × 4 heads over 8 × 8 patches of 32 × 32 × 3 pixels, 64 images a step.
     """

@@ -1,9 +1,9 @@
-"""What the recipes of Pax's two families of language models share.
+"""The common settings of Pax's two families of language models.
 
 Both are decoder-only, pre-norm, with a tied embedding, a plain GELU feed-forward with biases, and no dropout. The
-GShard family (`c4_lm`, `cloud_lm`) has sinusoid positions, a learned query scale and soft caps; the GPT-3 family
-(`gpt3_lm`) has learned positions, biases everywhere and no caps. A recipe calls one of the three and says how large and
-where.
+GShard family (`c4_lm`, `cloud_lm`) has sinusoidal positions, a learned query scale and soft caps; the GPT-3 family
+(`gpt3_lm`) has learned positions, biases everywhere and no caps. A recipe calls one of the three and sets sizes, batch
+and mesh.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from paxcli.optim.schedules import LinearRampupCosineDecay, LinearRampupExponent
 from paxcli.training.experiment import Experiment
 from paxcli.training.task import SingleTask
 
-# Pax's recipes do not end by themselves; their schedules do.
+# Pax's recipes have no last step; their schedules do.
 ENDLESS = 10_000_000
 
 
@@ -64,14 +64,14 @@ def gpt3_lm(*, num_layers: int, model_dims: int, num_heads: int, vocab_size: int
     return config
 
 
-def pipelined(
+def split_into_stages(
     config: fdl.Config[Experiment],
     num_stages: int,
     microbatch_size: int,
     stream_io: bool = False,
     gather_weights_once: bool = False,
 ) -> None:
-    """Cuts the layers of a recipe into stages; inside a stage they are unrolled, as Pax's recipes have them."""
+    """Splits the layers of a recipe into pipeline stages; within a stage they are unrolled, as in Pax's recipes."""
     stack = config.task.model.stack
     config.task.model.stack = PipelinedStack.partial(
         block=stack.block,
@@ -88,7 +88,7 @@ def _gshard_model(num_layers: int, model_dims: int, num_heads: int, vocab_size: 
     model = _pax_model(num_layers, model_dims, num_heads, vocab_size, norm_epsilon=1e-6)
     model.max_seq_len = 1024
     model.fprop_dtype = "bfloat16"
-    model.params_init = PraxisXavier.config()  # attention starts far smaller than with Xavier
+    model.params_init = PraxisXavier.config()  # initializes attention far smaller than Xavier
     model.position = SinusoidPositions.partial()
     model.embedding.scale_sqrt_depth = True
     model.embedding.use_bias = True
@@ -113,7 +113,7 @@ def _gshard_experiment(model: fdl.Config[LanguageModel], learning_rate: float) -
 def _pax_model(
     num_layers: int, model_dims: int, num_heads: int, vocab_size: int, norm_epsilon: float
 ) -> fdl.Config[LanguageModel]:
-    """What both families have."""
+    """The model settings of both families."""
     model = LanguageModel.config(
         vocab_size=vocab_size,
         model_dims=model_dims,
@@ -139,11 +139,11 @@ def _experiment(model: fdl.Config[LanguageModel]) -> fdl.Config[Experiment]:
 
 
 def _read_c4(config: fdl.Config[Experiment]) -> None:
-    """C4 in English, in Pax's order and layout. Where it is, and its tokenizer, is for whoever trains to say."""
+    """Sets C4 in English as the data, in Pax's order and layout; its path and tokenizer are set when training."""
     c4 = C4.config()
     config.train_input = C4Input.config(c4=c4, input_random_seed=9876)
     validation = C4Input.config(name="c4-validation", c4=c4, input_random_seed=4321)
     validation.reset_for_eval = True
     validation.eval_loop_num_batches = None
-    validation.eval_num_examples = 5662  # as many as Pax's validation set has
+    validation.eval_num_examples = 5662  # the rows of Pax's validation set
     config.eval_inputs = [validation]

@@ -1,8 +1,8 @@
-"""GPT-2 as Radford et al. (2019) built it, on synthetic rows: for GPUs, and to compare with other implementations.
+"""GPT-2 (Radford et al., 2019) on synthetic rows: for GPUs, and to compare with other implementations.
 
-The vocabulary of 50,257 is padded to 50,304 = 393 × 128, a size that tensor cores take whole. Rows on each device are
-for 80 GB of memory and more; parameters and optimizer are float32, activations bfloat16. Attention sees the whole row,
-other documents too: so GPT-2 was trained, and cuDNN's kernel needs no mask then.
+The vocabulary of 50,257 is padded to 50,304 = 393 × 128, which suits tensor cores. The batch is for devices of at
+least 80 GB; training uses mixed precision: float32 parameters and optimizer state, bfloat16 activations. Attention is
+not restricted to documents, as in GPT-2's own training, so that cuDNN's kernel needs no mask.
 """
 
 from __future__ import annotations

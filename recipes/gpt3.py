@@ -1,8 +1,8 @@
 """Pax's GPT-3 family on C4: the paper's settings, MLPerf's, and smaller ones.
 
-All have rows of 2,048 tokens, Adam with a decay of 0.1 on every parameter and a cosine schedule; a position table of
-16,384 rows as in Pax, of which training uses the first 2,048; and an evaluation of the whole validation set. Pax ended
-a run where its evaluation reached a log-perplexity of 2.69; here one ends it by `num_train_steps`.
+All have rows of 2,048 tokens, Adam with a weight decay of 0.1 on every parameter and a cosine schedule; a position
+table of 16,384 rows as in Pax, although training uses the first 2,048 only; and an evaluation of the full validation
+set. Pax stopped a run when its evaluation reached a log perplexity of 2.69; here `num_train_steps` ends it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def c4_gpt3_175b() -> fdl.Config[Experiment]:
     """175 billion parameters (174.78) with the settings of the GPT-3 paper, in float32.
 
     96 layers × 12288 × 96 heads. Pax's base class names 8 devices, which cannot hold it: a global batch of 8,
-    16,384 tokens a step. Those that derive from it name more.
+    16,384 tokens a step. The recipes derived from it have more.
     """
     config = gpt3_lm(num_layers=96, model_dims=12288, num_heads=96, vocab_size=50_257)
     config.task.train.percore_batch_size = 1
@@ -62,9 +62,9 @@ def c4_gpt3_l16() -> fdl.Config[Experiment]:
 def c4_gpt3_175b_2x16x16() -> fdl.Config[Experiment]:
     """175 billion parameters (174.78), data-parallel over two slices of 256 chips, 100 steps.
 
-    Global batch 256 rows of 2,048: 524,288 tokens a step. Half a row for each chip is a whole batch here, since it
-    lies over `data` and `fsdp` only: 8 rows for each group of 16 chips. In bfloat16. Keeps 20 checkpoints, as Pax
-    meant to: it misspelt the field and kept 10.
+    Global batch 256 rows of 2,048: 524,288 tokens a step. Half a row for each chip needs no padding, since the batch
+    is sharded over `data` and `fsdp` only: 8 rows for each group of 16 chips. In bfloat16. Retains 20 checkpoints, as
+    Pax intended: it misspelt the field and retained 10.
     """
     config = c4_gpt3_175b()
     config.task.model.fprop_dtype = "bfloat16"

@@ -1,7 +1,7 @@
-"""Pax's GPT-3 family on C4, pipelined: MLPerf's sizes, and GPT3-XL of Pax's README.
+"""Pax's GPT-3 family on C4, with pipeline parallelism: MLPerf's sizes, and GPT3-XL of Pax's README.
 
-As in `gpt3.py`; the layers inside a stage are unrolled, and nothing but the input of the stage is kept for the backward
-pass. Where a chip has room for it, a stage gathers its weights once in a step, which Pax did for each microbatch.
+As in `gpt3.py`; the layers within a stage are unrolled, and only the input of the stage is saved for the backward pass.
+Where memory allows, a stage gathers its weights once a step; Pax gathered them for each microbatch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import fiddle as fdl
 from paxcli.config.recipe import recipe
 from paxcli.training.experiment import Experiment
 
-from .families import gpt3_lm, pipelined
+from .families import gpt3_lm, split_into_stages
 from .gpt3 import c4_gpt3_175b_bs1536
 
 
@@ -21,11 +21,11 @@ from .gpt3 import c4_gpt3_175b_bs1536
 def c4_gpt3_pipeline_bs1536() -> fdl.Config[Experiment]:
     """175 billion parameters (174.79) with the settings of the GPT-3 paper, in 8 stages on 768 chips, in float32.
 
-    Global batch 1,536 rows of 2,048 in 192 microbatches of 8: 3,145,728 tokens a step. Pax meant these too, but
-    misspelt the field and ran 768 microbatches of 2, which its mesh cannot share evenly: `fsdp` is 8.
+    Global batch 1,536 rows of 2,048 in 192 microbatches of 8: 3,145,728 tokens a step. Pax intended the same, but
+    misspelt the field and ran 768 microbatches of 2, which do not divide over its mesh: `fsdp` is 8.
     """
     config = c4_gpt3_175b_bs1536()
-    pipelined(config, num_stages=8, microbatch_size=8, gather_weights_once=True)
+    split_into_stages(config, num_stages=8, microbatch_size=8, gather_weights_once=True)
     config.task.train.percore_batch_size = 2
     config.checkpoint.save_interval_steps = 50
     config.mesh.ici_mesh_shape = [8, 1, 8, 12]
@@ -54,7 +54,7 @@ def c4_gpt3_mlperf_bs2048() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    pipelined(config, num_stages=8, microbatch_size=8, stream_io=True, gather_weights_once=True)
+    split_into_stages(config, num_stages=8, microbatch_size=8, stream_io=True, gather_weights_once=True)
     _mlperf_learning_rate(config, global_batch_size=2048)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 12
@@ -71,7 +71,7 @@ def c4_gpt3_mlperf_bs3072() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    pipelined(config, num_stages=4, microbatch_size=16, stream_io=True, gather_weights_once=True)
+    split_into_stages(config, num_stages=4, microbatch_size=16, stream_io=True, gather_weights_once=True)
     _mlperf_learning_rate(config, global_batch_size=3072)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 8
@@ -88,7 +88,7 @@ def c4_gpt3_mlperf_bs4096() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    pipelined(config, num_stages=8, microbatch_size=8, stream_io=True, gather_weights_once=True)
+    split_into_stages(config, num_stages=8, microbatch_size=8, stream_io=True, gather_weights_once=True)
     _mlperf_learning_rate(config, global_batch_size=4096)
     config.task.train.percore_batch_size = 4
     config.task.train.eval_interval_steps = 6
@@ -105,7 +105,7 @@ def c4_gpt3_mlperf_bs8192() -> fdl.Config[Experiment]:
     float32.
     """
     config = c4_gpt3_pipeline_bs1536()
-    pipelined(config, num_stages=4, microbatch_size=16, stream_io=True)
+    split_into_stages(config, num_stages=4, microbatch_size=16, stream_io=True)
     _mlperf_learning_rate(config, global_batch_size=8192)
     config.task.train.percore_batch_size = 8
     config.task.train.eval_interval_steps = 3
@@ -122,7 +122,7 @@ def c4_gpt3_xl_8() -> fdl.Config[Experiment]:
     8: 1,048,576 tokens a step. Learning rate 2e-4, bfloat16.
     """
     config = gpt3_lm(num_layers=24, model_dims=3072, num_heads=24, vocab_size=51_200)
-    pipelined(config, num_stages=2, microbatch_size=8)
+    split_into_stages(config, num_stages=2, microbatch_size=8)
     config.task.model.fprop_dtype = "bfloat16"
     config.task.train.percore_batch_size = 64
     config.task.train.learner.learning_rate = 2e-4
@@ -139,12 +139,12 @@ def c4_gpt3_xl() -> fdl.Config[Experiment]:
     """2.92 billion parameters in 4 stages on 64 chips (TPU v4-128): GPT3-XL of Pax's README.
 
     24 layers × 3072 × 24 heads, where GPT-3 XL is 2048 wide. Global batch 512 rows of 2,048 in 32 microbatches of
-    16: 1,048,576 tokens a step. Pax said so, misspelt the field and ran a batch of 64. Its run, to be had with
-    `--set percore_batch_size=1`, reached a log-perplexity of about 3.6 at 4,000 steps, 3.3 at 9,000 and 3.08 at
-    19,000.
+    16: 1,048,576 tokens a step. Pax intended the same, but misspelt the field and ran a batch of 64. Its run,
+    repeated by `--set percore_batch_size=1`, reached a log perplexity of about 3.6 at 4,000 steps, 3.3 at 9,000 and
+    3.08 at 19,000.
     """
     config = c4_gpt3_xl_8()
-    pipelined(config, num_stages=4, microbatch_size=16, gather_weights_once=True)
+    split_into_stages(config, num_stages=4, microbatch_size=16, gather_weights_once=True)
     config.task.model.vocab_size = 50_257
     config.task.train.percore_batch_size = 8
     config.task.train.eval_interval_steps = 100

@@ -1,9 +1,9 @@
-"""Models of Llama's shape (Touvron et al., 2023) on synthetic rows: for GPUs, and to compare with others.
+"""Llama models (Touvron et al., 2023) on synthetic rows: for GPUs, and to compare with other implementations.
 
-RMS norms, rotary positions, a gated feed-forward without biases, a head of its own. Parameters and second moments are
-float32, activations bfloat16. Rows on each device, and what the backward pass keeps, are for one GPU of 141 GB, of
-which JAX has 92 %; where several share the parameters, there is room for more of both. Attention sees the whole row, so
-that cuDNN's kernel needs no mask: for packed documents to be kept apart, set `attention.segmented` to true.
+RMSNorm, RoPE, SwiGLU without biases, grouped-query attention (GQA) in some, an untied output head. Mixed precision:
+parameters and second moments are float32, activations bfloat16. Batch size and remat policy are for one GPU of 141 GB,
+where JAX may use 92 %; with FSDP over several, larger batches fit. Attention is not restricted to documents, so that
+cuDNN's kernel needs no mask; set `attention.segmented` to true for packed documents.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from paxcli.training.task import SingleTask
 def llama_1b() -> fdl.Config[Experiment]:
     """TinyLlama: 1.1 billion parameters on synthetic rows (Zhang et al., 2024).
 
-    22 layers × 2048 × 32 heads, 4 of keys and values. 16 rows of 2,048 tokens on each device.
+    22 layers × 2048 × 32 heads, 4 key/value heads. 16 rows of 2,048 tokens on each device.
     """
     config = _llama(num_layers=22, model_dims=2048, hidden_dims=5632, num_heads=32, vocab_size=32_000)
     config.task.model.num_kv_heads = 4
@@ -55,7 +55,7 @@ def llama2_7b() -> fdl.Config[Experiment]:
 def llama3_8b() -> fdl.Config[Experiment]:
     """Llama 3 8B: 8.03 billion parameters on synthetic rows.
 
-    32 layers × 4096 × 32 heads, 8 of keys and values. One row of 8,192 tokens on each device. The first moments are
+    32 layers × 4096 × 32 heads, 8 key/value heads. One row of 8,192 tokens on each device. The first moments are
     bfloat16: with float32 ones, the state and its gradients fill a GPU of 141 GB.
     """
     config = _llama(num_layers=32, model_dims=4096, hidden_dims=14_336, num_heads=32, vocab_size=128_256)

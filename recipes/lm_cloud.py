@@ -1,8 +1,8 @@
-"""Pax's GShard-style language models on synthetic rows: speed and scaling, with no data to fetch.
+"""Pax's GShard-style language models on synthetic rows, for speed and scaling without data.
 
 The `lm-cloud-NNNb` use bfloat16 activations, a learning rate of 2.5e-4 with 4,000 steps of warm-up, an evaluation every
-100 steps and a checkpoint every 5,000. The synthetic rows are pax's own, which can be learnt: the loss falls, though
-not along Pax's curve.
+100 steps and a checkpoint every 5,000. The synthetic rows are pax's own and can be learnt: the loss falls, but not
+as in Pax.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def lm_cloud_test() -> fdl.Config[Experiment]:
 def lm_cloud_2b() -> fdl.Config[Experiment]:
     """2.14 billion parameters on synthetic rows, on 4 chips.
 
-    18 layers × 3072 × 24 heads. Global batch 32 rows of 1,024: 32,768 tokens a step. Pax's docstring said a batch
-    of 128, which its numbers never gave.
+    18 layers × 3072 × 24 heads. Global batch 32 rows of 1,024: 32,768 tokens a step. Pax's docstring states a
+    batch of 128, which does not follow from its settings.
     """
     config = cloud_lm(num_layers=18, model_dims=3072, num_heads=24)
     config.task.train.percore_batch_size = 8
@@ -112,7 +112,7 @@ def lm_cloud_512b() -> fdl.Config[Experiment]:
     config = cloud_lm(num_layers=102, model_dims=20480, num_heads=160)
     config.task.train.percore_batch_size = 4
     config.mesh.ici_mesh_shape = [1, 64, 16]
-    # Of all rows at once v4 holds the activations, but not what is sent of them.
+    # Without microbatches the activations fit v4, but not the buffers of their collectives.
     config.task.train.num_microbatches = 2
     return config
 
@@ -147,7 +147,7 @@ def lm_cloud_adam() -> fdl.Config[Experiment]:
     """166 million parameters on synthetic rows, 2 unrolled layers in float32, on 8 chips.
 
     2 layers × 2048 × 16 heads. Global batch 128 rows of 1,024: 131,072 tokens a step. Learning rate 1e-3. The remat
-    policy works here; Pax ignored it where layers were unrolled.
+    policy applies; Pax ignored it for unrolled layers.
     """
     config = cloud_lm(num_layers=2, model_dims=2048, num_heads=16)
     config.task.model.fprop_dtype = "float32"
@@ -168,7 +168,7 @@ def lm_cloud_adam_limit_steps() -> fdl.Config[Experiment]:
 
 @recipe(pax_name="LmCloudTransformerAdam")
 def lm_cloud_transformer() -> fdl.Config[Experiment]:
-    """436 million parameters on synthetic rows, data-parallel over all devices there are.
+    """436 million parameters on synthetic rows, data-parallel over all devices.
 
     32 layers × 1024 × 16 heads, unrolled, ReLU, no cap on the logits, float32. 16 rows of 1,024 on each device: on
     4 devices a global batch of 64, 65,536 tokens a step. Learning rate 1e-3. Pax ran it with pmap over the devices

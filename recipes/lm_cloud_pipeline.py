@@ -1,7 +1,7 @@
-"""Pax's GShard-style language models on synthetic rows, pipelined.
+"""Pax's GShard-style language models on synthetic rows, with pipeline parallelism.
 
-As in `lm_cloud.py`; the layers inside a stage are unrolled, and nothing but the input of the stage is kept for the
-backward pass.
+As in `lm_cloud.py`; the layers within a stage are unrolled, and only the input of the stage is saved for the backward
+pass.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import fiddle as fdl
 from paxcli.config.recipe import recipe
 from paxcli.training.experiment import Experiment
 
-from .families import cloud_lm, pipelined
+from .families import cloud_lm, split_into_stages
 from .lm_cloud import lm_cloud_2b
 
 
@@ -22,7 +22,7 @@ def lm_cloud_pipeline_9b() -> fdl.Config[Experiment]:
     48 layers × 4096 × 32 heads. Global batch 512 rows of 1,024 in 128 microbatches of 4: 524,288 tokens a step.
     """
     config = cloud_lm(num_layers=48, model_dims=4096, num_heads=32)
-    pipelined(config, num_stages=16, microbatch_size=4)
+    split_into_stages(config, num_stages=16, microbatch_size=4)
     config.task.model.fprop_dtype = "float32"
     config.task.train.percore_batch_size = 8
     config.mesh.ici_mesh_shape = [16, 4, 1, 1]
@@ -34,11 +34,11 @@ def lm_cloud_pipeline_175b() -> fdl.Config[Experiment]:
     """174 billion parameters on synthetic rows, in 8 stages on 8 hosts of 16 GPUs (A100).
 
     96 layers × 12288 × 96 heads. Global batch 96 rows of 2,048 in 48 microbatches of 2: 196,608 tokens a step. 0.75
-    rows for each device are a whole batch here, since the batch lies over `data` and `fsdp`, of size 1, and not
-    over stages.
+    rows for each device need no padding, since the batch is sharded over `data` and `fsdp`, of size 1, and not over
+    stages.
     """
     config = cloud_lm(num_layers=96, model_dims=12288, num_heads=96)
-    pipelined(config, num_stages=8, microbatch_size=2)
+    split_into_stages(config, num_stages=8, microbatch_size=2)
     config.task.model.max_seq_len = 2048
     config.task.train.percore_batch_size = 0.75
     config.mesh.ici_mesh_shape = [1, 1, 1, 16]
@@ -54,7 +54,7 @@ def lm_cloud_pipeline_multislice_2b() -> fdl.Config[Experiment]:
     Stages stream their inputs and outputs.
     """
     config = lm_cloud_2b()
-    pipelined(config, num_stages=2, microbatch_size=4, stream_io=True)
+    split_into_stages(config, num_stages=2, microbatch_size=4, stream_io=True)
     config.task.train.percore_batch_size = 16
     config.mesh.ici_mesh_shape = [1, 4, 1, 1]
     config.mesh.dcn_mesh_shape = [2, 1, 1, 1]
@@ -63,7 +63,7 @@ def lm_cloud_pipeline_multislice_2b() -> fdl.Config[Experiment]:
 
 @recipe(pax_name="LmCloudSpmdPipelineMultislice2BCircular")
 def lm_cloud_pipeline_multislice_2b_circular() -> fdl.Config[Experiment]:
-    """`lm-cloud-pipeline-multislice-2b`, 2.14 billion parameters, each row passing 3 times through both stages.
+    """`lm-cloud-pipeline-multislice-2b`, 2.14 billion parameters, with each row passing through both stages 3 times.
 
     Global batch 128 rows of 1,024 in 16 microbatches of 8: 131,072 tokens a step.
     """

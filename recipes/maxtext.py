@@ -1,4 +1,4 @@
-"""What recipes out of MaxText begin with."""
+"""The base of recipes converted from MaxText."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paxcli.training.task import SingleTask
 def maxtext_base() -> fdl.Config[Experiment]:
     """MaxText's smallest GPT-3 (`gpt3-52k`): `pax maxtext-convert` sets fields on it.
 
-    One layer of 16 × 2 heads. 8 rows of 1,024 made-up tokens on each device, of which it takes all that there are.
+    One layer of 16 × 2 heads. 8 rows of 1,024 synthetic tokens on each device; it uses all devices.
     """
     model = LanguageModel.config(
         vocab_size=1024, max_seq_len=1024, model_dims=16, hidden_dims=64, num_layers=1, num_heads=2, dims_per_head=8

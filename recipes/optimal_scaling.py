@@ -1,7 +1,7 @@
-"""Pax's optimal-scaling ladder: one shape, ever larger, on ever larger slices of TPU v4, on synthetic rows.
+"""Pax's optimal-scaling recipes: a series of sizes on larger and larger slices of TPU v4, on synthetic rows.
 
-A rung of L layers is 128 L wide and has L heads. Learning rate 2.5e-4, bfloat16, matmul results without a batch
-dimension kept for the backward pass, a checkpoint every 5,000 steps.
+A model of L layers is 128 L wide and has L heads. Learning rate 2.5e-4, bfloat16, a remat policy that saves the outputs
+of matmuls with weights, a checkpoint every 5,000 steps.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def optimal_scaling_4x16x32() -> fdl.Config[Experiment]:
 def optimal_scaling_4x24x32() -> fdl.Config[Experiment]:
     """51.8 billion parameters on synthetic rows, on 3,072 chips (4x24x32).
 
-    Global batch 3,072 rows of 1,024: 3,145,728 tokens a step. Pax's mesh was [1, 768, 4], which cuts 8,192 features
-    into 768 uneven shards; here 3 replicas of 256 shards do the same steps.
+    Global batch 3,072 rows of 1,024: 3,145,728 tokens a step. Pax's mesh was [1, 768, 4], which splits 8,192
+    features into 768 uneven shards; here 3 replicas of 256 shards compute the same.
     """
     return _rung(num_layers=64, percore_batch_size=1, ici_mesh_shape=[3, 256, 4])
 

@@ -15,7 +15,7 @@ from paxcli.training.task import SingleTask
 
 @recipe()
 def sequence_synthetic() -> fdl.Config[Experiment]:
-    """An encoder-decoder that learns to write sequences backwards: reads no file.
+    """An encoder-decoder that learns to reverse sequences: reads no file.
 
     2 + 2 layers × 128 × 4 heads, up to 15 tokens out of 30 a row, 64 rows a step. For a copy set
     `train_input.target=copy`.

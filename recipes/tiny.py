@@ -19,10 +19,10 @@ from paxcli.training.task import SingleTask
 
 @recipe()
 def tiny() -> fdl.Config[Experiment]:
-    """A byte-level language model of Python, trained on the sources of the Python that runs it.
+    """A byte-level language model, trained on the sources of Python's standard library.
 
     4 layers × 256 × 4 heads, 256 bytes a row, 2,048 bytes a step. Two CPU cores train it in two to four minutes, to
-    about 1.7 nats per byte on files that it has not seen.
+    about 1.7 nats per byte on held-out files.
     """
     task = SingleTask.config(name="tiny", model=_byte_model())
     train = task.train
@@ -43,7 +43,7 @@ def tiny() -> fdl.Config[Experiment]:
 
 @recipe()
 def tiny_synthetic() -> fdl.Config[Experiment]:
-    """`tiny` on rows made from their number: reads no file."""
+    """`tiny` on synthetic rows: reads no file."""
     config = tiny()
     config.task.name = "tiny-synthetic"
     config.train_input = SyntheticInput.config()
@@ -59,7 +59,7 @@ def _byte_model() -> fdl.Config[LanguageModel]:
     model.params_init = Gaussian.config(stddev=0.02)
     model.position = None
     model.stack.block.attention.rotary = Rotary.partial()
-    # Small enough to keep every activation; all layers in one iteration is the fastest form on a CPU.
+    # Small enough to save every activation; unrolling all layers is fastest on a CPU.
     model.stack.remat_policy = "everything"
     model.stack.unroll = 4
     return model

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from paxcli.cli.main import app
 
 MAX_OPTIONS = 12
-# What is ordered from a cloud stands in no recipe: the terms are those of gcloud's own command.
-# How a step is traced and scheduled is measured around a run, and must not make another recipe of it.
+# Terms of a cloud order, as in gcloud's own command, are not part of a recipe.
+# Tracing and scheduling options of a run must not change its recipe.
 WIDE = {("provision", "create"): 20, ("train",): 15}
 HEAVY = {"fiddle", "flax", "grain", "jax", "jaxlib", "matplotlib", "numpy", "optax", "orbax", "seqio", "tensorflow"}
 

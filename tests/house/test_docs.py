@@ -1,8 +1,8 @@
-"""Every command in the documentation is one that the command line takes; the quick ones are run.
+"""Every command in the documentation parses, and the quick ones run.
 
-Commands stand after `$ ` in `console` blocks. Those of a block right after `<!-- run -->` are run, in order. After
-`<!-- cloud -->` stand those that need one, or a bucket: only parsed here, their like is run by `tests/cloud` and
-`tests/training`, on a played cloud and bucket.
+Commands follow `$ ` in `console` blocks. The commands of a block after `<!-- run -->` are run, in order. Those after
+`<!-- cloud -->` need a cloud or a bucket, and are only parsed here; `tests/cloud` and `tests/training` run such
+commands against an emulated cloud and bucket.
 """
 
 from __future__ import annotations
@@ -14,30 +14,18 @@ from collections.abc import Iterator
 
 import pytest
 import typer.main
+import yaml
 
 from paxcli.cli.main import app
 
-READING_ORDER = (
-    "index",
-    "getting-started",
-    "recipes",
-    "inputs",
-    "training",
-    "profiling",
-    "fast-paths",
-    "compile",
-    "provision",
-    "maxtext",
-    "cli",
-    "architecture",
-)
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [ROOT / name for name in ("README.md", *(f"docs/{page}.md" for page in READING_ORDER))]
+NAV = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / page for page in NAV)]
 BLOCK = re.compile(
     r"^(<!-- (?:run|cloud) -->\n)?```(\w+)(?: title=\"([^\"\n]*)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
 
-# A whole run of the documentation takes each training no further than this, but for one whose steps are traced.
+# Limits each training when the whole documentation is run, except where steps are traced.
 BRIEF = ("num_train_steps=2", "eval_inputs.0.reset_for_eval=false", "eval_inputs.0.eval_loop_num_batches=1")
 
 
@@ -51,7 +39,7 @@ def commands(block: str) -> Iterator[list[str]]:
 
 
 def blocks(page: pathlib.Path, kind: str = "console") -> list[tuple[bool, str]]:
-    """Whether each block of one kind is to be run, and what it holds."""
+    """Each block of one kind: whether it is to be run, and its text."""
     return [("run" in mark, text) for mark, found, _, text in BLOCK.findall(page.read_text()) if found == kind]
 
 
@@ -70,7 +58,7 @@ def test_a_command_parses(arguments: list[str]) -> None:
     while hasattr(command, "commands"):
         if rest and rest[0] not in command.commands and hasattr(command, "default"):
             rest.insert(0, command.default)
-        assert rest and rest[0] in command.commands, f"`{' '.join([*path, *rest[:1]])}` is no verb"
+        assert rest and rest[0] in command.commands, f"`{' '.join([*path, *rest[:1]])}` is not a verb"
         path.append(rest.pop(0))
         command = command.commands[path[-1]]
     command.make_context(" ".join(path), rest).close()
@@ -86,7 +74,7 @@ def test_the_quick_commands_of_a_page_run(page: pathlib.Path, pax) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_whole_documentation_runs(pax, tmp_path: pathlib.Path) -> None:
-    """All files and commands, in reading order and in one directory, with each training made brief."""
+    """All files and commands, in the order of the navigation and in one directory, with short trainings."""
     brief = [word for value in BRIEF for word in ("--set", value)]
     for page in PAGES:
         for mark, kind, title, text in BLOCK.findall(page.read_text()):

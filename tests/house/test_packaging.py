@@ -1,4 +1,4 @@
-"""What is installed is what is here, and what is pinned is all that is installed."""
+"""Every package is installed, and every dependency is pinned."""
 
 from __future__ import annotations
 
