@@ -1,4 +1,4 @@
-"""Names that profiling and step-time prediction look for in compiled programs.
+"""Names that profiling and step-time prediction look for in compiled programs and traces.
 
 XLA keeps the path of Flax modules and `jax.named_scope`s of each instruction in its metadata
 (`op_name="jit(train_step)/…/attention/core/dot_general"`). Scopes change only this metadata, never what is computed.
@@ -19,3 +19,10 @@ LOSS = "loss"
 METRICS = "metrics"
 NOISE = "noise"
 OPTIMIZER = "optimizer"
+
+# Phases of the training loop, which it marks in traces of the host.
+TRAIN_PHASE = "train"
+INPUT_PHASE = "input"
+SAVE_PHASE = "save"
+EVALUATE_PHASE = "evaluate"
+PHASES = (TRAIN_PHASE, INPUT_PHASE, SAVE_PHASE, EVALUATE_PHASE)

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from paxcli.config.configurable import Configurable
 
-PROMPTS_PER_BATCH = 16  # that decoding continues at once
+PROMPTS_AT_ONCE = 16  # batch size of decoding
 STATIC_ARGNAMES = ("model", "max_tokens", "eos_id", "sampling")
 
 

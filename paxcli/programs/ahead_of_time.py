@@ -19,7 +19,7 @@ from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import hand_to_libtpu
 from paxcli.metrics.peaks import mfu
-from paxcli.models.decoding import PROMPTS_PER_BATCH, Sampling, jit_generate
+from paxcli.models.decoding import PROMPTS_AT_ONCE, Sampling, jit_generate
 from paxcli.nested_map import num_rows
 from paxcli.programs.collectives import Interconnect, count_collectives, find_all_gathers
 from paxcli.programs.executable import save_executable
@@ -145,8 +145,8 @@ def _lower(session: Session, step: Step) -> jax.stages.Lowered:
     half = model.max_seq_len // 2
     cast = jax.eval_shape(model.cast, params)
     sharded = jax.tree.map(lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p.sharding), cast, params)
-    prompts = jax.ShapeDtypeStruct((PROMPTS_PER_BATCH, half), "int32")
-    lengths = jax.ShapeDtypeStruct((PROMPTS_PER_BATCH,), "int32")
+    prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), "int32")
+    lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), "int32")
     key = jax.eval_shape(lambda: jax.random.key(0))
     settings = {"max_tokens": half, "eos_id": None, "sampling": Sampling()}
     return jit_generate().lower(model, sharded, prompts, lengths, key, **settings)

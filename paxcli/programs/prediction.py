@@ -9,8 +9,8 @@ The TPU compiler estimates the clock cycles of each fusion. What it does not est
 - a collective between slices takes `V / (a device's share of its host's DCN bandwidth)`;
 - a transfer between device and host memory takes its bytes over the bandwidth of PCIe.
 
-The program is scheduled: of an asynchronous transfer, only what the work between its start and its done does not hide is
-exposed. Groups are assumed not to share links, and copies inside a chip to be free.
+The program is scheduled: of an asynchronous transfer, only the time that the work between its start and its done does
+not hide is exposed. Groups are assumed not to share links, and copies inside a chip to be free.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from paxcli.programs.host_transfers import HostTransfer, find_host_transfer
 
 # Hz: the published peak divided by the FLOPs of a cycle, which are MXUs × 2 × the 128² or 256² cells of each.
 _CLOCK = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
-# Bytes per second: of an ICI link in one direction, of a host's DCN, of a device's PCIe in one direction. Austin et al.,
-# "How to Scale Your Model" (2025), chapter 2.
+# Bytes per second: of an ICI link in one direction, of a host's DCN, of a device's PCIe in one direction, chapter 2 of
+# "How to Scale Your Model" (Austin et al., 2025).
 _ICI_LINK = {"v4": 45e9, "v5e": 45e9, "v5p": 90e9, "v6e": 90e9, "tpu7x": 90e9}
 _DCN_PER_HOST = 25e9
 _PCIE = 15e9

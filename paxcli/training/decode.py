@@ -11,7 +11,7 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.models.decoding import PROMPTS_PER_BATCH, STATIC_ARGNAMES, Generated, Sampling, jit_generate
+from paxcli.models.decoding import PROMPTS_AT_ONCE, STATIC_ARGNAMES, Generated, Sampling, jit_generate
 from paxcli.models.sequence_model import SequenceModel, transduce
 from paxcli.nested_map import NestedMap
 from paxcli.training.session import Session
@@ -131,8 +131,8 @@ class _Writer:
 
     def continuations(self, prompts: Sequence[np.ndarray], size: int | None = None) -> Iterator[_Answer]:
         """What follows prompts, each an array of ids; `size`: the length to pad them to."""
-        for start in range(0, len(prompts), PROMPTS_PER_BATCH):
-            rows = prompts[start : start + PROMPTS_PER_BATCH]
+        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+            rows = prompts[start : start + PROMPTS_AT_ONCE]
             width = size or max(map(len, rows))
             padded = jnp.asarray(np.stack([np.pad(row, (0, width - len(row))) for row in rows]))
             lengths = np.array([len(row) for row in rows], np.int32)
@@ -153,7 +153,7 @@ class _Writer:
         yield from _answers(result, np.ones(len(batch.source_ids), np.int32))
 
     def _next_key(self) -> jax.Array:
-        key = jax.random.fold_in(self._key, self._batches * PROMPTS_PER_BATCH)
+        key = jax.random.fold_in(self._key, self._batches * PROMPTS_AT_ONCE)
         self._batches += 1
         return key
 

@@ -73,8 +73,8 @@ def test_what_xla_says_is_heard_and_the_rest_passes(capfd):
 def test_a_profile_that_xla_did_not_take_is_an_error():
     log = XlaLog()
     log.wait_for = lambda text: None
-    with pytest.raises(DataError, match="did not take"):
-        apply.compiled_with({"dot.1": 1.0}, log, lambda: None)
+    with pytest.raises(DataError, match="did not use"):
+        apply.compile_with_costs({"dot.1": 1.0}, log, lambda: None)
 
 
 def test_a_program_that_was_kept_is_proof_too():
@@ -84,7 +84,7 @@ def test_a_program_that_was_kept_is_proof_too():
 
     log = XlaLog()
     log.wait_for = lambda text: pytest.fail("XLA says nothing of a program that it does not compile")
-    assert apply.compiled_with({"dot.1": 1.0}, log, from_cache) == "program"
+    assert apply.compile_with_costs({"dot.1": 1.0}, log, from_cache) == "program"
 
 
 @pytest.mark.parametrize(("name", "fits"), [("aa11::dot.1", True), ("dot.1", True), ("bb22::dot.1", False)])
@@ -107,4 +107,4 @@ def test_with_and_without_a_profile_take_turns(recipe, monkeypatch, tmp_path):
     for name in ("before", "after"):
         assert found[name]["steps"] == 10 and found[name]["exposed_communication"] == 0
         assert found[name]["trace"].startswith(str(tmp_path / "run" / "profile" / name))
-    assert "speed-up" in _comparison(found, "tiny")
+    assert "speedup" in _comparison(found, "tiny")

@@ -56,8 +56,8 @@ def test_no_costs_at_all_is_an_error_that_names_causes():
         ("missing.pb", None, "no profile"),
         ("empty.pb", b"", "empty"),
         ("empty.pbtxt", b"", "empty"),
-        ("wrong.pb", b"\xff\xff\xff", "no profile of"),
-        ("wrong.pbtxt", b"costs { price: 3 }", "no profile of"),
+        ("wrong.pb", b"\xff\xff\xff", "not a profile of"),
+        ("wrong.pbtxt", b"costs { price: 3 }", "not a profile of"),
     ],
 )
 def test_unusable_files(tmp_path, name, content, said):

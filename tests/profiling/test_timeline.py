@@ -17,8 +17,8 @@ def test_every_moment_belongs_to_somebody():
     ]
     found = divide(spans, lambda name: name == "all-gather")
     assert found.shares == [10, 10, 4, 2]
-    assert (found.hidden, found.idle, found.gaps, found.whole) == (5, 4, [(20, 24)], 30)
-    assert sum(found.shares) + found.idle == found.whole
+    assert (found.hidden, found.idle, found.gaps, found.total) == (5, 4, [(20, 24)], 30)
+    assert sum(found.shares) + found.idle == found.total
 
 
 def test_two_executions_of_one_operation_count_each():

@@ -1,4 +1,4 @@
-"""Steps compiled by the real TPU compiler, and steps kept in a file."""
+"""Steps compiled by the real TPU compiler."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ import os
 import pathlib
 import subprocess
 import sys
-import zipfile
 
 import pytest
 
-from paxcli.errors import ConfigError, DataError, MissingError
-from paxcli.programs.executable import load_executable
-from paxcli.programs.topologies import find_target
+from paxcli.layers.scopes import ATTENTION
+from paxcli.programs.attribution import attribute_instructions
+from paxcli.programs.hlo import read_program
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -25,9 +24,6 @@ needs_libtpu = pytest.mark.skipif(
 SLICES = ("v4:2x2x1=[1,4,1]", "v5e:4x4=[1,8,2]", "v5p:2x2x1=[1,4,1]", "v6e:2x2=[1,2,2]", "v4:2x2x1*2=[1,4,1]")
 
 OFFLOADED = "v4:2x2x1=[1,4,1]+remat_policy=context+offload=[layer_input,query]"
-
-TRAINED = ("--set", "train_input=SyntheticInput", "--set", "num_layers=1", "--set", "num_train_steps=3")
-TRAINED += ("--set", "eval_inputs=[]", "--set", "train_input.input_random_seed=7")
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +49,9 @@ def test_a_small_model_compiles_for_a_slice(reports, name) -> None:
     assert sum(report["shares"].values()) == pytest.approx(1)
     moved = {(one["kind"], one["network"]): one for one in report["collectives"]}
     assert moved["all-gather", "ici"]["count"] >= 3 * 6  # six matrices a layer, forward at least
+    found = attribute_instructions(read_program(report["text"])).values()
+    assert {"attention", "matmul", "norm", "collective"} <= {one.category for one in found}
+    assert not [one for one in found if one.category == "matmul" and one.layer.endswith(f"/{ATTENTION}")]
     assert [net for _, net in moved if net == "dcn"] == (["dcn"] if "*" in name else [])
 
 
@@ -94,61 +93,3 @@ def test_what_does_not_fit_is_refused_with_the_amount(pax) -> None:
     result = json.loads(done.stdout)
     assert not result["fits"] and result["hbm_needed_bytes"] > result["hbm_available_bytes"]
     assert "GiB too much" in result["error"]["message"] and "--search" in result["error"]["hint"]
-
-
-def test_without_libtpu_the_error_says_how_to_get_it(monkeypatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingError, match="libtpu") as caught:
-        find_target("v4-8").devices()
-    assert "pip install 'paxcli[tpu]'" in str(caught.value.hint)
-
-
-# What MaxText's table of slices to compile for has: name, shape, rings.
-@pytest.mark.parametrize(
-    ("name", "generation", "shape", "ring"),
-    [
-        ("v4-8", "v4", (2, 2, 1), (False,) * 3),
-        ("v4-128", "v4", (4, 4, 4), (True,) * 3),
-        ("v4-384", "v4", (4, 4, 12), (True,) * 3),
-        ("v5p-1024", "v5p", (8, 8, 8), (True,) * 3),
-        ("v5e-16", "v5e", (4, 4), (False, False)),
-        ("v5litepod-128", "v5e", (8, 16), (False, True)),
-        ("v6e-256", "v6e", (16, 16), (True, True)),
-        ("tpu7x-128", "tpu7x", (4, 4, 4), (True,) * 3),
-        ("v4:4x4x12", "v4", (4, 4, 12), (True,) * 3),
-    ],
-)
-def test_names_of_clouds_are_shapes(name, generation, shape, ring) -> None:
-    target = find_target(name)
-    assert (target.generation, target.shape, target.wraps) == (generation, shape, ring)
-
-
-@pytest.mark.parametrize("name", ["v9-8", "v4-9", "v4:", "x:2x2", "cpu:0", "cpu"])
-def test_other_names_are_refused(name) -> None:
-    with pytest.raises(ConfigError):
-        find_target(name)
-
-
-@pytest.mark.slow
-def test_a_kept_step_trains_as_a_compiled_one_does(pax, tmp_path) -> None:
-    kept = pax("compile", "tiny", "--topology", "cpu:2", "--save", "step.pax", *TRAINED, "--json")
-    assert kept.returncode == 0, kept.stderr
-    assert json.loads(kept.stdout)["fits"]
-    for run, extra in (("loaded", ("--compiled", "step.pax")), ("compiled", ())):
-        done = pax("train", "tiny", *TRAINED, *extra, "--run-dir", run, devices=2)
-        assert done.returncode == 0, done.stderr
-    losses = [
-        [json.loads(line)["loss"] for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
-        for run in ("loaded", "compiled")
-    ]
-    assert losses[0] == losses[1] and len(losses[0]) >= 1
-
-    other = pax("train", "tiny", *TRAINED, "--set", "learning_rate=0.5", "--compiled", "step.pax", devices=2)
-    assert other.returncode == 2
-    assert "task.train.learner.learning_rate: 0.001 → 0.5" in other.stderr
-
-    with zipfile.ZipFile(tmp_path / "step.pax") as file:
-        assert set(file.namelist()) == {"manifest.json", "executable"}
-    (tmp_path / "step.pax").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="is no compiled step"):
-        load_executable(tmp_path / "step.pax", None)
