@@ -99,25 +99,25 @@ def check_metric(runs: Sequence[Run], metric: str) -> None:
 
 
 def plot_png(runs: Sequence[Run], metrics: Sequence[str], path: epath.PathLike) -> None:
-    """Writes an image with one panel for each metric, and every run in it. The suffix of the path sets the format."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs where it caches fonts
+    """Draws one panel for each metric, with every run in it, to a picture of the kind that the file name ends in."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it caches fonts
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     path = epath.Path(path)
-    image = io.BytesIO()
+    picture = io.BytesIO()
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
-        formats = FigureCanvasAgg(figure).get_supported_filetypes()
-        if path.suffix[1:] not in formats:
-            raise ConfigError(f"{path} cannot be written as an image.", f"Use a suffix of {', '.join(formats)}.")
+        kinds = FigureCanvasAgg(figure).get_supported_filetypes()
+        if path.suffix[1:] not in kinds:
+            raise ConfigError(f"{path} is no picture that can be written.", f"End it in one of {', '.join(kinds)}.")
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         for panel, metric in zip(panels, metrics, strict=True):
             _draw_panel(panel, runs, metric)
         figure.suptitle(_title(runs), fontsize=11, fontweight="bold")
-        figure.savefig(image, format=path.suffix[1:])
-    _write_image(path, image.getvalue())
+        figure.savefig(picture, format=path.suffix[1:])
+    _write_picture(path, picture.getvalue())
 
 
 def plot_text(runs: Sequence[Run], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
@@ -189,9 +189,9 @@ def _title(runs: Sequence[Run]) -> str:
     return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
 
 
-def _write_image(path: epath.Path, image: bytes) -> None:
+def _write_picture(path: epath.Path, picture: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
+        path.write_bytes(picture)
     except OSError as error:
         raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file with `--out`.") from error

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import fiddle as fdl
 import jax
+import jax.numpy as jnp
 
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
@@ -144,12 +145,12 @@ def _lower(session: Session, step: Step) -> jax.stages.Lowered:
         raise ConfigError(f"{type(model).__name__} does not continue prompts.", "Compile another step: train or eval.")
     half = model.max_seq_len // 2
     cast = jax.eval_shape(model.cast, params)
-    sharded = jax.tree.map(lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p.sharding), cast, params)
-    prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), "int32")
-    lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), "int32")
+    placed = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at.sharding), cast, params)
+    prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), jnp.int32)
+    lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     settings = {"max_tokens": half, "eos_id": None, "sampling": Sampling()}
-    return jit_generate().lower(model, sharded, prompts, lengths, key, **settings)
+    return jit_generate().lower(model, placed, prompts, lengths, key, **settings)
 
 
 def _parse_out_of_memory(message: str) -> tuple[int | None, int | None]:

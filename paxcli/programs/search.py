@@ -23,8 +23,8 @@ from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size
 
 _REMAT, _BATCH, _MESH = "task.model.stack.remat_policy", "task.train.percore_batch_size", "mesh.ici_mesh_shape"
-_TENSOR_SIZES = (1, 2, 4, 8)
-_BATCH_FACTORS = (0.5, 2.0)
+_TENSOR_WAYS = (1, 2, 4, 8)
+_BATCHES = (0.5, 2.0)
 
 Assignments = dict[str, Any]  # path → value, as `--set` takes them
 
@@ -116,7 +116,7 @@ def _meshes(config: fdl.Config[Experiment], target: CompileTarget, best: Assignm
     current = sizes[Axis.TENSOR]
     if config.mesh.ici_mesh_shape is None and target.devices_per_slice > 1:  # all devices are on the data axis
         both, current = target.devices_per_slice, None
-    for size in _TENSOR_SIZES:
+    for size in _TENSOR_WAYS:
         if both % size == 0 and size != current:
             shape = sizes | {Axis.FSDP.value: both // size, Axis.TENSOR.value: size}
             yield best | {_MESH: {axis: size for axis, size in shape.items() if size > 1}}
@@ -130,7 +130,7 @@ def _policies(config: fdl.Config[Experiment], target: CompileTarget, best: Assig
 
 
 def _batches(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:
-    for factor in _BATCH_FACTORS:
+    for factor in _BATCHES:
         rows = _with_rows(config, target, best, factor)
         if rows is not None:
             yield rows

@@ -69,7 +69,7 @@ def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None =
 
     Args:
       config: The recipe.
-      devices: What to build for instead of this machine's devices, such as those of a `programs.topologies.CompileTarget`:
+      devices: What to build for instead of this machine's devices, such as those of a `mesh.topologies.Target`:
         programs can then be compiled, and nothing is started.
 
     Raises:
