@@ -63,7 +63,7 @@ def compile(
     overlays: OverlayOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile a recipe's step without its devices: memory, communication, predicted step time.
+    """Compile a recipe's step ahead of time, without its devices: memory, communication, predicted time.
 
     \b
     Examples:

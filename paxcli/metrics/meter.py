@@ -17,14 +17,14 @@ from paxcli.metrics.peaks import mfu
 
 _MAX_IN_FLIGHT = 2  # enough to keep a device busy, and few enough that the host notices failures soon
 
-Value = float | int | None
+MetricValue = float | int | None
 
 
 class Record(NamedTuple):
     """The metrics of one logged step by name. An unknown value is None."""
 
     step: int
-    values: dict[str, Value]
+    values: dict[str, MetricValue]
 
 
 class _Dispatched(NamedTuple):
@@ -132,11 +132,11 @@ class Meter:
                 self._window, self._input_wait_seconds = mark, 0.0
             self._first = self._first or mark
 
-    def _measure(self, device_metrics: dict[str, jax.Array], mark: _Mark) -> dict[str, Value]:
+    def _measure(self, device_metrics: dict[str, jax.Array], mark: _Mark) -> dict[str, MetricValue]:
         steps = mark.step - self._window.step
         paused = mark.paused_seconds - self._window.paused_seconds
         step_seconds = (mark.seconds - self._window.seconds - paused) / steps
-        values: dict[str, Value] = {name: value.item() for name, value in jax.device_get(device_metrics).items()}
+        values: dict[str, MetricValue] = {name: value.item() for name, value in jax.device_get(device_metrics).items()}
         return values | {
             "tokens_per_second": _per_second(self._tokens_per_step, step_seconds),
             "step_seconds": step_seconds,

@@ -17,13 +17,13 @@ TRAIN = "train"
 
 _FLUSH_SECONDS = 5
 
-Values = Mapping[str, float | int | None]
+MetricValues = Mapping[str, float | int | None]
 
 
 class Writer(Protocol):
     """Writes metrics."""
 
-    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
+    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Writes the metrics of one step; `split` is `train` or `eval/NAME`."""
 
     def close(self) -> None:
@@ -49,7 +49,7 @@ class JsonlWriter:
         if "://" not in os.fspath(path):
             self._file = open(self._path, "a", encoding="utf-8")
 
-    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
+    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Appends one line."""
         finite = {name: value if _is_finite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, "split": split, **finite}, allow_nan=False) + "\n"
@@ -82,7 +82,7 @@ class TensorBoardWriter:
         self._purge_step = 0 if resume_step is None else resume_step + 1
         self._splits: dict[str, Any] = {}
 
-    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
+    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Adds the values that are finite."""
         writer = self._splits.get(split) or self._open(split)
         for name, value in values.items():
@@ -113,7 +113,7 @@ class MultiWriter:
     def __init__(self, writers: Sequence[Writer]):
         self._writers = writers
 
-    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
+    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Writes the metrics to each writer."""
         for writer in self._writers:
             writer.write(step, values, split)
