@@ -91,7 +91,7 @@ def target_of(config: fdl.Config[Experiment], topology: str | None, num_slices: 
 def compile_ahead(
     config: fdl.Config[Experiment], target: CompileTarget, step: Step = "train", save: Path | None = None
 ) -> Compiled:
-    """Compiles a recipe's step for a target and reports on the program. A step that needs too much memory is no error.
+    """Compiles a recipe's step for a target, and reports on the program, also if it does not fit in memory.
 
     Args:
       config: The recipe.

@@ -40,9 +40,9 @@ def reports() -> dict[str, dict]:
 def test_a_small_model_compiles_for_a_slice(reports, name) -> None:
     report = reports[name]
     assert report["fits"] and report["hbm_needed_bytes"] < report["hbm_available_bytes"]
-    # Every array of the old state gives its memory to the new one.
+    # The new state reuses the memory of every array of the old one.
     assert report["memory"]["alias_bytes"] >= report["state_bytes_per_device"]
-    # Layers are gathered one at a time, and run on the kernel.
+    # Parameters are gathered one layer at a time, and attention runs on the kernel.
     assert report["stacked_all_gathers"] == []
     assert report["kernels"]["splash_mha_fwd_segmented_residuals"] >= 6 and report["left_out"] == []
     assert 0 < report["predicted_mfu"] < 1
@@ -56,27 +56,27 @@ def test_a_small_model_compiles_for_a_slice(reports, name) -> None:
 
 
 @needs_libtpu
-def test_slices_reduce_each_gradient_once_between_them(reports) -> None:
+def test_each_gradient_is_reduced_between_slices_once(reports) -> None:
     report = reports["v4:2x2x1*2=[1,4,1]"]
     (between,) = [one for one in report["collectives"] if one["network"] == "dcn"]
-    gradients = report["parameters_bytes_per_device"] / 2  # each device's share, in bfloat16
+    gradients = report["parameters_bytes_per_device"] / 2  # of one device, in bfloat16
     assert between["kind"] == "all-reduce"
     assert 0.9 * gradients < between["bytes"] < 2.1 * gradients
 
 
 @needs_libtpu
-def test_offloaded_activations_lie_on_the_host(reports) -> None:
+def test_offloaded_activations_are_in_host_memory(reports) -> None:
     report = reports[OFFLOADED]
-    size = 2 * 4 * 256 * 256  # of either, of a layer on one device: rows × tokens × features in bfloat16
+    size = 2 * 4 * 256 * 256  # of each activation of a layer on one device: rows × tokens × features in bfloat16
     assert report["fits"] and report["memory"]["host_bytes"] == 2 * 3 * size
     moved = report["host_transfers"]["bytes"]
-    assert 2 * 2 * 3 * size <= moved <= 2 * 2 * 4 * size  # there and back; where it pipelines, XLA moves one more
+    assert 2 * 2 * 3 * size <= moved <= 2 * 2 * 4 * size  # there and back; XLA moves one more where it pipelines
     assert report["communication_seconds"]["host"] == pytest.approx(moved / 15e9)
     assert reports[SLICES[0]]["host_transfers"] == {"count": 0, "bytes": 0}
 
 
 @needs_libtpu
-def test_the_program_of_another_trainer_is_read_alike(reports, tmp_path) -> None:
+def test_the_program_of_another_trainer_is_read_the_same_way(reports, tmp_path) -> None:
     report = reports[SLICES[0]]
     (tmp_path / "step.txt").write_text(report["text"])
     command = [sys.executable, str(ROOT / "benchmarks" / "tpu_aot.py"), "--hlo", str(tmp_path / "step.txt")]
@@ -86,7 +86,7 @@ def test_the_program_of_another_trainer_is_read_alike(reports, tmp_path) -> None
 
 
 @needs_libtpu
-def test_what_does_not_fit_is_refused_with_the_amount(pax) -> None:
+def test_the_error_says_how_much_memory_is_missing(pax) -> None:
     much = ("--set", "task.train.percore_batch_size=65536", "--set", "train_input=SyntheticInput")
     done = pax("compile", "tiny", "--topology", "v5e-1", *much, "--set", "num_layers=1", "--json")
     assert done.returncode == 2, done.stderr

@@ -122,7 +122,7 @@ def train_step():
 
 
 def test_every_part_of_a_compiled_transformer_is_attributed(train_step):
-    """What profiles and predictions look for is there: a renamed module or a lost scope fails here."""
+    """Profiles and predictions depend on these names: a renamed module or a lost scope fails here."""
     found = attribute_instructions(train_step)
     categories = {}
     for one in found.values():
@@ -136,7 +136,7 @@ def test_every_part_of_a_compiled_transformer_is_attributed(train_step):
 
 
 def test_every_matmul_of_attention_is_in_its_core_or_a_projection(train_step):
-    """Predictions count all of an attention layer as attention, but for the scope of its projections."""
+    """Predictions count an attention layer without the scope of its projections as attention."""
     names = {
         one.op_name
         for computation in train_step.computations.values()

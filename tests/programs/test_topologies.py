@@ -32,12 +32,12 @@ def test_without_libtpu_the_error_names_the_package(monkeypatch) -> None:
         ("v4:4x4x12", "v4", (4, 4, 12), (True,) * 3),
     ],
 )
-def test_names_of_clouds_are_shapes(name, generation, shape, ring) -> None:
+def test_cloud_names_map_to_shapes(name, generation, shape, ring) -> None:
     target = find_compile_target(name)
     assert (target.generation, target.shape, target.wraps) == (generation, shape, ring)
 
 
 @pytest.mark.parametrize("name", ["v9-8", "v4-9", "v4:", "x:2x2", "cpu:0", "cpu"])
-def test_other_names_are_refused(name) -> None:
+def test_other_names_are_rejected(name) -> None:
     with pytest.raises(ConfigError):
         find_compile_target(name)
