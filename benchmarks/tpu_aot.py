@@ -1,14 +1,14 @@
-"""Compiles recipes for TPUs, and reports memory, communication and predicted step time. Needs no TPU; nothing runs.
+"""What the TPU compiler makes of recipes: memory, traffic, predicted step. No TPU is needed, and nothing runs.
 
     python benchmarks/tpu_aot.py benchmarks/tpu_targets.json --out benchmarks/results/tpu_aot.json
     python benchmarks/tpu_aot.py benchmarks/tpu_recipes.json --out benchmarks/results/tpu_aot.json
     python benchmarks/tpu_aot.py --hlo other_trainer.txt --topology v4-128 --flops 2.2e15
     python benchmarks/tpu_aot.py --table benchmarks/results/tpu_aot.json docs/compile.md
 
-The first two compile the entries of a list that the output does not have yet, each in a process of its own. An entry
-has a `recipe`, and may have a `label`, a `topology`, `slices`, and the lists `overlays` and `set` of `pax`'s options;
-`too_large` is why one cannot fit. The third reads the optimized HLO of another trainer's step whose mesh is in
-libtpu's order of devices; `--flops` are its model FLOPs on one device. The last writes the table of the documentation.
+The first two compile a list, each entry in a process of its own, and keep what is in the output already. An entry has
+a `recipe`, and may have a `label`, a `topology`, `slices`, and lists `overlays` and `set` as `pax` takes them;
+`too_large` says why one can not fit. The third reads the optimized HLO of another trainer's step, its mesh in the order
+of libtpu's devices; `--flops` are its model FLOPs on one device. The last writes the table of the documentation.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MARKS = "<!-- table -->\n", "<!-- end of the table -->\n"
 
 
 def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """The report of `pax compile --json` on an entry; only `error` if it prints none."""
+    """What `pax compile --json` says of an entry; `error` where it says nothing."""
     command = [sys.executable, "-m", "paxcli", "compile", entry["recipe"], "--json"]
     for option in ("topology", "slices"):
         command += [f"--{option}", str(entry[option])] if option in entry else []
@@ -53,7 +53,7 @@ def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
 
 
 def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None) -> dict[str, Any]:
-    """The report on a program that another trainer compiled."""
+    """The same of a program that another trainer compiled."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     from paxcli.metrics.peaks import peak_flops
     from paxcli.programs.ahead_of_time import read_step
