@@ -59,10 +59,10 @@ def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None
     from paxcli.metrics.peaks import peak_flops
     from paxcli.programs.ahead_of_time import read_step
     from paxcli.programs.hlo import read_program
-    from paxcli.programs.topologies import find_target, leave_accelerators_alone
+    from paxcli.programs.topologies import find_compile_target, leave_accelerators_alone
 
     leave_accelerators_alone()
-    target = find_target(topology, slices)
+    target = find_compile_target(topology, slices)
     devices = target.devices()
     total = flops * len(devices) if flops else None
     return read_step(read_program(path.read_text()), target, devices, peak_flops(devices[0].device_kind), total)

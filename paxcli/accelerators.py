@@ -1,7 +1,7 @@
-"""TPU slices by the name Google gives them: chips, hosts, JAX devices, memory, runtime.
+"""TPU slices by their Google Cloud names: chips, hosts, JAX devices, memory, runtime.
 
 Sources: the pages "TPU versions" and "TPU software versions" of the Cloud TPU documentation. Host counts are estimates,
-since those pages and others disagree for v5e and v6e: what runs is asked for its workers (`states.py`).
+since those pages and others disagree for v5e and v6e. `cloud/states.py` asks a running slice for its workers.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ class Generation:
     """One TPU generation.
 
     Args:
-      prefix: What its slices' names start with.
-      unit: How many of the units in a slice's name (cores, or chips) make a chip.
-      cores_per_chip: TensorCores.
-      devices_per_chip: JAX devices; fewer than cores where two cores act as one (megacore).
-      hbm_gib: Memory of a chip.
-      max_chips: Of the largest slice.
-      chips: The slices there are; empty where any multiple of a host is one.
-      runtime: The software of a TPU VM; None for a generation that only GKE has.
-      gke: The value of the node label `gke-tpu-accelerator`; None where GKE is not supported here.
+      prefix: Prefix of its slices' names.
+      unit: Units of the number in a slice's name (cores or chips) in one chip.
+      cores_per_chip: TensorCores of a chip.
+      devices_per_chip: JAX devices of a chip; fewer than its cores if two cores form one device (megacore).
+      hbm_gib: GiB of HBM of a chip.
+      max_chips: Chips of the largest slice.
+      chips: Chips of each slice that exists; empty if every multiple of a 4x4x4 cube is a slice.
+      runtime: Default runtime version of a TPU VM; None if the generation is available through GKE only.
+      gke: Value of the node label `gke-tpu-accelerator`; None if `pax` does not support the generation on GKE.
     """
 
     prefix: str
@@ -53,12 +53,13 @@ GENERATIONS = {
     "v6e": Generation("v6e", 1, 1, 1, 32, 256, tuple(_FLAT), "v2-alpha-tpuv6e", "tpu-v6e-slice"),
     "tpu7x": Generation("tpu7x", 2, 2, 2, 192, 9216, (), None, "tpu7x"),
 }
+_EXAMPLES = "v4-128, v5litepod-16, v5p-256, v6e-8"
 _ALIASES = {"v5e": "v5litepod", "v5lite": "v5litepod", "trillium": "v6e", "v7x": "tpu7x", "ironwood": "tpu7x"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """One slice. `type` is Google's name for it, and `alias` what was typed when that is another."""
+    """One slice. `type` is its Google Cloud name, and `alias` what was typed if that differs."""
 
     type: str
     generation: str
@@ -76,37 +77,37 @@ class Accelerator:
 
     @property
     def devices(self) -> int:
-        """What `jax.device_count()` is on one slice."""
+        """JAX devices of the slice."""
         return self.chips * self._row.devices_per_chip
 
     @property
     def chips_per_host(self) -> int:
-        """Chips of one TPU VM: an estimate, see the module."""
+        """Chips of one TPU VM (an estimate, see the module)."""
         return self.chips if self.chips <= 8 and self._row.unit == 1 else 4
 
     @property
     def hosts(self) -> int:
-        """TPU VMs of the slice: an estimate, see the module."""
+        """TPU VMs of the slice (an estimate, see the module)."""
         return max(1, self.chips // self.chips_per_host)
 
     @property
     def hbm_bytes(self) -> int:
-        """Memory of all chips."""
+        """Bytes of HBM of all chips."""
         return self.chips * self._row.hbm_gib * _GIB
 
     @property
     def runtime(self) -> str | None:
-        """The usual software of its TPU VMs, or None for GKE only."""
+        """Default runtime version of its TPU VMs; None if only GKE has it."""
         return self._row.runtime
 
     @property
     def gke(self) -> str | None:
-        """The GKE node label's value, or None."""
+        """Value of the GKE node label, or None."""
         return self._row.gke
 
     @property
     def topology(self) -> str:
-        """How the chips are wired, such as `4x4x8`: the shape nearest to a cube, as Google's tables have it."""
+        """Chips along each axis, such as `4x4x8`: the shape closest to a cube, as in Google's tables."""
         if self.chips in self._row.chips:
             return (_FLAT | _FLAT_HUGE)[self.chips]
         if self.chips in _SMALL_3D:
@@ -122,35 +123,31 @@ class Accelerator:
 
 
 def find_accelerator(name: str) -> Accelerator:
-    """The slice of a name such as `v4-128`, `v5litepod-16` or, as people say it, `v5e-16`.
+    """The slice with a name such as `v4-128`, `v5litepod-16` or, in common usage, `v5e-16`.
 
     Raises:
       ConfigError: There is no such slice.
     """
     match = re.fullmatch(r"([a-z][a-z0-9]{0,15})-([1-9][0-9]{0,5})", name.lower())
     if not match:
-        raise ConfigError(f"{name!r} is no accelerator.", f"One is called like {_examples()}.")
+        raise ConfigError(f"{name!r} is not an accelerator.", f"Examples: {_EXAMPLES}.")
     typed, count = match[1], int(match[2])
     prefix = _ALIASES.get(typed, typed)
     generation = next((key for key, row in GENERATIONS.items() if row.prefix == prefix), None)
     if generation is None:
         near = did_you_mean(typed, [row.prefix for row in GENERATIONS.values()])
-        raise ConfigError(f"There is no TPU generation {typed!r}.", near or f"One is called like {_examples()}.")
+        raise ConfigError(f"There is no TPU generation {typed!r}.", near or f"Examples: {_EXAMPLES}.")
     row = GENERATIONS[generation]
     chips = count // row.unit
     if count % row.unit or chips not in _sizes(row):
         close = sorted(_sizes(row), key=lambda size: abs(size - chips))[:3]
         names = ", ".join(f"{prefix}-{size * row.unit}" for size in sorted(close))
         counts = "cores" if row.unit > 1 else "chips"
-        raise ConfigError(f"There is no {prefix}-{count}: the number counts {counts}.", f"Near it: {names}.")
+        raise ConfigError(f"There is no {prefix}-{count}: the number counts {counts}.", f"Closest: {names}.")
     official = f"{prefix}-{count}"
     return Accelerator(official, generation, chips, name if name != official else None)
 
 
 def _sizes(row: Generation) -> tuple[int, ...]:
-    """Slices that are less than a 4x4x4 cube come in four shapes; larger ones in whole cubes."""
+    """Chips of each slice. 3D slices smaller than a 4x4x4 cube have four shapes; larger ones consist of cubes."""
     return row.chips or (*_SMALL_3D, *range(64, row.max_chips + 1, 64))
-
-
-def _examples() -> str:
-    return "v4-128, v5litepod-16, v5p-256 or v6e-8"

@@ -1,4 +1,4 @@
-"""`pax compile`."""
+"""`pax compile`: compiles a recipe's step ahead of time."""
 
 from __future__ import annotations
 
@@ -28,24 +28,26 @@ TopologyOption = Annotated[
     typer.Option(
         "--topology",
         metavar="NAME",
-        help="What to compile for: v4-128, v5e-16, v5p-256, v6e-8, tpu7x-64, v4:4x4x12, cpu:8. "
-        "Default: TPU v4, as many chips as the recipe's mesh has.",
+        help="Devices to compile for: v4-128, v5e-16, v5p-256, v6e-8, tpu7x-64, v4:4x4x12, cpu:8. "
+        "Default: the TPU v4 slice with as many chips as the recipe's mesh.",
     ),
 ]
 SlicesOption = Annotated[
-    int | None, typer.Option("--slices", min=1, help="How many of them. Default: as the recipe's mesh says.")
+    int | None, typer.Option("--slices", min=1, help="Number of slices. Default: as in the recipe's mesh.")
 ]
-StepOption = Annotated[_Step, typer.Option("--step", help="Which step. Default: train.", show_default=False)]
+StepOption = Annotated[_Step, typer.Option("--step", help="Step to compile. Default: train.", show_default=False)]
 SaveOption = Annotated[
     Path | None,
-    typer.Option("--save", metavar="FILE", help="Keep the program, for `pax train --compiled`. Default: do not."),
+    typer.Option("--save", metavar="FILE", help="Save the executable, for `pax train --compiled`. Default: none."),
 ]
 HloOption = Annotated[
-    Path | None, typer.Option("--hlo", metavar="FILE", help="Write the compiler's optimized HLO. Default: do not.")
+    Path | None, typer.Option("--hlo", metavar="FILE", help="Write the optimized HLO. Default: none.")
 ]
 SearchOption = Annotated[
     bool,
-    typer.Option("--search", help="Try meshes, remat policies and batches, and rank them. Default: only the recipe."),
+    typer.Option(
+        "--search", help="Compile other meshes, remat policies and batch sizes too, and rank them. Default: off."
+    ),
 ]
 
 
@@ -61,7 +63,7 @@ def compile(
     overlays: OverlayOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile a recipe's step with no accelerator: does it fit, what does it send, how long may it take?
+    """Compile a recipe's step ahead of time, without its devices: memory, communication, predicted time.
 
     \b
     Examples:
@@ -69,7 +71,9 @@ def compile(
       pax compile tiny --topology cpu:8 --save tiny.step
     """
     if search and (save or hlo or step is not _Step.TRAIN):
-        raise ConfigError("--search goes with no --save, --hlo or --step.", "Compile what it finds, with `--set`.")
+        raise ConfigError(
+            "--search cannot be combined with --save, --hlo or --step.", "Compile the best settings with `--set`."
+        )
     if save and step is not _Step.TRAIN:
         raise ConfigError("--save keeps train steps only.", "Leave out `--step`.")
     configure_jax()
@@ -101,13 +105,13 @@ def compile(
 def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
     needed, available = report["hbm_needed_bytes"], report["hbm_available_bytes"]
     by = (
-        f"it needs {_gib(needed)} of a device's {_gib(available)} GiB, {_gib(needed - available)} GiB too much"
+        f"it needs {_gib(needed)} GiB of each device's {_gib(available)} GiB, {_gib(needed - available)} GiB too much"
         if needed and available
-        else "it needs more than a device has"
+        else "it needs more memory than a device has"
     )
     error = ConfigError(
         f"{report['recipe']} does not fit on {what}: {by}.",
-        "Find what fits with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing.",
+        "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing.",
     )
     if not as_json:
         raise error
@@ -120,24 +124,24 @@ def _search(resolved: Any, target: Any, what: str, as_json: bool) -> None:
     from paxcli.cli.progress import waiting
     from paxcli.programs.search import search
 
-    with waiting(f"Searching {resolved.name} for {what}; it takes minutes for each line.") as console:
-        tried = search(
-            resolved.config, target, lambda one: console.print(_line(one.settings, one.report), markup=False)
+    with waiting(f"Searching settings of {resolved.name} for {what}; this takes minutes for each line.") as console:
+        trials = search(
+            resolved.config, target, lambda trial: console.print(_line(trial.settings, trial.report), markup=False)
         )
-    ranked = [{"settings": one.settings} | one.report for one in tried]
+    ranked = [{"settings": trial.settings} | trial.report for trial in trials]
     if not ranked[0]["fits"]:
         raise ConfigError(
-            f"Nothing that was tried fits on {what}; the nearest: {_line(ranked[0]['settings'], ranked[0])}.",
-            "Name a larger `--topology`, or make the model smaller.",
+            f"No settings fit on {what}. The closest: {_line(ranked[0]['settings'], ranked[0])}.",
+            "Choose a larger `--topology`, or a smaller model.",
         )
     lines = [_line(one["settings"], one) for one in ranked if one["fits"]]
     sets = " ".join(f"--set '{path}={value}'" for path, value in ranked[0]["settings"].items())
     result = {"recipe": resolved.name, "topology": target.name, "num_slices": target.num_slices, "ranked": ranked}
-    say_result(result, "\n".join([*lines, f"Best: {sets or 'the recipe as it is'}"]), as_json)
+    say_result(result, "\n".join([*lines, f"Best: {sets or 'the recipe unchanged'}"]), as_json)
 
 
 def _line(settings: dict[str, Any], report: dict[str, Any]) -> str:
-    changes = ", ".join(f"{path.rsplit('.', 1)[-1]}={value}" for path, value in settings.items()) or "as it is"
+    changes = ", ".join(f"{path.rsplit('.', 1)[-1]}={value}" for path, value in settings.items()) or "unchanged"
     if not report["fits"]:
         needed = report["hbm_needed_bytes"]
         return f"{changes}: does not fit" + (f", needs {_gib(needed)} GiB" if needed else "")
@@ -153,7 +157,7 @@ def _text(report: dict[str, Any], what: str) -> str:
         f"{report['num_devices']} × {report['device_kind']} as {report['mesh']}",
         f"fits: {most}{_gib(report['hbm_needed_bytes'])}"
         + (f" of {_gib(available)}" if available else "")
-        + " GiB a device",
+        + " GiB of each device",
         "  " + ", ".join(f"{name.removesuffix('_bytes')} {_gib(size)}" for name, size in memory.items()) + "; of these "
         f"parameters {_gib(report['parameters_bytes_per_device'])}, "
         f"optimizer {_gib(report['optimizer_bytes_per_device'])}",
@@ -161,13 +165,13 @@ def _text(report: dict[str, Any], what: str) -> str:
     ]
     if report["predicted_step_seconds"]:
         lines.append("  " + ", ".join(f"{name} {share:.1%}" for name, share in report["shares"].items() if share))
-        lines += [f"  left out: {item}" for item in report["left_out"]]
+        lines += [f"  not included: {item}" for item in report["left_out"]]
     for one in report["collectives"]:
         lines.append(f"{one['kind']} over {one['network']}: {one['count']:,} times, {_gib(one['bytes'])} GiB")
     if moved := report["host_transfers"]["bytes"]:
         lines.append(f"between device and host: {report['host_transfers']['count']:,} times, {_gib(moved)} GiB")
     for shape in report["stacked_all_gathers"]:
-        lines.append(f"warning: {shape} is gathered whole, for all layers at once")
+        lines.append(f"warning: {shape}, the parameters of all layers, is all-gathered at once")
     for name, value in report["compiler_options"].items():
         lines.append(f"option {name}={value}")
     return "\n".join([*lines, f"compiled in {report['compile_seconds']:.0f} s"])
@@ -176,7 +180,7 @@ def _text(report: dict[str, Any], what: str) -> str:
 def _prediction(report: dict[str, Any]) -> str:
     seconds, mfu, rate = (report[f"predicted_{name}"] for name in ("step_seconds", "mfu", "tokens_per_second"))
     if not seconds:
-        return "no prediction for this device"
+        return "unknown for this device"
     shown = [f"{seconds:.3g} s a step"]
     shown += [f"MFU {mfu:.1%}"] if mfu else []
     shown += [f"{rate:,.0f} tokens/s"] if rate else []

@@ -20,16 +20,17 @@ if TYPE_CHECKING:
     from paxcli.training.run_dir import RunDir
 
 app = typer.Typer(
-    no_args_is_help=True, help="Let XLA schedule by measured costs (profile-guided latency estimation, NVIDIA GPUs)."
+    no_args_is_help=True,
+    help="Let XLA schedule by measured costs (profile-guided latency estimation; NVIDIA GPUs).",
 )
 
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Steps to trace. Default: 5.")]
-WarmupOption = Annotated[int, typer.Option("--warmup", min=1, help="Steps to run before them. Default: 5.")]
+StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of steps to trace. Default: 5.")]
+WarmupOption = Annotated[int, typer.Option("--warmup", min=1, help="Number of steps to run before them. Default: 5.")]
 PercentileOption = Annotated[
-    int, typer.Option("--percentile", min=1, max=100, help="Of an instruction's costs over the steps. Default: 90.")
+    int, typer.Option("--percentile", min=1, max=100, help="Percentile of a cost over the steps. Default: 90.")
 ]
 ProfileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A profile, binary (.pb) or text (.pbtxt).")]
-TopOption = Annotated[int, typer.Option("--top", min=1, help="How many instructions to show. Default: 20.")]
+TopOption = Annotated[int, typer.Option("--top", min=1, help="Number of instructions to show. Default: 20.")]
 
 
 @app.command("collect")
@@ -44,7 +45,7 @@ def collect(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a recipe's train step and write what each of its instructions costs to RUN_DIR/profile/.
+    """Measure the cost of each instruction of a recipe's train step, and write the profile to RUN_DIR/profile/.
 
     \b
     Examples:
@@ -54,7 +55,7 @@ def collect(
     configure_jax()
     from paxcli.profiling.collect import collect
 
-    measured = _measured(collect, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
+    measured = _measure(collect, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
     if measured:
         text = f"Wrote {measured['profile']} and .pbtxt: {measured['instructions']} instructions."
         say_result(measured, f"{text}\nNext: pax pgle apply {recipe}", as_json)
@@ -69,9 +70,9 @@ def apply(
     allow_changed: AllowChangedOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a recipe with the profile in RUN_DIR/profile/; go on by itself where there is a checkpoint.
+    """Train a recipe with the profile in RUN_DIR/profile/. Resumes from the latest checkpoint, if there is one.
 
-    A profile that was made for another recipe, other flags, versions or devices is refused.
+    A profile of another recipe, other flags, versions or devices is rejected.
 
     \b
     Examples:
@@ -81,7 +82,7 @@ def apply(
     configure_jax(compiling_aloud=True)
     from paxcli.config.render import recipe_yaml
 
-    resolved, directory = _resolved(recipe, sets, overlays, run_dir)
+    resolved, directory = _resolve(recipe, sets, overlays, run_dir)
 
     from paxcli.cli.progress import RunReporter
     from paxcli.profiling.apply import open_profile
@@ -98,7 +99,7 @@ def apply(
 
 @app.command("show")
 def show(file: ProfileArgument, top: TopOption = 20, as_json: JsonOption = False) -> None:
-    """Print what is in a profile: how many instructions, of which program, and the costliest.
+    """Print a profile: the number of instructions, their program, and the costliest ones.
 
     \b
     Examples:
@@ -111,7 +112,7 @@ def show(file: ProfileArgument, top: TopOption = 20, as_json: JsonOption = False
 
     found = describe(read_costs(epath.Path(file)), top)
     lines = [f"{found['instructions']} instructions, {found['total_microseconds']:,.1f} us"]
-    lines += [f"of program {mark}" for mark in found["fingerprints"]]
+    lines += [f"of program {fingerprint}" for fingerprint in found["fingerprints"]]
     lines += [f"  {one['microseconds']:12,.1f} us  {one['name']}" for one in found["costliest"]]
     say_result(found, "\n".join(lines), as_json)
 
@@ -127,7 +128,7 @@ def pgle_profile(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Collect a profile and measure the step with it and without, in turns.
+    """Collect a profile, and compare the step time with it and without it.
 
     \b
     Examples:
@@ -140,12 +141,12 @@ def pgle_profile(
 
     with XlaLog() as xla_log:
         verb = functools.partial(compare, xla_log=xla_log)
-        measured = _measured(verb, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
+        measured = _measure(verb, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
     if measured:
         say_result(measured, _comparison(measured, recipe), as_json)
 
 
-def _measured(
+def _measure(
     verb: Callable[..., dict[str, Any] | None],
     recipe: str,
     sets: Sequence[str] | None,
@@ -155,8 +156,8 @@ def _measured(
     dry_run: bool,
     as_json: bool,
 ) -> dict[str, Any] | None:
-    """What a verb measures on a recipe; None if that is already said, or another process says it."""
-    resolved, directory = _resolved(recipe, sets, overlays, run_dir)
+    """What a verb measures on a recipe; None after a dry run, and on every process but process 0."""
+    resolved, directory = _resolve(recipe, sets, overlays, run_dir)
     if not dry_run:
         return verb(resolved.config, directory, *how)
     from paxcli.training.validate import validate
@@ -164,12 +165,12 @@ def _measured(
     validate(resolved.config)
     steps, warmup, percentile = how
     would = {"profile_dir": str(directory.profile), "steps": steps, "warmup": warmup, "percentile": percentile}
-    text = f"Would trace {steps} steps after {warmup} and write into {directory.profile}; nothing was written."
+    text = f"Would trace {steps} steps after {warmup} others and write to {directory.profile}; nothing was written."
     say_result(would, text, as_json)
     return None
 
 
-def _resolved(
+def _resolve(
     recipe: str, sets: Sequence[str] | None, overlays: Sequence[str] | None, run_dir: str | None
 ) -> tuple[Resolved, RunDir]:
     from paxcli.config.resolve import resolve
@@ -184,5 +185,7 @@ def _comparison(measured: dict[str, Any], recipe: str) -> str:
     for name in ("before", "after"):
         one = measured[name]
         lines.append(f"{name:<8}{one['median_step_seconds'] * 1e3:>12.2f}{one['exposed_communication']:>24.1%}")
-    lines += [f"speed-up {measured['speedup']:.3f}, medians of {measured['after']['steps']} steps each, in turns"]
+    lines += [
+        f"speedup {measured['speedup']:.3f}: medians of {measured['after']['steps']} steps each, in alternating rounds"
+    ]
     return "\n".join([*lines, f"Next: pax pgle apply {recipe}"])

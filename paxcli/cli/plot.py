@@ -1,4 +1,4 @@
-"""`pax plot`: the curves of runs, as a picture and in the terminal."""
+"""`pax plot`: curves of runs, as an image and in the terminal."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
     from paxcli.metrics.curves import Run
 
-RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, drawn together.")]
+RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, plotted together.")]
 MetricOption = Annotated[
     list[str] | None,
-    typer.Option("--metric", metavar="NAME", help="What to draw. Repeatable. Default: loss and log_pplx."),
+    typer.Option("--metric", metavar="NAME", help="Metric to plot. Repeatable. Default: loss and log_pplx."),
 ]
 OutOption = Annotated[
     str | None,
     typer.Option(
-        "--out", metavar="FILE", help="The picture. Default: RUN_DIR/loss.png for one run, plot.png for several."
+        "--out", metavar="FILE", help="Image to write. Default: RUN_DIR/loss.png for one run, plot.png for several."
     ),
 ]
 
@@ -36,7 +36,7 @@ def plot(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Draw the curves of runs, finished or not, to a picture and in the terminal.
+    """Plot the curves of runs, finished or running, as an image and in the terminal.
 
     \b
     Examples:
@@ -59,7 +59,7 @@ def plot(
 
 
 def _summary(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-    """Run, metric, split: how many points, and the last."""
+    """Run → metric → split → number of points, and the last one."""
     from paxcli.metrics.curves import series
 
     return {

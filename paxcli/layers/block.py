@@ -17,6 +17,7 @@ from paxcli.layers.fp8 import Precision
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.remat import save_as
+from paxcli.layers.scopes import ATTENTION
 from paxcli.mesh.sharding import constrain, layout
 
 _ROWS = ("activation_batch", "activation_length")
@@ -59,7 +60,7 @@ class TransformerBlock(Layer):
     def setup(self) -> None:
         self.attention_norm = self.norm(dims=self.model_dims)
         self._attention = self.attention(
-            name="attention",
+            name=ATTENTION,
             model_dims=self.model_dims,
             num_heads=self.num_heads,
             dims_per_head=self.dims_per_head,

@@ -1,4 +1,4 @@
-"""Curves of finished and running runs: as a picture, and as text for the terminal."""
+"""Plots the metrics of finished and running runs: as an image, and as text in the terminal."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ _STYLE: dict[Any, Any] = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
-_EVAL_MARKERS = "osD^v"  # by evaluation input, the same for every run
-_TEXT_TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # by run
+_EVAL_MARKERS = "osD^v"  # one for each evaluation input, the same in every run
+_TEXT_TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # one for each run
 _TEXT_EVAL_MARKERS = "●■◆▲▼"
 
 
 class Run(NamedTuple):
-    """A run's logged lines, as its `metrics.jsonl` holds them."""
+    """The logged lines of a run's `metrics.jsonl`."""
 
     name: str
     lines: list[dict[str, Any]]
 
 
 class Series(NamedTuple):
-    """One curve: the values of a metric on one split, by step."""
+    """One curve: the values of a metric on one split at each step."""
 
     split: str
     steps: list[int]
@@ -45,7 +45,7 @@ class Series(NamedTuple):
 
 
 def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[Run]:
-    """Reads the metrics of runs, each named after its directory; by the whole path where two share a name."""
+    """Reads the metrics of runs. A run is named after its directory, or by the full path if two have the same name."""
     paths = [epath.Path(run_dir) for run_dir in run_dirs]
     names = [path.resolve().name for path in paths]
     return [
@@ -55,19 +55,19 @@ def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[Run]:
 
 
 def metric_names(runs: Sequence[Run]) -> list[str]:
-    """Every metric that a run has, in the order in which they were logged."""
+    """All metrics of the runs, in the order in which they were logged."""
     names = {name: None for run in runs for line in run.lines for name in line}
     return [name for name in names if name not in ("step", "split")]
 
 
 def default_metrics(runs: Sequence[Run]) -> list[str]:
-    """What to draw when nobody says: the loss, and the log-perplexity where that is another curve."""
+    """Metrics to plot by default: the loss, and the log-perplexity if it differs from the loss."""
     differs = any(line.get("log_pplx") not in (None, line.get("loss")) for run in runs for line in run.lines)
     return ["loss", "log_pplx"] if differs else ["loss"]
 
 
 def series(run: Run, metric: str) -> list[Series]:
-    """The curves of one metric: training first, then each evaluation input. Missing values are left out."""
+    """The curves of one metric: training first, then each evaluation input. Missing values are skipped."""
     points: dict[str, dict[int, float]] = {TRAIN: {}}
     for line in run.lines:
         if line.get(metric) is not None:
@@ -80,11 +80,16 @@ def series(run: Run, metric: str) -> list[Series]:
 
 
 def check_metric(runs: Sequence[Run], metric: str) -> None:
-    """Raises unless every run has values of the metric."""
+    """Checks that every run has values of a metric.
+
+    Raises:
+      ConfigError: No run has such a metric.
+      DataError: A run has no values of it.
+    """
     names = metric_names(runs)
     if metric not in names:
         raise ConfigError(
-            f"No run has a metric `{metric}`.", did_you_mean(metric, names) or f"There are: {', '.join(names)}."
+            f"No run has a metric `{metric}`.", did_you_mean(metric, names) or f"Metrics: {', '.join(names)}."
         )
     for run in runs:
         if not series(run, metric):
@@ -116,7 +121,7 @@ def plot_png(runs: Sequence[Run], metrics: Sequence[str], path: epath.PathLike) 
 
 
 def plot_text(runs: Sequence[Run], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
-    """Draws one metric of every run with characters, `width` by `height` of them."""
+    """Draws one metric of every run as text of `width` by `height` characters."""
     import plotext
 
     plotext.terminal.limit(False, False)
@@ -149,7 +154,7 @@ def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
     text = path.read_bytes().decode("utf-8", errors="replace")
     lines = [line for line in map(parse_line, text.splitlines()) if line]
     if not lines:
-        raise DataError(f"{path} holds no metrics yet.", "Wait for the run's first logged step.")
+        raise DataError(f"{path} has no metrics yet.", "Wait for the run's first logged step.")
     return lines
 
 
@@ -169,13 +174,13 @@ def _draw_panel(panel: Any, runs: Sequence[Run], metric: str) -> None:
 
 
 def _eval_markers(runs: Sequence[Run], metric: str, markers: str) -> dict[str, str]:
-    """A marker for every split but training."""
+    """A marker for each split except training."""
     splits = {curve.split: None for run in runs for curve in series(run, metric) if curve.split != TRAIN}
     return {split: markers[index % len(markers)] for index, split in enumerate(splits)}
 
 
 def _label(runs: Sequence[Run], run: Run, curve: Series) -> str:
-    """Which curve it is, and where it stands: late differences are too small to read off."""
+    """Name of a curve, with its last value: late differences are too small to read off the plot."""
     run_name = f"{run.name} " if len(runs) > 1 else ""
     return f"{run_name}{curve.split}, last {curve.values[-1]:.4g}"
 
@@ -189,4 +194,4 @@ def _write_picture(path: epath.Path, picture: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture)
     except OSError as error:
-        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Name another place with --out.") from error
+        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file with `--out`.") from error

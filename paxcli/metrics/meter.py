@@ -1,4 +1,4 @@
-"""Turns the metrics that steps leave on the device into numbers, without making the device wait for the host."""
+"""Reads the metrics of steps back from the device, and measures throughput, without making the device wait."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import jax
 
 from paxcli.metrics.peaks import mfu
 
-_MAX_IN_FLIGHT = 2  # enough to keep a device busy, few enough that the host notices what goes wrong
+_MAX_IN_FLIGHT = 2  # enough to keep a device busy, and few enough that the host notices failures soon
 
-Value = float | int | None
+MetricValue = float | int | None
 
 
 class Record(NamedTuple):
-    """The metrics of one logged step, by name. A value that is not known is None."""
+    """The metrics of one logged step by name. An unknown value is None."""
 
     step: int
-    values: dict[str, Value]
+    values: dict[str, MetricValue]
 
 
 class _Dispatched(NamedTuple):
-    """A step that was handed to the device."""
+    """A step that was dispatched to the device."""
 
     step: int
     metrics: dict[str, jax.Array]
@@ -37,7 +37,7 @@ class _Dispatched(NamedTuple):
 
 
 class _Mark(NamedTuple):
-    """When a step was finished, and how long the run had been paused by then."""
+    """When a step finished, and how long the run had been paused until then."""
 
     step: int
     seconds: float
@@ -45,18 +45,19 @@ class _Mark(NamedTuple):
 
 
 class Meter:
-    """Measures a run. Steps count from 1; logged are the first, every `summary_interval_steps`-th and the last.
+    """Measures a run: throughput, MFU and time left at each logged step.
 
-    A logged step's record comes out as soon as the step is known to be finished, which is two steps later or at
-    `flush`. What a record says of time covers the window since the logged step before, pauses excluded. After a
-    restart the first step only opens the window, so that compilation is in no rate but that of step 1.
+    Steps count from 1. The first step, every `summary_interval_steps`-th and the last are logged. A record is ready
+    two steps after its step, or at `flush`, so that the device never waits. Rates cover the window since the previous
+    logged step, without pauses. After a restart, the first step only opens the window: compilation is in the rate of
+    step 1 only.
 
     Args:
-      flops_per_step: Model FLOPs of a step on all devices; None when not known.
+      flops_per_step: Model FLOPs of a step on all devices; None = unknown.
       tokens_per_step: Tokens of a step on all processes; None for a model without tokens.
-      num_train_steps: The last step.
-      peak_flops_total: Peak FLOP/s of all devices; None when not known.
-      summary_interval_steps: Steps from one logged step to the next.
+      num_train_steps: Number of the last step.
+      peak_flops_total: Peak FLOP/s of all devices; None = unknown.
+      summary_interval_steps: Steps between logged steps.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Meter:
         self._window = _Mark(0, time.perf_counter(), 0.0)
 
     def record(self, step: int, device_metrics: dict[str, jax.Array], input_wait_seconds: float) -> list[Record]:
-        """Takes in a step right after its dispatch; waits only for the step before the last.
+        """Records a step that was just dispatched. Waits only for the step before the previous one.
 
         Returns:
           The records that became ready, in order.
@@ -97,13 +98,13 @@ class Meter:
         return self._take()
 
     def flush(self) -> list[Record]:
-        """Waits for every step and returns the records that are left."""
+        """Waits for all steps, and returns the remaining records."""
         self._finish(0)
         return self._take()
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Keeps an evaluation or a save out of the rates. Waits for the steps in flight first."""
+        """Excludes an evaluation or a save from the rates. Waits for the steps in flight first."""
         self._finish(0)
         begin = time.perf_counter()
         try:
@@ -119,7 +120,7 @@ class Meter:
         return records
 
     def _finish(self, in_flight: int) -> None:
-        """Waits until no more than `in_flight` steps are under way."""
+        """Waits until at most `in_flight` steps are in flight."""
         while len(self._in_flight) > in_flight:
             done = self._in_flight.popleft()
             mark = _Mark(done.step, done.finished.result(), self._paused_seconds)
@@ -131,11 +132,11 @@ class Meter:
                 self._window, self._input_wait_seconds = mark, 0.0
             self._first = self._first or mark
 
-    def _measure(self, device_metrics: dict[str, jax.Array], mark: _Mark) -> dict[str, Value]:
+    def _measure(self, device_metrics: dict[str, jax.Array], mark: _Mark) -> dict[str, MetricValue]:
         steps = mark.step - self._window.step
         paused = mark.paused_seconds - self._window.paused_seconds
         step_seconds = (mark.seconds - self._window.seconds - paused) / steps
-        values: dict[str, Value] = {name: value.item() for name, value in jax.device_get(device_metrics).items()}
+        values: dict[str, MetricValue] = {name: value.item() for name, value in jax.device_get(device_metrics).items()}
         return values | {
             "tokens_per_second": _per_second(self._tokens_per_step, step_seconds),
             "step_seconds": step_seconds,
@@ -146,7 +147,7 @@ class Meter:
         }
 
     def _seconds_left(self, mark: _Mark) -> float | None:
-        """From the pace since this process's first step, pauses included; None at that step."""
+        """Extrapolated from the pace since this process's first step, pauses included; None at that step."""
         if self._first is None:
             return None
         pace = (mark.seconds - self._first.seconds) / (mark.step - self._first.step)
@@ -154,7 +155,7 @@ class Meter:
 
 
 def _finish_time(metrics: dict[str, jax.Array]) -> float:
-    """Waits for a step. In a thread of its own, so that the time is right however late the run asks for it."""
+    """Waits for a step. Runs in a thread of its own, so that the time is exact however late the run reads it."""
     jax.block_until_ready(metrics)
     return time.perf_counter()
 
@@ -164,7 +165,7 @@ def _per_second(count: float | None, seconds: float) -> float | None:
 
 
 def peak_memory_bytes() -> int:
-    """The most memory in use so far: of the fullest local device, or of this process where devices do not count."""
+    """Peak memory of the fullest local device so far, or of this process if devices do not report it."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     peaks = [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]
     if peaks:

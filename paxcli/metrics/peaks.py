@@ -1,11 +1,11 @@
-"""What devices can do at best, and how near to it a run comes."""
+"""Peak FLOP/s of devices, and model FLOPs utilization (MFU)."""
 
 from __future__ import annotations
 
 import re
 
-# Dense TFLOP/s of one JAX device, from the makers' data sheets. A device of TPU v2, v3 and 7x is half a chip; one of
-# v4 is a whole chip, as Cloud TPU runs it. Devices whose published figures disagree are left out.
+# Dense TFLOP/s of one JAX device, from the vendors' data sheets. A device is half a chip for TPU v2, v3 and 7x, and a
+# chip for v4, as on Cloud TPU. Devices whose published figures disagree are left out.
 _TPU_BF16 = {
     "TPU v2": 23.0,
     "TPU v3": 61.5,
@@ -40,11 +40,11 @@ _GPU = {"bfloat16": _GPU_BF16, "float16": _GPU_FP16}
 
 
 def peak_flops(device_kind: str, dtype: str = "bfloat16") -> float | None:
-    """The dense peak of one JAX device in FLOP/s, or None when it is not known: never a guess.
+    """Dense peak of one JAX device in FLOP/s; None if unknown, never a guess.
 
     Args:
-      device_kind: As `jax.Device.device_kind` spells it, for example `NVIDIA H200`.
-      dtype: What is multiplied, as NumPy names it.
+      device_kind: `jax.Device.device_kind`, such as `NVIDIA H200`.
+      dtype: NumPy's name of the type of the factors of a matmul.
     """
     tflops = _TPU.get(dtype, {}).get(device_kind)
     if tflops is None:
@@ -53,7 +53,7 @@ def peak_flops(device_kind: str, dtype: str = "bfloat16") -> float | None:
 
 
 def _gpu_tflops(device_kind: str, table: dict[str, float]) -> float | None:
-    """The longest name of `table` that stands in `device_kind` as whole words. A MIG part of a GPU is not that GPU."""
+    """TFLOP/s of the longest name in `table` that `device_kind` contains as words. A MIG slice is not the full GPU."""
     if re.search(r"\bMIG\b", device_kind):
         return None
     found = [name for name in table if re.search(rf"\b{re.escape(name)}\b", device_kind, re.IGNORECASE)]
@@ -61,5 +61,5 @@ def _gpu_tflops(device_kind: str, table: dict[str, float]) -> float | None:
 
 
 def mfu(flops_per_second: float | None, peak: float | None) -> float | None:
-    """Model FLOPs utilization, from 0 to 1; None when either part is not known. Both per device, or both in all."""
+    """Model FLOPs utilization, from 0 to 1; None if an argument is unknown. Both per device, or both in total."""
     return flops_per_second / peak if flops_per_second is not None and peak else None

@@ -1,4 +1,4 @@
-"""Where metrics go: `metrics.jsonl`, which scripts and `pax plot` read, and TensorBoard."""
+"""Writes metrics to `metrics.jsonl`, which scripts and `pax plot` read, and to TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ TRAIN = "train"
 
 _FLUSH_SECONDS = 5
 
-Values = Mapping[str, float | int | None]
+MetricValues = Mapping[str, float | int | None]
 
 
 class Writer(Protocol):
-    """Anything that takes metrics."""
+    """Writes metrics."""
 
-    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
-        """Takes the metrics of one step; `split` is `train` or `eval/NAME`."""
+    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
+        """Writes the metrics of one step; `split` is `train` or `eval/NAME`."""
 
     def close(self) -> None:
-        """Writes out what is still held."""
+        """Flushes and closes."""
 
 
 class JsonlWriter:
-    """One JSON object a line, on disk as soon as it is written. What is not finite becomes null.
+    """Writes one JSON object a line, flushed at once. Values that are not finite become null.
 
     Args:
-      path: The file. Object stores cannot append: there, each line writes the whole file again.
-      resume_step: The step that the run goes on from: lines of later steps go, and so does a torn last line. None
-        starts the file anew.
+      path: The file. Object stores cannot append: there, each line rewrites the file.
+      resume_step: The step that the run resumes from: lines of later steps and a torn last line are removed. None
+        starts an empty file.
     """
 
     def __init__(self, path: epath.PathLike, resume_step: int | None = None):
@@ -49,8 +49,8 @@ class JsonlWriter:
         if "://" not in os.fspath(path):
             self._file = open(self._path, "a", encoding="utf-8")
 
-    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
-        """Adds one line."""
+    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
+        """Appends one line."""
         finite = {name: value if _is_finite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, "split": split, **finite}, allow_nan=False) + "\n"
         if self._file is None:
@@ -67,13 +67,14 @@ class JsonlWriter:
 
 
 class TensorBoardWriter:
-    """TensorBoard events, one folder a split, so that a metric's training and evaluation share one chart.
+    """Writes TensorBoard events, one directory a split, so that training and evaluation of a metric share a chart.
 
-    A thread writes them, every few seconds and at `close`.
+    A thread writes them every few seconds, and at `close`.
 
     Args:
-      directory: Holds `train/` and `eval/NAME/`.
-      resume_step: The step that the run goes on from: TensorBoard hides later ones of the run before. None hides all.
+      directory: Parent of `train/` and `eval/NAME/`.
+      resume_step: The step that the run resumes from: TensorBoard hides events of later steps that were written
+        before. None hides all earlier events.
     """
 
     def __init__(self, directory: epath.PathLike, resume_step: int | None = None):
@@ -81,15 +82,15 @@ class TensorBoardWriter:
         self._purge_step = 0 if resume_step is None else resume_step + 1
         self._splits: dict[str, Any] = {}
 
-    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
-        """Adds the values that are there."""
+    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
+        """Adds the values that are finite."""
         writer = self._splits.get(split) or self._open(split)
         for name, value in values.items():
             if _is_finite(value):
                 writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Closes every split's file."""
+        """Closes the files of all splits."""
         for writer in self._splits.values():
             writer.close()
 
@@ -99,32 +100,32 @@ class TensorBoardWriter:
         self._splits[split] = SummaryWriter(
             f"{self._directory}/{split}",
             purge_step=self._purge_step,
-            max_queue=1000,  # no wait for the thread
+            max_queue=1000,  # never wait for the thread
             flush_secs=_FLUSH_SECONDS,
-            filename_suffix=f".{time.time_ns()}",  # without it, two files begun in one second are one
+            filename_suffix=f".{time.time_ns()}",  # otherwise two files started in the same second are one
         )
         return self._splits[split]
 
 
 class MultiWriter:
-    """Several writers as one."""
+    """Writes to several writers."""
 
     def __init__(self, writers: Sequence[Writer]):
         self._writers = writers
 
-    def write(self, step: int, values: Values, split: str = TRAIN) -> None:
-        """Hands the metrics to each."""
+    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
+        """Writes the metrics to each writer."""
         for writer in self._writers:
             writer.write(step, values, split)
 
     def close(self) -> None:
-        """Closes each."""
+        """Closes each writer."""
         for writer in self._writers:
             writer.close()
 
 
 def parse_line(line: str) -> dict[str, Any] | None:
-    """The object in a line of `metrics.jsonl`, or None when the line is torn."""
+    """Parses a line of `metrics.jsonl`; None if the line is torn."""
     try:
         parsed = json.loads(line)
     except ValueError:
@@ -137,7 +138,7 @@ def _is_finite(value: float | int | None) -> bool:
 
 
 def _text_up_to(path: epath.Path, resume_step: int | None) -> str:
-    """The file's whole lines up to a step."""
+    """The complete lines of a file up to a step."""
     if resume_step is None or not path.exists():
         return ""
     lines = path.read_bytes().decode("utf-8", errors="replace").splitlines()
@@ -149,7 +150,7 @@ def _text_up_to(path: epath.Path, resume_step: int | None) -> str:
 
 
 def _replace(path: epath.Path, text: str) -> None:
-    """Writes a file such that a reader sees the old text or the new, never a part."""
+    """Replaces a file atomically: a reader sees the old text or the new one."""
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_text(text)
     temporary.replace(path)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from paxcli.layers.base import Layer
 from paxcli.layers.fp8 import FP8_STATE
+from paxcli.layers.scopes import CAST, LOSS
 from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
@@ -57,10 +58,10 @@ class Model(Layer):
 
     def __call__(self, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
         predictions = self.compute_predictions(batch)
-        with jax.named_scope("loss"):
+        with jax.named_scope(LOSS):
             return self.compute_loss(predictions, batch)
 
-    @jax.named_scope("cast")
+    @jax.named_scope(CAST)
     def cast(self, params: dict) -> dict:
         """Parameters in `fprop_dtype`, for one forward and backward pass."""
         dtype = jnp.dtype(self.fprop_dtype)

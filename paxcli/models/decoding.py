@@ -11,6 +11,9 @@ from jaxtyping import Bool, Float, Int
 
 from paxcli.config.configurable import Configurable
 
+PROMPTS_AT_ONCE = 16  # batch size of decoding
+STATIC_ARGNAMES = ("model", "max_tokens", "eos_id", "sampling")
+
 
 @dataclasses.dataclass(frozen=True)
 class Sampling(Configurable):
@@ -59,6 +62,11 @@ def choose(logits: Float[jax.Array, "B V"], key: jax.Array, sampling: Sampling) 
         threshold = jnp.min(jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits >= threshold, logits, -jnp.inf)
     return jax.random.categorical(key, logits, axis=-1)
+
+
+def jit_generate() -> jax.stages.Wrapped:
+    """`generate`, jitted with the arguments that are part of the program as static ones."""
+    return jax.jit(generate, static_argnames=STATIC_ARGNAMES)
 
 
 def generate(

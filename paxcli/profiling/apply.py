@@ -1,4 +1,4 @@
-"""`pax pgle apply`: a train step that XLA schedules by a profile, and proof that it did."""
+"""`pax pgle apply`: trains with a step that XLA scheduled by a profile, and verifies that it did."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from paxcli.profiling.manifest import conditions, require_fresh
 from paxcli.profiling.runner import require_profile_device
 from paxcli.profiling.steps import StepTracer
 from paxcli.profiling.xla_log import XlaLog
-from paxcli.programs.instruction_names import fingerprint
+from paxcli.programs.hlo import read_fingerprint
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session
 from paxcli.training.step import TrainStep
 
-Program = TypeVar("Program")
+CompiledT = TypeVar("CompiledT")
 
-_USED = "Using PGLE profile"
+_PROFILE_USED = "Using PGLE profile"  # in XLA's log
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
-class Profiled(StepTracer):
+class ProfileGuided(StepTracer):
     """Compiles the step with a profile.
 
-    XLA gets the costs themselves and not the path of a file, which may be in a bucket, and of which a cache of compiled
-    programs would see the name alone.
+    XLA gets the costs, not the path of their file: the file may be in a bucket, and the key of JAX's compilation cache
+    would depend on its name only.
     """
 
     def __init__(self, run_dir: RunDir, costs: dict[str, float], xla_log: XlaLog):
@@ -45,7 +45,7 @@ class Profiled(StepTracer):
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
         compiled = super().prepare(session)
-        return lambda: compiled_with(self._costs, self._xla_log, compiled)
+        return lambda: compile_with_costs(self._costs, self._xla_log, compiled)
 
     def compiled(self, program: jax.stages.Compiled) -> TrainStep:
         require_same_program(program.as_text() or "", self._costs)
@@ -53,47 +53,52 @@ class Profiled(StepTracer):
 
 
 def profile_options(costs: dict[str, float]) -> dict[str, Any]:
-    """Options of the compiler that make it schedule by these costs."""
+    """Compiler options that make XLA schedule by these costs."""
     return {"xla_gpu_enable_latency_hiding_scheduler": True, "fdo_profile": encode(costs)}
 
 
-def open_profile(config: fdl.Config[Experiment], run_dir: RunDir, xla_log: XlaLog) -> Profiled:
-    """The profile of a run directory, to train the recipe with. The log is one that hears the compiler.
+def open_profile(config: fdl.Config[Experiment], run_dir: RunDir, xla_log: XlaLog) -> ProfileGuided:
+    """Trains a recipe with the profile of its run directory.
+
+    Args:
+      config: The recipe.
+      run_dir: Holds the profile.
+      xla_log: Captures what the compiler logs.
 
     Raises:
-      MissingError: The devices know no profiles.
-      DataError: There is none, or it was made under other conditions.
+      MissingError: The devices do not support profile-guided scheduling.
+      DataError: There is no profile, or it was made under other conditions.
     """
     require_profile_device(config)
-    return Profiled(run_dir, load_costs(config, run_dir), xla_log)
+    return ProfileGuided(run_dir, load_costs(config, run_dir), xla_log)
 
 
 def load_costs(config: fdl.Config[Experiment], run_dir: RunDir) -> dict[str, float]:
-    """The costs in a run directory, if they hold here and now.
+    """Loads the costs of a run directory.
 
     Raises:
-      DataError: There are none, or they were measured under other conditions, which it names.
+      DataError: There are none, or they were measured under other conditions; names what differs.
     """
     require_fresh(run_dir.profile, conditions(config))
     return read_costs((run_dir.profile / STEM).with_suffix(BINARY))
 
 
-def compiled_with(costs: dict[str, float], xla_log: XlaLog, compiled: Callable[[], Program]) -> Program:
-    """Compiles in this thread, and makes sure that XLA scheduled by the profile.
+def compile_with_costs(costs: dict[str, float], xla_log: XlaLog, compile_step: Callable[[], CompiledT]) -> CompiledT:
+    """Compiles in this thread, and verifies that XLA scheduled by the profile.
 
     Raises:
-      DataError: XLA does not say so, and the program is not one that it compiled so before.
+      DataError: XLA's log does not report it, and the program was not in the compilation cache.
     """
     with _cache_hits() as hits:
-        program = compiled()
-    if hits:  # the key of the cache is made of the costs, too
-        log.info("XLA scheduled by the costs of %d instructions in a run before; the program was kept.", len(costs))
+        program = compile_step()
+    if hits:  # the key of the cache depends on the costs
+        log.info("XLA scheduled by the costs of %d instructions; the program is from the cache.", len(costs))
         return program
-    used = xla_log.wait_for(_USED)
+    used = xla_log.wait_for(_PROFILE_USED)
     if used is None:
         raise DataError(
-            "XLA did not take the profile: its log does not say so.",
-            "Make it again with this version: `pax pgle collect RECIPE`.",
+            "XLA did not use the profile: its log does not report it.",
+            "Collect it again with this version: `pax pgle collect RECIPE`.",
         )
     log.info("XLA schedules by the costs of %d instructions: %s", len(costs), used.partition("] ")[2] or used)
     return program
@@ -101,30 +106,30 @@ def compiled_with(costs: dict[str, float], xla_log: XlaLog, compiled: Callable[[
 
 @contextlib.contextmanager
 def _cache_hits() -> Iterator[list[str]]:
-    """What JAX's cache of compiled programs answers to this thread."""
+    """Collects the hits of JAX's compilation cache in this thread."""
     thread, hits = threading.get_ident(), []
 
-    def heard(event: str, **_: Any) -> None:
+    def on_event(event: str, **_: Any) -> None:
         if event == _CACHE_HIT and threading.get_ident() == thread:
             hits.append(event)
 
-    monitoring.register_event_listener(heard)
+    monitoring.register_event_listener(on_event)
     try:
         yield hits
     finally:
-        monitoring.unregister_event_listener(heard)
+        monitoring.unregister_event_listener(on_event)
 
 
 def require_same_program(hlo_text: str, costs: dict[str, float]) -> None:
-    """Makes sure that the costs are of this program: XLA would drop those of another without a word.
+    """Checks that the costs belong to this program. XLA ignores those of another program silently.
 
     Raises:
-      DataError: They are of another.
+      DataError: They belong to another program.
     """
-    compiled, profiled = fingerprint(hlo_text), fingerprints(costs)
+    compiled, profiled = read_fingerprint(hlo_text), fingerprints(costs)
     if compiled and profiled and compiled not in profiled:
         raise DataError(
             f"The profile is of program {', '.join(sorted(profiled))}; this recipe compiles to {compiled}.",
-            "Something that the manifest does not know has changed, such as the kernels that XLA found fastest."
-            " Make it again: `pax pgle collect RECIPE`.",
+            "Something outside the manifest changed, such as the kernels that XLA's autotuning chose."
+            " Collect it again: `pax pgle collect RECIPE`.",
         )

@@ -1,4 +1,4 @@
-"""`pax train --auto-pgle`: JAX's own automatic mode, for the train step alone."""
+"""`pax train --auto-pgle`: JAX's automatic PGLE, for the train step only."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from paxcli.training.step import TrainStep
 
 
 class AutoPgle(Instrument):
-    """JAX profiles the first calls of the step, and compiles it again with what it found.
+    """JAX profiles the first calls of the step, and recompiles it with the profile.
 
-    A program that is compiled ahead of time is never profiled, so the jitted function is called. JAX profiles whatever
-    runs while the mode is on, so it is on during these calls only. With a cache of compiled programs, a run that starts
-    again finds the second program, and profiles nothing.
+    JAX never profiles a program that was compiled ahead of time, so the jitted function is called. It profiles all
+    that runs while the mode is on, so the mode is on during these calls only. With a compilation cache, a restarted run
+    finds the recompiled program there and does not profile.
+
+    Args:
+      runs: Number of calls to profile; None = the compilation cache is expected to have the recompiled program.
+      percentile: Of the costs of an instruction over the calls.
     """
 
     def __init__(self, runs: int | None, percentile: int = 90):
-        """JAX profiles `runs` calls; None = none: the cache is expected to have the program from a run before."""
         self._mode = "jax_enable_pgle" if runs else "jax_compilation_cache_expect_pgle"
         jax.config.update("jax_pgle_profiling_runs", runs or 0)
         jax.config.update("jax_pgle_aggregation_percentile", percentile)
@@ -36,7 +39,7 @@ class AutoPgle(Instrument):
         return lambda: self.around(step)
 
     def around(self, step: TrainStep) -> TrainStep:
-        """The jitted step, with the mode on while it is called."""
+        """The jitted step, with the mode on during its calls."""
 
         def call(state: TrainState, batch: NestedMap) -> tuple[TrainState, dict[str, jax.Array]]:
             with self._on():
@@ -54,20 +57,20 @@ class AutoPgle(Instrument):
 
 
 def auto_pgle(config: fdl.Config[Experiment], runs: int, percentile: int) -> AutoPgle:
-    """JAX's automatic mode with so many profiled steps.
+    """Profiles the first `runs` steps of a run.
 
     Raises:
-      MissingError: The devices give no profile: JAX would profile in vain, and compile again for nothing.
+      MissingError: The devices give no profile, so JAX would recompile for nothing.
     """
     require_profile_device(config)
     return AutoPgle(runs, percentile)
 
 
 def expected_pgle(config: fdl.Config[Experiment]) -> AutoPgle:
-    """The program that such a run left in the cache. JAX warns where there is none.
+    """Uses the program that an earlier run with automatic PGLE left in the cache. JAX warns if there is none.
 
     Raises:
-      MissingError: The devices know no profiles.
+      MissingError: The devices do not support profile-guided scheduling.
     """
     require_profile_device(config)
     return AutoPgle(None)

@@ -1,4 +1,4 @@
-"""`pax pgle collect`: from traced steps of a recipe to a profile of what each instruction costs."""
+"""`pax pgle collect`: traces steps of a recipe and writes a profile of the cost of each instruction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 
 STEM = "profile"
-# As JAX's automatic mode does: a command buffer hides the kernels in it from the profiler.
+# As in JAX's automatic mode: a command buffer hides its kernels from the profiler.
 COLLECT_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_enable_command_buffer": ""}
 
 
@@ -31,15 +31,15 @@ def collect(
     """Traces steps one by one and writes `profile/profile.pb`, `.pbtxt` and `manifest.json`.
 
     Args:
-      config: The resolved recipe.
-      run_dir: Of the run that the profile is for.
-      steps: How many are traced, at least 1.
-      warmup: How many run before them.
+      config: The recipe.
+      run_dir: Run directory to write the profile to.
+      steps: Number of steps to trace, at least 1.
+      warmup: Number of steps to run before them.
       percentile: Of the costs of an instruction over the steps.
 
     Returns:
       `profile`, `text`, `manifest`, `steps`, `percentile`, `instructions`, `total_microseconds`, `fingerprints` and
-      `costliest`; None in any process but the first.
+      `costliest`; None on every process but process 0.
 
     Raises:
       MissingError: The device gives no profile, or nothing could be traced.
@@ -51,14 +51,14 @@ def collect(
 def collect_with(
     runner: Runner, config: fdl.Config[Experiment], run_dir: RunDir, steps: int, warmup: int, percentile: int
 ) -> dict[str, Any] | None:
-    """The same with a runner that is open."""
+    """Does what `collect` does, with an open runner."""
     if jax.device_count() == 1:
-        log.warning("One device has no collectives to hide: expect no gain.")
+        log.warning("One device has no collectives to hide: expect no speedup.")
     program = runner.compile(COLLECT_OPTIONS)
     runner.run(program, warmup)
     written = _write(runner, program, config, run_dir, steps, percentile)
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices("pax pgle collect")  # the others may read what the first has written
+        multihost_utils.sync_global_devices("pax pgle collect")  # the others may read what process 0 wrote
     return written
 
 
@@ -70,10 +70,10 @@ def _write(
     steps: int,
     percentile: int,
 ) -> dict[str, Any] | None:
-    if jax.process_index() != 0:  # the profilers of several processes of one machine disturb each other
+    if jax.process_index() != 0:  # profilers of several processes on one machine interfere with each other
         runner.run(program, steps)
         return None
-    profile = aggregate([_traced(runner, program) for _ in range(steps)], percentile)
+    profile = aggregate([_trace_step(runner, program) for _ in range(steps)], percentile)
     found = describe(decode(profile), top=10)
     run_dir.profile.mkdir(parents=True, exist_ok=True)
     stem = run_dir.profile / STEM
@@ -84,19 +84,19 @@ def _write(
     return {**{name: str(path) for name, path in files.items()}, **how, **found}
 
 
-def _traced(runner: Runner, program: jax.stages.Compiled) -> bytes:
-    """The costs of the instructions in one step, as JAX reads them out of its trace; empty when it has none."""
+def _trace_step(runner: Runner, program: jax.stages.Compiled) -> bytes:
+    """Costs of the instructions in one step, as JAX reads them from its trace; empty if it has none."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     options.raise_error_on_start_failure = True
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as directory:
         try:
-            jax.profiler.start_trace(place, profiler_options=options)
+            jax.profiler.start_trace(directory, profiler_options=options)
         except RuntimeError as error:
-            raise MissingError(f"The profiler does not start: {first_line(error)}", LIKELY_CAUSES) from error
+            raise MissingError(f"The profiler failed to start: {first_line(error)}", LIKELY_CAUSES) from error
         try:
             runner.run(program, 1)
         finally:
             jax.profiler.stop_trace()
-        (traced,) = (epath.Path(place) / TRACES).iterdir()
-        return get_profiled_instructions_proto(str(traced))
+        (trace,) = (epath.Path(directory) / TRACES).iterdir()
+        return get_profiled_instructions_proto(str(trace))

@@ -1,4 +1,4 @@
-"""`pax pgle-profile`: collects a profile, and measures the step with it and without, in turns."""
+"""`pax pgle-profile`: collects a profile, and compares the step time with it and without it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import fiddle as fdl
 import jax
 from etils import epath
 
-from paxcli.profiling.apply import compiled_with, load_costs, profile_options, require_same_program
+from paxcli.profiling.apply import compile_with_costs, load_costs, profile_options, require_same_program
 from paxcli.profiling.collect import collect_with
 from paxcli.profiling.runner import Runner, open_runner
 from paxcli.profiling.steps import start_trace, stop_trace
@@ -24,22 +24,22 @@ _ROUNDS = 5
 def compare(
     config: fdl.Config[Experiment], run_dir: RunDir, steps: int, warmup: int, percentile: int, xla_log: XlaLog
 ) -> dict[str, Any] | None:
-    """Collects, then runs rounds of `steps` steps without the profile and with it, in turns on one state.
+    """Collects a profile, then alternates rounds of `steps` steps without it and with it, on one state.
 
-    The arguments are those of `collect`, and a log that hears the compiler.
+    The arguments are those of `collect`, and a log that captures what the compiler writes.
 
     Returns:
-      What `collect` does, and of `before` and `after` the `median_step_seconds`, the `steps` it is of, the share of
-      `exposed_communication` in a trace, and the `trace`; `speedup`. None in any process but the first.
+      What `collect` returns; for `before` and `after` the `median_step_seconds`, the number of `steps` measured, the
+      share of `exposed_communication` in a trace, and the `trace`; and `speedup`. None on every process but process 0.
 
     Raises:
       MissingError: The device gives no profile.
-      DataError: XLA did not take the profile.
+      DataError: XLA did not use the profile.
     """
     with open_runner(config, run_dir) as runner:
         collected = collect_with(runner, config, run_dir, steps, warmup, percentile)
         costs = load_costs(config, run_dir)
-        after = compiled_with(costs, xla_log, lambda: runner.compile(profile_options(costs)))
+        after = compile_with_costs(costs, xla_log, lambda: runner.compile(profile_options(costs)))
         require_same_program(after.as_text() or "", costs)
         programs = {"before": runner.compile({}), "after": after}
         seconds: dict[str, list[float]] = {name: [] for name in programs}
@@ -67,5 +67,5 @@ def _trace(runner: Runner, program: jax.stages.Compiled, steps: int, directory: 
     try:
         runner.run(program, steps)
     finally:
-        place = stop_trace(directory, program)
-    return {"exposed_communication": summarize(str(place))["shares"]["collective"], "trace": str(place)}
+        trace = stop_trace(directory, program)
+    return {"exposed_communication": summarize(str(trace))["shares"]["collective"], "trace": str(trace)}

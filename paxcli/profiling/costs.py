@@ -1,4 +1,4 @@
-"""What each instruction of a program costs: the profile that XLA's scheduler takes, as binary and as text."""
+"""PGLE profiles: the cost of each instruction of a program, which XLA's scheduler reads, as binary and as text."""
 
 from __future__ import annotations
 
@@ -17,59 +17,62 @@ BINARY, TEXT = ".pb", ".pbtxt"
 _PACKAGE = "tensorflow.profiler"
 
 LIKELY_CAUSES = (
-    "Likely causes: another profiler holds the GPU (Nsight Systems, or DCGM: `dcgmi profile --pause`); several"
-    " processes of a machine profile at once; XLA_FLAGS turn on command buffers, which hide kernels; or no NVIDIA GPU."
+    "Likely causes: another profiler is using the GPU (Nsight Systems, or DCGM: `dcgmi profile --pause`); several"
+    " processes on one machine profile at once; XLA_FLAGS enable command buffers, which hide kernels; or the device is"
+    " not an NVIDIA GPU."
 )
 
 
 def aggregate(profiles: Sequence[bytes], percentile: int) -> bytes:
-    """One profile of several runs: of each instruction the cost that `percentile` % of the runs do not exceed.
+    """Combines the profiles of several steps into the given percentile of each instruction's cost.
 
-    As JAX does in its automatic mode; lower nearest rank.
+    The percentile is the lower nearest rank, as in JAX's automatic mode.
 
     Raises:
-      MissingError: No run gave any cost.
+      MissingError: No step has any costs.
     """
     if not any(profiles):
         raise MissingError(f"The profiler gave no costs in {len(profiles)} steps.", LIKELY_CAUSES)
-    from jaxlib import _profiler  # nothing public aggregates
+    from jaxlib import _profiler  # JAX has no public API that aggregates profiles
 
     return _profiler.aggregate_profiled_instructions([profile for profile in profiles if profile], percentile)
 
 
 def read_costs(path: epath.Path) -> dict[str, float]:
-    """Microseconds of each instruction in a profile, text where it is called `.pbtxt`, else binary.
+    """Reads the microseconds of each instruction from a profile: text if it ends in `.pbtxt`, otherwise binary.
 
     Raises:
-      DataError: There is no such file, or it is no profile, or an empty one.
+      DataError: The file does not exist, or is not a profile, or is empty.
     """
     if not path.exists():
-        raise DataError(f"There is no profile {path}.", "Make one: `pax pgle collect RECIPE`.")
+        raise DataError(f"There is no profile {path}.", "Collect one: `pax pgle collect RECIPE`.")
     try:
         if path.suffix == TEXT:
             costs = decode(text_format.Parse(path.read_text(), _message()()).SerializeToString())
         else:
             costs = decode(path.read_bytes())
     except (DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} is no profile of instruction costs: {error}.") from error
+        raise DataError(
+            f"{path} is not a profile of instruction costs: {error}.", "Collect one: `pax pgle collect RECIPE`."
+        ) from error
     if not costs:
-        raise DataError(f"{path} is empty: it has no instruction's cost.", "Make it again: `pax pgle collect RECIPE`.")
+        raise DataError(f"{path} is empty: it has no costs.", "Collect it again: `pax pgle collect RECIPE`.")
     return costs
 
 
 def write_costs(profile: bytes, stem: epath.Path) -> None:
-    """Writes `stem.pb`, which XLA reads, and `stem.pbtxt`, which people do."""
+    """Writes `stem.pb` for XLA, and `stem.pbtxt` for people."""
     stem.with_suffix(BINARY).write_bytes(profile)
     stem.with_suffix(TEXT).write_text(text_format.MessageToString(_message().FromString(profile)))
 
 
 def decode(profile: bytes) -> dict[str, float]:
-    """Microseconds by instruction. Of a GPU program's instructions each name begins with its fingerprint and `::`."""
+    """Microseconds by instruction. Names of a GPU program's instructions start with its fingerprint and `::`."""
     return {cost.name: cost.cost_us for cost in _message().FromString(profile).costs}
 
 
 def encode(costs: Mapping[str, float]) -> bytes:
-    """The other way."""
+    """Serializes microseconds by instruction."""
     message = _message()()
     for name, microseconds in costs.items():
         message.costs.add(name=name, cost_us=microseconds)
@@ -77,12 +80,12 @@ def encode(costs: Mapping[str, float]) -> bytes:
 
 
 def fingerprints(costs: Mapping[str, float]) -> set[str]:
-    """The programs that the costs are of; empty where the names do not say."""
+    """Fingerprints of the programs that the costs belong to; empty if the names have none."""
     return {name.partition("::")[0] for name in costs if "::" in name}
 
 
 def describe(costs: Mapping[str, float], top: int) -> dict[str, Any]:
-    """`instructions`, `total_microseconds`, `fingerprints`, and of the `top` costliest `name` and `microseconds`."""
+    """`instructions`, `total_microseconds`, `fingerprints`, and the `top` `costliest` by `name` and `microseconds`."""
     by_cost = sorted(costs, key=costs.__getitem__, reverse=True)
     return {
         "instructions": len(costs),
@@ -94,23 +97,25 @@ def describe(costs: Mapping[str, float], top: int) -> dict[str, Any]:
 
 @functools.cache
 def _message() -> Any:
-    """The class of `tensorflow.profiler.ProfiledInstructionsProto`, whose generated code no small package has."""
+    """The class of `tensorflow.profiler.ProfiledInstructionsProto`. No small package has its generated code."""
     field = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="pax/profiled_instructions.proto", package=_PACKAGE, syntax="proto3")
-    whole = file.message_type.add(name="ProfiledInstructionsProto")
+    message = file.message_type.add(name="ProfiledInstructionsProto")
     fields = {"InstructionCost": ("name", "cost_us"), "Latency": ("source", "target", "latency_us")}
     for number, (kind, names) in enumerate(fields.items(), start=1):
-        part = whole.nested_type.add(name=kind)
+        nested = message.nested_type.add(name=kind)
         for index, name in enumerate(names, start=1):
             of_type = field.TYPE_DOUBLE if name.endswith("_us") else field.TYPE_STRING
-            part.field.add(name=name, number=index, label=field.LABEL_OPTIONAL, type=of_type)
-        whole.field.add(
+            nested.field.add(name=name, number=index, label=field.LABEL_OPTIONAL, type=of_type)
+        message.field.add(
             name=("costs", "latencies")[number - 1],
             number=number,
             label=field.LABEL_REPEATED,
             type=field.TYPE_MESSAGE,
             type_name=f".{_PACKAGE}.ProfiledInstructionsProto.{kind}",
         )
-    pool = descriptor_pool.DescriptorPool()  # not the default one, where TensorFlow may have put its own
+    pool = (
+        descriptor_pool.DescriptorPool()
+    )  # not the default pool: TensorFlow may have registered its own message there
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.ProfiledInstructionsProto"))

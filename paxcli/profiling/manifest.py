@@ -1,4 +1,4 @@
-"""What a profile was made with: it holds for that alone."""
+"""The manifest of a profile: the conditions under which it was made, and outside of which it is stale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paxcli.errors import DataError
 from paxcli.training.experiment import Experiment
 
 NAME = "manifest.json"
-_AGAIN = "Make it again: `pax pgle collect RECIPE`."
+_AGAIN = "Collect it again: `pax pgle collect RECIPE`."
 
 # Fields of a recipe that change nothing in the compiled step.
 _FREE = (
@@ -34,7 +34,7 @@ _FREE = (
 
 
 def conditions(config: fdl.Config[Experiment]) -> dict[str, Any]:
-    """What the cost of an instruction depends on, here and now: recipe, flags, versions and devices."""
+    """What the cost of an instruction depends on, in this process: recipe, flags, versions and devices."""
     device = jax.devices()[0]
     values = {
         path: value for path, value in parse_config_text(config_text(config)).items() if not path.startswith(_FREE)
@@ -52,19 +52,25 @@ def conditions(config: fdl.Config[Experiment]) -> dict[str, Any]:
 
 
 def write_manifest(directory: epath.Path, made_with: dict[str, Any], how: dict[str, Any]) -> None:
-    """Writes `manifest.json`: the conditions, and how the profile was made from traces."""
+    """Writes `manifest.json`.
+
+    Args:
+      directory: Of the profile.
+      made_with: What `conditions` returned when the profile was made.
+      how: How the profile was made from traces, such as `steps` and `percentile`.
+    """
     (directory / NAME).write_text(json.dumps({**how, **made_with}, indent=2) + "\n")
 
 
 def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:
-    """Refuses a profile that was made under other conditions than those of `now`.
+    """Rejects a profile that was made under other conditions than `now`.
 
     Raises:
-      DataError: Names what differs, or there is no manifest.
+      DataError: The conditions differ, and it names how; or there is no manifest.
     """
     path = directory / NAME
     if not path.exists():
-        raise DataError(f"There is no profile in {directory}.", "Make one: `pax pgle collect RECIPE`.")
+        raise DataError(f"There is no profile in {directory}.", "Collect one: `pax pgle collect RECIPE`.")
     try:
         then = json.loads(path.read_text())
         config = then["config"]
@@ -76,4 +82,4 @@ def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:
     changed = [name for name in names if before.get(name, "unset") != after.get(name, "unset")]
     if changed:
         listed = changed_lines(before, after, changed)
-        raise DataError(f"The profile in {directory} is stale. Since it was made, these changed:\n{listed}", _AGAIN)
+        raise DataError(f"The profile in {directory} is stale. Changed since it was made:\n{listed}", _AGAIN)

@@ -1,4 +1,4 @@
-"""A recipe's real train step, run for some steps and for nothing but to be measured."""
+"""Runs a recipe's train step for a few steps, only to measure it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import jax
 from jax.profiler import StepTraceAnnotation
 
 from paxcli.errors import DataError, MissingError
+from paxcli.layers.scopes import TRAIN_PHASE
 from paxcli.mesh.mesh import libtpu_arguments
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import start_distributed
@@ -25,7 +26,7 @@ from paxcli.training.validate import validate
 
 
 class Runner:
-    """Steps of a recipe on new parameters. Programs that are given to it take turns on one state."""
+    """Runs steps of a recipe from newly initialized parameters. All programs update the same state."""
 
     def __init__(self, session: Session):
         self._session = session
@@ -34,12 +35,12 @@ class Runner:
         self._steps = 0
 
     def compile(self, options: Mapping[str, Any]) -> jax.stages.Compiled:
-        """The train step, compiled ahead of time, with these options of the compiler over those it has in training."""
+        """Compiles the train step ahead of time, with compiler options that override those of training."""
         session = self._session
         return step_of(session).lower(session.abstract, session.batch).compile(compiler_options=dict(options) or None)
 
     def run(self, program: jax.stages.Compiled, steps: int) -> list[float]:
-        """Runs steps, each to its end. Returns the seconds of each.
+        """Runs steps one by one, and returns the seconds of each.
 
         Raises:
           DataError: The training data ended.
@@ -51,10 +52,10 @@ class Runner:
             try:
                 rows = self._session.experiment.train_input.get_next()
             except StopIteration:
-                raise DataError(f"The training data ended after {self._steps} steps.", "Profile fewer.") from None
+                raise DataError(f"The training data ended after {self._steps} steps.", "Profile fewer steps.") from None
             batch = jax.block_until_ready(put_batch(rows, self._session.mesh))
             began = time.perf_counter()
-            with StepTraceAnnotation("train", step_num=self._steps):
+            with StepTraceAnnotation(TRAIN_PHASE, step_num=self._steps):
                 self._state, metrics = program(self._state, batch)
                 jax.block_until_ready(metrics)
             seconds.append(time.perf_counter() - began)
@@ -64,10 +65,10 @@ class Runner:
 
 @contextlib.contextmanager
 def open_runner(config: fdl.Config[Experiment], run_dir: RunDir) -> Iterator[Runner]:
-    """A runner on this machine's devices. The run directory is locked, and nothing but `profile/` is written in it.
+    """Opens a runner on this machine's devices. Locks the run directory, and writes only to its `profile/`.
 
     Raises:
-      ConfigError: The recipe is wrong, or does not fit the devices.
+      ConfigError: The recipe is invalid, or does not fit the devices.
       MissingError: The devices give no profile.
     """
     require_profile_device(config)
@@ -80,11 +81,11 @@ def open_runner(config: fdl.Config[Experiment], run_dir: RunDir) -> Iterator[Run
 
 
 def require_profile_device(config: fdl.Config[Experiment]) -> None:
-    """Validates the recipe and starts the devices.
+    """Validates the recipe, starts the devices, and checks that they support profile-guided scheduling.
 
     Raises:
-      ConfigError: Parts of the recipe do not fit each other.
-      MissingError: These devices give no profile: XLA takes costs of instructions from NVIDIA GPUs only.
+      ConfigError: The recipe is invalid.
+      MissingError: The devices give no profile: XLA reads costs of instructions on NVIDIA GPUs only.
     """
     validate(config)
     start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
@@ -92,5 +93,5 @@ def require_profile_device(config: fdl.Config[Experiment]) -> None:
     if device.platform != "gpu":
         raise MissingError(
             f"This device ({device.device_kind}) gives no profile: profile-guided scheduling is for NVIDIA GPUs.",
-            "Run it on a machine with one. `pax train RECIPE --profile-steps 10:15` traces on any device.",
+            "Run it on a machine with an NVIDIA GPU. `pax train RECIPE --profile-steps 10:15` traces on any device.",
         )

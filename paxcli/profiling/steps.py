@@ -1,4 +1,4 @@
-"""Traces of some steps of a run: of those asked for when it starts, or while it runs."""
+"""Traces steps of a training run, chosen when it starts or requested while it runs."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from paxcli.profiling.trace import TRACES, find_trace
 from paxcli.training.instrument import Instrument
 from paxcli.training.step import TrainStep
 
-REQUEST = "request"  # a file of this name in `profile/` asks for a trace
+REQUEST = "request"  # a file with this name in `profile/` requests a trace
 _STEPS_ON_REQUEST = 5
-_SECONDS_BETWEEN_LOOKS = 2.0
+_SECONDS_BETWEEN_CHECKS = 2.0
 
 
 def parse_steps(text: str, num_train_steps: int) -> range:
-    """`10:15` to the steps from 10 to 15.
+    """Parses `10:15`, the steps from 10 to 15.
 
     Raises:
-      ConfigError: It is something else, or the run does not come that far.
+      ConfigError: The text has another form, or the run has fewer steps.
     """
     found = re.fullmatch(r"(\d+):(\d+)", text)
     steps = range(int(found[1]), int(found[2]) + 1) if found else range(0)
     if not steps or steps[0] < 1:
-        raise ConfigError(f"--profile-steps {text}: it takes the first and the last step, such as 10:15.")
+        raise ConfigError(
+            f"--profile-steps {text} is not a range of steps.", "Give the first and the last step, such as 10:15."
+        )
     if steps[-1] > num_train_steps:
         raise ConfigError(
             f"--profile-steps {text}: the run has {num_train_steps} steps.", "Trace earlier ones, or train for longer."
@@ -40,18 +42,21 @@ def parse_steps(text: str, num_train_steps: int) -> range:
 
 
 class StepTracer(Instrument):
-    """Traces the given steps, and, whenever the file `request` appears in the directory, the next five.
+    """Traces the given steps, and the next five whenever the file `request` appears in the directory.
 
-    The first process of a job alone looks and traces, so that processes need not agree and write no file twice.
+    Only process 0 checks and traces, so processes need not agree and no file is written twice.
+
+    Args:
+      profile_dir: `RUN_DIR/profile`.
+      steps: Steps to trace; None = only on request.
     """
 
     def __init__(self, profile_dir: epath.Path, steps: range | None = None):
-        """`profile_dir` is `RUN_DIR/profile`."""
         self._directory = profile_dir
         self._steps = steps or range(0)
         self._last = 0
         self._program: jax.stages.Compiled | None = None
-        self._looked = 0.0
+        self._checked_at = 0.0
         self._tracing = False
         self._dispatched: dict[str, jax.Array] = {}
 
@@ -67,7 +72,7 @@ class StepTracer(Instrument):
         elif self._requested():
             self._last = step + _STEPS_ON_REQUEST - 1
         if step <= self._last:
-            jax.block_until_ready(self._dispatched)  # steps before it are not part of the trace
+            jax.block_until_ready(self._dispatched)  # keep earlier steps out of the trace
             start_trace(self._directory)
             self._tracing = True
 
@@ -80,39 +85,39 @@ class StepTracer(Instrument):
     def close(self) -> None:
         if self._tracing:
             self._tracing = False
-            place = stop_trace(self._directory, self._program)
-            log.info("Traced: pax profile summarize %s", place)
+            trace = stop_trace(self._directory, self._program)
+            log.info("Traced: pax profile summarize %s", trace)
 
     def _requested(self) -> bool:
-        """Whether somebody asks for a trace. Looks rarely: the directory may be a bucket."""
-        if time.monotonic() < self._looked + _SECONDS_BETWEEN_LOOKS:
+        """Whether a trace is requested. Checks rarely, since the directory may be in a bucket."""
+        if time.monotonic() < self._checked_at + _SECONDS_BETWEEN_CHECKS:
             return False
-        self._looked = time.monotonic()
-        asked = self._directory / REQUEST
-        if not asked.exists():
+        self._checked_at = time.monotonic()
+        request = self._directory / REQUEST
+        if not request.exists():
             return False
-        asked.unlink()
+        request.unlink()
         return True
 
 
 def start_trace(directory: epath.Path) -> None:
-    """Begins a trace for `directory/plugins/profile`, where xprof and TensorBoard look."""
+    """Starts a trace that goes to `directory/plugins/profile`, where xprof and TensorBoard look."""
     options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # every call of a Python function would drown the rest, and slow it down
+    options.python_tracer_level = 0  # tracing every Python call would slow the run down and swamp the trace
     jax.profiler.start_trace(str(directory), profiler_options=options)
 
 
 def stop_trace(directory: epath.Path, program: jax.stages.Compiled | None) -> epath.Path:
-    """Ends it, and puts beside it what a summary needs of the program that ran. Returns where."""
+    """Stops the trace, writes what a summary needs of the program beside it, and returns the trace's directory."""
     while (directory / TRACES / time.strftime("%Y_%m_%d_%H_%M_%S")).exists():
-        time.sleep(0.05)  # JAX names a trace after the second in which it ends, and writes over another of that name
+        time.sleep(0.05)  # JAX names a trace after the second in which it ends, and overwrites one with the same name
     jax.profiler.stop_trace()
-    place = find_trace(str(directory))
+    trace = find_trace(str(directory))
     memory = {"peak_bytes_in_use": peak_memory_bytes()}
     if program is not None:
-        (place / HLO_FILE).write_text(program.as_text() or "")
+        (trace / HLO_FILE).write_text(program.as_text() or "")
         sizes = program.memory_analysis()
         for name in ("argument", "output", "temp", "alias"):
             memory[f"{name}_bytes"] = getattr(sizes, f"{name}_size_in_bytes")
-    (place / MEMORY_FILE).write_text(json.dumps(memory) + "\n")
-    return place
+    (trace / MEMORY_FILE).write_text(json.dumps(memory) + "\n")
+    return trace

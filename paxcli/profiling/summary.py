@@ -1,4 +1,4 @@
-"""Where the time of traced steps went: by kind of work, by layer, by operation, and when the device waited."""
+"""Summarizes the time of traced steps by kind of work, layer and operation, and the gaps in which devices waited."""
 
 from __future__ import annotations
 
@@ -12,96 +12,100 @@ from etils import epath
 
 from paxcli.profiling.timeline import divide
 from paxcli.profiling.trace import Span, find_trace, read_trace
-from paxcli.programs.instruction_names import CATEGORIES, CONTROL, Instruction, by_name, read_instructions
+from paxcli.programs.attribution import CATEGORIES, Attribution, attribute_instructions, attribute_name
+from paxcli.programs.hlo import read_program
 
 HLO_FILE = "train_step.hlo.txt"
 MEMORY_FILE = "memory.json"
 
 _NANOSECONDS = 1e9
-_LEAST_GAP = 1e-5  # shorter ones are what starting an operation takes
+_MIN_GAP = 1e-5  # seconds; shorter gaps are the overhead of launching an operation
 _UNKNOWN = "(not known)"
 
 
 def summarize(directory: str, top: int = 10) -> dict[str, Any]:
-    """The newest trace of a run directory, or of a directory that holds one.
+    """Summarizes the newest trace of a run directory, or the trace of the directory.
 
     Returns:
-      `trace`; `devices`; `steps`; `seconds` that were traced on each device, and `step_seconds`; `shares` of that time
-      by kind, which add up to 1 (of collectives only what nothing else ran beside; `hidden_collective_share` is the
-      rest); `layers`, and the `top` `operations`, the longest first; `gaps`, in which devices waited: `count`,
-      `seconds`, and the `longest` with what the host did then; `memory` in bytes, of the step's program and at most in
-      use.
+      `trace`: its directory.
+      `devices` and `steps`: their numbers.
+      `seconds`, `step_seconds`: traced on each device, and for each step.
+      `shares`: of that time by kind of work; they add up to 1. Collectives count only while nothing else ran.
+      `hidden_collective_share`: collectives that ran beside other work.
+      `layers`, `operations`: their shares, longest first; the `top` operations only.
+      `gaps`: `count` and `seconds` of the gaps in which devices waited, and what the host did in the `longest`.
+      `memory`: bytes that the step's program needs, and the most that was in use.
 
     Raises:
-      DataError: There is no trace, or nothing in it.
+      DataError: There is no trace, or it is empty.
     """
-    place = find_trace(directory)
-    trace = read_trace(place)
-    hlo = place / HLO_FILE
-    known = read_instructions(hlo.read_text()) if hlo.exists() else {}
+    trace_directory = find_trace(directory)
+    trace = read_trace(trace_directory)
+    hlo = trace_directory / HLO_FILE
+    known = attribute_instructions(read_program(hlo.read_text())) if hlo.exists() else {}
 
-    def instruction(name: str) -> Instruction:
-        return known.get(name) or by_name(name)
+    def attribution(name: str) -> Attribution:
+        return known.get(name) or attribute_name(name)
 
     spent: defaultdict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     gaps: list[tuple[float, float]] = []
-    whole = hidden = idle = 0.0
+    total = hidden = idle = 0.0
     for spans in trace.operations.values():
-        spans = [span for span in spans if instruction(span.name).opcode not in CONTROL]
-        timeline = divide(spans, lambda name: instruction(name).category == "collective")
+        spans = [span for span in spans if attribution(span.name).category != "control"]
+        timeline = divide(spans, lambda name: attribution(name).category == "collective")
         for span, share in zip(spans, timeline.shares, strict=True):
             spent[span.name] += share
             counts[span.name] += 1
-        whole, hidden, idle = whole + timeline.whole, hidden + timeline.hidden, idle + timeline.idle
+        total, hidden, idle = total + timeline.total, hidden + timeline.hidden, idle + timeline.idle
         gaps += timeline.gaps
     devices = len(trace.operations)
-    seconds = whole / devices / _NANOSECONDS
+    seconds = total / devices / _NANOSECONDS
     return {
-        "trace": str(place),
+        "trace": str(trace_directory),
         "devices": devices,
         "steps": trace.num_steps,
         "seconds": seconds,
         "step_seconds": seconds / trace.num_steps if trace.num_steps else None,
-        "shares": _shares(spent, idle, whole, instruction),
-        "hidden_collective_share": hidden / whole,
-        "layers": _layers(spent, whole, instruction),
+        "shares": _shares(spent, idle, total, attribution),
+        "hidden_collective_share": hidden / total,
+        "layers": _layers(spent, total, attribution),
         "operations": [
             {
                 "name": name,
-                "category": instruction(name).category,
-                "layer": instruction(name).layer or _UNKNOWN,
-                "share": nanoseconds / whole,
+                "category": attribution(name).category,
+                "layer": attribution(name).layer or _UNKNOWN,
+                "share": nanoseconds / total,
                 "seconds": nanoseconds / devices / _NANOSECONDS,
                 "count": counts[name],
             }
             for name, nanoseconds in sorted(spent.items(), key=lambda item: item[1], reverse=True)[:top]
         ],
         "gaps": _gaps(gaps, trace.phases),
-        "memory": _memory(place),
+        "memory": _memory(trace_directory),
     }
 
 
 def _shares(
-    spent: Mapping[str, float], idle: float, whole: float, instruction: Callable[[str], Instruction]
+    spent: Mapping[str, float], idle: float, total: float, attribution: Callable[[str], Attribution]
 ) -> dict[str, float]:
     shares = dict.fromkeys(CATEGORIES, 0.0)
     for name, nanoseconds in spent.items():
-        shares[instruction(name).category] += nanoseconds / whole
-    return {**shares, "idle": idle / whole}
+        shares[attribution(name).category] += nanoseconds / total
+    return {**shares, "idle": idle / total}
 
 
 def _layers(
-    spent: Mapping[str, float], whole: float, instruction: Callable[[str], Instruction]
+    spent: Mapping[str, float], total: float, attribution: Callable[[str], Attribution]
 ) -> list[dict[str, Any]]:
     layers: defaultdict[str, float] = defaultdict(float)
     for name, nanoseconds in spent.items():
-        layers[instruction(name).layer or _UNKNOWN] += nanoseconds / whole
+        layers[attribution(name).layer or _UNKNOWN] += nanoseconds / total
     return [{"layer": layer, "share": layers[layer]} for layer in sorted(layers, key=layers.__getitem__, reverse=True)]
 
 
 def _gaps(gaps: list[tuple[float, float]], phases: list[Span]) -> dict[str, Any]:
-    gaps = [gap for gap in gaps if gap[1] - gap[0] >= _LEAST_GAP * _NANOSECONDS]
+    gaps = [gap for gap in gaps if gap[1] - gap[0] >= _MIN_GAP * _NANOSECONDS]
     longest = sorted(gaps, key=lambda gap: gap[0] - gap[1])[:3]
     return {
         "count": len(gaps),
@@ -114,7 +118,7 @@ def _gaps(gaps: list[tuple[float, float]], phases: list[Span]) -> dict[str, Any]
 
 
 def _host_during(start: float, end: float, phases: list[Span]) -> str:
-    """What pax's loop did for the largest part of a gap."""
+    """The phase of the training loop that took most of a gap."""
     overlap: defaultdict[str, float] = defaultdict(float)
     until = bisect.bisect_left([phase.start for phase in phases], end)
     for phase in phases[:until]:
@@ -123,6 +127,6 @@ def _host_during(start: float, end: float, phases: list[Span]) -> str:
     return longest if overlap[longest] > 0 else "waiting"
 
 
-def _memory(place: epath.Path) -> dict[str, int]:
-    file = place / MEMORY_FILE
+def _memory(trace_directory: epath.Path) -> dict[str, int]:
+    file = trace_directory / MEMORY_FILE
     return json.loads(file.read_text()) if file.exists() else {}

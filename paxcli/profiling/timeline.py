@@ -1,4 +1,4 @@
-"""How the time of one device divides over what ran on it."""
+"""Divides the time of one device among the operations that ran on it."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from paxcli.profiling.trace import Span
 
 
 class Timeline(NamedTuple):
-    """The time of one device, from the begin of its first operation to the end of its last. Times are nanoseconds.
+    """The time of one device, from the start of its first operation to the end of its last, in nanoseconds.
 
     Attributes:
-      shares: What each operation has of it, in the order of `spans`. With `idle` they add up to the whole.
-      hidden: What collectives ran while something else computed; it is in no operation's share.
-      idle: When nothing ran.
-      gaps: Begin and end of each time when nothing ran.
-      whole: All of it.
+      shares: Time of each operation, in the order of `spans`. With `idle` they add up to `total`.
+      hidden: Time in which collectives ran beside compute; it is in no collective's share.
+      idle: Time in which nothing ran.
+      gaps: Start and end of each period in which nothing ran.
+      total: From the first start to the last end.
     """
 
     shares: list[float]
     hidden: float
     idle: float
     gaps: list[tuple[float, float]]
-    whole: float
+    total: float
 
 
 def divide(spans: Sequence[Span], is_collective: Callable[[str], bool]) -> Timeline:
-    """Gives each moment to what ran then: in equal parts to what computed, else to collectives, else to nobody.
+    """Divides each moment equally among the operations that computed then, or if none did, among the collectives.
 
-    So a collective has what the step waited for it alone: its exposed time.
+    A collective's share is therefore its exposed time: what the step waited for it alone.
     """
     shares = [0.0] * len(spans)
     edges = sorted(

@@ -1,4 +1,4 @@
-"""What ran when: the operations of each device, and what the host did, out of a trace by JAX's profiler."""
+"""Reads traces of JAX's profiler: the operations of each device, and the phases of the training loop on the host."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import jax
 from etils import epath
 
 from paxcli.errors import DataError, first_line
+from paxcli.layers.scopes import PHASES, TRAIN_PHASE
 
-STEP = "train"
-TRACES = "plugins/profile"  # where JAX puts traces, and xprof and TensorBoard look
-# What pax's own loop marks in a trace.
-PHASES = (STEP, "input", "save", "evaluate")
+TRACES = "plugins/profile"  # where JAX writes traces, and xprof and TensorBoard look for them
 
 
 class Span(NamedTuple):
-    """One execution of an operation, or something that the host did. Times are nanoseconds since the trace began."""
+    """One execution of an operation, or one phase of the host. Times are nanoseconds since the start of the trace."""
 
     name: str
     start: float
@@ -30,9 +28,9 @@ class Trace(NamedTuple):
     """A trace.
 
     Attributes:
-      operations: By device.
-      phases: Of the host, by begin.
-      num_steps: Training steps that were dispatched.
+      operations: Of each device.
+      phases: Of the host, by start.
+      num_steps: Number of training steps that were dispatched.
     """
 
     operations: dict[str, list[Span]]
@@ -41,10 +39,10 @@ class Trace(NamedTuple):
 
 
 def find_trace(directory: str) -> epath.Path:
-    """The newest directory with a trace in a run, in its `profile/`, or that directory itself.
+    """Finds the newest trace of a run directory, or of its `profile/`; the directory of a trace is returned itself.
 
     Raises:
-      DataError: There is none.
+      DataError: There is no trace.
     """
     start = epath.Path(directory)
     for root in (start, start / TRACES, start / "profile" / TRACES):
@@ -55,58 +53,60 @@ def find_trace(directory: str) -> epath.Path:
             return max(found, key=lambda path: path.name)
     raise DataError(
         f"There is no trace in {directory}.",
-        "Make one: `pax train RECIPE --profile-steps 10:15`.",
+        "Trace some steps: `pax train RECIPE --profile-steps 10:15`.",
     )
 
 
 def read_trace(directory: epath.Path) -> Trace:
-    """Reads the traces of a directory, one a host.
+    """Reads the traces of a directory, one for each host.
 
     Raises:
-      DataError: A file is damaged, or no device ran anything.
+      DataError: A file is damaged, or the trace has no operations of a device.
     """
     operations: dict[str, list[Span]] = {}
     phases: list[Span] = []
     steps = set()
     with warnings.catch_warnings():
-        # Python 3.12 warns of the names of jaxlib's types, from where a warning must not become an error.
+        # Python 3.12 warns about the names of jaxlib's types, where a warning must not be turned into an error.
         warnings.simplefilter("ignore", DeprecationWarning)
         for file in sorted(directory.glob("*.xplane.pb")):
             try:
                 data = jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes())
                 planes = list(data.planes)
             except (RuntimeError, ValueError) as error:
-                raise DataError(f"{file} cannot be read as a trace: {first_line(error)}") from error
+                raise DataError(
+                    f"{file} is not a readable trace: {first_line(error)}", "Delete it, and trace again."
+                ) from error
             host = file.name.removesuffix(".xplane.pb")
             for plane in planes:
                 if plane.name.startswith("/device:"):
-                    operations.setdefault(f"{host}{plane.name}", []).extend(_of_accelerator(plane))
+                    operations.setdefault(f"{host}{plane.name}", []).extend(_accelerator_operations(plane))
                 elif plane.name == "/host:CPU":
-                    for device, operation in _of_cpu(plane):
+                    for device, operation in _cpu_operations(plane):
                         operations.setdefault(f"{host}/device:CPU:{device}", []).append(operation)
-                    found, numbers = _marked(plane)
+                    found, numbers = _phases(plane)
                     phases += found
                     steps |= numbers
     operations = {device: found for device, found in operations.items() if found}
     if not operations:
         raise DataError(
-            f"The trace in {directory} holds no operation of a device.",
-            "Did the traced steps run? Does another profiler, such as Nsight or DCGM, hold the GPU?",
+            f"The trace in {directory} has no operations of a device.",
+            "Check that the traced steps ran, and that no other profiler, such as Nsight or DCGM, is using the GPU.",
         )
     return Trace(operations, sorted(phases, key=lambda phase: phase.start), len(steps))
 
 
-def _of_accelerator(plane: Any) -> Iterator[Span]:
-    """Of a GPU, what its streams did; of a TPU, its operations."""
+def _accelerator_operations(plane: Any) -> Iterator[Span]:
+    """The operations in the streams of a GPU, or those of a TPU."""
     lines = list(plane.lines)
     streams = [line for line in lines if line.name.startswith("Stream")]
     for line in streams or [line for line in lines if line.name == "XLA Ops"]:
         for event in line.events:
-            name = dict(event.stats).get("hlo_op") or _short(event.name)
+            name = dict(event.stats).get("hlo_op") or _instruction_name(event.name)
             yield Span(str(name), event.start_ns, event.start_ns + event.duration_ns)
 
 
-def _of_cpu(plane: Any) -> Iterator[tuple[int, Span]]:
+def _cpu_operations(plane: Any) -> Iterator[tuple[int, Span]]:
     for line in plane.lines:
         for event in line.events:
             if event.duration_ns > 0 and "::" not in event.name:
@@ -116,18 +116,18 @@ def _of_cpu(plane: Any) -> Iterator[tuple[int, Span]]:
                     yield int(stats.get("device_ordinal", 0)), Span(stats["hlo_op"], event.start_ns, end)
 
 
-def _marked(plane: Any) -> tuple[list[Span], set[int]]:
+def _phases(plane: Any) -> tuple[list[Span], set[int]]:
     phases, steps = [], set()
     for line in plane.lines:
         for event in line.events:
             if event.name in PHASES:
                 phases.append(Span(event.name, event.start_ns, event.start_ns + event.duration_ns))
-                if event.name == STEP:
+                if event.name == TRAIN_PHASE:
                     steps.add(dict(event.stats).get("step_num"))
     return phases, steps
 
 
-def _short(name: str) -> str:
-    """A TPU's events are called by their whole instruction: `%fusion.3 = bf16[8]{0} fusion(…)`."""
+def _instruction_name(name: str) -> str:
+    """Name of an instruction. TPU events are named by its text: `%fusion.3 = bf16[8]{0} fusion(…)`."""
     found = re.match(r"%([\w.\-]+) = ", name)
     return found[1] if found else name

@@ -1,4 +1,4 @@
-"""What XLA's C++ side logs."""
+"""Captures the log of XLA's C++ code."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import threading
 from collections import deque
 from typing import TextIO
 
-# Absl's form, `I1121 02:30:40.859288 19779 file.cc:579] …`, and that of older XLA, `2026-11-21 02:30:40.859288: I …`.
+# Absl's format, `I1121 02:30:40.859288 19779 file.cc:579] …`, and that of older XLA, `2026-11-21 02:30:40.859288: I …`.
 _INFO = re.compile(r"I\d{4} |\d{4}-\d\d-\d\d [\d:.]+: I ")
-_KEPT = 10_000
+_MAX_LINES = 10_000
 
 
 class XlaLog:
-    """While entered, keeps XLA's information to itself; all else goes to stderr as ever.
+    """Captures XLA's INFO messages while entered; everything else still goes to stderr.
 
-    XLA speaks at all only where TF_CPP_MIN_LOG_LEVEL is 0 when JAX is imported.
+    XLA logs INFO messages only if TF_CPP_MIN_LOG_LEVEL is 0 when JAX is imported.
     """
 
     def __init__(self) -> None:
-        self._lines: deque[str] = deque(maxlen=_KEPT)
-        self._heard = threading.Condition()
+        self._lines: deque[str] = deque(maxlen=_MAX_LINES)
+        self._line_added = threading.Condition()
 
     def __enter__(self) -> XlaLog:
         self._python = sys.stderr
@@ -31,7 +31,7 @@ class XlaLog:
         reading, writing = os.pipe()
         os.dup2(writing, 2)
         os.close(writing)
-        sys.stderr = open(terminal, "w", buffering=1)  # Python's own messages take no detour, and see the terminal
+        sys.stderr = open(terminal, "w", buffering=1)  # Python writes to the terminal directly, and sees that it is one
         self._reader = threading.Thread(target=self._read, args=(reading, sys.stderr), name="xla-log", daemon=True)
         self._reader.start()
         return self
@@ -39,25 +39,25 @@ class XlaLog:
     def __exit__(self, *_: object) -> None:
         os.dup2(sys.stderr.fileno(), 2)
         sys.stderr = self._python
-        # A process that was started meanwhile may hold the pipe open: its messages still pass through the thread.
+        # A child process may keep the pipe open; the thread then goes on forwarding its messages.
         self._reader.join(timeout=5)
 
     def wait_for(self, text: str, seconds: float = 5) -> str | None:
-        """The first line with `text`, which may still be on its way; None when there is none."""
+        """The first line that contains `text`; None if there is none within so many seconds."""
 
         def found() -> str | None:
             return next((line for line in self._lines if text in line), None)
 
-        with self._heard:
-            return self._heard.wait_for(found, timeout=seconds)
+        with self._line_added:
+            return self._line_added.wait_for(found, timeout=seconds)
 
     def _read(self, reading: int, terminal: TextIO) -> None:
         with open(reading, encoding="utf-8", errors="replace") as pipe:
             for line in pipe:
                 if _INFO.match(line):
-                    with self._heard:
+                    with self._line_added:
                         self._lines.append(line.rstrip())
-                        self._heard.notify_all()
+                        self._line_added.notify_all()
                 else:
                     print(line, end="", file=terminal)
         terminal.close()

@@ -1,4 +1,7 @@
-"""A recipe's step compiled for devices that are not here, and what its program tells: memory, traffic, time."""
+"""Compiles a recipe's step ahead of time, for devices that this machine need not have, and reports on the program.
+
+The report has the memory that the step needs, what it communicates, and its predicted time.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import hand_to_libtpu
 from paxcli.metrics.peaks import mfu
-from paxcli.models.decoding import Sampling, generate
+from paxcli.models.decoding import PROMPTS_AT_ONCE, Sampling, jit_generate
 from paxcli.nested_map import num_rows
-from paxcli.programs.collectives import Wiring, count_collectives, gathered_whole
+from paxcli.programs.collectives import Interconnect, count_collectives, find_all_gathers
 from paxcli.programs.executable import save_executable
 from paxcli.programs.hlo import Program, read_program
 from paxcli.programs.host_transfers import count_host_transfers
-from paxcli.programs.prediction import is_predictable, predict, shares
-from paxcli.programs.topologies import Target, find_target, slice_of
+from paxcli.programs.prediction import is_predictable, predict
+from paxcli.programs.topologies import CompileTarget, find_compile_target, slice_name
 from paxcli.training.experiment import Experiment
 from paxcli.training.session import Session, open_session
 from paxcli.training.state import bytes_per_device, count_parameters
@@ -33,10 +36,9 @@ from paxcli.training.summary import model_flops, tokens_in
 
 Step = Literal["train", "eval", "decode"]
 
-DECODED_AT_ONCE = 16
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _NUMBER = r"([\d.]+)([KMGT]?)"
-_TOO_MUCH = (
+_OUT_OF_MEMORY = (
     re.compile(rf"temporaries \({_NUMBER}\) exceeds available HBM \({_NUMBER}\)"),
     re.compile(rf"Used {_NUMBER} of {_NUMBER} hbm"),
 )
@@ -47,64 +49,69 @@ class Compiled(NamedTuple):
 
     Attributes:
       report: What `pax compile --json` prints.
-      text: Its optimized HLO; empty where it does not fit.
+      text: Optimized HLO; empty if the step does not fit.
     """
 
     report: dict[str, Any]
     text: str
 
 
-def target_of(config: fdl.Config[Experiment], topology: str | None, num_slices: int | None) -> Target:
-    """What to compile a recipe for: as asked, or for the rest as its mesh says: TPU v4, for which Pax's recipes are.
+def target_of(config: fdl.Config[Experiment], topology: str | None, num_slices: int | None) -> CompileTarget:
+    """The target to compile a recipe for.
+
+    Args:
+      config: The recipe.
+      topology: Name of a slice; None = the TPU v4 slice with as many devices as the recipe's mesh.
+      num_slices: Number of slices; None = as in the recipe's mesh.
 
     Raises:
-      ConfigError: There is no such slice, or the mesh names no size.
+      ConfigError: There is no such slice, or it does not match the recipe's mesh.
     """
     mesh = fdl.build(config.mesh)
     devices, slices = mesh.num_devices(), mesh.num_slices()
     if num_slices is not None and num_slices != slices:
         raise ConfigError(
-            f"The recipe's mesh joins {slices} slice{'s' * (slices > 1)}, not {num_slices}.",
-            f"Change it, such as `--set mesh.dcn_mesh_shape=[{num_slices},1,1]`, or leave out `--slices`.",
+            f"The recipe's mesh has {slices} slice{'s' * (slices > 1)}, not {num_slices}.",
+            f"Change the mesh, such as `--set mesh.dcn_mesh_shape=[{num_slices},1,1]`, or leave out `--slices`.",
         )
     if devices is None:
         if topology is None:
-            raise ConfigError("The recipe's mesh takes any number of devices.", "Name some: `--topology v4-8`.")
-        return find_target(topology, slices)
-    target = find_target(topology or slice_of(devices // slices), slices)
+            raise ConfigError("The recipe's mesh has no fixed size.", "Choose the devices: `--topology v4-8`.")
+        return find_compile_target(topology, slices)
+    target = find_compile_target(topology or slice_name(devices // slices), slices)
     if target.platform == "tpu" and target.devices_per_slice * slices != devices:
         raise ConfigError(
-            f"{target.name} has {target.devices_per_slice} devices, the recipe's mesh {devices // slices} in a slice "
+            f"{target.name} has {target.devices_per_slice} devices; the recipe's mesh has {devices // slices} a slice "
             f"({describe(axis_sizes(mesh.ici_mesh_shape, None))}).",
-            "Change one of them: `--topology`, or `--set mesh.ici_mesh_shape=…`.",
+            "Change `--topology`, or the mesh: `--set mesh.ici_mesh_shape=…`.",
         )
     return target
 
 
 def compile_ahead(
-    config: fdl.Config[Experiment], target: Target, step: Step = "train", save: Path | None = None
+    config: fdl.Config[Experiment], target: CompileTarget, step: Step = "train", save: Path | None = None
 ) -> Compiled:
-    """Compiles a recipe's step for a target and reads its program.
+    """Compiles a recipe's step for a target, and reports on the program, also if it does not fit in memory.
 
     Args:
       config: The recipe.
       target: What to compile for.
       step: Which step.
-      save: Where to keep a train step's program.
+      save: File to save the executable of a train step to.
 
     Raises:
-      ConfigError: The recipe does not fit the target's devices (memory aside), or has no such step.
-      MissingError: What it takes to compile for the target is not here.
+      ConfigError: The recipe cannot be sharded over the target's devices, or has no such step.
+      MissingError: This machine lacks what compiling for the target needs.
     """
     hand_to_libtpu(libtpu_arguments(config.mesh.libtpu_options))
     with open_session(config, target.devices()) as session:
         options: dict[str, Any] = session.compiler_options
         began = time.perf_counter()
-        lowered = _lowered(session, step)
+        lowered = _lower(session, step)
         try:
             compiled = lowered.compile(compiler_options=options or None)
         except jax.errors.JaxRuntimeError as error:
-            needed, available = _out_of_memory(str(error))
+            needed, available = _parse_out_of_memory(str(error))
             report = _sizes(session, target, step) | {
                 "fits": False,
                 "hbm_needed_bytes": needed,
@@ -116,19 +123,19 @@ def compile_ahead(
         text = compiled.as_text() or ""
         report = _sizes(session, target, step) | _memory(session, compiled, target)
         report |= {"compiler_options": options, "compile_seconds": seconds}
-        report |= _program(session, compiled, read_program(text), target, step)
+        report |= _costs(session, compiled, read_program(text), target, step)
         if save is not None:
             save_executable(save, session, compiled)
     return Compiled(report, text)
 
 
-def _lowered(session: Session, step: Step) -> jax.stages.Lowered:
+def _lower(session: Session, step: Step) -> jax.stages.Lowered:
     task, params = session.experiment.task, session.abstract.params
     if step == "train":
         return make_train_step(task, session.abstract).lower(session.abstract, session.batch)
     if step == "eval":
         if not session.experiment.eval_inputs:
-            raise ConfigError("The recipe has no evaluation input.", "Give it `eval_inputs`.")
+            raise ConfigError("The recipe has no evaluation input.", "Set `eval_inputs`.")
         source = session.experiment.eval_inputs[0]
         spec = source.element_spec()
         batch = global_spec(spec, num_rows(spec) * source.num_infeed_hosts, session.mesh)
@@ -139,17 +146,20 @@ def _lowered(session: Session, step: Step) -> jax.stages.Lowered:
     half = model.max_seq_len // 2
     cast = jax.eval_shape(model.cast, params)
     placed = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at.sharding), cast, params)
-    prompts = jax.ShapeDtypeStruct((DECODED_AT_ONCE, half), jnp.int32)
-    lengths = jax.ShapeDtypeStruct((DECODED_AT_ONCE,), jnp.int32)
+    prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), jnp.int32)
+    lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    static = ("model", "max_tokens", "eos_id", "sampling")
     settings = {"max_tokens": half, "eos_id": None, "sampling": Sampling()}
-    return jax.jit(generate, static_argnames=static).lower(model, placed, prompts, lengths, key, **settings)
+    return jit_generate().lower(model, placed, prompts, lengths, key, **settings)
 
 
-def _out_of_memory(message: str) -> tuple[int | None, int | None]:
-    """Bytes that the compiler needs and has, out of its message. Any other message is no matter of memory."""
-    for pattern in _TOO_MUCH:
+def _parse_out_of_memory(message: str) -> tuple[int | None, int | None]:
+    """Bytes that the step needs and bytes that a device has, as far as the compiler's message states them.
+
+    Raises:
+      ConfigError: The message is about something else than memory.
+    """
+    for pattern in _OUT_OF_MEMORY:
         found = pattern.search(message)
         if found:
             needed, unit, available, other = found.groups()
@@ -158,11 +168,11 @@ def _out_of_memory(message: str) -> tuple[int | None, int | None]:
         return None, None
     first = next((line for line in message.splitlines() if line.strip()), message)
     raise ConfigError(
-        f"The compiler refuses the program: {first}", "Try without `mesh.compiler_options`, if there are any."
+        f"The compiler rejects the program: {first}", "Try without `mesh.compiler_options`, if there are any."
     )
 
 
-def _sizes(session: Session, target: Target, step: Step) -> dict[str, Any]:
+def _sizes(session: Session, target: CompileTarget, step: Step) -> dict[str, Any]:
     state = session.abstract
     return {
         "topology": target.name,
@@ -179,14 +189,14 @@ def _sizes(session: Session, target: Target, step: Step) -> dict[str, Any]:
     }
 
 
-def _memory(session: Session, compiled: jax.stages.Compiled, target: Target) -> dict[str, Any]:
+def _memory(session: Session, compiled: jax.stages.Compiled, target: CompileTarget) -> dict[str, Any]:
     stats: Any = compiled.memory_analysis()
     names = ("argument", "output", "temp", "alias", "generated_code")
     sizes = {f"{name}_bytes": getattr(stats, f"{name}_size_in_bytes") for name in names}
     needed, available = stats.peak_memory_in_bytes, target.hbm_bytes
-    if not needed or stats.host_temp_size_in_bytes:  # such a peak counts the host's memory, too
+    if not needed or stats.host_temp_size_in_bytes:  # with host memory, the peak counts that too
         needed = sizes["argument_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"] + sizes["temp_bytes"]
-        # An upper bound: temporaries take the place of arguments that are done with. What does not fit, libtpu refuses.
+        # An upper bound: temporaries reuse the memory of dead arguments. libtpu rejects a program that does not fit.
         needed = min(needed, available) if available and target.platform == "tpu" else needed
     state = bytes_per_device(session.abstract)
     return {
@@ -198,15 +208,15 @@ def _memory(session: Session, compiled: jax.stages.Compiled, target: Target) -> 
     }
 
 
-def _program(
-    session: Session, compiled: jax.stages.Compiled, program: Program, target: Target, step: Step
+def _costs(
+    session: Session, compiled: jax.stages.Compiled, program: Program, target: CompileTarget, step: Step
 ) -> dict[str, Any]:
     costs: Any = compiled.cost_analysis() or {}
-    flops = _formula(session, step)
+    flops = _model_flops(session, step)
     found: dict[str, Any] = {
         "flops_per_step": flops,
         "compiler_flops_per_device": costs.get("flops"),
-        "stacked_all_gathers": gathered_whole(program, _stacked(session)),
+        "stacked_all_gathers": find_all_gathers(program, _stacked_shapes(session)),
     }
     found |= read_step(program, target, list(session.mesh.devices.flat), session.peak_flops, flops)
     tokens, seconds = tokens_in(session.spec) if step == "train" else None, found["predicted_step_seconds"]
@@ -214,50 +224,50 @@ def _program(
 
 
 def read_step(
-    program: Program, target: Target, devices: Sequence[jax.Device], peak: float | None, flops: float | None
+    program: Program, target: CompileTarget, devices: Sequence[jax.Device], peak: float | None, flops: float | None
 ) -> dict[str, Any]:
-    """What a program sends, and how long a run of it would take: anybody's, compiled for a target.
+    """Communication and predicted time of a compiled step. The program may be another trainer's.
 
     Args:
-      program: The compiler's.
+      program: Compiled for the target.
       target: What it was compiled for.
-      devices: In the order of its mesh.
-      peak: FLOP/s of each; None says nothing of time.
-      flops: Model FLOPs of the step, over all devices; None says nothing of MFU.
+      devices: In mesh order.
+      peak: FLOP/s of each device; None = unknown, and no time is predicted.
+      flops: Model FLOPs of the step over all devices; None = unknown, and no MFU is predicted.
     """
-    wiring = _wiring(devices, target)
+    interconnect = _interconnect(devices, target)
     found: dict[str, Any] = {
-        "collectives": count_collectives(program, wiring),
+        "collectives": count_collectives(program, interconnect),
         "host_transfers": count_host_transfers(program),
         "predicted_step_seconds": None,
         "predicted_mfu": None,
     }
-    if wiring is None or peak is None or not is_predictable(target.generation):
+    if interconnect is None or peak is None or not is_predictable(target.generation):
         return found
-    prediction = predict(program, wiring, peak)
+    prediction = predict(program, interconnect, peak)
     seconds = prediction.seconds
     return found | {
         "predicted_step_seconds": seconds,
         "predicted_mfu": mfu(flops / seconds if flops and seconds else None, peak * len(devices)),
-        "shares": shares(prediction),
+        "shares": prediction.shares(),
         "communication_seconds": dict(prediction.communication),
         "kernels": dict(prediction.kernel_calls),
         "left_out": [f"kernel {name}, {count} runs" for name, count in prediction.unknown_kernels.items()],
     }
 
 
-def _wiring(devices: Sequence[Any], target: Target) -> Wiring | None:
-    """How a target's devices are connected, in the order of the mesh; None unless they are TPUs."""
+def _interconnect(devices: Sequence[Any], target: CompileTarget) -> Interconnect | None:
+    """How a target's devices, in mesh order, are connected; None unless they are TPUs."""
     if target.generation is None:
         return None
-    flat = 3 - len(target.shape)
-    shape, wraps = (*target.shape, *(1,) * flat), (*target.wraps, *(False,) * flat)
+    missing = 3 - len(target.shape)
+    shape, wraps = (*target.shape, *(1,) * missing), (*target.wraps, *(False,) * missing)
     coordinates = [(getattr(device, "slice_index", None) or 0, *device.coords) for device in devices]
-    return Wiring(target.generation, coordinates, shape, wraps)
+    return Interconnect(target.generation, coordinates, shape, wraps)
 
 
-def _formula(session: Session, step: Step) -> float | None:
-    """Model FLOPs of a step: all of a training step; of an evaluation the forward third; none of decoding."""
+def _model_flops(session: Session, step: Step) -> float | None:
+    """Model FLOPs of a step, of which an evaluation has the third of the forward pass; None for decoding."""
     if step == "decode":
         return None
     spec = session.spec if step == "train" else session.experiment.eval_inputs[0].element_spec()
@@ -265,7 +275,7 @@ def _formula(session: Session, step: Step) -> float | None:
     return None if flops is None else flops.total / (1 if step == "train" else 3)
 
 
-def _stacked(session: Session) -> list[tuple[int, ...]]:
-    """Shapes of the parameters that hold a matrix of each layer."""
+def _stacked_shapes(session: Session) -> list[tuple[int, ...]]:
+    """Shapes of the parameters that stack one matrix of each layer."""
     stack = session.abstract.params.get("stack", {})
     return sorted({leaf.shape for leaf in jax.tree.leaves(stack) if leaf.ndim >= 3})

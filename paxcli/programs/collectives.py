@@ -1,4 +1,4 @@
-"""What a compiled program sends between devices, and over which network."""
+"""Collectives of a compiled program: what is communicated, in which groups, and over which network."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TRANSFER = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
 
 
 @dataclasses.dataclass(frozen=True)
-class Wiring:
+class Interconnect:
     """How the devices of a program are connected.
 
     Attributes:
-      generation: Of the TPU, such as `v4`.
-      coordinates: Of each device, in the order of the mesh: (slice, x, y, z).
-      shape: Chips along x, y, z.
-      wraps: Which of these are rings.
+      generation: TPU generation, such as `v4`.
+      coordinates: (slice, x, y, z) of each device, in mesh order.
+      shape: Chips along x, y and z.
+      wraps: Whether each of these axes is a ring.
     """
 
     generation: str
@@ -36,122 +36,124 @@ class Wiring:
 
     @property
     def num_slices(self) -> int:
-        """How many slices there are."""
+        """Number of slices."""
         return len({slice_index for slice_index, *_ in self.coordinates})
 
-    def network(self, sent: Collective) -> Network:
-        """What carries a collective."""
-        return "dcn" if sent.over_dcn or len({self.coordinates[place][0] for place in self.group(sent)}) > 1 else "ici"
+    def network(self, collective: Collective) -> Network:
+        """Network that carries a collective."""
+        slices = {self.coordinates[device][0] for device in self.group(collective)}
+        return "dcn" if collective.between_slices or len(slices) > 1 else "ici"
 
-    def group(self, sent: Collective) -> Sequence[int]:
-        """Places in the mesh of those who take part in a collective."""
-        return range(len(self.coordinates)) if sent.group is None else sent.group
+    def group(self, collective: Collective) -> Sequence[int]:
+        """Positions in the mesh of the devices that take part in a collective."""
+        return range(len(self.coordinates)) if collective.group is None else collective.group
 
-    def ways(self, group: Sequence[int]) -> int:
-        """Directions from which a member can receive at once: two of each ring, one of each open row of chips."""
-        extents = [len({self.coordinates[place][axis + 1] for place in group}) for axis in range(len(self.shape))]
-        rows = [
+    def links(self, group: Sequence[int]) -> int:
+        """Links over which a member of a group receives at once: two for a full ring, one for an open row of chips."""
+        extents = [len({self.coordinates[device][axis + 1] for device in group}) for axis in range(len(self.shape))]
+        per_axis = [
             2 if wraps and extent == size > 2 else 1
             for extent, size, wraps in zip(extents, self.shape, self.wraps, strict=True)
             if extent > 1
         ]
-        return max(sum(rows), 1)
+        return max(sum(per_axis), 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """What one instruction sends.
+    """What one instruction communicates.
 
     Attributes:
       kind: One of `KINDS`.
-      whole_bytes: Size of the whole array: gathered, reduced, or before it is scattered; of a permute, what is sent.
-      group: Devices that take part, as places in the mesh; None = all.
-      over_dcn: Whether the hosts hand it to other slices.
-      key: What its begin, its middle and its end have in common.
-      part: Whether the instruction is the whole of it, or begins it, carries it on or ends it.
+      full_bytes: Bytes of the full array: after gathering, before reducing or scattering; what a permute sends.
+      group: Devices that take part, as positions in the mesh; None = all.
+      between_slices: Whether the hosts exchange it between slices.
+      key: Identifies the instructions of one asynchronous collective.
+      part: Whether the instruction is a synchronous collective, or the start, middle or done of an asynchronous one.
     """
 
     kind: str
-    whole_bytes: int
+    full_bytes: int
     group: list[int] | None
-    over_dcn: bool
+    between_slices: bool
     key: str
-    part: Literal["whole", "begin", "middle", "end"]
+    part: Literal["sync", "start", "middle", "done"]
 
-    def traffic(self, members: int) -> float:
-        """Bytes that each of so many members receives."""
+    def received_bytes(self, num_members: int) -> float:
+        """Bytes that each member of a group of this size receives."""
         if self.kind == "collective-permute":
-            return self.whole_bytes
-        once = self.whole_bytes * (members - 1) / members
+            return self.full_bytes
+        once = self.full_bytes * (num_members - 1) / num_members
         return 2 * once if self.kind == "all-reduce" else once
 
 
-def collective_of(program: Program, instruction: Instruction) -> Collective | None:
-    """What an instruction sends, itself or inside a fusion; None if nothing."""
+def find_collective(program: Program, instruction: Instruction) -> Collective | None:
+    """The collective of an instruction, itself or inside a fusion; None if there is none."""
     opcode = instruction.opcode
     if opcode in ("send", "recv") and "xla_megascale" in instruction.rest:
         return _between_slices(instruction)
     if opcode in ("recv-done", *(f"{kind}-done" for kind in KINDS)):
-        return Collective(opcode.removesuffix("-done"), 0, None, False, instruction.operands[0], "end")
+        return Collective(opcode.removesuffix("-done"), 0, None, False, instruction.operands[0], "done")
     if opcode == "fusion":
-        inside = program.inner(instruction, _KINDS)
-        return None if inside is None else _fused(instruction, inside)
+        inside = program.find_inside(instruction, _KINDS)
+        return None if inside is None else _in_fusion(instruction, inside)
     kind = opcode.removesuffix("-start")
     if kind not in KINDS:
         return None
-    if kind != opcode:  # its result holds its operand, too
-        return Collective(kind, instruction.largest_bytes, instruction.group, False, instruction.name, "begin")
-    return Collective(kind, _whole(instruction), instruction.group, False, instruction.name, "whole")
+    group, name = instruction.replica_group, instruction.name
+    if kind != opcode:  # the result of a start includes its operand
+        return Collective(kind, instruction.largest_bytes, group, False, name, "start")
+    return Collective(kind, _full_bytes(instruction), group, False, name, "sync")
 
 
 def _between_slices(instruction: Instruction) -> Collective:
-    """The hosts' part of a collective between slices: it begins at `send`, and ends when `recv` is done."""
-    found, meeting = _TRANSFER.search(instruction.rest), _RENDEZVOUS.search(instruction.rest)
+    """The hosts' part of a collective between slices: it starts at `send`, and is done at `recv-done`."""
+    found, rendezvous = _TRANSFER.search(instruction.rest), _RENDEZVOUS.search(instruction.rest)
     kind = found[1].lower().replace("_", "-") if found else ""
-    part = "begin" if instruction.opcode == "send" else "middle"
-    key = meeting[1] if meeting else instruction.name
+    part = "start" if instruction.opcode == "send" else "middle"
+    key = rendezvous[1] if rendezvous else instruction.name
     return Collective(kind if kind in KINDS else "collective-permute", instruction.largest_bytes, None, True, key, part)
 
 
-def _fused(fusion: Instruction, inside: Instruction) -> Collective:
+def _in_fusion(fusion: Instruction, inside: Instruction) -> Collective:
     kind = inside.opcode
     if kind == "all-reduce" and fusion.result_bytes < inside.result_bytes:
-        kind = "reduce-scatter"  # XLA:TPU's `all-reduce-scatter`: each device keeps its part
-    part = "whole"
-    for word, found in (("collective-start", "begin"), ("collective-done", "end"), ("collective_fusion", "middle")):
+        kind = "reduce-scatter"  # XLA:TPU's `all-reduce-scatter`: each device keeps its shard
+    part = "sync"
+    for word, found in (("collective-start", "start"), ("collective-done", "done"), ("collective_fusion", "middle")):
         if word in fusion.name or f"async_{word}" in fusion.rest:
             part = found
-    return Collective(kind, _whole(inside), inside.group, False, inside.channel, part)
+    return Collective(kind, _full_bytes(inside), inside.replica_group, False, inside.channel, part)
 
 
-def _whole(instruction: Instruction) -> int:
-    members = len(instruction.group or [0]) if instruction.opcode == "reduce-scatter" else 1
-    return instruction.result_bytes * members
+def _full_bytes(instruction: Instruction) -> int:
+    num_members = len(instruction.replica_group or [0]) if instruction.opcode == "reduce-scatter" else 1
+    return instruction.result_bytes * num_members
 
 
-def count_collectives(program: Program, wiring: Wiring | None) -> list[dict[str, Any]]:
-    """All that a step sends, by `kind` and `network`: `count`, and `bytes` of the whole arrays."""
+def count_collectives(program: Program, interconnect: Interconnect | None) -> list[dict[str, Any]]:
+    """Collectives of one step by `kind` and `network`: their `count`, and the `bytes` of the full arrays."""
     count, size = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for instruction, times in program.run():
-        sent = collective_of(program, instruction)
-        if sent is not None and sent.part in ("whole", "begin"):
-            key = sent.kind, wiring.network(sent) if wiring else "local"
+    for instruction, times in program.scheduled():
+        collective = find_collective(program, instruction)
+        if collective is not None and collective.part in ("sync", "start"):
+            key = collective.kind, interconnect.network(collective) if interconnect else "local"
             count[key] += times
-            size[key] += times * sent.whole_bytes
+            size[key] += times * collective.full_bytes
     return [
         {"kind": kind, "network": net, "count": count[kind, net], "bytes": size[kind, net]}
         for kind, net in sorted(count)
     ]
 
 
-def gathered_whole(program: Program, shapes: Sequence[tuple[int, ...]]) -> list[str]:
-    """All-gathers whose result has one of these shapes, as `bf16[13,2560,10240]`: such as parameters of all layers."""
+def find_all_gathers(program: Program, shapes: Sequence[tuple[int, ...]]) -> list[str]:
+    """All-gathers whose result has one of these shapes, such as `bf16[13,2560,10240]`: the parameters of all layers."""
     found = []
-    for instruction, _ in program.run():
-        inside = instruction if instruction.opcode.startswith("all-gather") else None
+    for instruction, _ in program.scheduled():
+        gather = instruction if instruction.opcode.startswith("all-gather") else None
         if instruction.opcode == "fusion":
-            inside = program.inner(instruction, frozenset({"all-gather"}))
-        for kind, shape in inside.arrays if inside is not None else ():
+            gather = program.find_inside(instruction, frozenset({"all-gather"}))
+        for dtype, shape in gather.arrays if gather is not None else ():
             if shape in shapes:
-                found.append(f"{kind}[{','.join(map(str, shape))}]")
+                found.append(f"{dtype}[{','.join(map(str, shape))}]")
     return sorted(set(found))

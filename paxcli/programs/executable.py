@@ -1,7 +1,7 @@
-"""A compiled train step as a file: the compiler's own bytes, and a manifest of all that they were made for.
+"""Saves a compiled train step to a file, and loads it: the serialized executable with a manifest of its conditions.
 
-The file is a zip of `manifest.json` and `executable`. Trees, shapes and shardings are not in it: they follow from the
-recipe, which has to be the same one. Only load a file of your own: an executable is a program.
+The file is a zip archive of `manifest.json` and `executable`. It has no pytrees, shapes or shardings: they follow from
+the recipe, which has to be the same. Load only files that you made yourself: an executable is machine code.
 """
 
 from __future__ import annotations
@@ -38,52 +38,55 @@ _OUTSIDE = ("checkpoint", "train_input", "eval_inputs", "decode_inputs", "task.t
 
 
 def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled) -> None:
-    """Writes a compiled train step.
+    """Saves a compiled train step.
 
     Args:
       path: The file.
-      session: What it was compiled in.
+      session: The session that the step was compiled in.
       compiled: The step.
 
     Raises:
-      ConfigError: The step cannot be written on this platform.
+      ConfigError: The step cannot be serialized.
     """
     runtime: Any = compiled.runtime_executable()
-    executable: Any = compiled._executable
     _, metrics = compiled.output_shardings
     if not all(sharding.is_fully_replicated for sharding in jax.tree.leaves(metrics)):
-        raise ConfigError("A metric of this step is spread over devices, so the step cannot be saved.")
+        raise ConfigError("The step cannot be saved: one of its metrics is sharded.", "Compile without `--save`.")
     try:
-        program = runtime.serialize()
+        executable = runtime.serialize()
     except (jax.errors.JaxRuntimeError, ValueError, AttributeError) as error:
-        raise ConfigError(f"This platform's programs cannot be saved: {error}") from error
+        raise ConfigError(
+            f"This platform cannot serialize executables: {error}", "Compile without `--save`."
+        ) from error
     manifest = {
         _MADE_FOR: made_for(session),
-        "arguments": sorted(executable._kept_var_idx),  # those that the program has any use for
-        "sha256": hashlib.sha256(program).hexdigest(),
+        "arguments": _argument_indices(compiled),
+        "sha256": hashlib.sha256(executable).hexdigest(),
         "recipe": config_text(session.config),
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr(_MANIFEST, json.dumps(manifest, indent=1))
-        file.writestr(_EXECUTABLE, program)
+        file.writestr(_EXECUTABLE, executable)
 
 
 def load_executable(path: Path, session: Session) -> TrainStep:
-    """The train step out of a file, ready to run in this session.
+    """Loads the train step of a file, ready to run in this session.
 
     Raises:
-      DataError: The file is not one of these, or is damaged.
-      ConfigError: It was made for another recipe, another machine or other software; names the fields that differ.
+      DataError: The file is not a compiled step, or is damaged.
+      ConfigError: It was compiled for another recipe, other devices or other software; names what differs.
     """
     try:
         with zipfile.ZipFile(path) as file:
             manifest = json.loads(file.read(_MANIFEST))
-            program = file.read(_EXECUTABLE)
-        before, kept, checksum = manifest[_MADE_FOR], manifest["arguments"], manifest["sha256"]
+            executable = file.read(_EXECUTABLE)
+        before, arguments, checksum = manifest[_MADE_FOR], manifest["arguments"], manifest["sha256"]
     except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise DataError(f"{path} is no compiled step: {error}.", "Make one: `pax compile … --save FILE`.") from error
-    if hashlib.sha256(program).hexdigest() != checksum:
-        raise DataError(f"{path} is damaged.", "Make it again: `pax compile … --save FILE`.")
+        raise DataError(
+            f"{path} is not a compiled step: {error}.", "Compile one: `pax compile … --save FILE`."
+        ) from error
+    if hashlib.sha256(executable).hexdigest() != checksum:
+        raise DataError(f"{path} is damaged.", "Compile it again: `pax compile … --save FILE`.")
     now = json.loads(json.dumps(made_for(session)))
     changed = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
     if changed:
@@ -93,14 +96,16 @@ def load_executable(path: Path, session: Session) -> TrainStep:
         )
     devices = tuple(session.mesh.devices.flat)
     try:
-        loaded = devices[0].client.deserialize_executable(program, executable_devices=xla_client.DeviceList(devices))
+        loaded = devices[0].client.deserialize_executable(executable, executable_devices=xla_client.DeviceList(devices))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise DataError(f"{path} cannot be loaded here: {first_line(error)}.") from error
-    return _Loaded(loaded, kept, session)
+        raise DataError(
+            f"{path} cannot be loaded on this machine: {first_line(error)}.", "Compile it again on this machine."
+        ) from error
+    return _LoadedStep(loaded, arguments, session)
 
 
 class Precompiled(Instrument):
-    """Takes the train step out of a file."""
+    """Trains with the compiled step of a file."""
 
     def __init__(self, path: Path):
         self._path = path
@@ -112,7 +117,7 @@ class Precompiled(Instrument):
 
 
 def made_for(session: Session) -> dict[str, Any]:
-    """Everything that a compiled step depends on, by name."""
+    """Everything that a compiled step depends on, by name: software, devices, mesh, options, fields of the recipe."""
     device = session.mesh.devices.flat[0]
     batch = jax.tree_util.tree_leaves_with_path(session.spec)
     slices = {getattr(one, "slice_index", None) or 0 for one in session.mesh.devices.flat}
@@ -132,21 +137,31 @@ def made_for(session: Session) -> dict[str, Any]:
     } | {path: value for path, value in values.items() if not path.startswith(_OUTSIDE)}
 
 
-class _Loaded:
-    """A loaded program, called as the jitted train step is; the state's memory is reused for the new one."""
+def _argument_indices(compiled: jax.stages.Compiled) -> list[int]:
+    """Indices of the flat arguments that the executable takes: JAX drops those that the step does not use.
 
-    def __init__(self, program: Any, arguments: list[int], session: Session):
-        self._program, self._arguments = program, arguments
+    JAX has no public API for them, and `jax.experimental.serialize_executable` depends on pickle.
+    """
+    executable: Any = compiled._executable
+    return sorted(executable._kept_var_idx)
+
+
+class _LoadedStep:
+    """A loaded executable, called like the jitted train step. It donates the old state's memory to the new one."""
+
+    def __init__(self, executable: Any, arguments: list[int], session: Session):
+        self._executable, self._arguments = executable, arguments
         step = make_train_step(session.experiment.task, session.abstract)
         state, metrics = jax.eval_shape(step, session.abstract, session.batch)
-        whole = NamedSharding(session.mesh, PartitionSpec())
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, session.abstract), jax.tree.map(lambda _: whole, metrics)
+        replicated = NamedSharding(session.mesh, PartitionSpec())
+        state_shardings = jax.tree.map(lambda leaf: leaf.sharding, session.abstract)
+        shardings = state_shardings, jax.tree.map(lambda _: replicated, metrics)
         leaves, self._tree = jax.tree.flatten((state, metrics))
         self._outputs = list(zip([leaf.shape for leaf in leaves], jax.tree.leaves(shardings), strict=True))
 
     def __call__(self, state: TrainState, batch: NestedMap) -> tuple[TrainState, dict[str, jax.Array]]:
         leaves = jax.tree.leaves((state, batch))
-        results = self._program.execute_sharded([leaves[index] for index in self._arguments])
+        results = self._executable.execute_sharded([leaves[index] for index in self._arguments])
         parts = results.disassemble_into_single_device_arrays()
         arrays = [
             jax.make_array_from_single_device_arrays(shape, sharding, on_devices)

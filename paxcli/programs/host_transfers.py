@@ -1,4 +1,4 @@
-"""What a compiled program moves between the memories of a device and of its host."""
+"""Copies between device and host memory in a compiled program."""
 
 from __future__ import annotations
 
@@ -7,40 +7,43 @@ from typing import Literal
 
 from paxcli.programs.hlo import Instruction, Program
 
-_MOVES = frozenset({"copy", "dynamic-slice", "dynamic-update-slice"})
+_COPIES = frozenset({"copy", "dynamic-slice", "dynamic-update-slice"})
 
 
 @dataclasses.dataclass(frozen=True)
 class HostTransfer:
-    """A move between device and host.
+    """An asynchronous copy between device and host memory.
 
     Attributes:
-      moved_bytes: What is moved; 0 at its end.
-      key: The name of the instruction that begins it.
-      part: Whether the instruction begins or ends it.
+      num_bytes: Bytes copied; 0 for a done.
+      key: Name of the instruction that starts it.
+      part: Whether the instruction starts it or waits for it.
     """
 
-    moved_bytes: int
+    num_bytes: int
     key: str
-    part: Literal["begin", "end"]
+    part: Literal["start", "done"]
 
 
-def host_transfer_of(instruction: Instruction) -> HostTransfer | None:
-    """What an instruction moves; None if nothing. Ends of moves inside the device count too: of moves never begun."""
+def find_host_transfer(instruction: Instruction) -> HostTransfer | None:
+    """The host transfer of an instruction; None if there is none.
+
+    The done of a copy inside the device is returned too: no start has its key.
+    """
     kind, _, part = instruction.opcode.rpartition("-")
-    if kind not in _MOVES:
+    if kind not in _COPIES:
         return None
     if part == "done":
-        return HostTransfer(0, instruction.operands[0], "end")
-    sizes = instruction.placed_bytes
+        return HostTransfer(0, instruction.operands[0], "done")
+    sizes = instruction.result_memory
     if part != "start" or not any(on_host for _, on_host in sizes):
         return None
-    # The result names both sides, and of a slice the whole that it is part of, which is on the host.
-    return HostTransfer(max(size for size, on_host in sizes if not on_host), instruction.name, "begin")
+    # The result has both sides, and, for a slice, the array on the host that the slice is part of.
+    return HostTransfer(max(size for size, on_host in sizes if not on_host), instruction.name, "start")
 
 
 def count_host_transfers(program: Program) -> dict[str, int]:
-    """How often a step moves something between device and host, and bytes in all: `count` and `bytes`."""
-    found = [(one, times) for instruction, times in program.run() if (one := host_transfer_of(instruction))]
-    begun = [(one.moved_bytes, times) for one, times in found if one.part == "begin"]
-    return {"count": sum(times for _, times in begun), "bytes": sum(size * times for size, times in begun)}
+    """Host transfers of one step: `count`, and `bytes` in total."""
+    found = [(one, times) for instruction, times in program.scheduled() if (one := find_host_transfer(instruction))]
+    started = [(one.num_bytes, times) for one, times in found if one.part == "start"]
+    return {"count": sum(times for _, times in started), "bytes": sum(size * times for size, times in started)}

@@ -1,7 +1,7 @@
-"""The settings of a recipe that a target is predicted to run fastest: mesh, batch, what is kept for the backward pass.
+"""Searches for the mesh, remat policy and batch size with which a target is predicted to train a recipe fastest.
 
-One setting after the other, each with the best of those before: the mesh inside a slice, then the remat policy, then
-the rows of a device. Trying all combinations would take days, and the three hardly depend on each other.
+The three are searched one after the other, each with the best of those before: the mesh inside a slice, the remat
+policy, the rows on each device. They hardly depend on each other, and all combinations would take days.
 """
 
 from __future__ import annotations
@@ -19,80 +19,84 @@ from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.programs.ahead_of_time import compile_ahead
 from paxcli.programs.prediction import is_predictable
-from paxcli.programs.topologies import Target
+from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size
 
 _REMAT, _BATCH, _MESH = "task.model.stack.remat_policy", "task.train.percore_batch_size", "mesh.ici_mesh_shape"
 _TENSOR_WAYS = (1, 2, 4, 8)
 _BATCHES = (0.5, 2.0)
 
-Settings = dict[str, Any]
+Assignments = dict[str, Any]  # path → value, as `--set` takes them
 
 
 @dataclasses.dataclass(frozen=True)
-class Tried:
-    """One compilation.
+class Trial:
+    """One compiled variant of a recipe.
 
     Attributes:
-      settings: Path → value, as `--set` takes them.
-      report: Of the compilation.
+      settings: What differs from the recipe.
+      report: What `compile_ahead` reports.
     """
 
-    settings: Settings
+    settings: Assignments
     report: dict[str, Any]
 
     @property
     def rank(self) -> tuple[bool, float]:
-        """Higher is better: those that fit by tokens per second, then the others by what they need."""
+        """Higher is better: variants that fit by tokens per second, then the others by the memory they need."""
         if self.report["fits"]:
             return True, self.report["predicted_tokens_per_second"] or 0.0
         return False, -float(self.report["hbm_needed_bytes"] or "inf")
 
 
 def search(
-    config: fdl.Config[Experiment], target: Target, heard: Callable[[Tried], None] = lambda tried: None
-) -> list[Tried]:
-    """Compiles variants of a recipe, the recipe itself first, and returns them from the best to the worst.
+    config: fdl.Config[Experiment], target: CompileTarget, on_trial: Callable[[Trial], None] = lambda trial: None
+) -> list[Trial]:
+    """Compiles variants of a recipe, the recipe itself first, and ranks them from best to worst.
 
     Args:
       config: The recipe.
       target: What to compile for.
-      heard: Called after each.
+      on_trial: Called after each variant.
 
     Raises:
-      ConfigError: The recipe itself does not fit the target's devices, memory aside, or nothing is predicted for them.
+      ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
     if not is_predictable(target.generation):
-        raise ConfigError(f"There is no prediction to rank by for {target.name}.", "Name a TPU: `--topology v4-8`.")
-    best = Tried({}, compile_ahead(config, target).report)
-    tried = [best]
-    heard(best)
+        raise ConfigError(
+            f"There is no step-time prediction for {target.name} to rank by.", "Choose a TPU: `--topology v4-8`."
+        )
+    trials: list[Trial] = []
+
+    def record(trial: Trial) -> Trial:
+        trials.append(trial)
+        on_trial(trial)
+        return trial
+
+    best = record(Trial({}, compile_ahead(config, target).report))
     for variants in (_meshes, _policies, _batches):
         for settings in variants(config, target, best.settings):
-            one = _try(config, target, settings)
-            if one is not None:
-                tried.append(one)
-                heard(one)
-        best = max(tried, key=lambda one: one.rank)
+            trial = _try(config, target, settings)
+            if trial is not None:
+                record(trial)
+        best = max(trials, key=lambda trial: trial.rank)
     while not best.report["fits"] and (fewer := _with_rows(config, target, best.settings, 0.5)) is not None:
-        one = _try(config, target, fewer)
-        if one is None:
+        trial = _try(config, target, fewer)
+        if trial is None:
             break
-        tried.append(one)
-        heard(one)
-        best = one
-    return sorted(tried, key=lambda one: one.rank, reverse=True)
+        best = record(trial)
+    return sorted(trials, key=lambda trial: trial.rank, reverse=True)
 
 
-def _try(config: fdl.Config[Experiment], target: Target, settings: Settings) -> Tried | None:
-    """Compiles a variant; None where its sizes do not divide over the mesh."""
+def _try(config: fdl.Config[Experiment], target: CompileTarget, settings: Assignments) -> Trial | None:
+    """Compiles a variant; None if it cannot be sharded over the target's devices."""
     try:
-        return Tried(settings, compile_ahead(_with(config, settings), target).report)
+        return Trial(settings, compile_ahead(_with(config, settings), target).report)
     except ConfigError:
         return None
 
 
-def _with(config: fdl.Config[Experiment], settings: Settings) -> fdl.Config[Experiment]:
+def _with(config: fdl.Config[Experiment], settings: Assignments) -> fdl.Config[Experiment]:
     changed = copy.deepcopy(config)
     for path, value in settings.items():
         *parents, field = path.split(".")
@@ -105,35 +109,37 @@ def _with(config: fdl.Config[Experiment], settings: Settings) -> fdl.Config[Expe
     return changed
 
 
-def _meshes(config: fdl.Config[Experiment], target: Target, best: Settings) -> Iterator[Settings]:
-    """`fsdp` and `tensor` shared out in other ways; the other axes stay."""
+def _meshes(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:
+    """Other splits of the devices over `fsdp` and `tensor`; the other axes keep their sizes."""
     sizes = axis_sizes(config.mesh.ici_mesh_shape, None)
     both = sizes[Axis.FSDP] * sizes[Axis.TENSOR]
-    now = sizes[Axis.TENSOR]
-    if config.mesh.ici_mesh_shape is None and target.devices_per_slice > 1:  # all devices are replicas
-        both, now = target.devices_per_slice, None
-    for ways in _TENSOR_WAYS:
-        if both % ways == 0 and ways != now:
-            shape = sizes | {Axis.FSDP.value: both // ways, Axis.TENSOR.value: ways}
+    current = sizes[Axis.TENSOR]
+    if config.mesh.ici_mesh_shape is None and target.devices_per_slice > 1:  # all devices are on the data axis
+        both, current = target.devices_per_slice, None
+    for size in _TENSOR_WAYS:
+        if both % size == 0 and size != current:
+            shape = sizes | {Axis.FSDP.value: both // size, Axis.TENSOR.value: size}
             yield best | {_MESH: {axis: size for axis, size in shape.items() if size > 1}}
 
 
-def _policies(config: fdl.Config[Experiment], target: Target, best: Settings) -> Iterator[Settings]:
+def _policies(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:
     stack: Any = getattr(config.task.model, "stack", None)
     for policy in get_args(RematPolicy) if stack is not None else ():
         if policy != stack.remat_policy:
             yield best | {_REMAT: policy}
 
 
-def _batches(config: fdl.Config[Experiment], target: Target, best: Settings) -> Iterator[Settings]:
+def _batches(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:
     for factor in _BATCHES:
         rows = _with_rows(config, target, best, factor)
         if rows is not None:
             yield rows
 
 
-def _with_rows(config: fdl.Config[Experiment], target: Target, best: Settings, factor: float) -> Settings | None:
-    """The settings with so many times their rows on each device; None for less than one row in all."""
+def _with_rows(
+    config: fdl.Config[Experiment], target: CompileTarget, best: Assignments, factor: float
+) -> Assignments | None:
+    """The settings with `factor` times their rows on each device; None for less than one row in total."""
     devices = target.devices_per_slice * target.num_slices
     rows = factor * global_batch_size(_with(config, best), devices) / devices
     return best | {_BATCH: int(rows) if rows == int(rows) else rows} if rows * devices >= 1 else None

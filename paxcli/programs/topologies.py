@@ -1,7 +1,7 @@
-"""Devices that are not here: TPU slices to compile for, by the names that clouds give them, and CPU devices made up.
+"""Compile targets: TPU slices by their cloud names, without the TPUs, and local CPU or GPU devices.
 
-libtpu describes any slice to its compiler without a TPU. Which shapes wrap around into rings is Google's documentation:
-three-dimensional slices of whole 4x4x4 cubes on every axis, flat ones on an axis of 16 chips.
+libtpu describes any slice to the compiler, also on a machine without a TPU. According to Google's documentation, every
+axis of a 3D slice made of 4x4x4 cubes wraps around into a ring, and so does an axis of 16 chips of a 2D slice.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from paxcli.accelerators import GENERATIONS, find_accelerator
 from paxcli.errors import ConfigError, MissingError, first_line
 
 _GIB = 1 << 30
-# What libtpu's compiler says a program may use of one device, in GiB: from its message for a program that does not fit.
+# GiB of one device that a program may use, as libtpu's compiler states them when a program does not fit.
 _AVAILABLE_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.73, "v6e": 31.24, "tpu7x": 94.74}
 _RAW = re.compile(rf"({'|'.join(GENERATIONS)}):([0-9]{{1,4}}(?:x[0-9]{{1,4}}){{1,2}})")
 _LOCAL = re.compile(r"(cpu|gpu):([1-9][0-9]{0,4})")
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """What a program is compiled for.
+class CompileTarget:
+    """Devices that a program is compiled for.
 
     Attributes:
       name: As typed: `v4-128`, `v4:4x4x12`, `cpu:8`.
       platform: `tpu`, `cpu` or `gpu`.
-      generation: Of a TPU, a key of `GENERATIONS`; else None.
-      shape: Chips along each axis of one slice; (devices,) elsewhere.
+      generation: TPU generation, a key of `GENERATIONS`; None for other platforms.
+      shape: Chips along each axis of one slice; (devices,) for other platforms.
       wraps: Whether each of those axes is a ring.
-      num_slices: How many slices there are.
+      num_slices: Number of slices.
     """
 
     name: str
@@ -48,22 +48,22 @@ class Target:
 
     @property
     def hbm_bytes(self) -> int | None:
-        """Memory of one device that a program may use; None when it is not known."""
+        """Bytes of one device that a program may use; None if unknown."""
         gib = _AVAILABLE_GIB.get(self.generation or "")
         return None if gib is None else int(gib * _GIB)
 
     @property
     def devices_per_slice(self) -> int:
-        """What `jax.device_count()` is on one slice."""
+        """JAX devices of one slice."""
         per_chip = GENERATIONS[self.generation].devices_per_chip if self.generation else 1
         return math.prod(self.shape) * per_chip
 
     def devices(self) -> list[Any]:
-        """The devices, as JAX sees them: to compile for, not to run on.
+        """Devices to compile for. Those of a TPU cannot run programs.
 
         Raises:
-          MissingError: libtpu, or as many local devices, are not here.
-          ConfigError: libtpu knows no such slice.
+          MissingError: libtpu is not installed, or this machine has too few local devices.
+          ConfigError: libtpu does not know the slice.
         """
         if self.platform != "tpu":
             return _local_devices(self.platform, self.shape[0])
@@ -73,7 +73,7 @@ class Target:
             )
         options: dict[str, Any] = {}
         if self.generation == "v4":
-            options["chip_config_name"] = "megacore"  # both cores of a chip as one device, as Cloud TPU runs it
+            options["chip_config_name"] = "megacore"  # one device for both cores of a chip, as on Cloud TPU
         if self.shape == (1, 1):
             options["chips_per_host_bounds"] = (1, 1, 1)
         if any(self.wraps):
@@ -84,37 +84,40 @@ class Target:
         try:
             return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices)
         except jax.errors.JaxRuntimeError as error:
-            raise ConfigError(f"libtpu does not describe {self.name}: {first_line(error)}") from error
+            raise ConfigError(
+                f"libtpu cannot describe {self.name}: {first_line(error)}", "Choose another `--topology`."
+            ) from error
 
 
-def find_target(name: str, num_slices: int = 1) -> Target:
-    """The target of a name such as `v4-128`, `v5e-16`, `v4:4x4x12` or `cpu:8`.
+def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
+    """The target with a name such as `v4-128`, `v5e-16`, `v4:4x4x12` or `cpu:8`.
 
     Raises:
       ConfigError: There is no such slice.
     """
     local = _LOCAL.fullmatch(name)
     if local:
-        return Target(name, local[1], None, (int(local[2]),), (False,), num_slices)
+        return CompileTarget(name, local[1], None, (int(local[2]),), (False,), num_slices)
     raw = _RAW.fullmatch(name)
     if raw:
         generation, shape = raw[1], raw[2]
     elif ":" in name:
         raise ConfigError(
-            f"{name!r} is no topology.", f"Such as v4:4x4x12, of {', '.join(GENERATIONS)}; or cpu:8; or v4-128."
+            f"{name!r} is not a topology.",
+            f"Write v4-128, v4:4x4x12 or cpu:8. TPU generations: {', '.join(GENERATIONS)}.",
         )
     else:
         slice_ = find_accelerator(name)
         generation, shape = slice_.generation, slice_.topology
     sizes = tuple(int(size) for size in shape.split("x"))
-    return Target(name, "tpu", generation, sizes, _rings(sizes), num_slices)
+    return CompileTarget(name, "tpu", generation, sizes, _wraps(sizes), num_slices)
 
 
-def slice_of(num_devices: int, generation: str = "v4") -> str:
-    """The name of the slice with so many devices, for example `v4-128` of 64.
+def slice_name(num_devices: int, generation: str = "v4") -> str:
+    """Name of the slice with this many devices: `v4-128` for 64.
 
     Raises:
-      ConfigError: There is none.
+      ConfigError: There is no such slice.
     """
     row = GENERATIONS[generation]
     name = f"{row.prefix}-{num_devices * row.unit // row.devices_per_chip}"
@@ -122,18 +125,18 @@ def slice_of(num_devices: int, generation: str = "v4") -> str:
         return find_accelerator(name).type
     except ConfigError as error:
         raise ConfigError(
-            f"No TPU {generation} slice has {num_devices} device{'s' * (num_devices > 1)}, as the recipe's mesh has.",
-            f"Name one, such as `--topology v5e-{num_devices}` or `--topology {generation}-128`. {error.hint}",
+            f"The recipe's mesh has {num_devices} device{'s' * (num_devices > 1)}; no TPU {generation} slice does.",
+            f"Choose a slice, such as `--topology v5e-{num_devices}` or `--topology {generation}-128`. {error.hint}",
         ) from error
 
 
 def leave_accelerators_alone() -> None:
-    """Readies this process to compile only: JAX runs on the CPU, and libtpu looks for no TPU and takes no lock.
+    """Prepares this process to compile only: JAX runs on the CPU; libtpu does not look for a TPU and takes no lock.
 
-    Call it before anything touches a device.
+    Call it before JAX initializes its devices.
     """
     jax.config.update("jax_platforms", "cpu")
-    # Without these libtpu asks a metadata server, warns at length, and lets no second process load it.
+    # Without these, libtpu queries a metadata server, logs warnings, and cannot be loaded by a second process.
     for variable, value in {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v4-8",
@@ -146,7 +149,7 @@ def leave_accelerators_alone() -> None:
         os.environ[variable] = value
 
 
-def _rings(shape: tuple[int, ...]) -> tuple[bool, ...]:
+def _wraps(shape: tuple[int, ...]) -> tuple[bool, ...]:
     if len(shape) == 3:
         return (all(size % 4 == 0 for size in shape),) * 3
     return tuple(size == 16 for size in shape)
@@ -157,11 +160,14 @@ def _local_devices(platform: str, count: int) -> list[Any]:
         try:
             jax.config.update("jax_num_cpu_devices", count)
         except RuntimeError:
-            pass  # the devices have started: it is too late, and counted below
+            pass  # JAX has initialized its devices already; they are counted below
     try:
         found = jax.devices(platform)
     except RuntimeError:
         found = []
     if len(found) < count:
-        raise MissingError(f"{platform}:{count} are not here: this machine has {len(found)} such devices.")
+        raise MissingError(
+            f"{platform}:{count} needs {count} {platform.upper()} devices; this machine has {len(found)}.",
+            "Choose a smaller `--topology`.",
+        )
     return found[:count]

@@ -11,12 +11,10 @@ import numpy as np
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.models.decoding import Generated, Sampling, generate
+from paxcli.models.decoding import PROMPTS_AT_ONCE, STATIC_ARGNAMES, Generated, Sampling, jit_generate
 from paxcli.models.sequence_model import SequenceModel, transduce
 from paxcli.nested_map import NestedMap
 from paxcli.training.session import Session
-
-_PROMPTS_AT_ONCE = 16
 
 
 def decode(
@@ -114,9 +112,8 @@ class _Writer:
         self._params = self.model.cast(params)
         self._settings = {"max_tokens": max_tokens, "eos_id": eos_id, "sampling": sampling}
         self._key, self._batches = jax.random.key(seed), 0
-        static = ("model", *self._settings)
-        self._generate = jax.jit(generate, static_argnames=static)
-        self._transduce = jax.jit(transduce, static_argnames=(*static, "bos_id"))
+        self._generate = jit_generate()
+        self._transduce = jax.jit(transduce, static_argnames=(*STATIC_ARGNAMES, "bos_id"))
 
     def check_room(self, prompt: str, length: int) -> None:
         """Refuses a prompt that is empty, or too long to be answered."""
@@ -134,8 +131,8 @@ class _Writer:
 
     def continuations(self, prompts: Sequence[np.ndarray], size: int | None = None) -> Iterator[_Answer]:
         """What follows prompts, each an array of ids; `size`: the length to pad them to."""
-        for start in range(0, len(prompts), _PROMPTS_AT_ONCE):
-            rows = prompts[start : start + _PROMPTS_AT_ONCE]
+        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
+            rows = prompts[start : start + PROMPTS_AT_ONCE]
             width = size or max(map(len, rows))
             padded = jnp.asarray(np.stack([np.pad(row, (0, width - len(row))) for row in rows]))
             lengths = np.array([len(row) for row in rows], np.int32)
@@ -156,7 +153,7 @@ class _Writer:
         yield from _answers(result, np.ones(len(batch.source_ids), np.int32))
 
     def _next_key(self) -> jax.Array:
-        key = jax.random.fold_in(self._key, self._batches * _PROMPTS_AT_ONCE)
+        key = jax.random.fold_in(self._key, self._batches * PROMPTS_AT_ONCE)
         self._batches += 1
         return key
 

@@ -20,6 +20,7 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
 from paxcli.errors import DataError, DivergedError, Stopped
+from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
@@ -128,10 +129,10 @@ class TrainingRun:
             for step in range(first_step, self.num_train_steps + 1):
                 self.instrument.before(step)
                 waited = time.perf_counter()
-                with TraceAnnotation("input"):
+                with TraceAnnotation(INPUT_PHASE):
                     batch = self._next_batch(step)
                 waited = time.perf_counter() - waited
-                with StepTraceAnnotation("train", step_num=step):
+                with StepTraceAnnotation(TRAIN_PHASE, step_num=step):
                     state, metrics = train_step(state, put_batch(batch, self.session.mesh))
                 self.instrument.after(step, metrics)
                 self._emit(self.meter.record(step, metrics, waited))
@@ -184,7 +185,7 @@ class TrainingRun:
     def _save(self, step: int, state: TrainState, loss: jax.Array, force: bool) -> None:
         self._emit(self.meter.flush())
         _check_finite(step, float(loss))  # nothing that has diverged is saved
-        with self.meter.pause(), TraceAnnotation("save"):
+        with self.meter.pause(), TraceAnnotation(SAVE_PHASE):
             self.store.save(step, state, self.input.get_state(), force=force)
 
     def _evaluate(self, step: int, state: TrainState) -> None:
@@ -192,7 +193,7 @@ class TrainingRun:
             return
         self._emit(self.meter.flush())
         params = self.task.train.learner.evaluated(state.params, state.opt_state)
-        with self.meter.pause(), TraceAnnotation("evaluate"):
+        with self.meter.pause(), TraceAnnotation(EVALUATE_PHASE):
             inputs = self.session.experiment.eval_inputs
             metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
         for name, values in metrics.items():

@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from paxcli.errors import ConfigError
+from paxcli.layers.scopes import NOISE
 from paxcli.training.task import VariationalNoise
 
 
-@jax.named_scope("noise")
+@jax.named_scope(NOISE)
 def add_noise(params: dict, noise: VariationalNoise | None, step: jax.Array, key: jax.Array) -> dict:
     """Parameters with Gaussian noise on those that `noise.regex` names.
 

@@ -11,6 +11,7 @@ import optax
 
 from paxcli.errors import ConfigError
 from paxcli.layers.fp8 import accumulating
+from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
 from paxcli.nested_map import NestedMap
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
@@ -38,12 +39,12 @@ def make_train_step(
         # The gradients have the type of these: half of float32's memory, and every bit of what was computed.
         cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
         grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
-        with jax.named_scope("optimizer"):
+        with jax.named_scope(OPTIMIZER):
             params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
         valid = learned.pop("valid")
         fp8 = jax.tree.map(lambda new, old: jnp.where(valid, new, old), fp8, state.fp8)
         skipped = state.skipped_steps + ~valid
-        with jax.named_scope("metrics"):
+        with jax.named_scope(METRICS):
             norm = optax.tree.norm(params)
         metrics = task.metrics.reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
@@ -79,7 +80,7 @@ def _gradients(
     def add(total, rows):
         largest, *total = total
         new_fp8, grads, metrics, weight = of_slice(rows)
-        with jax.named_scope("gradient_accumulation"):
+        with jax.named_scope(GRADIENT_ACCUMULATION):
             weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
             sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
             total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))

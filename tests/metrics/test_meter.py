@@ -32,7 +32,7 @@ def _run(meter, steps, seconds=0.0, input_wait_seconds=0.0):
     return records + meter.flush()
 
 
-def test_logged_are_the_first_every_nth_and_the_last_step():
+def test_the_first_every_nth_and_the_last_step_are_logged():
     records = _run(_meter(num_train_steps=25), range(1, 26))
     assert [record.step for record in records] == [1, 10, 20, 25]
     assert [record.values["loss"] for record in records] == [1.0, 10.0, 20.0, 25.0]
@@ -42,7 +42,7 @@ def test_a_resumed_run_logs_the_steps_that_it_would_have_logged():
     assert [record.step for record in _run(_meter(num_train_steps=25), range(14, 26))] == [20, 25]
 
 
-def test_values_are_the_devices_own_to_the_last_bit():
+def test_values_equal_those_on_the_device_bit_for_bit():
     metrics = jax.jit(lambda x: {"loss": jnp.log(x) / 3, "skipped_steps": jnp.int32(2), "half": jnp.bfloat16(0.1)})(7.3)
     meter = _meter()
     meter.record(1, metrics, 0.0)
@@ -54,7 +54,7 @@ def test_values_are_the_devices_own_to_the_last_bit():
     assert values["half"] == float(metrics["half"])
 
 
-def test_values_that_are_not_finite_come_out_as_they_are():
+def test_values_that_are_not_finite_are_recorded():
     meter = _meter()
     meter.record(1, _loss(float("nan")), 0.0)
     assert np.isnan(meter.flush()[0].values["loss"])
@@ -80,7 +80,7 @@ def test_the_host_runs_two_steps_ahead_and_no_more():
     assert meter.flush() == []
 
 
-def test_rates_are_those_of_the_window():
+def test_rates_cover_the_window():
     meter = _meter(flops=2e9, peak=1e12)
     begin = time.perf_counter()
     first, second = _run(meter, range(1, 11), seconds=0.02, input_wait_seconds=0.005)
@@ -93,7 +93,7 @@ def test_rates_are_those_of_the_window():
     assert first.values["input_wait_seconds"] == pytest.approx(0.005)
 
 
-def test_what_is_not_known_is_none():
+def test_unknown_values_are_none():
     values = _run(_meter(tokens=None, peak=1e12), [1])[0].values
     assert values["mfu"] is None
     assert values["tokens_per_second"] is None
@@ -119,7 +119,7 @@ def test_a_pause_keeps_the_records_of_the_steps_that_it_waited_for():
     assert [record.step for record in meter.record(2, _loss(), 0.0)] == [1]
 
 
-def test_the_first_steps_compilation_is_in_no_later_rate():
+def test_compilation_is_only_in_the_rate_of_the_first_step():
     meter = _meter(num_train_steps=130)
     time.sleep(0.5)
     fresh = _run(_meter(num_train_steps=130), range(1, 11), seconds=0.01)

@@ -16,7 +16,7 @@ def _lines(path):
 
 
 def _scalars(directory, name):
-    """What TensorBoard itself reads: (step, value) pairs."""
+    """(step, value) pairs as TensorBoard reads them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     accumulator = EventAccumulator(str(directory))
@@ -37,13 +37,13 @@ def test_jsonl_has_one_object_a_line_at_once(tmp_path):
     writer.close()
 
 
-def test_what_json_cannot_hold_is_null(tmp_path):
+def test_values_that_are_not_finite_become_null(tmp_path):
     with closing(JsonlWriter(tmp_path / "metrics.jsonl")) as writer:
         writer.write(1, {"loss": float("nan"), "grad_norm": float("inf")})
     assert _lines(tmp_path / "metrics.jsonl") == [{"step": 1, "split": "train", "loss": None, "grad_norm": None}]
 
 
-def test_a_resumed_file_is_that_of_a_run_never_interrupted(tmp_path):
+def test_a_resumed_file_equals_that_of_an_uninterrupted_run(tmp_path):
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
     for path, last in ((whole, 6), (resumed, 5)):
         with closing(JsonlWriter(path)) as writer:
@@ -51,7 +51,7 @@ def test_a_resumed_file_is_that_of_a_run_never_interrupted(tmp_path):
                 writer.write(step, {"loss": 1 / step})
                 writer.write(step, {"loss": 2 / step}, "eval/x")
     with resumed.open("a") as file:
-        file.write('{"step": 6, "split": "tr')  # killed while it wrote
+        file.write('{"step": 6, "split": "tr')  # killed while writing
     with closing(JsonlWriter(resumed, resume_step=3)) as writer:
         for step in range(4, 7):
             writer.write(step, {"loss": 1 / step})
@@ -61,7 +61,7 @@ def test_a_resumed_file_is_that_of_a_run_never_interrupted(tmp_path):
 
 
 @pytest.mark.parametrize("torn", ["", "\n", "{}", "[1]\n", "\x00\x00\n", '{"step"', '{"step": 4, "loss": 1.5'])
-def test_torn_ends_go(tmp_path, torn):
+def test_torn_lines_are_removed(tmp_path, torn):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 3, "split": "train"}\n' + torn)
     with closing(JsonlWriter(path, resume_step=9)) as writer:
@@ -69,14 +69,14 @@ def test_torn_ends_go(tmp_path, torn):
     assert [line["step"] for line in _lines(path)] == [3, 4]
 
 
-def test_a_new_run_starts_anew(tmp_path):
+def test_a_new_run_starts_an_empty_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 7, "split": "train", "loss": 1.0}\n')
     JsonlWriter(path).close()
     assert path.read_text() == ""
 
 
-def test_an_object_store_gets_the_whole_file_each_time(tmp_path, monkeypatch):
+def test_each_line_rewrites_a_file_in_an_object_store(tmp_path, monkeypatch):
     monkeypatch.setattr(writers.epath, "Path", lambda uri: tmp_path / uri.removeprefix("store://"))
     for resume_step, steps in ((None, (1, 2, 3)), (2, (3, 4))):
         with closing(JsonlWriter("store://run/metrics.jsonl", resume_step)) as writer:
@@ -108,7 +108,7 @@ def test_tensorboard_reads_what_was_written(tmp_path):
     assert _scalars(tmp_path / "eval" / "held-out", "loss") == [(2, 1.5)]
 
 
-def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path):
+def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(tmp_path):
     with closing(TensorBoardWriter(tmp_path)) as writer:
         for step in range(1, 6):
             writer.write(step, {"loss": float(step)})
@@ -117,7 +117,7 @@ def test_tensorboard_hides_what_a_resumed_run_does_again(tmp_path):
     assert _scalars(tmp_path / "train", "loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
 
 
-def test_several_writers_get_the_same(tmp_path):
+def test_all_writers_get_the_same_metrics(tmp_path):
     writer = MultiWriter([JsonlWriter(tmp_path / "a.jsonl"), JsonlWriter(tmp_path / "b.jsonl")])
     writer.write(3, {"loss": 1.5}, "eval/x")
     writer.close()

@@ -1,4 +1,4 @@
-"""JAX's automatic mode around a step: how often it compiles and profiles, and what it leaves in the cache."""
+"""JAX's automatic mode around a step: number of compilations and profiles, and what the cache has afterwards."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def settings():
 
 @contextlib.contextmanager
 def counted():
-    """Counts compilations, and those that the cache answered."""
+    """Counts compilations, and cache hits."""
     found = {_COMPILED: 0, _FROM_CACHE: 0}
 
     def count(name: str, *_: object, **__: object) -> None:
@@ -64,7 +64,7 @@ def compilations(step: Callable, calls: int) -> list[int]:
     return counts
 
 
-def test_it_profiles_the_first_calls_and_compiles_once_more(monkeypatch):
+def test_the_first_calls_are_profiled_and_the_step_is_recompiled(monkeypatch):
     profiled = []
     monkeypatch.setattr(
         profiler._profiler, "get_fdo_profile", lambda xspace: profiled.append(xspace) or encode({"dot.1": 1.0})
@@ -83,7 +83,7 @@ def test_other_functions_are_not_profiled(monkeypatch):
 
 @pytest.fixture
 def cache(tmp_path):
-    """A cache of compiled programs that is empty, and keeps the quickest."""
+    """An empty compilation cache that stores programs of any compile time."""
     before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
     for directory, seconds in ((str(tmp_path), 0), before):
         compilation_cache.reset_cache()
@@ -93,7 +93,7 @@ def cache(tmp_path):
             yield
 
 
-def test_a_run_that_starts_again_takes_the_second_program_from_the_cache(monkeypatch, cache):
+def test_a_restarted_run_takes_the_recompiled_program_from_the_cache(monkeypatch, cache):
     monkeypatch.setattr(profiler._profiler, "get_fdo_profile", lambda _: encode({"dot.1": 1.0}))
     first = AutoPgle(runs=1).around(step_of(3.5))
     assert compilations(first, 4) == [1, 1, 0, 0]
@@ -105,7 +105,7 @@ def test_a_run_that_starts_again_takes_the_second_program_from_the_cache(monkeyp
         assert found[_FROM_CACHE] >= 1
 
 
-def test_an_expectation_that_fails_is_said(cache):
+def test_a_missing_expected_program_is_a_warning(cache):
     step = AutoPgle(runs=None).around(step_of(4.5))
     with pytest.warns(UserWarning, match="EXPECT_PGLE is set"):
         assert compilations(step, 3)[1:] == [0, 0]

@@ -1,4 +1,4 @@
-"""Profiles: from text to binary and back, percentiles, and what is refused."""
+"""Profiles: text and binary, percentiles, unusable files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ costs {
 COSTS = {"all-gather-start.1": 7040.5215, "loop_convert_fusion.111": 69.215, "0123abcd::cublas-gemm.209.0": 969.08}
 
 
-def test_text_and_binary_hold_the_same(tmp_path):
+def test_text_and_binary_have_the_same_costs(tmp_path):
     text = epath.Path(tmp_path / "given.pbtxt")
     text.write_text(TEXT)
     assert read_costs(text) == COSTS
@@ -28,14 +28,14 @@ def test_text_and_binary_hold_the_same(tmp_path):
     assert read_costs(epath.Path(tmp_path / "profile.pbtxt")) == COSTS
 
 
-def test_what_is_in_a_profile():
+def test_describing_a_profile():
     found = describe(COSTS, top=2)
     assert found["instructions"] == 3 and found["fingerprints"] == ["0123abcd"]
     assert [one["name"] for one in found["costliest"]] == ["all-gather-start.1", "cublas-gemm.209.0"]
 
 
 @pytest.mark.parametrize(("percentile", "expected"), [(50, 3), (90, 4), (100, 100)])
-def test_jax_takes_the_percentile_over_the_steps(percentile, expected):
+def test_the_percentile_is_over_the_steps(percentile, expected):
     profiles = [encode({"dot.1": cost, "copy.2": 7}) for cost in (1, 100, 3, 2, 4)]
     assert decode(aggregate(profiles, percentile)) == {"dot.1": expected, "copy.2": 7}
 
@@ -56,8 +56,8 @@ def test_no_costs_at_all_is_an_error_that_names_causes():
         ("missing.pb", None, "no profile"),
         ("empty.pb", b"", "empty"),
         ("empty.pbtxt", b"", "empty"),
-        ("wrong.pb", b"\xff\xff\xff", "no profile of"),
-        ("wrong.pbtxt", b"costs { price: 3 }", "no profile of"),
+        ("wrong.pb", b"\xff\xff\xff", "not a profile of"),
+        ("wrong.pbtxt", b"costs { price: 3 }", "not a profile of"),
     ],
 )
 def test_unusable_files(tmp_path, name, content, said):

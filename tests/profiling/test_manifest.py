@@ -1,4 +1,4 @@
-"""A profile holds for what it was made with; anything else is named and refused."""
+"""A profile is valid for the conditions that it was made under; others are named and rejected."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def made(tmp_path) -> epath.Path:
     return directory
 
 
-def test_the_manifest_says_with_what(made):
+def test_the_manifest_has_the_conditions(made):
     found = json.loads((made / "manifest.json").read_text())
     assert {"config_hash", "jax", "jaxlib", "xla", "device_kind", "num_devices", "xla_flags", "steps"} <= found.keys()
 
@@ -32,7 +32,7 @@ def test_the_manifest_says_with_what(made):
 @pytest.mark.parametrize(
     "changed", ["num_layers=4", "train_input.input_random_seed=3", "save_interval_steps=7", "eval_inputs=[]"]
 )
-def test_what_does_not_matter_may_change(made, changed):
+def test_fields_outside_the_program_may_change(made, changed):
     require_fresh(made, conditions(tiny(changed)))
 
 
@@ -44,14 +44,14 @@ def test_what_does_not_matter_may_change(made, changed):
         ("num_microbatches=2", "num_microbatches: 1 → 2"),
     ],
 )
-def test_another_recipe_is_refused(made, changed, named):
+def test_another_recipe_is_rejected(made, changed, named):
     with pytest.raises(DataError) as caught:
         require_fresh(made, conditions(tiny(changed)))
     assert named in caught.value.message and caught.value.exit_code == 5
 
 
 @pytest.mark.parametrize("field", ["jax", "xla", "device_kind", "num_devices", "xla_flags"])
-def test_another_machine_is_refused(made, field):
+def test_another_machine_is_rejected(made, field):
     with pytest.raises(DataError, match=f"  {field}: .* → other"):
         require_fresh(made, conditions(tiny()) | {field: "other"})
 

@@ -1,4 +1,4 @@
-"""Both halves of PGLE, and JAX's automatic mode, where there is a GPU: `pytest -m gpu tests/profiling`."""
+"""PGLE and JAX's automatic mode on a GPU: `pytest -m gpu tests/profiling`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-# Several GPUs exchange parameters and gradients; one has none to exchange, and shows that costs are measured and used.
+# One GPU has nothing to exchange, but shows that costs are measured and used.
 RECIPE = ("tiny-synthetic", "--set=num_train_steps=40", "--set=eval_interval_steps=null", "--set=eval_inputs=[]")
 ON_GPU = {"JAX_PLATFORMS": "cuda"}
 
@@ -30,7 +30,7 @@ def test_a_profile_is_collected_and_used(pax, tmp_path):
     assert stale.returncode == 5 and "num_layers" in json.loads(stale.stdout)["error"]["message"]
 
 
-def test_the_automatic_mode_trains_and_leaves_its_program(pax, tmp_path):
+def test_the_automatic_mode_leaves_its_program_in_the_cache(pax, tmp_path):
     cache = {
         **ON_GPU,
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),

@@ -1,4 +1,4 @@
-"""A run that is traced, by option and on request, and what its traces tell."""
+"""Runs that are traced by option and on request, and the summaries of their traces."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.training.runs import small
 
 
 def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
-    """On two devices, so that there are collectives. The first step is when the run looks for a request."""
+    """On two devices, so that there are collectives. The run checks for a request before its first step."""
     (tmp_path / "run" / "profile").mkdir(parents=True)
     (tmp_path / "run" / "profile" / "request").touch()
     sets = small(num_train_steps=20, eval_interval_steps=None, num_layers=2)

@@ -1,4 +1,4 @@
-"""The time of a device, divided by hand."""
+"""The time of a device, divided among operations by hand."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from paxcli.profiling.timeline import divide
 from paxcli.profiling.trace import Span
 
 
-def test_every_moment_belongs_to_somebody():
+def test_shares_and_idle_time_add_up():
     spans = [
         Span("matmul", 0, 10),
         Span("all-gather", 5, 20),  # 5 of its 15 are hidden
         Span("copy", 24, 30),
-        Span("add", 26, 30),  # shares its 4 with the copy
+        Span("add", 26, 30),  # runs beside the copy
     ]
     found = divide(spans, lambda name: name == "all-gather")
     assert found.shares == [10, 10, 4, 2]
-    assert (found.hidden, found.idle, found.gaps, found.whole) == (5, 4, [(20, 24)], 30)
-    assert sum(found.shares) + found.idle == found.whole
+    assert (found.hidden, found.idle, found.gaps, found.total) == (5, 4, [(20, 24)], 30)
+    assert sum(found.shares) + found.idle == found.total
 
 
 def test_two_executions_of_one_operation_count_each():

@@ -9,7 +9,7 @@ import sys
 
 from paxcli.config.resolve import resolve
 from paxcli.programs.ahead_of_time import compile_ahead
-from paxcli.programs.topologies import find_target, leave_accelerators_alone
+from paxcli.programs.topologies import find_compile_target, leave_accelerators_alone
 
 SMALL = (
     "train_input=SyntheticInput",
@@ -38,7 +38,7 @@ def main() -> None:
         sets |= {"mesh.ici_mesh_shape": mesh} | ({"mesh.dcn_mesh_shape": f"[{slices},1,1]"} if slices else {})
         with contextlib.redirect_stdout(io.StringIO()):
             config = resolve("tiny", (), [f"{path}={value}" for path, value in sets.items()]).config
-            compiled = compile_ahead(config, find_target(name, int(slices or 1)))
+            compiled = compile_ahead(config, find_compile_target(name, int(slices or 1)))
         reports.append(compiled.report | {"text": compiled.text})
     print(json.dumps(reports))
 

@@ -22,6 +22,7 @@ from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Initializer, Xavier
 from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
+from paxcli.layers.scopes import ATTENTION_CORE, ATTENTION_PROJECTION
 from paxcli.mesh.sharding import constrain
 
 
@@ -32,7 +33,7 @@ class KVCache(NamedTuple):
     value: jax.Array
 
 
-@jax.named_scope("core")
+@jax.named_scope(ATTENTION_CORE)
 def dot_product_attention(
     query: Float[jax.Array, "B N T H"],
     key: Float[jax.Array, "B K S H"],
@@ -201,6 +202,7 @@ class Attention(Layer):
             return w, None
         return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, self.dims_per_head), (axis, "head_dim"))
 
+    @jax.named_scope(ATTENTION_PROJECTION)
     def _queries(self, x: jax.Array) -> jax.Array:
         """Scaled queries [B, N, T, H] of [B, T, D]."""
         query = _project(self.query_product, x, self.query, self.query_bias)
@@ -211,12 +213,14 @@ class Attention(Layer):
             return query * (jax.nn.softplus(self.scale) * (scale / jnp.log(2.0))).astype(query.dtype)
         return query * scale
 
+    @jax.named_scope(ATTENTION_PROJECTION)
     def _keys_and_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Both [B, K, S, H] of [B, S, D]."""
         key = _project(self.key_product, x, self.key, self.key_bias)
         value = _project(self.value_product, x, self.value, self.value_bias)
         return key if self.qk_norm is None else self.key_norm(key), value
 
+    @jax.named_scope(ATTENTION_PROJECTION)
     def _merged(self, context: jax.Array, is_named: bool = False) -> jax.Array:
         """The output projection: [B, N, T, H] to [B, T, D]."""
         context = constrain(context, *HEADS)

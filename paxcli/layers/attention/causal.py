@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.layers.activations import soft_cap
+from paxcli.layers.scopes import ATTENTION_CORE
 
 _MASKED = -1e30  # finite: a row that sees nothing but itself still has a maximum
 _LEAST_BLOCK = 64
@@ -37,7 +38,7 @@ def causal_attention(
     return _forward(query, key, value, segment_ids, logit_cap, window)[0]
 
 
-@jax.named_scope("core")
+@jax.named_scope(ATTENTION_CORE)
 def _forward(query, key, value, segment_ids, logit_cap, window):
     blocks = []
     for start, end in _blocks(query.shape[2], window):
@@ -54,7 +55,7 @@ def _forward(query, key, value, segment_ids, logit_cap, window):
     return context, (query, key, value, segment_ids, context, log_totals)
 
 
-@jax.named_scope("core")
+@jax.named_scope(ATTENTION_CORE)
 def _backward(logit_cap, window, residuals, context_grad):
     query, key, value, segment_ids, context, log_totals = residuals
     length = query.shape[2]

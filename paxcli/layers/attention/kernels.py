@@ -15,6 +15,7 @@ from jaxtyping import Float, Int
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.cudnn import cudnn_attention, cudnn_failure, cudnn_refusal
 from paxcli.layers.attention.splash import LANES, splash_attention
+from paxcli.layers.scopes import ATTENTION_CORE
 from paxcli.log import log
 from paxcli.mesh.sharding import current_device, layout, split
 
@@ -88,7 +89,7 @@ def _refusal(kernel: str, demand: Demand, capability: str | None) -> str | None:
     return refusal or cudnn_failure(demand.length, demand.dims_per_head, demand.dtype, demand.causal, demand.window)
 
 
-@jax.named_scope("core")
+@jax.named_scope(ATTENTION_CORE)
 def fast_attention(
     asked: Kernel,
     query: Float[jax.Array, "B N T H"],

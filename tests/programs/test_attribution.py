@@ -1,4 +1,4 @@
-"""Instructions of real programs and of XLA's own text: what they are, and of which layer."""
+"""Kinds of work and layers of the instructions of real programs, and of lines of XLA's text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paxcli.programs.instruction_names import by_name, fingerprint, layer_of, read_instructions
+from paxcli.config.resolve import resolve
+from paxcli.layers.scopes import (
+    ATTENTION,
+    ATTENTION_CORE,
+    ATTENTION_PROJECTION,
+    CAST,
+    GRADIENT_ACCUMULATION,
+    LOSS,
+    METRICS,
+    OPTIMIZER,
+)
+from paxcli.programs.attribution import attribute_instructions, attribute_name, is_attention, layer_of
+from paxcli.programs.hlo import read_program
+from paxcli.training.instrument import step_of
+from paxcli.training.session import open_session
 
 # Lines that XLA:GPU and libtpu print, shortened.
-TEXT = """HloModule jit_train_step, is_scheduled=true, frontend_attributes={fingerprint_before_lhs="58e2a0b1"}
+TEXT = """HloModule jit_train_step, is_scheduled=true
 
 %fused (param: bf16[8,8]) -> bf16[8,8] {
   %param = bf16[8,8]{1,0} parameter(0)
@@ -38,17 +52,12 @@ ENTRY %main (a: bf16[8,8]) -> bf16[8,8] {
         ("fmha.5", "attention", ""),
         ("splash.6", "attention", "stack/attention"),
         ("norm.7", "norm", "stack/layers/attention_norm"),
-        ("while.8", "other", ""),
+        ("while.8", "control", ""),
     ],
 )
 def test_instructions_of_accelerators(name, category, layer):
-    found = read_instructions(TEXT)[name]
+    found = attribute_instructions(read_program(TEXT))[name]
     assert (found.category, found.layer) == (category, layer)
-
-
-def test_the_mark_of_a_program():
-    assert fingerprint(TEXT) == "58e2a0b1"
-    assert fingerprint("HloModule jit_f") is None
 
 
 @pytest.mark.parametrize(
@@ -75,7 +84,8 @@ def test_a_real_program():
         with jax.named_scope("final_norm"):
             return x / jnp.linalg.norm(x)
 
-    found = read_instructions(forward.lower(jnp.ones((256, 256))).compile().as_text()).values()
+    program = read_program(forward.lower(jnp.ones((256, 256))).compile().as_text())
+    found = attribute_instructions(program).values()
     assert {"hidden", "final_norm"} <= {one.layer for one in found}
     assert {one.category for one in found if one.layer == "hidden"} >= {"matmul"}
     assert {one.category for one in found if one.layer == "final_norm"} == {"norm"}
@@ -90,7 +100,49 @@ def test_a_real_program():
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop", "attention"),
         ("all-reduce.3", "collective"),
         ("MemcpyD2D", "other"),
+        ("while.8", "control"),
     ],
 )
 def test_kernels_without_a_program(kernel, category):
-    assert by_name(kernel).category == category
+    assert attribute_name(kernel).category == category
+
+
+@pytest.fixture(scope="module")
+def train_step():
+    sets = [
+        "train_input=SyntheticInput",
+        "num_layers=2",
+        "num_microbatches=2",
+        "fprop_dtype=bfloat16",
+        "attention.rotary=Rotary",
+    ]
+    with open_session(resolve("tiny", (), sets).config) as session:
+        compiled = step_of(session).lower(session.abstract, session.batch).compile()
+    return read_program(compiled.as_text())
+
+
+def test_every_part_of_a_compiled_transformer_is_attributed(train_step):
+    """Profiles and predictions depend on these names: a renamed module or a lost scope fails here."""
+    found = attribute_instructions(train_step)
+    categories = {}
+    for one in found.values():
+        categories.setdefault(one.layer, set()).add(one.category)
+    layer = f"stack/layers/{ATTENTION}"
+    assert "attention" in categories[f"{layer}/{ATTENTION_CORE}"]
+    assert "matmul" in categories[f"{layer}/{ATTENTION_PROJECTION}"]
+    assert "matmul" in categories["stack/layers/feed_forward"]
+    assert "norm" in categories["stack/layers/attention_norm"]
+    assert {"embedding", LOSS, OPTIMIZER, CAST, METRICS, GRADIENT_ACCUMULATION} <= categories.keys()
+
+
+def test_every_matmul_of_attention_is_in_its_core_or_a_projection(train_step):
+    """Predictions count an attention layer without the scope of its projections as attention."""
+    names = {
+        one.op_name
+        for computation in train_step.computations.values()
+        for one in computation
+        if one.opcode in ("dot", "convolution") and ATTENTION in layer_of(one.op_name).split("/")
+    }
+    scopes = {layer_of(name).rpartition("/")[2] for name in names}
+    assert scopes == {ATTENTION_CORE, ATTENTION_PROJECTION}
+    assert all(is_attention(name) == (ATTENTION_PROJECTION not in layer_of(name)) for name in names)

@@ -1,0 +1,94 @@
+"""HLO texts whose communication and time are known by construction, and the devices that they are for."""
+
+from __future__ import annotations
+
+from paxcli.programs.collectives import Interconnect
+
+# As XLA writes it: a loop of five iterations that gathers and reduces, then an asynchronous permute.
+COLLECTIVES = """\
+HloModule jit_step, is_scheduled=true
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%product (a: bf16[512,1024], b: bf16[1024,1024]) -> bf16[512,1024] {
+  %a = bf16[512,1024]{1,0} parameter(0)
+  %b = bf16[1024,1024]{1,0} parameter(1)
+  ROOT %dot = bf16[512,1024]{1,0} convolution(%a, %b), dim_labels=bf_io->bf
+}
+
+%body (s: (s32[], bf16[256,1024])) -> (s32[], bf16[256,1024]) {
+  %s = (s32[], /*index=1*/bf16[256,1024]{1,0}) parameter(0)
+  %w = bf16[256,1024]{1,0} get-tuple-element(%s), index=1
+  %whole = bf16[1024,1024]{1,0} all-gather(%w), channel_id=1, replica_groups=mesh['x'=2,'y'=4] {'y'}, dimensions={0}
+  %fused = bf16[512,1024]{1,0} fusion(%w, %whole), kind=kOutput, calls=%product, metadata={op_name="jit(step)/mlp/dot"}, backend_config={"window_config":{"estimated_cycles":"1050000"}}
+  %g = bf16[1024,1024]{1,0} all-reduce(%whole), channel_id=2, replica_groups=[2,4]<=[4,2]T(1,0), to_apply=%add
+  ROOT %out = (s32[], bf16[256,1024]{1,0}) tuple(%i, %w)
+}
+
+%condition (s.1: (s32[], bf16[256,1024])) -> pred[] {
+  %s.1 = (s32[], bf16[256,1024]{1,0}) parameter(0)
+  %i.1 = s32[] get-tuple-element(%s.1), index=0
+  %n = s32[] constant(5)
+  ROOT %lt = pred[] compare(%i.1, %n), direction=LT
+}
+
+ENTRY %main (p: bf16[256,1024]) -> bf16[256,1024] {
+  %p = bf16[256,1024]{1,0} parameter(0)
+  %loop = (s32[], bf16[256,1024]{1,0}) while(%p), condition=%condition, body=%body
+  %on = (bf16[256,1024]{1,0}, bf16[256,1024]{1,0}, u32[]) collective-permute-start(%p), channel_id=3, source_target_pairs={{0,4},{4,0}}
+  %meanwhile = bf16[512,1024]{1,0} fusion(%p, %p), kind=kLoop, calls=%product, metadata={op_name="jit(step)/attention/dot"}, backend_config={"window_config":{"estimated_cycles":"10500"}}
+  ROOT %off = bf16[256,1024]{1,0} collective-permute-done(%on)
+}
+"""  # noqa: E501
+
+# Two rows of four chips, a v4:4x2x1 that is open at its ends.
+V4 = Interconnect("v4", [(0, x, y, 0) for y in range(2) for x in range(4)], (4, 2, 1), (False,) * 3)
+MIB = 1 << 20
+
+# As XLA:TPU writes a windowed einsum: an unsigned counter, two windows an iteration.
+WINDOWED = """\
+HloModule jit_step, is_scheduled=true
+
+%body (s: (bf16[8], u32[])) -> (bf16[8], u32[]) {
+  %s = (bf16[8]{0}, u32[]) parameter(0)
+  %n = u32[] get-tuple-element(%s), index=1
+  %x = bf16[8]{0} get-tuple-element(%s), index=0
+  %two = u32[] constant(2)
+  %next = u32[] add(%n, %two)
+  %done = bf16[8]{0} negate(%x)
+  ROOT %out = (bf16[8]{0}, u32[]) tuple(%done, %next)
+}
+
+%condition (s.1: (bf16[8], u32[])) -> pred[] {
+  %s.1 = (bf16[8]{0}, u32[]) parameter(0)
+  %eight = u32[]{:T(128)} constant(8)
+  %n.1 = u32[]{:T(128)} get-tuple-element(%s.1), index=1
+  ROOT %lt = pred[] compare(%n.1, %eight), direction=LT
+}
+
+ENTRY %main (p: (bf16[8], u32[])) -> (bf16[8], u32[]) {
+  %p = (bf16[8]{0}, u32[]) parameter(0)
+  ROOT %loop = (bf16[8]{0}, u32[]) while(%p), condition=%condition, body=%body
+}
+"""
+
+# An attention kernel on 2 heads × 512 × 128, with queries from host memory and its result to host memory.
+ON_HOST = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (p: bf16[8,2,512,128]) -> bf16[8,2,512,128] {
+  %p = bf16[8,2,512,128]{3,2,1,0:T(8,128)(2,1)S(5)} parameter(0)
+  %i = s32[] constant(3)
+  %in = ((bf16[8,2,512,128]{3,2,1,0:T(8,128)(2,1)S(5)}, s32[]), bf16[1,2,512,128]{3,2,1,0:T(8,128)(2,1)}, u32[]{:S(2)}) dynamic-slice-start(%p, %i), dynamic_slice_sizes={1,2,512,128}
+  %q = bf16[1,2,512,128]{3,2,1,0:T(8,128)(2,1)} dynamic-slice-done(%in)
+  %splash_mha_fwd.3 = (f32[512,128]{1,0}, bf16[2,512,128]{2,1,0}) custom-call(%q, %q), custom_call_target="tpu_custom_call", operand_layout_constraints={s8[1,2,2]{2,1,0}, bf16[2,512,128]{2,1,0}, bf16[2,512,128]{2,1,0}}, metadata={}
+  %near = (bf16[2,512]{1,0:S(1)}, bf16[2,512]{1,0}, u32[]{:S(2)}) copy-start(%splash_mha_fwd.3)
+  %nearer = bf16[2,512]{1,0:S(1)} copy-done(%near)
+  %out = ((bf16[8,2,512,128]{3,2,1,0:S(5)}, bf16[1,2,512,128]{3,2,1,0}, s32[]), bf16[8,2,512,128]{3,2,1,0:S(5)}, u32[]{:S(2)}) dynamic-update-slice-start(%p, %splash_mha_fwd.3, %i)
+  ROOT %done = bf16[8,2,512,128]{3,2,1,0:S(5)} dynamic-update-slice-done(%out)
+}
+"""  # noqa: E501

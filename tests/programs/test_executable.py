@@ -1,0 +1,39 @@
+"""Compiled steps saved to a file."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+
+import pytest
+
+from paxcli.errors import DataError
+from paxcli.programs.executable import load_executable
+
+TRAINED = ("--set", "train_input=SyntheticInput", "--set", "num_layers=1", "--set", "num_train_steps=3")
+TRAINED += ("--set", "eval_inputs=[]", "--set", "train_input.input_random_seed=7")
+
+
+@pytest.mark.slow
+def test_a_saved_step_trains_like_one_compiled_in_the_run(pax, tmp_path) -> None:
+    saved = pax("compile", "tiny", "--topology", "cpu:2", "--save", "step.pax", *TRAINED, "--json")
+    assert saved.returncode == 0, saved.stderr
+    assert json.loads(saved.stdout)["fits"]
+    for run, extra in (("loaded", ("--compiled", "step.pax")), ("compiled", ())):
+        done = pax("train", "tiny", *TRAINED, *extra, "--run-dir", run, devices=2)
+        assert done.returncode == 0, done.stderr
+    losses = [
+        [json.loads(line)["loss"] for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+        for run in ("loaded", "compiled")
+    ]
+    assert losses[0] == losses[1] and len(losses[0]) >= 1
+
+    other = pax("train", "tiny", *TRAINED, "--set", "learning_rate=0.5", "--compiled", "step.pax", devices=2)
+    assert other.returncode == 2
+    assert "task.train.learner.learning_rate: 0.001 → 0.5" in other.stderr
+
+    with zipfile.ZipFile(tmp_path / "step.pax") as file:
+        assert set(file.namelist()) == {"manifest.json", "executable"}
+    (tmp_path / "step.pax").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="is not a compiled step"):
+        load_executable(tmp_path / "step.pax", None)

@@ -1,0 +1,43 @@
+"""Names of compile targets."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from paxcli.errors import ConfigError, MissingError
+from paxcli.programs.topologies import find_compile_target
+
+
+def test_without_libtpu_the_error_names_the_package(monkeypatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingError, match="libtpu") as caught:
+        find_compile_target("v4-8").devices()
+    assert "pip install 'paxcli[tpu]'" in str(caught.value.hint)
+
+
+# As in MaxText's table of compile topologies: name, shape, rings.
+@pytest.mark.parametrize(
+    ("name", "generation", "shape", "ring"),
+    [
+        ("v4-8", "v4", (2, 2, 1), (False,) * 3),
+        ("v4-128", "v4", (4, 4, 4), (True,) * 3),
+        ("v4-384", "v4", (4, 4, 12), (True,) * 3),
+        ("v5p-1024", "v5p", (8, 8, 8), (True,) * 3),
+        ("v5e-16", "v5e", (4, 4), (False, False)),
+        ("v5litepod-128", "v5e", (8, 16), (False, True)),
+        ("v6e-256", "v6e", (16, 16), (True, True)),
+        ("tpu7x-128", "tpu7x", (4, 4, 4), (True,) * 3),
+        ("v4:4x4x12", "v4", (4, 4, 12), (True,) * 3),
+    ],
+)
+def test_cloud_names_map_to_shapes(name, generation, shape, ring) -> None:
+    target = find_compile_target(name)
+    assert (target.generation, target.shape, target.wraps) == (generation, shape, ring)
+
+
+@pytest.mark.parametrize("name", ["v9-8", "v4-9", "v4:", "x:2x2", "cpu:0", "cpu"])
+def test_other_names_are_rejected(name) -> None:
+    with pytest.raises(ConfigError):
+        find_compile_target(name)
