@@ -107,5 +107,5 @@ def test_tpu_slices_must_match_the_dcn_shape():
     devices = [Device(i, slice_index=i // 4) for i in range(8)]
     for device in devices:
         device.platform = "tpu"
-    with pytest.raises(ConfigError, match="asks for 1 slice, the TPU devices lie in 2"):
+    with pytest.raises(ConfigError, match="asks for 1 slice, but the TPU devices form 2"):
         build_mesh(Mesh({"data": 8}), devices)
