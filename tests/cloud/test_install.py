@@ -12,7 +12,7 @@ import pytest
 
 import paxcli
 from paxcli.cloud.commands import Target
-from paxcli.cloud.install import Result, _count_devices, _problem, install_script
+from paxcli.cloud.install import Result, _count_devices, _find_problem, install_script
 from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
 from paxcli.cloud.workers import Worker
 from paxcli.errors import ConfigError
@@ -121,14 +121,14 @@ def doctor(count=4, platform="tpu", jax="0.10.2", **more):
     ("report", "problem"),
     [
         (doctor(), None),
-        (doctor(jax="0.11.0"), "another version than worker 0: jax 0.11.0, not 0.10.2"),
+        (doctor(jax="0.11.0"), "versions differ from worker 0: jax 0.11.0, not 0.10.2"),
         (doctor(platform="cpu"), "JAX finds no TPU"),
         (doctor(platform="cpu", environment={"JAX_PLATFORMS": True}), None),
         (doctor(error={"message": "JAX cannot start"}), "JAX cannot start"),
     ],
 )
 def test_workers_are_compared_with_the_first(report, problem):
-    assert _problem(report, doctor()) == problem
+    assert _find_problem(report, doctor()) == problem
 
 
 def test_a_slice_has_the_devices_of_its_type():

@@ -171,7 +171,7 @@ def test_the_worker_that_failed_first_gives_the_exit_code(cloud):
     job = Watched(prepare(cloud, slices=2))
     lost = {"state": "unreachable", "tail": ""}
     ended = {"state": "ended", "tail": "a mistake"}
-    job._follow_one = lambda worker, on_text: ended | {"code": 4, "ended": 20.0}
+    job._follow_worker = lambda worker, on_text: ended | {"code": 4, "ended": 20.0}
     for other, code in [
         (ended | {"code": 2, "ended": 10.0}, 2),
         (ended | {"code": 2, "ended": 30.0}, 4),

@@ -55,7 +55,7 @@ def test_preempted_is_said_or_made_anew(cloud):
     cloud.write(states=[["ACCEPTED", "SUSPENDED"], ["ACCEPTED", "ACTIVE"]])
     gcloud = Gcloud(Clock())
     ensure()
-    with pytest.raises(RemoteError, match="taken back by Google Cloud"):
+    with pytest.raises(RemoteError, match="preempted by Google Cloud"):
         states.wait(TWO, gcloud, 60, lambda _: None)
     assert states.wait(TWO, gcloud, 60, lambda _: None, ORDER).phase is Phase.READY
     assert len(cloud.called("create")) == 2 and len(cloud.called("delete", "--force")) == 1
@@ -75,7 +75,7 @@ def test_creating_twice_creates_once_and_what_is_being_deleted_is_awaited(cloud)
 
 def test_a_slice_that_is_not_there_yet_is_waited_for():
     ready = {"state": "READY", "networkEndpoints": [{}, {}]}
-    assert states._slices([ready, ready]).workers == (2, 2)
+    assert states._combine_nodes([ready, ready]).workers == (2, 2)
     for node, phase in {
         "CREATING": Phase.WAITING,
         "REPAIRING": Phase.WAITING,
@@ -84,9 +84,9 @@ def test_a_slice_that_is_not_there_yet_is_waited_for():
         "DELETING": Phase.DELETING,
         "STOPPED": Phase.FAILED,
     }.items():
-        status = states._slices([ready, {"state": node}])
+        status = states._combine_nodes([ready, {"state": node}])
         assert (status.phase, status.state) == (phase, f"slice 1: {node}")
-    assert states._slices([ready | {"health": "UNHEALTHY_MAINTENANCE"}]).phase is Phase.WAITING
+    assert states._combine_nodes([ready | {"health": "UNHEALTHY_MAINTENANCE"}]).phase is Phase.WAITING
 
 
 def test_time_runs_out_without_an_end(cloud):
