@@ -26,7 +26,7 @@ from paxcli.checkpoint.reading import (
     listing,
     mismatched_arrays,
     named_leaves,
-    nest_by_name,
+    nested,
     read_arrays,
     read_manifest,
 )
@@ -117,7 +117,7 @@ class CheckpointStore:
             arrays = named_leaves(state)
             manifest = describe_state(step, arrays, _gather_input_states(input_state))
             items = {
-                STATE: ocp.args.PyTreeSave(nest_by_name(_copy_host_arrays(arrays))),
+                STATE: ocp.args.PyTreeSave(nested(_copy_host_arrays(arrays))),
                 MANIFEST: ocp.args.JsonSave(to_json(manifest)),
             }
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)

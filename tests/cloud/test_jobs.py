@@ -153,7 +153,7 @@ def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
     client.communicate()
     second = pax(*words)
     _, err = second.communicate(timeout=600)
-    assert second.returncode == 2 and "busy with train-" in err
+    assert second.returncode == 2 and "busy with job train-" in err
     terminal, slave = pty.openpty()
     attached = pax("provision", "attach", "demo", stdin=slave, start_new_session=True)
     read_until(attached.stderr, "step ")
