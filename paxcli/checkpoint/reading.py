@@ -68,9 +68,7 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
         )
         for name, leaf in wanted.items()
     }
-    restore = ocp.args.PyTreeRestore(
-        item=nested(wanted), restore_args=nested(arguments), partial_restore=True
-    )
+    restore = ocp.args.PyTreeRestore(item=nested(wanted), restore_args=nested(arguments), partial_restore=True)
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             arrays = named_leaves(reader.restore(step_dir / STATE, args=restore))

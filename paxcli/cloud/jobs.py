@@ -142,9 +142,9 @@ class Job:
             for worker, answer in answers.items()
         }
 
-    def stop(self, how: str = "TERM", workers: Sequence[Worker] | None = None) -> None:
+    def stop(self, signal_name: str = "TERM", workers: Sequence[Worker] | None = None) -> None:
         """Stops the job: TERM lets it save a checkpoint, KILL does not."""
-        script = f"exec {PYTHON} -m paxcli.cloud.supervisor stop {self.name} {how}"
+        script = f"exec {PYTHON} -m paxcli.cloud.supervisor stop {self.name} {signal_name}"
         on_each(workers or self.workers, lambda worker: self._ask(worker, script))
 
     def _ask(self, worker: Worker, script: str) -> dict[str, Any]:

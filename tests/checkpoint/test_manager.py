@@ -1,4 +1,4 @@
-"""Saving and restoring: cadence, retention, meshes, donated buffers, readers."""
+"""Saving and restoring: save interval, retention, meshes, donated buffers, read-only stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Emitted files, read by those they are for: bash, JAX's own detection, and where installed kubernetes and SkyPilot."""
+"""Emitted files, checked by their consumers: bash, JAX, and if installed kubernetes and SkyPilot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is put on a worker, and how workers are compared. `test_end_to_end.py` really installs."""
+"""The install script and the verification of workers. `test_end_to_end.py` runs a real installation."""
 
 from __future__ import annotations
 
@@ -103,9 +103,9 @@ def test_where_python_is_too_old_uv_brings_one_and_a_second_time_nothing_is_done
     script = install_script(Package("paxcli[tpu]==1.0", ()))
     env = {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin")}
     bash = str(shutil.which("bash"))
-    for said in ("installed", "already"):
+    for result in ("installed", "already"):
         done = subprocess.run([bash, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == said
+        assert done.stdout.strip() == result
     uv, venv, pip = (tmp_path / "log").read_text().splitlines()
     assert uv == "-m pip install --quiet --user uv"
     assert re.fullmatch(r"-m uv venv --quiet --seed --python 3\.1[123] \.pax/venv", venv)

@@ -1,4 +1,4 @@
-"""Jobs on the workers of a played cloud, with real processes, supervisors and signals."""
+"""Jobs on the workers of a fake cloud, with real processes, supervisors and signals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
 def prepare(cloud, slices=1, workers=1) -> Target:
-    """A target that runs, on whose workers this very pax stands where `pax install` would put it."""
+    """A running target whose workers have this checkout of pax in place of the one that `pax install` would install."""
     target = Target("demo", "us-central2-b", "my-project", queued=True, slices=slices)
     resource = {"kind": "queued-resources", "slices": slices, "states": ["ACTIVE"], "type": "v5litepod-1"}
     cloud.write(resources={"demo": resource}, workers=workers)
@@ -45,7 +45,7 @@ def prepare(cloud, slices=1, workers=1) -> Target:
 
 
 class Watched(Job):
-    """A job whose output and news are kept."""
+    """A job that records its output and messages."""
 
     def __init__(self, target: Target, name="job-1"):
         self.out, self.news = {"stdout": "", "stderr": ""}, []

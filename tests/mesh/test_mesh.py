@@ -1,4 +1,4 @@
-"""Mesh shapes, checked without a device and built on one."""
+"""Mesh shapes: validated without devices, and built on fake ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paxcli.mesh.mesh import Mesh, axis_sizes, build_mesh, describe
 
 
 class Device:
-    """What `build_mesh` looks at."""
+    """A fake device with the attributes that `build_mesh` reads."""
 
     platform, device_kind, process_index = "gpu", "fake", 0
 

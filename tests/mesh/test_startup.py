@@ -1,4 +1,4 @@
-"""Processes that find each other, or say why not."""
+"""Processes that join a job, or raise an error with the reason."""
 
 from __future__ import annotations
 
