@@ -72,7 +72,7 @@ def _supervise(folder: Path, command: list[str], ready: int) -> None:
 
 
 def status(job: str) -> dict[str, Any]:
-    """The job's state: `running`, `ended` with `code`, `lost` (the machine restarted meanwhile) or `unknown`."""
+    """The job's state: `running`, `ended` with `code`, `lost` (the machine went down) or `unknown`."""
     folder = JOBS / job
     if not folder.is_dir():
         return {"job": job, "state": "unknown"}

@@ -22,11 +22,11 @@ _INFINITE = 2**48
 
 @dataclasses.dataclass(kw_only=True)
 class MixtureInput(RandomAccessInput):
-    """Interleaves rows of several inputs in fixed proportions: exact in any n consecutive rows, to within one or two.
+    """Interleaves rows of several inputs in fixed proportions.
 
-    The row at each position is a function of the position alone, so a mixture can resume on any number of hosts. Each
-    input restarts at its own end. An epoch (`reset_for_eval`) is all rows of all inputs, one input after another,
-    without proportions.
+    Any n consecutive rows have n * proportion rows of each input, to within one or two. The row at each position is a
+    function of the position alone, so a mixture can resume on any number of hosts. Each input restarts at its own end.
+    An epoch (`reset_for_eval`) is all rows of all inputs, one input after another, without proportions.
 
     Args:
       inputs: The inputs. They take batch size, training and eval fields from the mixture, and also seed, seq_len and

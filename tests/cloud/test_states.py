@@ -1,3 +1,5 @@
+"""Status, creation and waiting, on a fake cloud."""
+
 from __future__ import annotations
 
 import time
@@ -9,7 +11,7 @@ from paxcli.cloud import states
 from paxcli.cloud.commands import Order, Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.states import Phase
-from paxcli.errors import MissingError, RemoteError
+from paxcli.errors import RemoteError
 
 TWO = Target("demo", "us-central2-b", "my-project", queued=True, slices=2)
 ONE = Target("demo", "us-central2-b", "my-project")
@@ -17,7 +19,7 @@ ORDER = Order(TWO, find_accelerator("v4-16"))
 
 
 class Clock:
-    """Remembers pauses instead of making them."""
+    """A `sleep` that records pauses instead of sleeping."""
 
     def __init__(self):
         self.pauses = []
@@ -95,40 +97,3 @@ def test_time_runs_out_without_an_end(cloud):
     with pytest.raises(RemoteError, match="still ACCEPTED") as error:
         states.wait(TWO, Gcloud(Clock()), 1, lambda _: None)
     assert "pax provision wait demo" in error.value.hint
-
-
-@pytest.mark.parametrize(
-    ("stderr", "hint"),
-    [
-        ("Quota limit 'TPUV4PodPerProjectPerZone' has been exceeded. Limit: 0", "quota"),
-        ("PERMISSION_DENIED: Permission 'tpu.nodes.create' denied on resource", "roles/tpu.admin"),
-        ("Cloud TPU API has not been used in project 1 before or it is disabled", "gcloud services enable"),
-        ('There is no more capacity in the zone "us-central2-b"', "--queued"),
-        ("INVALID_ARGUMENT: Accelerator type v4-16 is not available", "accelerator-types list --zone=us-central2-b"),
-    ],
-)
-def test_a_failure_has_gclouds_message_and_the_likely_cause(cloud, stderr, hint):
-    cloud.play("create", f"WARNING: chatter\nERROR: (gcloud.compute.tpus.tpu-vm.create) {stderr}")
-    with pytest.raises(RemoteError) as error:
-        ensure(Order(ONE, find_accelerator("v4-16")))
-    assert stderr in error.value.message and "chatter" not in error.value.message
-    assert hint in error.value.hint and error.value.exit_code == 4
-
-
-def test_a_transient_failure_is_retried_with_jitter(cloud):
-    cloud.write(states=[["READY"]])
-    ensure(Order(ONE, find_accelerator("v4-16")))
-    cloud.play("describe", "ERROR: UNAVAILABLE: 503 backend", times=3)
-    clock = Clock()
-    assert states.look(ONE, Gcloud(clock)).phase is Phase.READY
-    assert len(set(clock.pauses)) == 3
-    cloud.play("describe", "ERROR: UNAVAILABLE: 503 backend", times=9)
-    with pytest.raises(RemoteError, match="UNAVAILABLE"):
-        states.look(ONE, Gcloud(clock))
-
-
-def test_without_gcloud_the_error_has_the_install_page(monkeypatch):
-    monkeypatch.setenv("PATH", "/nonexistent")
-    with pytest.raises(MissingError, match="gcloud") as error:
-        states.look(ONE, Gcloud())
-    assert "https://cloud.google.com/sdk" in error.value.hint
