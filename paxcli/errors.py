@@ -1,4 +1,4 @@
-"""Every failure that a user can cause: its cause, its next step, its exit code."""
+"""Typed errors for failures that a user can cause: message, hint and exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 
 class PaxError(Exception):
-    """A failure with a cause and a next step. The base class itself stands for our own bugs.
+    """A failure with a message and a hint. The base class itself (exit code 1) is a bug in pax.
 
     Args:
       message: The cause, in one or two sentences.
@@ -23,13 +23,13 @@ class PaxError(Exception):
 
 
 class ConfigError(PaxError):
-    """Wrong usage or configuration: starting again without a change cannot help."""
+    """Wrong usage or configuration. Restarting without a change does not help."""
 
     exit_code = 2
 
 
 class MissingError(PaxError):
-    """Something that this machine lacks: a package, a device, permission, space."""
+    """This machine lacks something: a package, a device, a permission, disk space."""
 
     exit_code = 3
 
@@ -41,43 +41,45 @@ class RemoteError(PaxError):
 
 
 class DataError(PaxError):
-    """Data or a checkpoint that cannot be used."""
+    """Data or a checkpoint is missing, damaged or incompatible."""
 
     exit_code = 5
 
 
 class DivergedError(PaxError):
-    """Training produced a loss that is not finite."""
+    """The training loss is NaN or infinite."""
 
     exit_code = 6
 
 
 class Stopped(PaxError):
-    """A signal stopped the run after its state was saved: start it again."""
+    """A signal stopped the run after it saved a checkpoint. Restart it to resume."""
 
     exit_code = 75
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's text, cut to what fits on a screen; its type's name where it has no text."""
+    """The first line of an exception's message, at most 200 characters; the type's name if the message is empty."""
     text = str(error).strip()
     return (text.splitlines()[0] if text else type(error).__name__)[:200]
 
 
 def nearest(name: str, names: Iterable[str], n: int = 3) -> list[str]:
-    """The up to `n` of `names` most like `name`, best first; case and `-`/`_` do not count."""
+    """Up to `n` of `names` closest to `name`, best first. Ignores case and the difference between `-` and `_`."""
 
-    def plain(text: str) -> str:
+    def normalize(text: str) -> str:
         return text.lower().replace("_", "-")
 
-    spelled: dict[str, list[str]] = {}
+    spellings: dict[str, list[str]] = {}
     for candidate in names:
-        spelled.setdefault(plain(candidate), []).append(candidate)
-    close = difflib.get_close_matches(plain(name), spelled, n=n, cutoff=0.5)
-    return [candidate for key in close for candidate in spelled[key]][:n]
+        spellings.setdefault(normalize(candidate), []).append(candidate)
+    close = difflib.get_close_matches(normalize(name), spellings, n=n, cutoff=0.5)
+    return [candidate for key in close for candidate in spellings[key]][:n]
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:
-    """A hint that names what `name` may have been meant to be, or None when nothing is near."""
+    """A hint with the names closest to `name`, or None if there are none."""
     close = nearest(name, names)
-    return f"Did you mean {', '.join(f'`{candidate}`' for candidate in close)}?" if close else None
+    if not close:
+        return None
+    return f"Did you mean {', '.join(f'`{candidate}`' for candidate in close)}?"

@@ -1,4 +1,4 @@
-"""The one logger. Reports of a run go to stderr, results to stdout."""
+"""pax's logger. Logs and progress go to stderr, results to stdout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ log = logging.getLogger("pax")
 
 
 def setup_logging(verbose: bool = False) -> None:
-    """Sends pax's own messages to stderr, one line each; libraries' only from warnings up."""
+    """Logs pax's messages to stderr, one line each. Libraries log warnings and errors only."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.handlers[:] = [handler]

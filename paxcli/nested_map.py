@@ -1,4 +1,4 @@
-"""Batches as dicts whose entries are attributes too: `batch.ids` is `batch["ids"]`."""
+"""NestedMap, a dict with attribute access: `batch.ids` is `batch["ids"]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paxcli.errors import did_you_mean
 
 
 class NestedMap(dict[str, Any]):
-    """A dict with attribute access that is a JAX pytree with sorted keys. Nested dicts stay what they were."""
+    """A dict with attribute access, registered as a JAX pytree with sorted keys. Nested dicts are not converted."""
 
     __slots__ = ()
 
@@ -31,11 +31,11 @@ class NestedMap(dict[str, Any]):
         del self[name]
 
     def copy(self) -> Self:
-        """A new map of the same values."""
+        """A shallow copy."""
         return type(self)(self)
 
     def flatten_items(self) -> list[tuple[str, Any]]:
-        """All leaves with their dotted paths, in sorted order."""
+        """All leaves with their dotted paths, sorted by path."""
         return [
             (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
             for path, leaf in jax.tree_util.tree_flatten_with_path(self)[0]
@@ -60,5 +60,5 @@ jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatte
 
 
 def num_rows(batch: Any) -> int:
-    """How many rows a batch, or the spec of one, has: the leading dimension of every field."""
+    """The batch size of a batch or of its spec: the leading dimension of every field."""
     return jax.tree.leaves(batch)[0].shape[0]

@@ -1,8 +1,8 @@
-"""A 32-bit fingerprint of an array's bits that does not depend on how the array is sharded.
+"""A 32-bit fingerprint of an array's bits, independent of its sharding.
 
-Each element, seen as a 32-bit word, is mixed with its index, and the results are added modulo 2³². Any change of one
-word changes the sum; adding in any order gives the same one, so that each device can add up its own part. Storage
-detects less: a flipped bit in an uncompressed chunk, or a chunk that is gone, would restore without an error.
+Each element, as a 32-bit word, is hashed with its index, and the hashes are summed modulo 2³². A change of any single
+word changes the sum. The order of addition does not matter, so each device sums its own shard. The storage layer
+detects less: with a flipped bit in an uncompressed chunk, or a missing chunk, a restore would succeed.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import jax.numpy as jnp
 import numpy as np
 
 _WORD, _INDEX, _MIX, _MORE = (np.uint32(odd) for odd in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F))
-_BLOCK = 1 << 15  # words that stay in the cache between the passes over them
+_BLOCK = 1 << 15  # words; small enough for the CPU cache
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 
 
 def fingerprints(arrays: Mapping[str, Any]) -> dict[str, int]:
-    """The fingerprint of each array: computed where the array is, which on an accelerator takes no transfer."""
+    """The fingerprint of each array, computed on the array's own device without transferring it."""
     values = {name: _on_host(np.asarray(x)) if in_host_memory(x) else _on_device(x) for name, x in arrays.items()}
     return {name: int(value) for name, value in jax.device_get(values).items()}
 
 
 def in_host_memory(x: Any) -> bool:
-    """Whether this process's CPU holds all of `x`."""
+    """Whether all of `x` is in this process's CPU memory."""
     if not isinstance(x, jax.Array):
         return True
     return x.is_fully_addressable and all(device.platform == "cpu" for device in x.devices())

@@ -1,4 +1,4 @@
-"""The checkpoints of one run: written in the background, committed whole or not at all, restored on any mesh."""
+"""Saves and restores the checkpoints of one run: asynchronous and atomic saves, restore on any mesh."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from paxcli.checkpoint.reading import (
     MANIFEST,
     STATE,
     listing,
+    mismatched_arrays,
     named_leaves,
     nested,
     read_arrays,
@@ -32,33 +33,34 @@ from paxcli.checkpoint.reading import (
 from paxcli.config.paths import located
 from paxcli.errors import DataError, MissingError, PaxError, first_line
 
-# Steps past retention are renamed into here, at once, and removed later: a kill amid a removal shows half a step.
+# Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
+# process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"
 
 _MACHINE_FAULTS = {
     errno.ENOSPC: "no space left on the device",
-    errno.EDQUOT: "the disk quota is used up",
+    errno.EDQUOT: "disk quota exceeded",
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
 }
 
 
 class CheckpointStore:
-    """The checkpoints under `directory`, one directory a step.
+    """The checkpoints under `directory`, one subdirectory per step.
 
-    Every process of a job calls every method, at the same steps. Saving goes on in the background; an error of it is
-    raised by the next call of any method but `steps` and `latest_step`.
+    Every process of a job must call every method, at the same steps. Saves run in the background; their errors are
+    raised by the next call of any method except `steps` and `latest_step`.
 
     Args:
-      directory: `RUN_DIR/checkpoints`, local or on a bucket. Made by the first save.
-      policy: Cadence and retention. None is for a reader, which never writes nor cleans up here.
+      directory: `RUN_DIR/checkpoints`, local or on a bucket. Created by the first save.
+      policy: Save interval and retention. None: read-only, never writes or deletes anything.
     """
 
     def __init__(self, directory: str | os.PathLike[str], policy: Checkpoint | None = None):
         self.directory = epath.Path(located(directory))
         self._policy = policy
         self._open: Any = None
-        self._sweeper: threading.Thread | None = None
+        self._cleanup: threading.Thread | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -67,7 +69,7 @@ class CheckpointStore:
         self.close()
 
     def steps(self) -> list[int]:
-        """The committed steps, oldest first, as they are on disk now."""
+        """The steps with a committed checkpoint on disk, oldest first."""
         if not self.directory.exists() or not any(path.name.isdigit() for path in self.directory.iterdir()):
             return []
         import orbax.checkpoint as ocp
@@ -79,113 +81,113 @@ class CheckpointStore:
         return max(self.steps(), default=None)
 
     def should_save(self, step: int) -> bool:
-        """Whether the policy wants a checkpoint after `step`. Cheap enough for every step."""
+        """Whether the policy requires a checkpoint after `step`. Cheap enough to call at every step."""
         assert self._policy is not None
         if self._open is not None and not self._open.is_saving_in_progress():
             self.wait()
         return step > 0 and step % self._policy.save_interval_steps == 0
 
     def save(self, step: int, state: Any, input_state: dict[str, Any], force: bool = False) -> bool:
-        """Saves when the policy wants it, or always with `force`; a step that is already there is left alone.
+        """Saves if the policy requires it or `force` is set. An existing checkpoint of this step is not overwritten.
 
-        Returns once the arrays are copied, so that the next step may donate them.
+        Returns once the arrays are copied, so the next train step may donate them.
 
         Args:
-          step: Steps done.
-          state: A tree of arrays. Random keys as `jax.random.key_data`.
-          input_state: What `BaseInput.get_state()` returned in this process.
-          force: Save whatever the policy says.
+          step: Number of completed steps.
+          state: A tree of arrays, with random keys as `jax.random.key_data`.
+          input_state: `BaseInput.get_state()` of this process.
+          force: Save regardless of the policy.
 
         Returns:
-          Whether it saved.
+          Whether a checkpoint was saved.
 
         Raises:
-          MissingError: The directory cannot be written: no space, no permission.
-          DataError: Any other failure of this save or of the one before.
+          MissingError: The directory is not writable: no space, no permission.
+          DataError: Any other failure of this save or of the previous one.
         """
         if not (self.should_save(step) or force):
             return False
-        with self._reported():
+        with self._translate_write_errors():
             self._manager.wait_until_finished()
             if step in self.steps():
                 return False
-            self._sweep()
+            self._start_cleanup()
             import orbax.checkpoint as ocp
 
             arrays = named_leaves(state)
-            manifest = describe_state(step, arrays, _of_all_processes(input_state))
+            manifest = describe_state(step, arrays, _gather_input_states(input_state))
             items = {
-                STATE: ocp.args.PyTreeSave(nested(_safe_from_donation(arrays))),
+                STATE: ocp.args.PyTreeSave(nested(_copy_host_arrays(arrays))),
                 MANIFEST: ocp.args.JsonSave(to_json(manifest)),
             }
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
         return True
 
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
-        """The state and this process's input state, as saved at `step`, bit for bit.
+        """Restores the state and this process's input state, bit for bit as saved at `step`.
 
         Args:
           step: One of `steps()`.
-          abstract_state: The state's tree, of arrays or of `jax.ShapeDtypeStruct`s with shardings: any mesh will do.
+          abstract_state: The state's tree of arrays or of `jax.ShapeDtypeStruct`s with shardings, on any mesh.
 
         Raises:
-          DataError: The checkpoint does not hold this state, or is damaged.
+          DataError: The checkpoint is missing, damaged, or its arrays differ from `abstract_state`.
         """
         if self._open is not None:
             self.wait()
         if step not in self.steps():
-            raise DataError(f"There is no checkpoint of step {step} in {self.directory}.", self._others(step))
+            raise DataError(f"There is no checkpoint of step {step} in {self.directory}.", self._hint_other_steps(step))
         step_dir = self.directory / str(step)
         wanted = named_leaves(abstract_state)
-        with self._unusable(step):
+        with self._translate_read_errors(step):
             manifest = read_manifest(step_dir)
         _check_same_state(step, wanted, manifest)
-        with self._unusable(step):
+        with self._translate_read_errors(step):
             arrays = read_arrays(step_dir, manifest, wanted)
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
-        return state, _of_this_process(step, manifest.input_states)
+        return state, _select_input_state(step, manifest.input_states)
 
     def wait(self) -> None:
-        """Returns when the save under way, if any, is committed."""
+        """Blocks until the save in progress, if any, is committed."""
         if self._open is not None:
-            with self._reported():
+            with self._translate_write_errors():
                 self._open.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, then lets go of everything. Call it on every way out, also after an error."""
+        """Waits for the save in progress and releases all resources. Call it also after an error."""
         manager, self._open = self._open, None
         if manager is not None:
-            with self._reported():
+            with self._translate_write_errors():
                 manager.close()
-                self._sweep()
-                if self._sweeper is not None:
-                    self._sweeper.join()
+                self._start_cleanup()
+                if self._cleanup is not None:
+                    self._cleanup.join()
 
-    def _sweep(self) -> None:
-        """Starts to remove, in the background, what retention has dropped."""
+    def _start_cleanup(self) -> None:
+        """Starts to delete, in the background, the checkpoints that the retention policy dropped."""
         trash = self.directory / _TRASH
-        if self._sweeper is not None:
-            self._sweeper.join()
+        if self._cleanup is not None:
+            self._cleanup.join()
         if jax.process_index() == 0 and trash.exists():
-            self._sweeper = threading.Thread(target=_empty, args=(trash,), name="checkpoint-sweep")
-            self._sweeper.start()
+            self._cleanup = threading.Thread(target=_empty_directory, args=(trash,), name="checkpoint-cleanup")
+            self._cleanup.start()
 
     @property
     def _manager(self) -> Any:
-        """Orbax's manager, made at the first save. Making it removes what a killed save left behind."""
+        """Orbax's manager, created at the first save. Creating it deletes the remains of an interrupted save."""
         if self._open is None:
             assert self._policy is not None
             import orbax.checkpoint as ocp
 
-            logging.getLogger("absl").addFilter(_not_reported_here)
-            arrays = ocp.PyTreeCheckpointHandler(use_compression=False)  # weights hardly shrink, and cores are busy
+            logging.getLogger("absl").addFilter(_is_not_orbax_error)
+            arrays = ocp.PyTreeCheckpointHandler(use_compression=False)  # weights hardly compress
             registry = ocp.DefaultCheckpointHandlerRegistry()
             registry.add(STATE, ocp.args.PyTreeSave, arrays)
             self._open = ocp.CheckpointManager(
                 self.directory,
                 handler_registry=registry,
                 options=ocp.CheckpointManagerOptions(
-                    preservation_policy=_preservation(self._policy),
+                    preservation_policy=_preservation_policy(self._policy),
                     cleanup_tmp_directories=True,
                     todelete_subdir=_TRASH,
                     enable_async_checkpointing=self._policy.async_save,
@@ -194,8 +196,8 @@ class CheckpointStore:
         return self._open
 
     @contextlib.contextmanager
-    def _reported(self) -> Iterator[None]:
-        """Turns what Orbax raises, in this call or in the background before it, into an error with a next step."""
+    def _translate_write_errors(self) -> Iterator[None]:
+        """Turns Orbax's exceptions, of this call or of the background save before it, into errors with a hint."""
         try:
             yield
         except PaxError:
@@ -204,53 +206,57 @@ class CheckpointStore:
             kept = f"Complete checkpoints there: {listing_of_steps(self.steps())}."
             fault = _machine_fault(error)
             if fault:
-                hint = f"Mend that and run the same command again: it resumes. {kept}"
+                hint = f"Fix that and run the same command again: it resumes. {kept}"
                 raise MissingError(f"Cannot write a checkpoint to {self.directory}: {fault}.", hint) from error
             message = f"Saving a checkpoint to {self.directory} failed: {first_line(error)}"
             raise DataError(message, f"Run the same command again: it resumes. {kept}") from error
 
     @contextlib.contextmanager
-    def _unusable(self, step: int) -> Iterator[None]:
-        """Says of damage which checkpoint it is in, and what is left."""
+    def _translate_read_errors(self, step: int) -> Iterator[None]:
+        """Adds the damaged checkpoint's step and directory to a DataError, with a hint at the other checkpoints."""
         try:
             yield
         except DataError as error:
             message = f"The checkpoint of step {step} in {self.directory} is unusable: {error.message}."
-            raise DataError(message, self._others(step)) from error
+            raise DataError(message, self._hint_other_steps(step)) from error
 
-    def _others(self, step: int) -> str:
+    def _hint_other_steps(self, step: int) -> str:
         others = [other for other in self.steps() if other != step]
         if not others:
-            return "There is no other checkpoint here; start a new run, or bring this one back from a copy."
+            return "There is no other checkpoint; start a new run, or restore this one from a backup."
+        hint = f"Other checkpoints: {listing_of_steps(others)}."
         older = [other for other in others if other < step]
-        hint = f"Also here: {listing_of_steps(others)}."
-        return hint + (f" To go on from {older[-1]}, move {self.directory / str(step)} away." if older else "")
+        if older:
+            hint += f" To resume from {older[-1]}, move {self.directory / str(step)} away."
+        return hint
 
 
-def _empty(trash: epath.Path) -> None:
+def _empty_directory(trash: epath.Path) -> None:
     for path in trash.iterdir():
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _not_reported_here(record: logging.LogRecord) -> bool:
-    """False for the stacks that Orbax logs of errors that it also raises."""
+def _is_not_orbax_error(record: logging.LogRecord) -> bool:
+    """Log filter: drops the stack traces that Orbax logs for errors that it also raises."""
     return record.levelno < logging.ERROR or "orbax" not in record.pathname
 
 
 def listing_of_steps(steps: list[int]) -> str:
-    """The steps, the newest ten of them when there are many."""
-    return ("… " if len(steps) > 10 else "") + ", ".join(map(str, steps[-10:])) if steps else "none"
+    """The steps as text, at most the newest ten."""
+    if not steps:
+        return "none"
+    return ("… " if len(steps) > 10 else "") + ", ".join(map(str, steps[-10:]))
 
 
-def _safe_from_donation(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Copies of what lies in host memory: Orbax would lend it to the writer, and a step that donates it would wait.
+def _copy_host_arrays(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Copies JAX arrays in host memory: Orbax writes from their buffers, and a step that donates one would block.
 
-    No step donates an array of numpy's.
+    NumPy arrays are never donated, so they are not copied.
     """
     return {name: jnp.copy(x) if isinstance(x, jax.Array) and in_host_memory(x) else x for name, x in arrays.items()}
 
 
-def _preservation(policy: Checkpoint) -> Any:
+def _preservation_policy(policy: Checkpoint) -> Any:
     from orbax.checkpoint import checkpoint_managers as ocm
 
     kept: list[Any] = [ocm.LatestN(policy.save_max_to_keep)]
@@ -262,7 +268,7 @@ def _preservation(policy: Checkpoint) -> Any:
 
 
 def _machine_fault(error: BaseException | None) -> str | None:
-    """What this machine lacks, when that is why a write failed."""
+    """The machine's fault that made a write fail, such as a full disk; None for any other error."""
     while error is not None:
         for number, fault in _MACHINE_FAULTS.items():
             if getattr(error, "errno", None) == number or os.strerror(number) in str(error):
@@ -272,24 +278,25 @@ def _machine_fault(error: BaseException | None) -> str | None:
 
 
 def _check_same_state(step: int, wanted: dict[str, Any], manifest: Manifest) -> None:
-    saved = manifest.arrays
-    missing, unused = [n for n in wanted if n not in saved], [n for n in saved if n not in wanted]
-    changed = [
-        f"`{name}` is {saved[name].dtype}{list(saved[name].shape)} there, {leaf.dtype}{list(leaf.shape)} here"
-        for name, leaf in wanted.items()
-        if name in saved and (saved[name].shape, saved[name].dtype) != (tuple(leaf.shape), str(leaf.dtype))
-    ]
-    problems = ["; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")] * bool(changed)
-    problems += [f"it lacks {listing(missing)}"] * bool(missing) + [f"only it has {listing(unused)}"] * bool(unused)
+    missing = [name for name in wanted if name not in manifest.arrays]
+    unused = [name for name in manifest.arrays if name not in wanted]
+    changed = list(mismatched_arrays(wanted, manifest).values())
+    problems = changed[:5]
+    if len(changed) > 5:
+        problems.append(f"and {len(changed) - 5} more")
+    if missing:
+        problems.append(f"it lacks {listing(missing)}")
+    if unused:
+        problems.append(f"the model does not have its {listing(unused)}")
     if problems:
         raise DataError(
-            f"The checkpoint of step {step} is not of this model and optimizer: {'; '.join(problems)}.",
+            f"The checkpoint of step {step} does not match this model and optimizer: {'; '.join(problems)}.",
             "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights.",
         )
 
 
-def _of_all_processes(input_state: dict[str, Any]) -> list[dict[str, Any]]:
-    """The input states by process, or one when all are alike."""
+def _gather_input_states(input_state: dict[str, Any]) -> list[dict[str, Any]]:
+    """The input state of every process, or a single one if they are all equal."""
     if jax.process_count() == 1:
         return [input_state]
     from jax.experimental import multihost_utils
@@ -303,13 +310,13 @@ def _of_all_processes(input_state: dict[str, Any]) -> list[dict[str, Any]]:
     return states[:1] if all(state == states[0] for state in states) else states
 
 
-def _of_this_process(step: int, states: list[dict[str, Any]]) -> dict[str, Any]:
+def _select_input_state(step: int, states: list[dict[str, Any]]) -> dict[str, Any]:
     if len(states) == 1:
         return states[0]
     if len(states) != jax.process_count():
         raise DataError(
-            f"The checkpoint of step {step} holds the input's position for {len(states)} processes, and this job has "
+            f"The checkpoint of step {step} has input positions for {len(states)} processes, and this job has "
             f"{jax.process_count()}.",
-            "Resume with as many processes, or start another run from these weights with --from.",
+            "Resume with the same number of processes, or start another run from these weights with --from.",
         )
     return states[jax.process_index()]

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself: its arrays with their shapes and fingerprints, and the state of the input."""
+"""The manifest of a checkpoint: shape, dtype and fingerprint of each array, and the input's position."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ class ArrayEntry:
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """Everything of a checkpoint but its arrays' values.
+    """The metadata of a checkpoint.
 
     Args:
-      arrays: By dotted name, such as `params.decoder.layers.mlp.kernel`.
-      input_states: One for all processes when they agree, else one for each.
+      step: Number of completed steps.
+      arrays: By dotted name, such as `params.stack.layers.feed_forward.w_in`.
+      input_states: One per process, or a single one if they are all equal.
     """
 
     step: int
@@ -38,14 +39,14 @@ class Manifest:
 
 
 def describe_state(step: int, arrays: Mapping[str, Any], input_states: list[dict[str, Any]]) -> Manifest:
-    """The manifest of a state that is about to be saved."""
+    """Builds the manifest of a state."""
     prints = fingerprints(arrays)
     entries = {name: ArrayEntry(tuple(x.shape), str(x.dtype), prints[name]) for name, x in arrays.items()}
     return Manifest(step, entries, input_states)
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
-    """As a JSON object that carries its own checksum."""
+    """A JSON object with a checksum of its content."""
     content = {"format": FORMAT, **dataclasses.asdict(manifest)}
     return {"checksum": _checksum(content), "content": content}
 
@@ -54,13 +55,13 @@ def from_json(saved: Any) -> Manifest:
     """The inverse of `to_json`.
 
     Raises:
-      DataError: It was not written by pax, or was changed since.
+      DataError: The checksum is wrong, or the format is of another version of pax.
     """
     content = saved.get("content") if isinstance(saved, dict) else None
     if not isinstance(content, dict) or saved.get("checksum") != _checksum(content):
         raise DataError("its manifest is damaged")
     if content["format"] != FORMAT:
-        raise DataError(f"it has format {content['format']}, and this pax reads format {FORMAT}")
+        raise DataError(f"its format is {content['format']}, and this version of pax reads format {FORMAT}")
     arrays = {
         name: ArrayEntry(tuple(entry["shape"]), entry["dtype"], entry["fingerprint"])
         for name, entry in content["arrays"].items()

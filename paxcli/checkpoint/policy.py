@@ -1,4 +1,4 @@
-"""When checkpoints are written and which of them are kept."""
+"""The checkpoint policy: when checkpoints are saved and which are kept."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclasses.dataclass
 class Checkpoint(Configurable):
-    """Cadence and retention.
+    """Save interval and retention policy.
 
     Args:
-      save_interval_steps: A checkpoint is written whenever the step is a multiple of this.
-      save_max_to_keep: The most recent ones that are kept; None keeps all.
-      save_keep_interval_steps: Besides, every step that is a multiple of this is kept.
-      save_keep_interval_duration: Besides, one for each such span of time is kept, such as "12h".
-      async_save: Write in the background, while training goes on.
+      save_interval_steps: Save a checkpoint at every multiple of this step count.
+      save_max_to_keep: How many of the latest checkpoints to keep; None keeps all.
+      save_keep_interval_steps: Also keep the checkpoints at every multiple of this step count.
+      save_keep_interval_duration: Also keep one checkpoint per interval of this duration, such as "12h".
+      async_save: Write checkpoints in the background, while training continues.
     """
 
     save_interval_steps: int = 1000
@@ -31,7 +31,7 @@ class Checkpoint(Configurable):
     async_save: bool = True
 
     def validate(self) -> None:
-        """Raises ConfigError when a field makes no sense."""
+        """Raises ConfigError if a field is out of range."""
         for name in ("save_interval_steps", "save_max_to_keep", "save_keep_interval_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -41,10 +41,10 @@ class Checkpoint(Configurable):
 
 
 def parse_duration(text: str) -> datetime.timedelta:
-    """`30s`, `15m`, `2h`, `1d`, or a bare number of seconds.
+    """Parses `30s`, `15m`, `2h`, `1d`, or a number of seconds.
 
     Raises:
-      ConfigError: Anything else, or a duration of nothing.
+      ConfigError: The text is not a duration, or the duration is 0.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(text))
     duration = datetime.timedelta(**{_UNITS[match[2] or "s"]: float(match[1])}) if match else datetime.timedelta(0)

@@ -1,4 +1,4 @@
-"""Reads arrays out of one checkpoint, onto any mesh, and proves that they are the ones that were saved."""
+"""Reads arrays of a checkpoint onto any mesh, and verifies their fingerprints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ STATE, MANIFEST = "state", "manifest"
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by dotted name, whatever its containers are."""
+    """The leaves of a tree by dotted name, for any container types."""
     return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def nested(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted names as dictionaries in dictionaries: the structure on disk."""
+    """Nested dictionaries from dotted names: the structure on disk."""
     tree: dict[str, Any] = {}
     for name, leaf in named.items():
         *parents, last = name.split(".")
@@ -37,7 +37,7 @@ def nested(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(step_dir: epath.Path) -> Manifest:
-    """Raises DataError when it is missing or damaged."""
+    """Reads the manifest of one checkpoint. Raises DataError if it is missing or damaged."""
     file = step_dir / MANIFEST / "metadata"  # Orbax's name for the file of a JSON item
     try:
         return from_json(json.loads(file.read_text()))
@@ -48,7 +48,7 @@ def read_manifest(step_dir: epath.Path) -> Manifest:
 
 
 def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """The arrays that `wanted` names, where its shardings say.
+    """Reads the arrays named by `wanted`, with its shardings.
 
     Args:
       step_dir: The directory of one committed checkpoint.
@@ -56,7 +56,7 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
       wanted: Name to array or `jax.ShapeDtypeStruct`, with the shapes and dtypes of the manifest.
 
     Raises:
-      DataError: An array cannot be read, or is not what was saved.
+      DataError: An array cannot be read, or its fingerprint differs from the saved one.
     """
     import orbax.checkpoint as ocp
 
@@ -73,8 +73,8 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             arrays = named_leaves(reader.restore(step_dir / STATE, args=restore))
     except Exception as error:
-        sys.unraisablehook = functools.partial(_without_orbax, sys.unraisablehook)
-        raise DataError(f"its arrays cannot be read: {first_line(_root(error))}") from error
+        sys.unraisablehook = functools.partial(_ignore_orbax, sys.unraisablehook)
+        raise DataError(f"its arrays cannot be read: {first_line(_root_cause(error))}") from error
     found = fingerprints(arrays)
     damaged = [name for name in wanted if found[name] != manifest.arrays[name].fingerprint]
     if damaged:
@@ -82,20 +82,31 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
     return arrays
 
 
-def _root(error: BaseException) -> BaseException:
+def mismatched_arrays(wanted: Mapping[str, Any], manifest: Manifest) -> dict[str, str]:
+    """The arrays of `wanted` that the checkpoint has with another shape or dtype, by name, with a description."""
+    mismatched = {}
+    for name, leaf in wanted.items():
+        saved = manifest.arrays.get(name)
+        if saved is not None and (saved.shape, saved.dtype) != (tuple(leaf.shape), str(leaf.dtype)):
+            there, here = f"{saved.dtype}{list(saved.shape)}", f"{leaf.dtype}{list(leaf.shape)}"
+            mismatched[name] = f"`{name}` is {there} there, {here} here"
+    return mismatched
+
+
+def _root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
-def _without_orbax(hook: Callable[[Any], None], unraisable: Any) -> None:
-    """Keeps still about the other reads of a failed restore, which Orbax leaves behind: each would print a stack."""
+def _ignore_orbax(hook: Callable[[Any], None], unraisable: Any) -> None:
+    """An unraisable hook that ignores the pending reads of a failed restore: each would print a stack trace."""
     code = getattr(unraisable.object, "cr_code", None)
     if code is None or "orbax" not in code.co_filename:
         hook(unraisable)
 
 
 def listing(names: list[str], most: int = 5) -> str:
-    """`a`, `b` and 7 more."""
+    """Names as text, at most the first `most`: "`a`, `b` and 7 more"."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(f"`{name}`" for name in names[:most]) + more

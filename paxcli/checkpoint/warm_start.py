@@ -1,4 +1,4 @@
-"""Starts a run from the weights of another: `--from RUN_DIR[@STEP]`."""
+"""Initializes parameters from another run's checkpoint: `--from RUN_DIR[@STEP]`."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import jax
 from etils import epath
 
 from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
-from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
+from paxcli.checkpoint.reading import listing, mismatched_arrays, named_leaves, read_arrays, read_manifest
 from paxcli.errors import ConfigError, DataError
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What a warm start took, by array name.
+    """The result of a warm start, by array name.
 
     Args:
-      source: The checkpoint.
-      matched: Taken from it.
-      missing: Wanted, and not there.
-      unused: There, and not wanted.
-      mismatched: There with another shape or dtype, with both spelled out.
+      source: The checkpoint's directory.
+      matched: Arrays that were loaded.
+      missing: Arrays of the model that the checkpoint lacks.
+      unused: Arrays of the checkpoint that the model does not have.
+      mismatched: Descriptions of the arrays with another shape or dtype in the checkpoint.
     """
 
     source: str
@@ -33,19 +33,19 @@ class Report:
     mismatched: list[str]
 
     def text(self) -> str:
-        """For people: one line for each kind that is not empty."""
-        lines = [f"From {self.source}: {len(self.matched)} arrays taken."]
+        """A summary of several lines, without empty categories."""
+        lines = [f"Loaded {len(self.matched)} arrays from {self.source}."]
         if self.missing:
-            lines.append(f"Not there, so left as initialized: {listing(self.missing)}.")
+            lines.append(f"Not in the checkpoint, randomly initialized: {listing(self.missing)}.")
         if self.mismatched:
-            lines.append(f"Of another shape or type, so left as initialized: {'; '.join(self.mismatched)}.")
+            lines.append(f"Another shape or dtype, randomly initialized: {'; '.join(self.mismatched)}.")
         if self.unused:
-            lines.append(f"There, but not used: {listing(self.unused)}.")
+            lines.append(f"In the checkpoint, not used: {listing(self.unused)}.")
         return "\n".join(lines)
 
 
 def parse_source(text: str) -> tuple[str, int | None]:
-    """`RUN_DIR` or `RUN_DIR@STEP`."""
+    """Parses `RUN_DIR` or `RUN_DIR@STEP` into a directory and a step, if any."""
     run_dir, at, step = text.rpartition("@")
     if not at or "/" in step:
         return text, None
@@ -57,19 +57,19 @@ def parse_source(text: str) -> tuple[str, int | None]:
 def load_params(
     run_dir: str | os.PathLike[str], step: int | None, state: Any, what: Literal["params", "all"] = "params"
 ) -> tuple[Any, Report]:
-    """Puts the arrays of another run's checkpoint in the place of those of `state` that have their name and shape.
+    """Replaces the arrays of `state` by those of the same name, shape and dtype in another run's checkpoint.
 
     Args:
       run_dir: The other run's directory.
-      step: One of its steps; None is the newest.
-      state: The initialized parameters (for "params") or the whole state (for "all"), placed on the mesh.
+      step: One of its steps; None: the latest.
+      state: The initialized parameters ("params") or the full train state ("all"), sharded over the mesh.
       what: Which part of the checkpoint `state` is.
 
     Returns:
-      A tree like `state`, and what was taken. Nothing is reshaped or cast: what does not fit stays as it is.
+      A tree like `state`, and a report. Arrays are never reshaped or cast; those that do not match are left unchanged.
 
     Raises:
-      DataError: There is no such checkpoint, it is damaged, or nothing in it fits.
+      DataError: The checkpoint does not exist or is damaged, or none of its arrays match.
     """
     store = CheckpointStore(epath.Path(run_dir) / "checkpoints")
     steps = store.steps()
@@ -77,28 +77,26 @@ def load_params(
     if chosen not in steps:
         wanted_step = "checkpoint" if step is None else f"checkpoint of step {step}"
         raise DataError(f"{run_dir} has no {wanted_step}.", f"Steps there: {listing_of_steps(steps)}.")
-    step_dir, prefix = store.directory / str(chosen), "params." if what == "params" else ""
+    step_dir = store.directory / str(chosen)
+    prefix = "params." if what == "params" else ""
     leaves = {prefix + name: leaf for name, leaf in named_leaves(state).items()}
     try:
         manifest = read_manifest(step_dir)
-        saved = {name: (entry.shape, entry.dtype) for name, entry in manifest.arrays.items()}
-        fits = {n: leaf for n, leaf in leaves.items() if saved.get(n) == (tuple(leaf.shape), str(leaf.dtype))}
-        taken = read_arrays(step_dir, manifest, fits) if fits else {}
+        saved = manifest.arrays
+        mismatched = mismatched_arrays(leaves, manifest)
+        matching = {name: leaf for name, leaf in leaves.items() if name in saved and name not in mismatched}
+        loaded = read_arrays(step_dir, manifest, matching) if matching else {}
     except DataError as error:
         hint = f"Steps there: {listing_of_steps(steps)}; choose one with --from {run_dir}@STEP."
         raise DataError(f"The checkpoint {step_dir} is unusable: {error.message}.", hint) from error
     report = Report(
         source=str(step_dir),
-        matched=list(taken),
+        matched=list(loaded),
         missing=[name for name in leaves if name not in saved],
         unused=[name for name in saved if name not in leaves and name.startswith(prefix)],
-        mismatched=[
-            f"`{name}` is {saved[name][1]}{list(saved[name][0])} there, {leaf.dtype}{list(leaf.shape)} here"
-            for name, leaf in leaves.items()
-            if name in saved and name not in fits
-        ],
+        mismatched=list(mismatched.values()),
     )
-    if not taken:
-        raise DataError(f"Nothing in {step_dir} fits this model.", report.text())
-    merged = [taken.get(name, leaf) for name, leaf in leaves.items()]
+    if not loaded:
+        raise DataError(f"No array in {step_dir} matches this model.", report.text())
+    merged = [loaded.get(name, leaf) for name, leaf in leaves.items()]
     return jax.tree.unflatten(jax.tree.structure(state), merged), report

@@ -1,6 +1,6 @@
-"""gcloud command lines, as argument lists. Nothing is run here, and nothing is ever a shell string.
+"""Builds gcloud command lines as argument lists, never as shell strings. Runs nothing.
 
-Grammar: `gcloud compute tpus tpu-vm` and `queued-resources`, release track GA.
+Commands: `gcloud compute tpus tpu-vm` and `queued-resources`, release track GA.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _TPUS = ("gcloud", "compute", "tpus")
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """TPU VMs under one name: what is needed to reach them.
+    """A TPU VM, or a queued resource with its TPU slices.
 
     Args:
-      name: Of the TPU VM, or of the queued resource.
+      name: Name of the TPU VM or the queued resource.
       zone: Such as us-central2-b.
-      project: None = gcloud's own.
-      queued: A queued resource; else a TPU VM.
-      slices: How many TPUs the name stands for.
-      accelerator: Its type, where it is known.
-      internal_ips: The machines have no address of their own on the internet.
+      project: None: gcloud's configured project.
+      queued: Whether this is a queued resource rather than a TPU VM.
+      slices: Number of TPU slices.
+      accelerator: Accelerator type, if known.
+      internal_ips: Whether the machines have no external IP address.
     """
 
     name: str
@@ -45,20 +45,20 @@ class Target:
             check("project", self.project)
 
     def node(self, index: int) -> str:
-        """The name of one slice."""
+        """The node name of one slice."""
         return f"{self.name}-{index}" if self.slices > 1 else self.name
 
-    def place(self) -> list[str]:
-        """The options that say where it is."""
+    def location_options(self) -> list[str]:
+        """gcloud's options for the zone and project."""
         return [f"--zone={self.zone}"] + ([f"--project={self.project}"] if self.project else [])
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-    """What to create, and on what terms. Checked when made; see `pax provision create --help` for the fields.
+    """A request for TPU capacity, validated on construction. `pax provision create --help` documents the fields.
 
     Raises:
-      ConfigError: A value is not valid, or two exclude each other.
+      ConfigError: A value is invalid, or two options exclude each other.
     """
 
     target: Target
@@ -75,11 +75,11 @@ class Order:
     def __post_init__(self) -> None:
         if self.accelerator.runtime is None:
             raise ConfigError(
-                f"{self.accelerator.type} is offered through GKE only.",
+                f"{self.accelerator.type} is available through GKE only.",
                 f"pax provision emit RECIPE --target gke --accelerator {self.accelerator.type}",
             )
         if self.spot and self.reserved:
-            raise ConfigError("Capacity is either spot or reserved.", "Leave out --spot or --reserved.")
+            raise ConfigError("--spot and --reserved exclude each other.", "Leave out --spot or --reserved.")
         for kind in ("network", "subnetwork", "service_account", "runtime_version"):
             value = getattr(self, kind)
             if value is not None:
@@ -93,48 +93,54 @@ class Order:
 
 
 def create(order: Order) -> list[str]:
-    """Creates a TPU VM, or asks for a queued resource and does not wait for it."""
+    """Creates a TPU VM, or requests a queued resource without waiting for it."""
     target, kind = order.target, order.accelerator.type
     runtime = order.runtime_version or order.accelerator.runtime
     if target.queued:
         argv = [*_TPUS, "queued-resources", "create", target.name, f"--accelerator-type={kind}"]
         argv += [f"--runtime-version={runtime}"]
-        several = [f"--node-count={target.slices}", f"--node-prefix={target.name}"]
-        argv += several if target.slices > 1 else [f"--node-id={target.name}"]
+        if target.slices > 1:
+            argv += [f"--node-count={target.slices}", f"--node-prefix={target.name}"]
+        else:
+            argv += [f"--node-id={target.name}"]
     else:
         argv = [*_TPUS, "tpu-vm", "create", target.name, f"--accelerator-type={kind}", f"--version={runtime}"]
-    argv += target.place()
+    argv += target.location_options()
     if order.valid_until is not None:
         form, value = check_until(order.valid_until)
         argv.append(f"--valid-until-{form}={value}")
-    for flag, wanted in (("spot", order.spot), ("reserved", order.reserved), ("internal-ips", target.internal_ips)):
-        argv += [f"--{flag}"] if wanted else []
+    for flag, enabled in (("spot", order.spot), ("reserved", order.reserved), ("internal-ips", target.internal_ips)):
+        if enabled:
+            argv.append(f"--{flag}")
     for flag in ("network", "subnetwork", "service_account", "labels"):
         value = getattr(order, flag)
-        argv += [f"--{flag.replace('_', '-')}={value}"] if value is not None else []
-    return argv + (["--async"] if target.queued else []) + ["--quiet"]
+        if value is not None:
+            argv.append(f"--{flag.replace('_', '-')}={value}")
+    if target.queued:
+        argv.append("--async")
+    return [*argv, "--quiet"]
 
 
 def describe(target: Target) -> list[str]:
-    """The TPU VM or queued resource, as JSON."""
-    return [*_TPUS, _kind(target), "describe", target.name, *target.place(), "--format=json"]
+    """Describes the TPU VM or queued resource, as JSON."""
+    return [*_TPUS, _kind(target), "describe", target.name, *target.location_options(), "--format=json"]
 
 
 def describe_node(target: Target, node: str) -> list[str]:
-    """One TPU VM, as JSON."""
-    return [*_TPUS, "tpu-vm", "describe", check("name", node), *target.place(), "--format=json"]
+    """Describes one TPU VM, as JSON."""
+    return [*_TPUS, "tpu-vm", "describe", check("name", node), *target.location_options(), "--format=json"]
 
 
 def list_all(kind: str, zone: str, project: str | None) -> list[str]:
-    """All of a kind ("tpu-vm" or "queued-resources") in a zone, as JSON."""
+    """Lists all resources of a kind ("tpu-vm" or "queued-resources") in a zone, as JSON."""
     where = [f"--zone={check('zone', zone)}"] + ([f"--project={check('project', project)}"] if project else [])
     return [*_TPUS, kind, "list", *where, "--format=json"]
 
 
 def delete(target: Target) -> list[str]:
-    """Deletes the TPU VM, or the queued resource with its nodes."""
+    """Deletes the TPU VM, or the queued resource and its nodes."""
     force = ["--force"] if target.queued else []
-    return [*_TPUS, _kind(target), "delete", target.name, *target.place(), *force, "--quiet"]
+    return [*_TPUS, _kind(target), "delete", target.name, *target.location_options(), *force, "--quiet"]
 
 
 def ssh(
@@ -145,35 +151,35 @@ def ssh(
     ssh_args: Sequence[str] = (),
     forwards: Sequence[str] = (),
 ) -> list[str]:
-    """A shell on a worker, or a script run by bash on one or `all`; the script travels as one quoted argument.
+    """Opens a shell on a worker, or runs a bash script, passed as one quoted argument, on one or all workers.
 
     Args:
-      target: Which TPU VMs.
-      node: Slice: a number or `all`.
-      worker: A number or `all`.
-      script: What bash runs there. None = an interactive shell.
-      ssh_args: Given to ssh as they are.
-      forwards: Ports of the worker to reach from here, as HERE:THERE; no shell is opened then.
+      target: The TPU VMs.
+      node: Slice number or `all`.
+      worker: Worker number or `all`.
+      script: A bash script. None: an interactive shell.
+      ssh_args: Arguments for ssh.
+      forwards: Ports to forward from this machine to the worker, as LOCAL:REMOTE; opens no shell.
     """
     argv = [*_TPUS, _kind(target), "ssh", target.name, *_options(target, node, worker)]
     if forwards:
         argv.append("--ssh-flag=-N")
     for ports in forwards:
-        here, _, there = check("port", ports).partition(":")
-        argv.append(f"--ssh-flag=-L {here}:localhost:{there or here}")
+        local, _, remote = check("port", ports).partition(":")
+        argv.append(f"--ssh-flag=-L {local}:localhost:{remote or local}")
     if script is not None:
         argv.append(f"--command=bash -lc {shlex.quote(script)}")
     return argv + (["--", *ssh_args] if ssh_args else [])
 
 
 def scp(target: Target, sources: Sequence[str], destination: str, node: str = "0", worker: str = "0") -> list[str]:
-    """Copies files. What is on the TPU VM is written `NAME:PATH`, all else is here."""
-    paths = [_path(target, path) for path in (*sources, destination)]
+    """Copies files. `NAME:PATH` is a path on the TPU VM; other paths are local."""
+    paths = [_scp_path(target, path) for path in (*sources, destination)]
     return [*_TPUS, _kind(target), "scp", *paths, "--recurse", *_options(target, node, worker)]
 
 
 def pasteable(argv: Sequence[str]) -> str:
-    """One line for a shell that means `argv`."""
+    """`argv` as one line, quoted for a shell."""
     return shlex.join(argv)
 
 
@@ -182,18 +188,22 @@ def _kind(target: Target) -> str:
 
 
 def _options(target: Target, node: str, worker: str) -> list[str]:
-    """Which worker, where, and how to reach it. `tpu-vm ssh` has no tunnel in GA."""
+    """Options for the worker, the location and the network route."""
     if not target.queued and node not in ("0", "all"):
-        raise ConfigError(f"{target.name} is one slice: there is no slice {node}.", "Slices count from 0.")
-    route = "--tunnel-through-iap" if target.queued else "--internal-ip"
-    which = ([f"--node={node}"] if target.queued else []) + [f"--worker={worker}"]
-    return [*([route] if target.internal_ips else []), "--quiet", *which, *target.place()]
+        raise ConfigError(f"{target.name} has one slice: there is no slice {node}.", "Slices are numbered from 0.")
+    options = []
+    if target.internal_ips:  # `tpu-vm ssh` has no IAP tunnel in GA
+        options.append("--tunnel-through-iap" if target.queued else "--internal-ip")
+    options.append("--quiet")
+    if target.queued:
+        options.append(f"--node={node}")
+    return [*options, f"--worker={worker}", *target.location_options()]
 
 
-def _path(target: Target, path: str) -> str:
+def _scp_path(target: Target, path: str) -> str:
     if path.startswith(f"{target.name}:"):
         check("remote path", path.partition(":")[2])
         return path
     if "\n" in path or "\0" in path or not path:
-        raise ConfigError(f"{path!r} is no path.")
+        raise ConfigError(f"{path!r} is not a path.")
     return path if path.startswith("/") else f"./{path}"

@@ -1,7 +1,7 @@
-"""Files for those who schedule jobs themselves: a GKE JobSet, a Slurm batch script, a SkyPilot task. Nothing is run.
+"""Writes job files for other schedulers: a GKE JobSet, a Slurm batch script, a SkyPilot task. Runs nothing.
 
-Each starts one pax process a host (TPU), a GPU (Slurm) or a machine (SkyPilot). Who coordinates them is
-the platform's to say: GKE and Cloud TPU set what JAX reads, Slurm's own variables are enough, SkyPilot's are passed on.
+Each starts one pax process per TPU host, GPU (Slurm) or machine (SkyPilot). JAX finds the coordinator from variables
+of the platform: GKE, Cloud TPU and Slurm set them; SkyPilot's are converted in the task.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paxcli.accelerators import Accelerator, find_accelerator
 from paxcli.cloud.values import check
 from paxcli.errors import ConfigError
 
-# Starting again cannot help: usage, something missing, data, divergence (paxcli/errors.py).
+# Exit codes for which a restart does not help: usage, something missing, data, divergence (paxcli/errors.py).
 _FINAL_CODES = [2, 3, 5, 6]
 _STOP_SECONDS = 120
 _RESTARTS = 20
@@ -28,7 +28,7 @@ _CODE_SAVED = 75
 
 @dataclasses.dataclass(frozen=True)
 class Gpus:
-    """A machine's GPUs: `h100:8`."""
+    """The GPUs of one machine: `h100:8`."""
 
     type: str
     count: int
@@ -36,14 +36,14 @@ class Gpus:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What is to run, and on what.
+    """A job: its command and its hardware.
 
     Args:
-      name: Of the job.
+      name: Name of the job.
       command: pax and its arguments.
       machine: A TPU slice, or the GPUs of one machine.
-      count: Slices, or machines.
-      image: For GKE: a container image that holds pax.
+      count: Number of slices or machines.
+      image: For GKE: a container image with pax installed.
     """
 
     name: str
@@ -59,28 +59,28 @@ class Task:
 
     @property
     def devices(self) -> int:
-        """JAX devices of the whole job."""
-        each = self.machine.count if isinstance(self.machine, Gpus) else self.machine.devices
-        return each * self.count
+        """The number of JAX devices of the job."""
+        per_machine = self.machine.count if isinstance(self.machine, Gpus) else self.machine.devices
+        return per_machine * self.count
 
 
 def find_machine(text: str) -> Accelerator | Gpus:
-    """A TPU slice (`v4-128`) or GPUs of one machine (`h100:8`)."""
+    """Parses a TPU slice (`v4-128`) or the GPUs of one machine (`h100:8`)."""
     match = re.fullmatch(r"([a-zA-Z][-a-zA-Z0-9]{0,31}):([1-9][0-9]?)", text, re.ASCII)
     return Gpus(match[1], int(match[2])) if match else find_accelerator(text)
 
 
 def gke(task: Task) -> str:
-    """A JobSet manifest: one Job a slice, one pod a host.
+    """A JobSet manifest: one Job per slice, one pod per host.
 
-    A pod that exits with a code that a restart cannot mend fails the whole JobSet: a mistake uses up no restarts.
-    Fields: the JobSet API v1alpha2 and GKE's page on TPU Multislice.
+    A pod that exits with one of `_FINAL_CODES` fails the JobSet at once, without using up its restarts.
+    Fields: JobSet API v1alpha2, and GKE's documentation of TPU Multislice.
     """
     slice_ = task.machine
     if isinstance(slice_, Gpus) or slice_.gke is None:
-        raise ConfigError("--target gke is for TPUs from v4 on.", "--target slurm or --target skypilot takes GPUs.")
+        raise ConfigError("--target gke requires a TPU v4 or newer.", "For GPUs, use --target slurm or skypilot.")
     if task.image is None:
-        raise ConfigError("GKE runs container images.", "Say which one holds pax: --image REGISTRY/IMAGE:TAG")
+        raise ConfigError("GKE needs a container image with pax.", "Set --image REGISTRY/IMAGE:TAG")
     container = {
         "name": "pax",
         "image": task.image,
@@ -128,9 +128,11 @@ def gke(task: Task) -> str:
 
 
 def slurm(task: Task) -> str:
-    """A batch script: a process a GPU, as JAX expects under Slurm; what was stopped and saved is queued again."""
+    """A batch script with one process per GPU, as JAX expects under Slurm. A stopped and saved run is requeued."""
     if not isinstance(task.machine, Gpus):
-        raise ConfigError("Slurm has no TPUs.", "Say the GPUs of a machine: --accelerator h100:8 --slices 4")
+        raise ConfigError(
+            "--target slurm requires GPUs.", "Example, 4 machines of 8 GPUs: --accelerator h100:8 --slices 4"
+        )
     return f"""\
 #!/bin/bash
 #SBATCH --job-name={task.name}
@@ -146,7 +148,7 @@ def slurm(task: Task) -> str:
 set -u
 srun --kill-on-bad-exit=1 --label {shlex.join(task.command)}
 code=$?
-# Stopped by a signal and saved: go on from there.
+# Stopped by a signal after saving a checkpoint: resume.
 if [ "$code" -eq {_CODE_SAVED} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$code"
 """
@@ -157,14 +159,17 @@ def skypilot(task: Task) -> str:
     resources: dict[str, Any]
     command = shlex.join(task.command)
     if isinstance(task.machine, Gpus):
-        resources, extra = {"accelerators": f"{task.machine.type}:{task.machine.count}"}, "cuda13"
+        resources = {"accelerators": f"{task.machine.type}:{task.machine.count}"}
+        extra = "cuda13"
         coordinator = f'export JAX_COORDINATOR_ADDRESS="$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{_PORT}"'
-        who = 'export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK"'
-        command = f"{coordinator}\n{who}\n{command}"
+        process = 'export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK"'
+        command = f"{coordinator}\n{process}\n{command}"
     elif task.machine.runtime is None:
-        raise ConfigError(f"{task.machine.type} is offered through GKE only.", "--target gke")
+        raise ConfigError(f"{task.machine.type} is available through GKE only.", "--target gke")
     elif task.count > 1:
-        raise ConfigError("SkyPilot starts no job of several slices.", "pax provision create --slices, or --target gke")
+        raise ConfigError(
+            "--target skypilot does not support several slices.", "Use pax provision create --slices, or --target gke"
+        )
     else:
         resources = {
             "infra": "gcp",
@@ -181,7 +186,7 @@ TARGETS = {"gke": gke, "slurm": slurm, "skypilot": skypilot}
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes text of several lines as lines."""
+    """Writes multi-line strings as YAML block literals."""
 
 
 _Dumper.add_representer(

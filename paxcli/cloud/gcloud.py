@@ -1,4 +1,4 @@
-"""Runs the user's `gcloud`: time limits, another try where that can help, and failures that name their likely cause."""
+"""Runs `gcloud` with timeouts, retries of transient failures, and errors that name the likely cause."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _TRANSIENT = re.compile(
     r"|Temporary failure|return code \[255\]",
     re.IGNORECASE,
 )
-# Likely causes, the more special ones first; a hint may name the zone with {zone}.
+# Patterns of error messages and their hints, the most specific first; {zone} is replaced by the zone.
 _CAUSES = (
     (
         r"SERVICE_DISABLED|has not been used in project|API .*(not enabled|disabled)",
-        "The Cloud TPU API is off in this project: gcloud services enable tpu.googleapis.com",
+        "The Cloud TPU API is disabled in this project: gcloud services enable tpu.googleapis.com",
     ),
     (
         r"Reauthentication|invalid_grant|do not currently have an active account|gcloud auth login",
@@ -45,12 +45,12 @@ _CAUSES = (
     ),
     (
         r"quota|limit .*exceeded|QUOTA_EXCEEDED",
-        "The project's quota does not reach: see the page Quotas of the Google Cloud console, ask for more, or take "
-        "fewer chips. Spot and reserved chips have quotas of their own.",
+        "The project's quota is too small: see the Quotas page of the Google Cloud console, request more, or use "
+        "fewer chips. Spot and reserved chips have separate quotas.",
     ),
     (
         r"no more capacity|not enough resources|stockout|RESOURCE_EXHAUSTED|capacity",
-        "The zone has no free chips now: wait in line with --queued, try --spot or another zone.",
+        "The zone has no free chips now: request a queued resource with --queued, or try --spot or another zone.",
     ),
     (
         r"accelerator.?type|AcceleratorType",
@@ -58,21 +58,21 @@ _CAUSES = (
     ),
     (
         r"runtime.?version|RuntimeVersion",
-        "The zone may not offer this software: gcloud compute tpus versions list --zone={zone}",
+        "The zone may not offer this runtime version: gcloud compute tpus versions list --zone={zone}",
     ),
     (
         r"PERMISSION_DENIED|\b403\b|does not have permission|Required .* permission|required permission",
-        "The account lacks a permission, often the role TPU Admin (roles/tpu.admin), or the project is another: "
+        "The account lacks a permission, often the role TPU Admin (roles/tpu.admin), or the project is wrong: "
         "gcloud auth list, gcloud config list",
     ),
-    (r"ALREADY_EXISTS|already exists", "There is one of this name: pax provision describe NAME, or take another name."),
+    (r"ALREADY_EXISTS|already exists", "The name is in use: pax provision describe NAME, or choose another name."),
     (
         r"NOT_FOUND|\b404\b|not found|Unknown zone|zone.* (is )?(not|in)valid|Permission denied on .locations/",
-        "Nothing is there by this name. See the zone and the project: pax provision list --zone ZONE",
+        "There is no resource of this name. Check the zone and the project: pax provision list --zone ZONE",
     ),
     (
         r"Could not (add|fetch) SSH|publickey|\[255\]|return code 255|timed out",
-        "The machine cannot be reached with ssh: is it READY, and does a firewall let port 22 in?",
+        "The machine cannot be reached with ssh: is it READY, and does the firewall allow port 22?",
     ),
 )
 
@@ -81,7 +81,7 @@ class Gcloud:
     """The user's gcloud.
 
     Args:
-      sleep: Waits; tests give another.
+      sleep: Sleeps for some seconds; tests replace it.
     """
 
     def __init__(self, sleep: Callable[[float], None] = time.sleep):
@@ -91,13 +91,13 @@ class Gcloud:
         """Runs one command and returns its stdout.
 
         Args:
-          argv: From `commands.py`.
-          timeout: Seconds for one try.
-          tries: How often in all, where the failure is one that passes. 1 for what must not happen twice.
+          argv: A command of `commands.py`.
+          timeout: Seconds for one attempt.
+          tries: Maximum number of attempts if a failure is transient. 1 for commands that must not run twice.
 
         Raises:
-          MissingError: There is no gcloud.
-          RemoteError: It failed. The message is gcloud's own, the hint its likely cause.
+          MissingError: gcloud is not installed.
+          RemoteError: The command failed. The message is gcloud's, the hint its likely cause.
         """
         program = find_gcloud()
         for attempt in range(1, tries + 1):
@@ -112,7 +112,7 @@ class Gcloud:
                 )
             except subprocess.TimeoutExpired:
                 hint = "Try again; `gcloud info --run-diagnostics` tests the connection."
-                raise RemoteError(f"{_shown(argv)} gave no answer in {timeout:.0f} s.", hint) from None
+                raise RemoteError(f"{_short_command(argv)} timed out after {timeout:.0f} s.", hint) from None
             if done.returncode == 0:
                 return done.stdout
             if attempt == tries or not _TRANSIENT.search(done.stderr):
@@ -127,11 +127,11 @@ class Gcloud:
             return json.loads(output)
         except json.JSONDecodeError:
             raise RemoteError(
-                f"{_shown(argv)} printed no JSON: {output[:200]!r}.", "gcloud components update"
+                f"{_short_command(argv)} did not print JSON: {output[:200]!r}.", "gcloud components update"
             ) from None
 
     def find(self, argv: Sequence[str]) -> Any | None:
-        """Like `json`, and None when what is asked for does not exist."""
+        """Like `json`, or None if the resource does not exist."""
         try:
             return self.json(argv)
         except RemoteError as error:
@@ -144,32 +144,34 @@ def find_gcloud() -> str:
     """The path of gcloud.
 
     Raises:
-      MissingError: It is not on PATH.
+      MissingError: gcloud is not on PATH.
     """
     program = shutil.which("gcloud")
     if program is None:
-        raise MissingError("gcloud is not on this machine.", f"Install it: {INSTALL}, then: gcloud auth login")
+        raise MissingError(
+            "gcloud is not installed on this machine.", f"Install it: {INSTALL}, then: gcloud auth login"
+        )
     return program
 
 
 def failure(argv: Sequence[str], returncode: int, stderr: str) -> RemoteError:
-    """What to say of a failed gcloud: the last lines of its own words, and the likely cause."""
+    """The error for a failed gcloud command: the relevant lines of its stderr, and the likely cause as hint."""
     lines = [line for line in stderr.strip().splitlines() if line.strip() and not line.startswith(_CHATTER)]
     first = next((number for number, line in enumerate(lines) if line.startswith("ERROR")), len(lines))
-    # Before gcloud's own words stand those of a script that it ran.
+    # The output of a remote script comes before gcloud's own message.
     message = "\n".join(lines[max(0, first - 6) : first + 8]) or f"exit status {returncode}"
     zone = next((item.partition("=")[2] for item in argv if item.startswith("--zone=")), "ZONE")
     hint = next((hint for pattern, hint in _CAUSES if re.search(pattern, message, re.IGNORECASE)), None)
-    return RemoteError(f"{_shown(argv)} failed: {message}", hint and hint.format(zone=zone))
+    return RemoteError(f"{_short_command(argv)} failed: {message}", hint and hint.format(zone=zone))
 
 
 def pause(attempt: int) -> float:
-    """Seconds before the next try: anywhere up to a limit that doubles, so that many callers do not return at once."""
+    """Seconds to wait before the next attempt: exponential backoff with full jitter."""
     return random.uniform(0, min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**attempt))
 
 
-def configured(setting: str) -> str | None:
-    """A value out of gcloud's own configuration, such as `compute/zone`; None without gcloud or value."""
+def read_setting(setting: str) -> str | None:
+    """A value of gcloud's configuration, such as `compute/zone`; None if it is unset or gcloud is not installed."""
     program = shutil.which("gcloud")
     if program is None:
         return None
@@ -181,7 +183,7 @@ def configured(setting: str) -> str | None:
     return done.stdout.strip() or None
 
 
-def _shown(argv: Sequence[str]) -> str:
-    """The words of a command without its options: scripts are long."""
+def _short_command(argv: Sequence[str]) -> str:
+    """The first words of a command, without its options, which may contain a long script."""
     words = [item for item in argv if not item.startswith("-")]
     return " ".join(words[:6])

@@ -1,4 +1,4 @@
-"""Installs pax on workers: each one by itself, the failed ones again, and then all are compared."""
+"""Installs pax on every worker, retries failures, and verifies that all workers have the same versions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ SHIP = ".pax/ship"
 _ROUNDS = 3
 _INSTALL_SECONDS, _COPY_SECONDS, _DOCTOR_SECONDS = 1800.0, 600.0, 300.0
 
-# Bash, on a worker, from its home. Ubuntu 22.04, which TPU VMs run, has a Python that is too old: uv brings one.
+# A bash script that runs on a worker. Python on TPU VMs (Ubuntu 22.04) is too old, so uv installs a newer one.
 _SCRIPT = """\
 set -eu
 cd "$HOME"
 if [ "$(cat .pax/installed 2>/dev/null || true)" = {hash} ]; then echo already; exit 0; fi
 if [ -e .pax/jobs/lock ] && ! flock --nonblock .pax/jobs/lock true; then
-  echo 'a job runs here: pax provision stop' >&2
+  echo 'a job is running on this worker: pax provision stop' >&2
   exit 1
 fi
 rm -rf .pax/installed .pax/venv
@@ -47,12 +47,19 @@ echo {hash} > .pax/installed
 echo installed
 """
 _DOCTOR = '"$HOME/.pax/venv/bin/python" -m paxcli doctor --json || true'
-_READY = f"mkdir -p {SHIP}"
+_PREPARE = f"mkdir -p {SHIP}"
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """Of one worker: `already`, `installed` or what failed; then what its doctor found."""
+    """The result of one worker.
+
+    Args:
+      worker: The worker.
+      result: `already`, `installed`, or an error message.
+      failed: Whether `result` is an error message.
+      doctor: The report of `pax doctor` on the worker.
+    """
 
     worker: Worker
     result: str
@@ -61,7 +68,7 @@ class Result:
 
 
 def install_script(package: Package) -> str:
-    """What a worker runs, after the package's files were copied to it."""
+    """The script that installs the package on a worker, after its files were copied there."""
     minor = sys.version_info[1]
     pythons = [f"python3.{minor}", *(f"python3.{other}" for other in (12, 11, 13) if other != minor)]
     return _SCRIPT.format(
@@ -74,10 +81,10 @@ def install_script(package: Package) -> str:
 
 
 def install_commands(target: Target, package: Package, node: str, worker: str) -> list[list[str]]:
-    """The three commands for a worker, or for all."""
+    """The commands that prepare, copy and install, for one worker or `all`."""
     files = [str(file) for file in package.files]
     return [
-        commands.ssh(target, node, worker, _READY),
+        commands.ssh(target, node, worker, _PREPARE),
         commands.scp(target, files, f"{target.name}:{SHIP}/", node, worker),
         commands.ssh(target, node, worker, install_script(package)),
     ]
@@ -86,14 +93,14 @@ def install_commands(target: Target, package: Package, node: str, worker: str) -
 def install(
     target: Target, workers: Sequence[Worker], package: Package, gcloud: Gcloud, say: Callable[[str], None]
 ) -> list[Result]:
-    """Installs on every worker and compares them. A worker that has the same package already is left as it is.
+    """Installs the package on every worker that does not have it, and verifies all of them.
 
-    The first contact with a target makes gcloud spread an ssh key; so that happens once, worker 0 goes first.
+    The first connection to a target makes gcloud distribute an ssh key; worker 0 goes first so that this happens once.
     """
 
     def attempt(worker: Worker) -> str:
-        ready, copy, run = install_commands(target, package, str(worker.slice), str(worker.index))
-        gcloud.run(ready)
+        prepare, copy, run = install_commands(target, package, str(worker.slice), str(worker.index))
+        gcloud.run(prepare)
         say(f"{worker} | copying")
         gcloud.run(copy, timeout=_COPY_SECONDS)
         say(f"{worker} | installing")
@@ -113,18 +120,18 @@ def install(
 
 
 def _verify(target: Target, results: list[Result], gcloud: Gcloud) -> list[Result]:
-    """Asks the doctor of every worker at the same time: the hosts of a slice start its chips together."""
+    """Runs `pax doctor` on all workers at once, since the hosts of a slice initialize their chips together."""
     asked = [result.worker for result in results if not result.failed]
     answers = on_each(asked, lambda worker: _doctor(target, worker, gcloud), at_once=None) if asked else {}
     reports = {worker: answer for worker, answer in answers.items() if isinstance(answer, dict)}
-    model = next(iter(reports.values()), {})
+    reference = next(iter(reports.values()), {})
     checked = []
     for result in results:
         answer = answers.get(result.worker)
         if isinstance(answer, PaxError):
             result = dataclasses.replace(result, result=_text(answer), failed=True)
         elif answer is not None:
-            problem = _problem(answer, model)
+            problem = _find_problem(answer, reference)
             result = dataclasses.replace(result, doctor=answer, result=problem or result.result, failed=bool(problem))
         checked.append(result)
     return _count_devices(target, checked)
@@ -138,16 +145,22 @@ def _doctor(target: Target, worker: Worker, gcloud: Gcloud) -> dict[str, Any]:
     return json.loads(line)
 
 
-def _problem(report: dict[str, Any], model: dict[str, Any]) -> str | None:
-    """What is wrong with one worker, beside the first."""
+def _versions(report: dict[str, Any]) -> dict[str, str]:
+    return {"pax": report["pax"], "python": report["python"], **report["packages"]}
+
+
+def _find_problem(report: dict[str, Any], reference: dict[str, Any]) -> str | None:
+    """The problem in one worker's doctor report, compared with the first worker's; None if there is none."""
     if "error" in report:
         return str(report["error"]["message"])
-    versions, wanted = ({"pax": r["pax"], "python": r["python"], **r["packages"]} for r in (report, model))
-    differ = [
-        f"{name} {versions.get(name)}, not {wanted[name]}" for name in wanted if versions.get(name) != wanted[name]
+    versions, expected = _versions(report), _versions(reference)
+    differences = [
+        f"{name} {versions.get(name)}, not {version}"
+        for name, version in expected.items()
+        if versions.get(name) != version
     ]
-    if differ:
-        return "another version than worker 0: " + "; ".join(differ)
+    if differences:
+        return "versions differ from worker 0: " + "; ".join(differences)
     on_cpu = all(device["platform"] == "cpu" for device in report["devices"])
     if on_cpu and not report["environment"].get("JAX_PLATFORMS"):
         return "JAX finds no TPU"
@@ -155,18 +168,18 @@ def _problem(report: dict[str, Any], model: dict[str, Any]) -> str | None:
 
 
 def _count_devices(target: Target, results: list[Result]) -> list[Result]:
-    """A slice has as many devices as its type says, when all its workers have answered."""
+    """Marks slices as failed whose workers together have another number of devices than the accelerator type."""
     if target.accelerator is None:
         return results
-    wanted = find_accelerator(target.accelerator).devices
+    expected = find_accelerator(target.accelerator).devices
     checked = list(results)
     for number in {result.worker.slice for result in results}:
         members = [result for result in results if result.worker.slice == number]
         found = sum(device["count"] for member in members for device in member.doctor.get("devices", []))
-        if found != wanted and not any(member.failed for member in members) and members[0].worker.index == 0:
-            text = f"slice {number} has {found} devices, not {wanted}"
+        if found != expected and not any(member.failed for member in members) and members[0].worker.index == 0:
+            message = f"slice {number} has {found} devices, not {expected}"
             bad = {member.worker for member in members}
-            checked = [dataclasses.replace(r, result=text, failed=True) if r.worker in bad else r for r in checked]
+            checked = [dataclasses.replace(r, result=message, failed=True) if r.worker in bad else r for r in checked]
     return checked
 
 

@@ -1,4 +1,4 @@
-"""What `pax install` puts on a machine: pax from a source, the JAX of its accelerator, pinned versions."""
+"""The package that `pax install` installs: pax from PyPI, git or a checkout, with pinned dependencies."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from paxcli.errors import ConfigError, MissingError
 EXTRAS = ("tpu", "cuda12", "cuda13", "cpu")
 _CHECKOUT = Path(paxcli.__file__).resolve().parents[1]
 _SOURCES = ("paxcli", "recipes", "pyproject.toml", "README.md", "LICENSE")
-# PCI numbers of TPUs v2 to 7x, as in `jax._src.hardware_utils`; Google's network cards have the same vendor.
+# PCI device ids of TPUs v2 to 7x, as in `jax._src.hardware_utils`; Google's network cards have the same vendor id.
 _PCI, _GOOGLE = Path("/sys/bus/pci/devices"), "0x1ae0"
 _TPUS = {"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
-# The oldest NVIDIA driver that runs each CUDA.
+# The oldest NVIDIA driver for each CUDA version.
 _DRIVERS = (("cuda13", 580), ("cuda12", 525))
 _SETUPTOOLS = 77
 
 
 @dataclasses.dataclass(frozen=True)
 class Package:
-    """What pip is to install.
+    """A pip requirement and the files it needs.
 
     Args:
-      requirement: For pip, with `{ship}` for the folder that `files` are in.
-      files: What the requirement needs beside it: the constraints, and perhaps a wheel.
+      requirement: Argument of `pip install`; `{ship}` is the folder of `files`.
+      files: The constraints file and, for a local source, a wheel.
     """
 
     requirement: str
@@ -40,7 +40,7 @@ class Package:
 
     @property
     def hash(self) -> str:
-        """The same for the same package: files count by what they hold."""
+        """A hash of the requirement and of the contents of the files."""
         digest = hashlib.sha256(self.requirement.encode())
         for file in self.files:
             digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
@@ -48,23 +48,23 @@ class Package:
 
 
 def make_package(source: str | None, extra: str, folder: Path, dry_run: bool = False) -> Package:
-    """Prepares an installation in `folder`.
+    """Writes the files of an installation to `folder`.
 
     Args:
-      source: `pypi`, `git:REF`, `git:ADDRESS@REF` or `local`. None = local in a checkout, else pypi.
+      source: `pypi`, `git:REF`, `git:ADDRESS@REF` or `local`. None: local in a checkout, otherwise pypi.
       extra: One of `EXTRAS`.
-      folder: An empty one, for the wheel and the constraints.
-      dry_run: Builds no wheel.
+      folder: An empty folder for the wheel and the constraints file.
+      dry_run: Do not build the wheel.
 
     Raises:
-      ConfigError: There is no such source.
-      MissingError: The wheel cannot be built here.
+      ConfigError: The source is invalid.
+      MissingError: The wheel cannot be built on this machine.
     """
     is_checkout = (_CHECKOUT / "pyproject.toml").exists()
     source = source or ("local" if is_checkout else "pypi")
     extras = "" if extra == "cpu" else f"[{extra}]"
     constraints = folder / "constraints.txt"
-    constraints.write_text(_pins())
+    constraints.write_text(_constraints())
     if source == "pypi":
         version = check("version", paxcli.__version__)
         return Package(f"paxcli{extras}=={version}", (constraints,))
@@ -75,9 +75,9 @@ def make_package(source: str | None, extra: str, folder: Path, dry_run: bool = F
         check("git reference", reference)
         return Package(f"paxcli{extras} @ git+{address}@{reference}", (constraints,))
     if source != "local":
-        raise ConfigError(f"{source!r} is no source.", "--from takes pypi, git:REF, git:https://…@REF or local.")
+        raise ConfigError(f"{source!r} is not a source.", "Use --from pypi, git:REF, git:https://…@REF or local.")
     if not is_checkout:
-        raise ConfigError("pax was not started from a checkout.", "Use --from pypi, or install from a checkout first.")
+        raise ConfigError("pax is not running from a checkout.", "Use --from pypi, or install from a checkout first.")
     wheel = folder / f"paxcli-{paxcli.__version__}-py3-none-any.whl" if dry_run else _wheel(folder)
     return Package(f"{{ship}}/{wheel.name}{extras}", (constraints,) if dry_run else (constraints, wheel))
 
@@ -97,16 +97,17 @@ def detect_extra() -> str:
 
 
 def local_commands(package: Package, venv: Path, ship: Path) -> list[list[str]]:
-    """The commands that install a package into a virtual environment here, which is made when it is not there."""
+    """The commands that install a package into a local virtual environment, which is created if it does not exist."""
     python = venv / "bin" / "python"
-    make = [] if python.exists() else [[sys.executable, "-m", "venv", str(venv)]]
     pip = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
     pip += ["--constraint", str(ship / "constraints.txt"), package.requirement.replace("{ship}", str(ship))]
-    return [*make, pip]
+    if python.exists():
+        return [pip]
+    return [[sys.executable, "-m", "venv", str(venv)], pip]
 
 
-def _pins() -> str:
-    """The checkout's constraints, or the versions that this installation has."""
+def _constraints() -> str:
+    """The checkout's constraints.txt, or the versions of this installation."""
     file = _CHECKOUT / "constraints.txt"
     if file.exists():
         return file.read_text()
@@ -119,11 +120,11 @@ def _origin() -> str:
     try:
         return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60).stdout.strip()
     except (OSError, subprocess.SubprocessError):
-        raise ConfigError("Of which repository?", "Say it: --from git:https://HOST/PATH@REF") from None
+        raise ConfigError("This checkout has no git origin.", "Use --from git:https://HOST/PATH@REF") from None
 
 
 def _wheel(folder: Path) -> Path:
-    """Builds the checkout's wheel, from a copy, the same bytes each time."""
+    """Builds the checkout's wheel reproducibly, from a copy of its sources."""
     source = folder / "source"
     source.mkdir()
     for name in _SOURCES:

@@ -1,7 +1,7 @@
-"""What state TPU VMs are in, and waiting for the one that is wanted.
+"""Reads the state of TPU VMs and queued resources, creates them, and waits until they are ready.
 
-States: the enumerations of the Cloud TPU API, `QueuedResourceState` and `Node`. A state that is not known here is
-one to wait in, since Google adds and renames them (ACCEPTED became WAITING_FOR_RESOURCES).
+States are those of the Cloud TPU API (`QueuedResourceState`, `Node`). An unknown state counts as waiting, since Google
+adds and renames states (ACCEPTED became WAITING_FOR_RESOURCES).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from paxcli.cloud.commands import Order, Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.errors import RemoteError
 
-_FIRST_LOOK, _LONGEST_LOOK, _SILENCE = 2.0, 60.0, 600.0
-_DYING_NODE = {"DELETING", "STOPPING", "STOPPED", "HIDING", "HIDDEN"}
+_MIN_INTERVAL, _MAX_INTERVAL, _REMINDER = 2.0, 60.0, 600.0
+_STOPPING_NODE = {"DELETING", "STOPPING", "STOPPED", "HIDING", "HIDDEN"}
 
 
 class Phase(enum.StrEnum):
-    """What a state means for who waits."""
+    """The phase of a TPU's life that a state belongs to."""
 
     READY = "ready"
     WAITING = "waiting"
@@ -35,13 +35,13 @@ class Phase(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-    """One look.
+    """The state of a target at one time.
 
     Args:
-      phase: What it means.
-      state: Google's word for it.
-      detail: The reason, where there is one.
-      workers: TPU VMs of each slice, as Google counts them; known when they run.
+      phase: The phase of `state`.
+      state: The Cloud TPU API's name.
+      detail: The reason, if any.
+      workers: Number of TPU VMs of each slice, if they are running.
     """
 
     phase: Phase
@@ -54,60 +54,60 @@ class Status:
 
 
 def slices_of(described: Mapping[str, Any]) -> int:
-    """How many slices a queued resource asked for."""
+    """The number of slices of a queued resource."""
     specs = (described.get("tpu") or {}).get("nodeSpec") or []
     counts = [int((spec.get("multisliceParams") or {}).get("nodeCount", 0)) for spec in specs]
     return max([len(specs), *counts, 1])
 
 
 def look(target: Target, gcloud: Gcloud) -> Status:
-    """The state now.
+    """Queries the current state.
 
     Raises:
       RemoteError: gcloud failed.
     """
     described = gcloud.find(commands.describe(target))
     if described is None:
-        return Status(Phase.GONE, "not there")
+        return Status(Phase.GONE, "not found")
     if not target.queued:
-        return _slices([described])
+        return _combine_nodes([described])
     status = queued_status(described)
     if status.phase is not Phase.READY:
         return status
     nodes = [gcloud.find(commands.describe_node(target, target.node(index))) for index in range(target.slices)]
-    return _slices([node or {"state": "CREATING"} for node in nodes])
+    return _combine_nodes([node or {"state": "CREATING"} for node in nodes])
 
 
 def queued_status(described: Mapping[str, Any]) -> Status:
-    """Of a queued resource by itself; when it is active its nodes say the rest."""
-    held = described.get("state") or {}
-    state = str(held.get("state", "UNKNOWN"))
+    """The status of a queued resource, without its nodes. An active one is ready once its nodes are."""
+    details = described.get("state") or {}
+    state = str(details.get("state", "UNKNOWN"))
     if state == "ACTIVE":
         return Status(Phase.READY, state)
     if state == "FAILED":
-        reason = ((held.get("failedData") or {}).get("error") or {}).get("message", "")
+        reason = ((details.get("failedData") or {}).get("error") or {}).get("message", "")
         return Status(Phase.FAILED, state, str(reason))
     if state in ("SUSPENDING", "SUSPENDED"):
-        by_user = held.get("stateInitiator") == "USER"
-        return Status(Phase.PREEMPTED, state, "by a user" if by_user else "taken back by Google Cloud")
+        by_user = details.get("stateInitiator") == "USER"
+        return Status(Phase.PREEMPTED, state, "by a user" if by_user else "preempted by Google Cloud")
     return Status(Phase.DELETING if state == "DELETING" else Phase.WAITING, state)
 
 
-def _slices(nodes: list[Mapping[str, Any]]) -> Status:
-    """Of all slices together: that of the one which is worst off."""
-    each = [_node(node, f"slice {index}: " if len(nodes) > 1 else "") for index, node in enumerate(nodes)]
+def _combine_nodes(nodes: list[Mapping[str, Any]]) -> Status:
+    """The status of all slices: ready if all are, otherwise the worst one."""
+    statuses = [_node_status(node, f"slice {index}: " if len(nodes) > 1 else "") for index, node in enumerate(nodes)]
     for phase in (Phase.PREEMPTED, Phase.FAILED, Phase.DELETING, Phase.WAITING):
-        for status in each:
+        for status in statuses:
             if status.phase is phase:
                 return status
     return Status(Phase.READY, "READY", workers=tuple(len(node.get("networkEndpoints") or [1]) for node in nodes))
 
 
-def _node(node: Mapping[str, Any], where: str) -> Status:
+def _node_status(node: Mapping[str, Any], where: str) -> Status:
     state, health = str(node.get("state", "UNKNOWN")), str(node.get("health", "HEALTHY"))
     if state in ("PREEMPTED", "TERMINATED"):
-        return Status(Phase.PREEMPTED, f"{where}{state}", "taken back by Google Cloud")
-    if state in _DYING_NODE:
+        return Status(Phase.PREEMPTED, f"{where}{state}", "preempted by Google Cloud")
+    if state in _STOPPING_NODE:
         return Status(Phase.DELETING if state == "DELETING" else Phase.FAILED, f"{where}{state}")
     if state != "READY":
         return Status(Phase.WAITING, f"{where}{state}")
@@ -117,25 +117,26 @@ def _node(node: Mapping[str, Any], where: str) -> Status:
 
 
 def ensure(order: Order, gcloud: Gcloud, recreate: bool, say: Callable[[str], None], deadline: float) -> Status:
-    """Creates what is ordered unless it is there already, so that a second call is harmless.
+    """Creates the ordered target unless it exists, so a second call changes nothing.
 
     Raises:
-      RemoteError: gcloud failed, or what is there has failed or was preempted and `recreate` is not wanted.
+      RemoteError: gcloud failed, or the existing target failed or was preempted and `recreate` is False.
     """
     target = order.target
     status = look(target, gcloud)
     if status.phase in (Phase.FAILED, Phase.PREEMPTED):
-        _require(status, target, recreate)
-        say(f"{target.name}: {status}; deleting it to create it anew")
+        if not recreate:
+            raise _not_usable(status, target)
+        say(f"{target.name}: {status}; deleting and recreating it")
         gcloud.run(commands.delete(target), timeout=1800)
         status = Status(Phase.DELETING, "DELETING")
     if status.phase is Phase.DELETING:
-        _until(target, gcloud, {Phase.GONE}, say, deadline)
-        status = Status(Phase.GONE, "not there")
+        _wait_for_phase(target, gcloud, {Phase.GONE}, say, deadline)
+        status = Status(Phase.GONE, "not found")
     if status.phase is not Phase.GONE:
-        say(f"{target.name} is there already: {status}")
+        say(f"{target.name} already exists: {status}")
         return status
-    # Creating a TPU VM lasts until it runs. What is sent twice would say it exists, so nothing is.
+    # `tpu-vm create` returns when the TPU VM is running. A retry would fail with ALREADY_EXISTS, hence one try.
     say(f"creating {target.name}: {target.slices} x {order.accelerator.type} in {target.zone}")
     gcloud.run(commands.create(order), timeout=max(60.0, deadline - time.monotonic()), tries=1)
     return look(target, gcloud)
@@ -148,49 +149,48 @@ def wait(
     say: Callable[[str], None],
     order: Order | None = None,
 ) -> Status:
-    """Waits until every slice runs. With an `order`, what is preempted on the way is created anew.
+    """Waits until every slice is running. With an `order`, a target that is preempted meanwhile is recreated.
 
     Raises:
-      RemoteError: It failed, was preempted, is gone, or `timeout` seconds have passed.
+      RemoteError: The target failed, was preempted or deleted, or `timeout` seconds have passed.
     """
     deadline = time.monotonic() + timeout
     final = {Phase.READY, Phase.FAILED, Phase.PREEMPTED, Phase.GONE}
     while True:
-        status = _until(target, gcloud, final, say, deadline)
+        status = _wait_for_phase(target, gcloud, final, say, deadline)
         if status.phase is Phase.READY:
             return status
         if order is None or status.phase is Phase.FAILED:
-            _require(status, target, recreate=False)
-        assert order is not None
+            raise _not_usable(status, target)
         ensure(order, gcloud, True, say, deadline)
 
 
-def _until(target: Target, gcloud: Gcloud, phases: set[Phase], say: Callable[[str], None], deadline: float) -> Status:
-    """Looks again and again, ever less often; says each change, and from time to time that there is none."""
-    interval, said, said_at = _FIRST_LOOK, "", time.monotonic()
+def _wait_for_phase(
+    target: Target, gcloud: Gcloud, phases: set[Phase], say: Callable[[str], None], deadline: float
+) -> Status:
+    """Polls with growing intervals until one of `phases`; reports each change, and every 10 minutes without one."""
+    interval, reported, reported_at = _MIN_INTERVAL, "", time.monotonic()
     while True:
         status = look(target, gcloud)
-        if str(status) != said:
+        if str(status) != reported:
             say(f"{target.name}: {status}")
-            said, said_at, interval = str(status), time.monotonic(), _FIRST_LOOK
-        elif time.monotonic() - said_at > _SILENCE:
+            reported, reported_at, interval = str(status), time.monotonic(), _MIN_INTERVAL
+        elif time.monotonic() - reported_at > _REMINDER:
             say(f"{target.name}: still {status}")
-            said_at = time.monotonic()
+            reported_at = time.monotonic()
         if status.phase in phases:
             return status
         if time.monotonic() + interval > deadline:
-            hint = f"It goes on by itself; wait again with: pax provision wait {target.name}"
-            raise RemoteError(f"{target.name} is still {status} when time is up.", hint)
+            hint = f"The request stays active; wait again with: pax provision wait {target.name}"
+            raise RemoteError(f"{target.name} is still {status} after the timeout.", hint)
         gcloud.sleep(interval * random.uniform(0.8, 1.2))
-        interval = min(_LONGEST_LOOK, interval * 1.6)
+        interval = min(_MAX_INTERVAL, interval * 1.6)
 
 
-def _require(status: Status, target: Target, recreate: bool) -> None:
-    if recreate:
-        return
+def _not_usable(status: Status, target: Target) -> RemoteError:
     hints = {
-        Phase.FAILED: "See the zone, the type and the quota; pax provision create with --recreate makes it anew.",
-        Phase.PREEMPTED: "pax provision create with --recreate deletes it and creates it anew.",
-        Phase.GONE: "It was deleted, or was never created: pax provision list",
+        Phase.FAILED: "Check zone, accelerator type and quota; pax provision create --recreate recreates it.",
+        Phase.PREEMPTED: "pax provision create --recreate deletes and recreates it.",
+        Phase.GONE: "It was deleted, or never created: pax provision list",
     }
-    raise RemoteError(f"{target.name} is {status}.", hints[status.phase])
+    return RemoteError(f"{target.name} is {status}.", hints[status.phase])

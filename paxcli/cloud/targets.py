@@ -1,6 +1,6 @@
-"""Which TPU VMs a NAME stands for. What pax created it remembers; the rest gcloud is asked for.
+"""Finds the target of a NAME: remembered if pax created it, otherwise looked up with gcloud.
 
-The memory is one small JSON file a name, in `$XDG_STATE_HOME/pax/targets`: where to look, nothing that could be secret.
+pax remembers one small JSON file per name in `$XDG_STATE_HOME/pax/targets`: zone, project and type, no secrets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paxcli.cloud import commands
 from paxcli.cloud.commands import Target
-from paxcli.cloud.gcloud import Gcloud, configured
+from paxcli.cloud.gcloud import Gcloud, read_setting
 from paxcli.cloud.states import slices_of
 from paxcli.cloud.values import check
 from paxcli.errors import ConfigError
@@ -26,33 +26,36 @@ _SETTINGS = {"zone": "compute/zone", "project": "core/project"}
 
 
 def find_place(zone: str | None, project: str | None, say: Callable[[str], None]) -> tuple[str, str | None]:
-    """Zone and project: from the options, else the environment, else gcloud's configuration; says which was taken.
+    """Zone and project from the options, the environment or gcloud's configuration; reports the source.
 
     Raises:
-      ConfigError: No zone is to be found, or a value is not valid.
+      ConfigError: No zone is set, or a value is invalid.
     """
-    found_zone = _place("zone", zone, say)
+    found_zone = _find_setting("zone", zone, say)
     if found_zone is None:
         raise ConfigError(
-            "No zone is given.",
-            "gcloud config set compute/zone us-central2-b, or $CLOUDSDK_COMPUTE_ZONE; `pax provision` takes --zone.",
+            "No zone is set.",
+            "Use `gcloud config set compute/zone us-central2-b`, $CLOUDSDK_COMPUTE_ZONE, or --zone of `pax provision`.",
         )
-    return found_zone, _place("project", project, say)
+    return found_zone, _find_setting("project", project, say)
 
 
-def _place(kind: str, given: str | None, say: Callable[[str], None]) -> str | None:
-    if given is not None:
-        return check(kind, given)
-    sources = [(f"${name}", os.environ.get(name)) for name in _VARIABLES[kind]]
-    source, value = next((pair for pair in sources if pair[1]), ("gcloud's configuration", None))
-    value = value or configured(_SETTINGS[kind])
+def _find_setting(kind: str, option: str | None, say: Callable[[str], None]) -> str | None:
+    if option is not None:
+        return check(kind, option)
+    source, value = "gcloud's configuration", None
+    for name in _VARIABLES[kind]:
+        if os.environ.get(name):
+            source, value = f"${name}", os.environ[name]
+            break
+    value = value or read_setting(_SETTINGS[kind])
     if value:
         say(f"{kind} {check(kind, value)}, from {source}")
     return value
 
 
 def remember(target: Target) -> None:
-    """Keeps where a name is, for `--on NAME`. What cannot be written is asked for again later."""
+    """Remembers a target for `--on NAME`. If the file cannot be written, the target is looked up again later."""
     try:
         _file(target.name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         _file(target.name).write_text(json.dumps(dataclasses.asdict(target)))
@@ -66,7 +69,7 @@ def forget(name: str) -> None:
 
 
 def recall(name: str) -> Target | None:
-    """What is remembered of a name; None when that is nothing, or cannot be read."""
+    """The remembered target of a name; None if there is none or its file is unreadable."""
     check("name", name)
     try:
         fields = json.loads(_file(name).read_text())
@@ -83,10 +86,12 @@ def find_target(
     say: Callable[[str], None],
     dry_run: bool = False,
 ) -> Target:
-    """The TPU VMs of a name: remembered, or looked up as queued resource and as TPU VM; a dry run does not look.
+    """The target of a name: remembered, or looked up as a queued resource and as a TPU VM.
+
+    A dry run does not look it up, and assumes a queued resource.
 
     Raises:
-      ConfigError: There are none, or no zone is known.
+      ConfigError: There is no such target, or no zone is set.
       RemoteError: gcloud failed.
     """
     known = recall(name)
@@ -95,14 +100,14 @@ def find_target(
     zone, project = find_place(zone, project, say)
     queued = Target(name, zone, project, queued=True)
     if dry_run:
-        say(f"{name} was not created here; it is taken for a queued resource")
+        say(f"{name} was not created on this machine; assuming a queued resource")
         return queued
     described = gcloud.find(commands.describe(queued))
     if described is not None:
         return dataclasses.replace(queued, slices=slices_of(described))
     single = Target(name, zone, project)
     if gcloud.find(commands.describe(single)) is None:
-        hint = f"pax provision list --zone {zone} shows what there is; --zone looks elsewhere."
+        hint = f"List the zone's resources: pax provision list --zone {zone}. For another zone, pass --zone."
         raise ConfigError(f"There is neither a queued resource nor a TPU VM {name!r} in {zone}.", hint)
     return single
 

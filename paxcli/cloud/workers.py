@@ -1,4 +1,4 @@
-"""The workers of TPU VMs: one gcloud process each, so that each one's result is known."""
+"""Runs actions on the workers of TPU VMs in parallel, with one gcloud process and one result per worker."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from paxcli.errors import ConfigError, PaxError, RemoteError
 
 T = TypeVar("T")
 
-# gcloud takes some 100 MB and a second of a core to start.
+# Each gcloud process needs about 100 MB and one core-second to start.
 AT_ONCE = 16
 
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Worker:
-    """One TPU VM of one slice; said as `1.3`."""
+    """One TPU VM of one slice; as text, `1.3`."""
 
     slice: int
     index: int
@@ -31,32 +31,32 @@ class Worker:
 
 
 def find_workers(target: Target, gcloud: Gcloud) -> list[Worker]:
-    """All workers of all slices, counted by Google and not by a table.
+    """All workers of all slices, according to the Cloud TPU API.
 
     Raises:
-      RemoteError: Not every slice runs.
+      RemoteError: Some slice is not running.
     """
     status = states.look(target, gcloud)
     if status.phase is not states.Phase.READY:
         hint = f"pax provision wait {target.name}"
         if status.phase in (states.Phase.FAILED, states.Phase.PREEMPTED, states.Phase.GONE):
-            hint = "pax provision create with --recreate makes it anew."
-        raise RemoteError(f"{target.name} does not run: it is {status}.", hint)
+            hint = "pax provision create --recreate recreates it."
+        raise RemoteError(f"{target.name} is not running: it is {status}.", hint)
     return [Worker(number, index) for number, count in enumerate(status.workers) for index in range(count)]
 
 
 def select(workers: Sequence[Worker], node: str, index: str) -> list[Worker]:
-    """Those of a slice and an index, each a number or `all`."""
+    """The workers with this slice and index, each a number or `all`."""
     chosen = [w for w in workers if node in ("all", str(w.slice)) and index in ("all", str(w.index))]
     if not chosen:
-        raise ConfigError(f"There is no worker {node}.{index}.", f"There are {', '.join(map(str, workers[:8]))} …")
+        raise ConfigError(f"There is no worker {node}.{index}.", f"Workers: {', '.join(map(str, workers[:8]))} …")
     return chosen
 
 
 def on_each(
     workers: Iterable[Worker], action: Callable[[Worker], T], at_once: int | None = AT_ONCE
 ) -> dict[Worker, T | PaxError]:
-    """Does something for every worker, several at once, and returns each one's result or failure."""
+    """Calls `action` for every worker, `at_once` in parallel (None: all), and returns each result or error."""
     listed = list(workers)
 
     def attempt(worker: Worker) -> T | PaxError:
@@ -72,24 +72,24 @@ def on_each(
 def run_script(
     target: Target, worker: Worker, script: str, gcloud: Gcloud, timeout: float = 300, tries: int = 3
 ) -> str:
-    """Runs a script on one worker and returns its stdout. It may be run again when the connection is lost.
+    """Runs a script on one worker and returns its stdout. A lost connection may run it again.
 
     Raises:
-      RemoteError: It failed.
+      RemoteError: The script failed.
     """
     return gcloud.run(commands.ssh(target, str(worker.slice), str(worker.index), script), timeout, tries)
 
 
 class Repeater:
-    """Does something again and again in the background, until it is left."""
+    """A context manager that calls `action` every `seconds` in a background thread."""
 
     def __init__(self, action: Callable[[], None], seconds: float):
         self._action, self._seconds = action, seconds
-        self._left = threading.Event()
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        while not self._left.wait(self._seconds):
+        while not self._stopped.wait(self._seconds):
             self._action()
 
     def __enter__(self) -> Repeater:
@@ -97,4 +97,4 @@ class Repeater:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._left.set()
+        self._stopped.set()

@@ -1,4 +1,4 @@
-"""What every input is: batches of numpy arrays, a position that can be saved, and one definition of an eval run."""
+"""The contract of an input: batches of numpy arrays, a position that can be saved, and eval epochs."""
 
 from __future__ import annotations
 
@@ -20,47 +20,55 @@ from paxcli.nested_map import NestedMap
 
 _DEFAULT_SEED = 42
 
-# From `example_id` → output to metrics by name.
+# Maps outputs by `example_id` to metrics by name.
 ExampleMetrics = Callable[[Mapping[int, Any]], dict[str, float]]
 
 
-def _with_stop_iteration(get_next: Callable[[Any], NestedMap]) -> Callable[[Any], NestedMap]:
-    """`get_next`, with one word for the end of the data."""
+def _translate_out_of_range(get_next: Callable[[Any], NestedMap]) -> Callable[[Any], NestedMap]:
+    """Wraps `get_next` so that TensorFlow's OutOfRangeError becomes StopIteration."""
 
     @functools.wraps(get_next)
-    def wrapped(self: Any) -> NestedMap:
+    def wrapper(self: Any) -> NestedMap:
         try:
             return get_next(self)
         except Exception as error:
-            tensorflow = sys.modules.get("tensorflow")  # Where nobody has imported it, the error is not its.
+            tensorflow = sys.modules.get("tensorflow")  # if it was never imported, the error is not TensorFlow's
             if tensorflow is not None and isinstance(error, tensorflow.errors.OutOfRangeError):
                 raise StopIteration from error
             raise
 
-    return wrapped
+    return wrapper
 
 
 @dataclasses.dataclass(kw_only=True)
 class BaseInput(Configurable, abc.ABC):
     """A stream of batches for one process.
 
-    A new kind of input subclasses this, or inherits an input and changes what its `get_next` returns; its spec is then
-    that of what it returns. TensorFlow's OutOfRangeError from `get_next` is the end of the data as StopIteration is.
+    A subclass implements:
+      get_next: Returns the next batch. Raises StopIteration, or TensorFlow's OutOfRangeError, at the end of the data.
+      reset: Restarts the stream.
+      get_state, set_state: Save and restore the position, for resuming a run and for `peek`.
+      element_spec: Optional. The default reads one batch and returns its shapes and dtypes.
+      check_data, ids_to_strings, special_tokens, example_metrics: Optional.
+
+    A subclass of a concrete input may override `get_next` alone, to change the batches of its parent. Its
+    `element_spec` is then the default one, not the parent's.
 
     Attributes:
-      sizes_own_batches: Whether `batch_size` is not to be set, since the data says it.
+      sizes_own_batches: Whether the data determines the batch size, so that `batch_size` must not be set.
 
     Args:
       batch_size: Rows per batch of this process. None: the trainer sets it from the global batch.
-      num_infeed_hosts: How many processes share the stream. The trainer sets it; 0 becomes 1.
-      infeed_host_index: Which of them this is. The trainer sets it.
-      input_random_seed: Drives all randomness. None: a training run draws one, the same in every process, and
+      num_infeed_hosts: Number of processes that share the stream. The trainer sets it; 0 becomes 1.
+      infeed_host_index: Index of this process among them. The trainer sets it.
+      input_random_seed: Seed of all randomness. None: a training run draws one, the same in every process, and
         records it; an eval always uses one fixed seed.
-      reset_for_eval: An eval run is one epoch, and the next one starts over.
-      eval_loop_num_batches: Batches of an eval run that does not reset; None, with `reset_for_eval`: all of an epoch.
-      is_training: Whether the input trains.
-      repeat: Whether the stream starts over at its end. None: yes, unless `reset_for_eval`.
-      name: What metrics call it. None: `train` in training, otherwise `input`.
+      reset_for_eval: Whether an eval run is one epoch, from the start of the data.
+      eval_loop_num_batches: Number of batches of an eval run without `reset_for_eval`. None, with `reset_for_eval`:
+        the full epoch.
+      is_training: Whether this is the training input.
+      repeat: Whether the stream restarts at its end. None: yes, unless `reset_for_eval`.
+      name: Name of the input in metrics. None: `train` in training, otherwise `input`.
     """
 
     sizes_own_batches: ClassVar[bool] = False
@@ -76,9 +84,10 @@ class BaseInput(Configurable, abc.ABC):
     name: str | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Translates the OutOfRangeError of a subclass's `get_next`, and gives it the default `element_spec`."""
         super().__init_subclass__(**kwargs)
         if "get_next" in vars(cls):
-            cls.get_next = _with_stop_iteration(cls.get_next)  # type: ignore[method-assign]
+            cls.get_next = _translate_out_of_range(cls.get_next)  # type: ignore[method-assign]
             if "element_spec" not in vars(cls):
                 cls.element_spec = BaseInput.element_spec
 
@@ -89,26 +98,28 @@ class BaseInput(Configurable, abc.ABC):
 
     @abc.abstractmethod
     def get_next(self) -> NestedMap:
-        """The next batch: numpy arrays with leading dimension `batch_size`.
+        """Returns the next batch: numpy arrays with leading dimension `batch_size`.
 
         Raises:
-          StopIteration: The data is at its end.
+          StopIteration: The end of the data.
         """
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Starts the stream over."""
+        """Restarts the stream from its first batch."""
 
     def get_state(self) -> dict[str, Any]:
-        """The position in the stream: small, and JSON can hold it."""
-        raise ConfigError(f"{type(self).__name__} cannot save its position.", "Give it `get_state` and `set_state`.")
+        """The position in the stream: small, and serializable as JSON."""
+        raise ConfigError(f"{type(self).__name__} cannot save its position.", "Implement `get_state` and `set_state`.")
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues the stream, batch for batch, from where `get_state` returned `state`."""
-        raise ConfigError(f"{type(self).__name__} cannot restore its position.", "Give it `get_state` and `set_state`.")
+        """Restores the position that `get_state` returned. The next batches are the same as after that call."""
+        raise ConfigError(
+            f"{type(self).__name__} cannot restore its position.", "Implement `get_state` and `set_state`."
+        )
 
     def peek(self) -> NestedMap | None:
-        """The batch that `get_next` will return, without taking it; None at the end of the data."""
+        """The next batch, without advancing the stream; None at the end of the data."""
         state = self.get_state()
         try:
             return self.get_next()
@@ -121,36 +132,37 @@ class BaseInput(Configurable, abc.ABC):
         """Shape and dtype of every field of a batch, as `jax.ShapeDtypeStruct`."""
         batch = self.peek()
         if batch is None:
-            raise DataError(f"Input `{self.name}` has no batch left to take a spec from.")
+            raise DataError(f"Input `{self.name}` has no batches left, so its element spec is unknown.")
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
-        """Readable text of the first `lengths[i]` of each row of `ids` [B, T], a field of that name (`key`).
+        """Decodes the first `lengths[i]` ids of each row of `ids` [B, T], which is the batch's field `key`.
 
-        Without a tokenizer, the ids themselves.
+        Without a tokenizer, returns the ids as numbers.
         """
         return [" ".join(map(str, row[:length])) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
     def special_tokens(self) -> dict[int, str]:
-        """Ids that stand for no text, and what to show for them."""
+        """Ids of special tokens, such as padding, and the text to show for each."""
         return {}
 
     def example_metrics(self, of: Literal["scores", "predictions"]) -> ExampleMetrics | None:
-        """What computes this input's own metrics, of the outputs of all examples of an epoch; None = it has none.
+        """A function that computes this input's own metrics from the outputs of all examples of an epoch, or None.
 
-        An input that has some gives its batches a field `example_id` [B], negative in rows that stand for no example.
+        An input with such metrics adds the field `example_id` [B] to its batches, negative in rows of padding.
 
         Args:
-          of: What an output is: the log-probability of the example's targets, or the ids [T] generated for it.
+          of: Kind of outputs: "scores", the log-probability of an example's targets, or "predictions", the generated
+            ids [T].
         """
         return None
 
     def eval_batches(self) -> Iterator[NestedMap]:
-        """The batches of one eval or decode run: an epoch, or the next `eval_loop_num_batches`."""
+        """The batches of one eval or decode run: an epoch, or the next `eval_loop_num_batches` batches."""
         self.validate()
-        return self._epoch() if self.reset_for_eval else self._rolling()
+        return self._read_epoch() if self.reset_for_eval else self._read_next_batches()
 
-    def _epoch(self) -> Iterator[NestedMap]:
+    def _read_epoch(self) -> Iterator[NestedMap]:
         self.reset()
         try:
             with contextlib.suppress(StopIteration):
@@ -160,49 +172,50 @@ class BaseInput(Configurable, abc.ABC):
         finally:
             self.reset()
 
-    def _rolling(self) -> Iterator[NestedMap]:
+    def _read_next_batches(self) -> Iterator[NestedMap]:
         assert self.eval_loop_num_batches is not None
-        for taken in range(self.eval_loop_num_batches):
+        for count in range(self.eval_loop_num_batches):
             try:
                 batch = self.get_next()
             except StopIteration:
                 raise DataError(
-                    f"Input `{self.name}` ended after {taken} of {self.eval_loop_num_batches} batches.",
-                    "Set repeat=True, or reset_for_eval=True with eval_loop_num_batches=None for whole epochs.",
+                    f"Input `{self.name}` ended after {count} of {self.eval_loop_num_batches} batches.",
+                    "Set repeat=True, or reset_for_eval=True with eval_loop_num_batches=None to evaluate full epochs.",
                 ) from None
             yield batch
 
     @property
     def repeats(self) -> bool:
-        """`repeat`, or what it is derived to be."""
+        """`repeat`, or its default for this input."""
         return self.repeat if self.repeat is not None else self.is_training or not self.reset_for_eval
 
     @property
     def seed(self) -> int:
-        """`input_random_seed`, or the one that every eval uses."""
+        """`input_random_seed`, or the fixed seed of evals."""
         return _DEFAULT_SEED if self.input_random_seed is None else self.input_random_seed
 
     def validate(self) -> None:
-        """Raises ConfigError for settings that cannot work. Touches no file."""
+        """Raises ConfigError for invalid settings. Reads no files."""
         if not re.fullmatch(r"[a-zA-Z0-9.:_+-]+", self.name or ""):
-            raise ConfigError(f"Input name {self.name!r} may hold letters, digits and . : _ + - only.")
+            raise ConfigError(f"Input name {self.name!r} may contain only letters, digits and . : _ + -")
         self._validate_sharding()
         self._validate_eval()
 
     def _validate_sharding(self) -> None:
         if self.sizes_own_batches and self.batch_size is not None:
             raise ConfigError(
-                f"Input `{self.name}`: batch_size is {self.batch_size}, but {type(self).__name__} has its data's.",
-                "Leave it out, and set the batch size of what the input reads.",
+                f"Input `{self.name}`: batch_size is {self.batch_size}, but the data of {type(self).__name__} sets it.",
+                "Leave it out, and set the batch size of the inputs or the generator that it reads.",
             )
         if not self.sizes_own_batches and (self.batch_size is None or self.batch_size < 1):
             raise ConfigError(
-                f"Input `{self.name}`: batch_size is {self.batch_size}.", "Set it to the rows per process, 1 or more."
+                f"Input `{self.name}`: batch_size is {self.batch_size}.",
+                "Set it to the number of rows per process, 1 or more.",
             )
         if not 0 <= self.infeed_host_index < self.num_infeed_hosts:
             raise ConfigError(
                 f"Input `{self.name}`: infeed_host_index is {self.infeed_host_index} of {self.num_infeed_hosts} hosts.",
-                "Hosts count from 0.",
+                "Hosts are numbered from 0.",
             )
         if self.input_random_seed is not None and not 0 <= self.input_random_seed < 2**32:
             raise ConfigError(f"Input `{self.name}`: input_random_seed must be from 0 to 2**32 - 1.")
@@ -212,34 +225,34 @@ class BaseInput(Configurable, abc.ABC):
         if batches is not None and batches < 1:
             raise ConfigError(
                 f"Input `{self.name}`: eval_loop_num_batches is {batches}.",
-                "Use 1 or more; or None with reset_for_eval=True for a whole epoch.",
+                "Use 1 or more, or None with reset_for_eval=True for a full epoch.",
             )
         if self.reset_for_eval and batches is not None:
             raise ConfigError(
-                f"Input `{self.name}`: reset_for_eval=True runs whole epochs, but eval_loop_num_batches is {batches}.",
+                f"Input `{self.name}`: reset_for_eval=True runs full epochs, but eval_loop_num_batches is {batches}.",
                 "Set eval_loop_num_batches=None for an epoch, or reset_for_eval=False for the next batches each time.",
             )
         if not self.reset_for_eval and batches is None:
             raise ConfigError(
-                f"Input `{self.name}`: eval_loop_num_batches=None runs to the end, and nothing starts it over.",
+                f"Input `{self.name}`: eval_loop_num_batches=None runs to the end, and nothing restarts the data.",
                 "Set reset_for_eval=True for an epoch each time, or a number of batches.",
             )
         if self.reset_for_eval and self.repeats:
             raise ConfigError(
-                f"Input `{self.name}`: reset_for_eval=True waits for an end that a repeating stream does not have.",
+                f"Input `{self.name}`: reset_for_eval=True needs a finite stream, but this one repeats.",
                 "Leave repeat unset (and is_training False), or set reset_for_eval=False.",
             )
 
     def check_data(self) -> None:
-        """Reads what can be wrong with the data before training starts; raises DataError."""
+        """Reads and checks the data before training starts. Raises DataError."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class RandomAccessInput(BaseInput):
-    """An input that can make any row from its number. Its only state is the number of rows that all hosts took.
+    """An input with random access to its rows. Its state is the number of rows that all hosts have read.
 
-    Host h of a global batch that starts at row n holds the rows n + h * batch_size and up, so the hosts' batches
-    end to end are the batch that one host alone would have had, and a run resumes on any number of hosts.
+    In a global batch that starts at row n, host h has the rows from n + h * batch_size. The concatenated batches of all
+    hosts equal the batch of a single host, so a run can resume on any number of hosts.
     """
 
     def __post_init__(self) -> None:
@@ -249,19 +262,19 @@ class RandomAccessInput(BaseInput):
 
     @abc.abstractmethod
     def num_rows(self) -> int | None:
-        """Rows in an epoch; None when there is no end."""
+        """Number of rows in an epoch; None: infinite."""
 
     @abc.abstractmethod
     def rows(self, numbers: np.ndarray) -> NestedMap:
-        """The rows of these numbers [B]; -1 stands for a row of padding."""
+        """The rows with these numbers [B]; -1 is a row of padding."""
 
     def order(self, positions: np.ndarray) -> np.ndarray:
-        """Which row [B] stands at each position [B] of the endless stream."""
+        """The row number [B] at each position [B] of the infinite stream."""
         num_rows = self.num_rows()
         return positions if num_rows is None else positions % num_rows
 
     def data_fingerprint(self) -> Any:
-        """Differs when the data differs, so that a position in other data is refused; JSON can hold it."""
+        """Identifies the data, so that a position saved with other data is rejected. Serializable as JSON."""
         return None
 
     def get_next(self) -> NestedMap:
@@ -270,13 +283,15 @@ class RandomAccessInput(BaseInput):
             self._is_valid = True
         assert self.batch_size is not None
         num_rows = self.num_rows()
-        ends = num_rows is not None and not self.repeats
-        if ends and self._next_row >= num_rows:
+        is_finite = num_rows is not None and not self.repeats
+        if is_finite and self._next_row >= num_rows:
             raise StopIteration
         first = self._next_row + self.infeed_host_index * self.batch_size
         positions = np.arange(first, first + self.batch_size)
         numbers = self.order(positions)
-        batch = self.rows(np.where(positions < num_rows, numbers, -1) if ends else numbers)
+        if is_finite:
+            numbers = np.where(positions < num_rows, numbers, -1)
+        batch = self.rows(numbers)
         self._next_row += self.batch_size * self.num_infeed_hosts
         return batch
 
@@ -289,14 +304,14 @@ class RandomAccessInput(BaseInput):
     def set_state(self, state: dict[str, Any]) -> None:
         if state["data"] != self.data_fingerprint():
             raise DataError(
-                f"The data of input `{self.name}` is not what it was when its position was saved.",
-                "Bring the old data back, or start a new run from the old one's parameters.",
+                f"The data of input `{self.name}` has changed since its position was saved.",
+                "Restore the old data, or start a new run from the old one's parameters (--from).",
             )
         self._next_row = state["next_row"]
 
 
 def language_spec(batch_size: int | None, seq_len: int | None) -> NestedMap:
-    """Spec of a language-model batch: every field [B, T]."""
+    """The element spec of a language-model batch: every field is [B, T]."""
     shape = (batch_size, seq_len)
     names = ("ids", "labels", "weights", "segment_ids", "segment_pos")
     return NestedMap({n: jax.ShapeDtypeStruct(shape, np.float32 if n == "weights" else np.int32) for n in names})
@@ -304,7 +319,7 @@ def language_spec(batch_size: int | None, seq_len: int | None) -> NestedMap:
 
 @dataclasses.dataclass(kw_only=True)
 class Prompts(Configurable):
-    """What `pax decode` continues when it is given no prompt.
+    """Default prompts of `pax decode`.
 
     Attributes:
       prompts: The texts.

@@ -1,4 +1,4 @@
-"""All documents of an input, packed: of text, tokenized once, or of token files, memory-mapped."""
+"""The packed documents of an input: text, tokenized once, or memory-mapped token files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.token_files import TokenFileInfo, dtype_for, file_checksum, open_token_file, read_info
 from paxcli.inputs.tokenizers import Tokenizer
-from paxcli.inputs.tokenizing import Tokenizing, plan_parts, tokenized
+from paxcli.inputs.tokenizing import Tokenizing, plan_parts, tokenize_files
 from paxcli.nested_map import NestedMap
 
 _SPARE_FILES = 256
@@ -29,32 +29,32 @@ _SPARE_FILES = 256
 
 @dataclasses.dataclass(frozen=True)
 class Packing:
-    """How documents become rows: see `PackedTokens`; longer ones than `drop_longer_than` tokens are left out."""
+    """Packing options (see `PackedTokens`). Documents of more than `drop_longer_than` tokens are dropped."""
 
     seq_len: int
     packing: str
     drop_longer_than: int | None
 
     def pack(self, tokens: np.ndarray, starts: np.ndarray, pad_id: int) -> tuple[PackedTokens, int]:
-        """The packed documents, and how many were left out."""
+        """Packs documents; returns them and the number of dropped documents."""
         packed = PackedTokens(tokens=tokens, starts=starts, seq_len=self.seq_len, pad_id=pad_id, packing=self.packing)
         if self.drop_longer_than is None:
             return packed, 0
-        kept = packed.without_longer(self.drop_longer_than)
+        kept = packed.drop_longer(self.drop_longer_than)
         return kept, packed.num_documents - kept.num_documents
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Rows of one or more packs, one after the other.
+    """The concatenated rows of one or more packs.
 
     Attributes:
       packs: The packs.
-      bad_records: What was left out because it cannot be read, and where.
-      num_dropped: Documents left out because they are too long.
-      paths: The token file of each pack; empty where ids were checked when they were made.
-      vocab_size: Ids are below it.
-      checksum: Differs when rows differ.
+      bad_records: The error of each skipped record.
+      num_dropped: Number of documents dropped because they are too long.
+      paths: The token file of each pack; empty if the ids come from a tokenizer and need no check.
+      vocab_size: All ids are smaller.
+      checksum: Identifies the rows.
     """
 
     packs: Sequence[PackedTokens]
@@ -66,71 +66,76 @@ class Corpus:
 
     @functools.cached_property
     def first_rows(self) -> np.ndarray:
-        """The number of the first row of each pack, and of all rows."""
+        """The number of the first row of each pack, and the total number of rows."""
         return np.cumsum([0, *(pack.num_rows for pack in self.packs)], dtype=np.int64)
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
-        """The language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
+        """A language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
         packs = np.searchsorted(self.first_rows, np.maximum(numbers, 0), side="right") - 1
         if (packs == packs[0]).all():
-            return self._rows_of(packs[0], numbers)
-        mine = {pack: np.flatnonzero(packs == pack) for pack in np.unique(packs).tolist()}
-        parts = [self._rows_of(pack, numbers[of_pack]) for pack, of_pack in mine.items()]
-        back = np.argsort(np.concatenate(list(mine.values())))
-        return NestedMap({name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]})
+            return self._read_rows(packs[0], numbers)
+        indices = {pack: np.flatnonzero(packs == pack) for pack in np.unique(packs).tolist()}
+        parts = [self._read_rows(pack, numbers[in_pack]) for pack, in_pack in indices.items()]
+        inverse = np.argsort(np.concatenate(list(indices.values())))
+        return NestedMap({name: np.concatenate([part[name] for part in parts])[inverse] for name in parts[0]})
 
-    def _rows_of(self, pack: int, numbers: np.ndarray) -> NestedMap:
+    def _read_rows(self, pack: int, numbers: np.ndarray) -> NestedMap:
         batch = self.packs[pack].rows(np.where(numbers < 0, -1, numbers - self.first_rows[pack]))
         if self.paths and (largest := int(max(batch.ids.max(), batch.labels.max()))) >= self.vocab_size:
             raise DataError(
-                f"{self.paths[pack]} holds id {largest}, but its vocab_size is {self.vocab_size}.",
-                "Write or fetch the file again, or correct its .json.",
+                f"{self.paths[pack]} contains id {largest}, but its vocab_size is {self.vocab_size}.",
+                "Write or download the file again, or correct its .json.",
             )
         return batch
 
 
 def tokenize_text(
     files: Sequence[SourceFile],
-    how: Tokenizing,
+    tokenizing: Tokenizing,
     tokenizer: Tokenizer,
     packing: Packing,
     num_workers: int,
 ) -> Corpus:
-    """Reads and tokenizes files of text.
+    """Reads and tokenizes text files.
 
     Raises:
-      DataError: A file that cannot be read, or more bad records than the budget.
+      DataError: A file cannot be read, or there are more bad records than the budget.
     """
-    bad = BadRecords(how.reading.policy, how.reading.budget)
+    bad = BadRecords(tokenizing.reading.policy, tokenizing.reading.budget)
     dtype = dtype_for(tokenizer.vocab_size)
-    on_disk = any((how.reading.format or format_of(file.name)) in (ARRAY_RECORD, PARQUET) for file in files)
+    on_disk = any((tokenizing.reading.format or format_of(file.name)) in (ARRAY_RECORD, PARQUET) for file in files)
     with contextlib.ExitStack() as stack:
         documents: Iterable[tuple[np.ndarray, np.ndarray]]
         if num_workers:
             directory = epath.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pax-tokens-")))
             parts = plan_parts(files, directory)
-            infos = dict(how.write_all(parts, num_workers))
+            infos = dict(tokenizing.write_all(parts, num_workers))
             bad.found += [record for part in parts for record in infos[part].bad_records]
             documents = (open_token_file(part.path, infos[part], None) for part in parts)
         else:
             start = np.zeros(1, np.int64)
-            documents = ((ids, np.append(start, len(ids) - 1)) for ids in tokenized(files, how.reading, tokenizer, bad))
-        tokens, starts = _collected(documents, dtype, on_disk)
+            ids_of_documents = tokenize_files(files, tokenizing.reading, tokenizer, bad)
+            documents = ((ids, np.append(start, len(ids) - 1)) for ids in ids_of_documents)
+        tokens, starts = _concatenate(documents, dtype, on_disk)
     pack, num_dropped = packing.pack(tokens, starts, tokenizer.pad_id)
     return Corpus([pack], bad.found, num_dropped, [], tokenizer.vocab_size, pack.checksum)
 
 
-def _collected(
+def _concatenate(
     documents: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype, on_disk: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of documents end to end, and where they start; the tokens in memory or in a file that has no name."""
-    starts, held = array("q", [0]), []
+    """The concatenated tokens of documents, in memory or in a memory-mapped temporary file, and their starts."""
+    starts = array("q", [0])
+    chunks: list[np.ndarray] = []
     with tempfile.TemporaryFile() if on_disk else contextlib.nullcontext() as file:
         for tokens, inner in documents:
-            held.append(tokens) if file is None else file.write(np.ascontiguousarray(tokens, dtype).data)
+            if file is None:
+                chunks.append(tokens)
+            else:
+                file.write(np.ascontiguousarray(tokens, dtype).data)
             starts.extend((inner[1:] + starts[-1]).tolist())
         if file is None:
-            tokens = np.concatenate(held) if held else np.zeros(0, dtype)
+            tokens = np.concatenate(chunks) if chunks else np.zeros(0, dtype)
         else:
             file.flush()
             tokens = np.asarray(np.memmap(file, dtype, "r")) if file.tell() else np.zeros(0, dtype)
@@ -140,11 +145,11 @@ def _collected(
 def open_token_files(
     files: Sequence[SourceFile], info: TokenFileInfo, packing: Packing, cache_dir: str | None
 ) -> Corpus:
-    """Maps token files into memory; `info` is what the first one says.
+    """Memory-maps token files; `info` is the first file's.
 
     Raises:
-      DataError: A file that is damaged, or made with another vocabulary than the first.
-      MissingError: More files than this process may open.
+      DataError: A file is damaged, or its vocabulary differs from the first file's.
+      MissingError: There are more files than this process may open.
     """
     _allow_open_files(2 * len(files))
     packs, bad, dropped = [], [], 0
@@ -154,7 +159,7 @@ def open_token_files(
             if getattr(found, name) != getattr(info, name):
                 raise DataError(
                     f"{file.path} has {name} {getattr(found, name)}, {files[0].path} has {getattr(info, name)}.",
-                    "Give files of different tokenizers to different inputs.",
+                    "Use a separate input for the files of each tokenizer.",
                 )
         pack, num_dropped = packing.pack(*open_token_file(file.path, found, cache_dir), info.pad_id)
         packs.append(pack)
@@ -169,14 +174,14 @@ def open_token_files(
 
 
 def _allow_open_files(number: int) -> None:
-    """A mapped file counts as open."""
-    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number + _SPARE_FILES
-    if limit == resource.RLIM_INFINITY or wanted <= limit:
+    """Raises this process's limit of open files, which memory-mapped files count towards."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = number + _SPARE_FILES
+    if soft == resource.RLIM_INFINITY or needed <= soft:
         return
-    if most != resource.RLIM_INFINITY and wanted > most:
+    if hard != resource.RLIM_INFINITY and needed > hard:
         raise MissingError(
-            f"{number} open files are needed, and this machine allows {most}.",
-            "Raise it (ulimit -n), or join token files.",
+            f"{number} open files are needed, and this machine allows {hard}.",
+            "Raise the limit (ulimit -n), or merge token files.",
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

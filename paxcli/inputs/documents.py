@@ -1,4 +1,4 @@
-"""Documents out of files: plain text, JSON lines, Parquet, ArrayRecord; and what becomes of a bad one."""
+"""Reads documents from plain text, JSON lines, Parquet and ArrayRecord files, and handles bad records."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ TEXT, JSONL, PARQUET, ARRAY_RECORD, TOKENS = FORMATS = ("text", "jsonl", "parque
 _SUFFIXES = {
     ".jsonl": JSONL,
     ".jsonl.gz": JSONL,
-    ".json.gz": JSONL,  # C4's shards hold an object a line
+    ".json.gz": JSONL,  # C4's files have one object per line
     ".ndjson": JSONL,
     ".parquet": PARQUET,
     ".arrayrecord": ARRAY_RECORD,
     ".array_record": ARRAY_RECORD,
     ".bin": TOKENS,
 }
-_AT_ONCE = 1024
+_RECORDS_PER_READ = 1024
 
 
 def format_of(name: str) -> str:
-    """The format that a file's suffix stands for: `text` unless it is one of the known."""
-    return next((found for suffix, found in _SUFFIXES.items() if name.lower().endswith(suffix)), TEXT)
+    """The format of a file by its suffix; `text` for an unknown suffix."""
+    return next((format for suffix, format in _SUFFIXES.items() if name.lower().endswith(suffix)), TEXT)
 
 
 @dataclasses.dataclass
 class BadRecords:
-    """Counts records that cannot be read, and says when it is too many.
+    """Collects the errors of records that cannot be read, up to a budget.
 
     Attributes:
-      policy: `error`: the first ends everything. `skip`: up to `budget` are left out.
-      budget: How many may be left out.
-      found: What was wrong with each, and where.
+      policy: `error`: the first bad record raises. `skip`: up to `budget` records are skipped.
+      budget: Maximum number of skipped records.
+      found: The error message of each skipped record.
     """
 
     policy: str = "error"
@@ -48,28 +48,28 @@ class BadRecords:
     found: list[str] = dataclasses.field(default_factory=list)
 
     def add(self, error: DataError) -> None:
-        """Leaves a record out, or raises `error`."""
+        """Skips a record, or raises `error`."""
         if self.policy == "error":
             raise error
         if len(self.found) >= self.budget:
             raise DataError(
                 f"More than {self.budget} records cannot be read. The last one: {error.message}",
-                "Mend the data, or raise bad_record_budget.",
+                "Fix the data, or raise bad_record_budget.",
             ) from error
         self.found.append(error.message)
-        log.info("Left out: %s", error.message)
+        log.info("Skipped: %s", error.message)
 
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """How files become documents.
+    """Reads documents from files.
 
     Attributes:
-      format: Of all files; None: each by its suffix.
-      text_field: The field or column that holds a document's text; None: an ArrayRecord's record is the text itself.
-      policy: What becomes of bad records.
-      budget: How many may be left out.
-      cache_dir: Where ArrayRecords of a bucket are copied to.
+      format: Format of all files. None: by each file's suffix.
+      text_field: Field or column with a document's text. None: the text is an ArrayRecord's full record.
+      policy: `error` or `skip` bad records.
+      budget: Maximum number of skipped records.
+      cache_dir: Directory for local copies of a bucket's ArrayRecord files.
     """
 
     format: str | None = None
@@ -79,13 +79,13 @@ class Reading:
     cache_dir: str | None = None
 
     def documents(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
-        """The texts of one file, in order.
+        """The documents of one file, in order.
 
         Raises:
-          DataError: A file that cannot be read, or a bad record that may not be left out.
+          DataError: The file cannot be read, or a bad record must not be skipped.
         """
         readers: dict[str, Callable[[SourceFile, BadRecords], Iterator[str]]] = {
-            TEXT: _text,
+            TEXT: _read_text,
             JSONL: self._jsonl,
             PARQUET: self._parquet,
             ARRAY_RECORD: self._array_record,
@@ -94,13 +94,13 @@ class Reading:
 
     def _jsonl(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
         number = 0
-        with _opened(file) as stream:
+        with _open_stream(file) as stream:
             while line := _next_line(stream, file, number):
                 number += 1
                 if line.isspace():
                     continue
                 try:
-                    text = self._field_of(line, f"{file.path}, line {number}")
+                    text = self._extract_text(line, f"{file.path}, line {number}")
                 except DataError as error:
                     bad.add(error)
                 else:
@@ -110,7 +110,7 @@ class Reading:
         import pyarrow
         import pyarrow.parquet
 
-        with _opened(file) as stream:
+        with _open_stream(file) as stream:
             try:
                 table = pyarrow.parquet.ParquetFile(stream)
             except pyarrow.ArrowException as error:
@@ -118,10 +118,10 @@ class Reading:
             self._check_column(table.schema_arrow, file)
             number = 0
             try:
-                for batch in table.iter_batches(_AT_ONCE, columns=[self.text_field]):
+                for batch in table.iter_batches(_RECORDS_PER_READ, columns=[self.text_field]):
                     for text in batch.column(0).to_pylist():
                         if text is None:
-                            bad.add(DataError(f"{file.path}, row {number}: `{self.text_field}` is null.", _MEND))
+                            bad.add(DataError(f"{file.path}, row {number}: `{self.text_field}` is null.", _FIX_HINT))
                         else:
                             yield text
                         number += 1
@@ -134,11 +134,14 @@ class Reading:
         if self.text_field not in schema.names:
             raise DataError(
                 f"{file.path} has no column `{self.text_field}`; it has {', '.join(schema.names)}.",
-                did_you_mean(str(self.text_field), schema.names) or "Set the input's text_field to one of them.",
+                did_you_mean(str(self.text_field), schema.names) or "Set the input's text_field to one of these.",
             )
         kind = schema.field(self.text_field).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise DataError(f"{file.path}: column `{self.text_field}` holds {kind}, not text.", "Set text_field.")
+            raise DataError(
+                f"{file.path}: column `{self.text_field}` has type {kind}, not text.",
+                "Set text_field to another column.",
+            )
 
     def _array_record(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
         import grain
@@ -147,49 +150,51 @@ class Reading:
         try:
             source = grain.sources.ArrayRecordDataSource(str(path))
             size = len(source)
-        except Exception as error:  # The reader is C++ and raises what it likes.
+        except Exception as error:  # the C++ reader raises various types
             raise DataError(f"{file.path} is not an ArrayRecord file: {error}") from None
-        for first in range(0, size, _AT_ONCE):
+        for first in range(0, size, _RECORDS_PER_READ):
             try:
-                records = source.__getitems__(range(first, min(first + _AT_ONCE, size)))
+                records = source.__getitems__(range(first, min(first + _RECORDS_PER_READ, size)))
             except Exception as error:
                 raise DataError(f"{file.path} is damaged after record {first}: {error}") from None
             for number, record in enumerate(records, first):
                 try:
-                    text = self._field_of(record, f"{file.path}, record {number}")
+                    text = self._extract_text(record, f"{file.path}, record {number}")
                 except DataError as error:
                     bad.add(error)
                 else:
                     yield text
 
-    def _field_of(self, record: bytes, place: str) -> str:
-        """The text in a record: the record itself, or a field of a JSON object or of a `tf.train.Example`."""
+    def _extract_text(self, record: bytes, place: str) -> str:
+        """The text of a record: the record itself, or a field of a JSON object or of a `tf.train.Example`."""
         try:
             if self.text_field is None:
                 return record.decode("utf-8")
-            if record[:1] == b"\n":  # How every tf.train.Example begins, and no line of JSON.
+            if record[:1] == b"\n":  # a serialized tf.train.Example starts with this byte, a line of JSON does not
                 return _example_field(record, self.text_field, place)
             found = json.loads(record)
         except UnicodeDecodeError as error:
-            raise DataError(f"{place} is not UTF-8: byte {error.start}.", _MEND) from None
+            raise DataError(f"{place} is not UTF-8: byte {error.start}.", _FIX_HINT) from None
         except ValueError as error:
-            raise DataError(f"{place} is not JSON: {error}.", _MEND) from None
+            raise DataError(f"{place} is not JSON: {error}.", _FIX_HINT) from None
         if not isinstance(found, dict):
-            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", _MEND)
+            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", _FIX_HINT)
         text = found.get(self.text_field)
         if not isinstance(text, str):
-            what = f"is {type(text).__name__}, not text" if self.text_field in found else "is missing"
-            fields = ", ".join(map(str, found)) or "no field"
-            raise DataError(f"{place}: `{self.text_field}` {what}; there is {fields}.", f"Set text_field. {_MEND}")
+            problem = f"is {type(text).__name__}, not text" if self.text_field in found else "is missing"
+            fields = ", ".join(map(str, found)) or "none"
+            raise DataError(
+                f"{place}: `{self.text_field}` {problem}; fields: {fields}.", f"Set text_field. {_FIX_HINT}"
+            )
         return text
 
 
-_MEND = "Mend it, or set on_bad_record=skip and a bad_record_budget."
+_FIX_HINT = "Fix it, or set on_bad_record=skip and a bad_record_budget."
 
 
-def _text(file: SourceFile, bad: BadRecords) -> Iterator[str]:
-    with _opened(file) as stream:
-        content = _damage(lambda: stream.read(), file, "")
+def _read_text(file: SourceFile, bad: BadRecords) -> Iterator[str]:
+    with _open_stream(file) as stream:
+        content = _read_checked(lambda: stream.read(), file, "")
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -197,48 +202,50 @@ def _text(file: SourceFile, bad: BadRecords) -> Iterator[str]:
         bad.add(
             DataError(
                 f"{file.path} is not UTF-8 text: byte {error.start} is 0x{found:02x}.",
-                "Convert it (iconv -t utf-8), or leave it out of the input's `files`.",
+                "Convert it (iconv -t utf-8), or remove it from the input's `files`.",
             )
         )
         return
     if not text and not file.by_wildcard:
-        raise DataError(f"{file.path} is empty.", "Leave it out of the input's `files`.")
+        raise DataError(f"{file.path} is empty.", "Remove it from the input's `files`.")
     yield text
 
 
 @contextlib.contextmanager
-def _opened(file: SourceFile) -> Iterator[Any]:
+def _open_stream(file: SourceFile) -> Iterator[Any]:
     try:
         stream: Any = file.path.open("rb")
     except OSError as error:
-        is_directory = isinstance(error, IsADirectoryError)
-        raise DataError(
-            f"Cannot read {file.path}: {error.strerror or error}.",
-            "Name the files in it, such as DIR/**/*.txt."
-            if is_directory
-            else "Give this user permission to read it, or leave it out of the input's `files`.",
-        ) from None
+        hint = "Give this user permission to read it, or remove it from the input's `files`."
+        if isinstance(error, IsADirectoryError):
+            hint = "Use a pattern for the files in it, such as DIR/**/*.txt."
+        raise DataError(f"Cannot read {file.path}: {error.strerror or error}.", hint) from None
     with stream:
         yield gzip.GzipFile(fileobj=stream) if file.name.lower().endswith(".gz") else stream
 
 
 def _next_line(stream: IO[bytes], file: SourceFile, number: int) -> bytes:
-    return _damage(stream.readline, file, f" after line {number}")
+    return _read_checked(stream.readline, file, f" after line {number}")
 
 
-def _damage(read: Callable[[], bytes], file: SourceFile, where: str) -> bytes:
-    """What `read` returns. Nobody knows how many records are missing of a damaged file, so none can be left out."""
+def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> bytes:
+    """Calls `read`, and turns its errors into a DataError.
+
+    A damaged file is always an error: the number of missing records is unknown, so they cannot count as skipped.
+    """
     try:
         return read()
     except EOFError:
-        raise DataError(f"{file.path} is truncated: its gzip stream ends{where} without an end mark.", _AGAIN) from None
+        raise DataError(
+            f"{file.path} is truncated: its gzip stream ends{where} without an end-of-stream marker.", _DOWNLOAD_HINT
+        ) from None
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{file.path} is damaged{where}: {error}.", _AGAIN) from None
+        raise DataError(f"{file.path} is damaged{where}: {error}.", _DOWNLOAD_HINT) from None
     except OSError as error:
         raise DataError(f"Cannot read {file.path}{where}: {error.strerror or error}.") from None
 
 
-_AGAIN = "Fetch the file again."
+_DOWNLOAD_HINT = "Download the file again."
 
 
 def _example_field(record: bytes, field: str, place: str) -> str:
@@ -252,8 +259,10 @@ def _example_field(record: bytes, field: str, place: str) -> str:
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError:
         raise DataError(
-            f"{place} is neither JSON nor a tf.train.Example.", f"text_field=None reads text. {_MEND}"
+            f"{place} is neither JSON nor a tf.train.Example.", f"For plain text, set text_field=None. {_FIX_HINT}"
         ) from None
     if field not in features or len(features[field].bytes_list.value) != 1:
-        raise DataError(f"{place} has no text `{field}`; there is {', '.join(sorted(features))}.", "Set text_field.")
+        raise DataError(
+            f"{place} has no text field `{field}`; fields: {', '.join(sorted(features))}.", "Set text_field."
+        )
     return features[field].bytes_list.value[0].decode("utf-8")

@@ -1,4 +1,4 @@
-"""The files of an input: paths and globs, on this machine or in a bucket."""
+"""Finds the files of an input from paths and globs, local or on a bucket."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WILDCARDS = "*?["
 
 
 class SourceFile(NamedTuple):
-    """A file, and its name within the data, which does not change when the data moves."""
+    """A file, and its name relative to the data's directory, which does not change when the data is moved."""
 
     name: str
     path: epath.Path
@@ -28,10 +28,10 @@ class SourceFile(NamedTuple):
 
 
 def find_files(patterns: Iterable[str]) -> list[SourceFile]:
-    """The files of paths and globs, by name; one that is matched twice counts once.
+    """The files matched by paths and globs, sorted by name, without duplicates.
 
     Raises:
-      DataError: A path that does not exist, a glob without a match, or a bucket that cannot be listed.
+      DataError: A path does not exist, a glob has no match, or a bucket cannot be listed.
     """
     found: dict[str, SourceFile] = {}
     for pattern in patterns:
@@ -48,7 +48,7 @@ def _find_local(pattern: str) -> list[SourceFile]:
         return [SourceFile(os.path.basename(path), epath.Path(path), by_wildcard=False)]
     fixed, _ = _split_at_wildcard(path)
     matches = [epath.Path(match) for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
-    return _named(pattern, epath.Path(fixed or os.sep), matches)
+    return _to_source_files(pattern, epath.Path(fixed or os.sep), matches)
 
 
 def _find_remote(pattern: str) -> list[SourceFile]:
@@ -61,15 +61,15 @@ def _find_remote(pattern: str) -> list[SourceFile]:
         fixed, rest = _split_at_wildcard(pattern)
         matches = [match for match in epath.Path(fixed).glob(rest) if not match.is_dir()]
     except ImportError as error:
-        raise MissingError(f"Files of {pattern} need a package: {error}.", "pip install gcsfs") from None
+        raise MissingError(f"Reading {pattern} needs a package: {error}.", "pip install gcsfs") from None
     except DataError:
         raise
-    except Exception as error:  # Each kind of bucket raises its own.
+    except Exception as error:  # each file system raises its own types
         raise DataError(f"Cannot list {pattern}: {error}.", "Check the bucket's name and your permissions.") from error
-    return _named(pattern, epath.Path(fixed), matches)
+    return _to_source_files(pattern, epath.Path(fixed), matches)
 
 
-def _named(pattern: str, root: epath.Path, matches: list[epath.Path]) -> list[SourceFile]:
+def _to_source_files(pattern: str, root: epath.Path, matches: list[epath.Path]) -> list[SourceFile]:
     if not matches:
         raise DataError(f"No file matches {pattern}.", "Correct the input's `files`.")
     return [SourceFile(match.relative_to(root).as_posix(), match) for match in matches]
@@ -80,15 +80,15 @@ def _has_wildcard(path: str) -> bool:
 
 
 def _split_at_wildcard(path: str) -> tuple[str, str]:
-    """The directory above the first part with a wildcard, and the rest."""
+    """Splits a pattern into the directory above the first component with a wildcard, and the rest."""
     head, _, first = path[: min(path.find(c) for c in _WILDCARDS if c in path)].rpartition("/")
     return head, first + path[len(head) + 1 + len(first) :]
 
 
 def local_copy(path: epath.Path, cache_dir: str | None) -> Path:
-    """`path` itself, or the copy of a bucket's file in `cache_dir`; None: in a directory that goes with the process.
+    """Returns `path`, or a local copy of a bucket's file in `cache_dir` (None: a temporary directory).
 
-    For files that are read at random places, which a bucket is too slow for. A copy of the same size is kept.
+    For files that need random access, which is too slow on a bucket. An existing copy of the same size is reused.
     """
     address = os.fspath(path)
     if "://" not in address:

@@ -1,4 +1,4 @@
-"""What a model will really see of an input: its batches in numbers and in text, and what looks wrong with them."""
+"""Inspects the batches that a model gets from an input: statistics, decoded text and warnings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paxcli.errors import DataError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.nested_map import NestedMap
 
-Leaves = dict[str, np.ndarray]  # A batch as dotted paths and arrays.
+Leaves = dict[str, np.ndarray]  # a batch: dotted path of each field to its array
 
 _RATE_SECONDS = 0.3
 _ROW_WEIGHTS = "eval_sample_weights"
@@ -24,24 +24,24 @@ _ROW_WEIGHTS = "eval_sample_weights"
 
 @dataclasses.dataclass
 class Inspection:
-    """Some batches of one input.
+    """Statistics of some batches of one input.
 
-    Fields of a nested batch go by their dotted paths. A field of text is `ids`, or one such as `source_ids` that has
-    its own `source_segment_ids`.
+    Fields of a nested batch are named by their dotted paths. A text field is `ids`, or a field such as `source_ids`
+    with its own `source_segment_ids`.
 
     Attributes:
       name: The input's name.
       batches: The batches.
-      fields: Field → `shape` and `dtype` of a batch, `min` and `max` over all of them (None of what is no number).
-      rows: For each batch, for each row: field of text → its segments, of which padding is one; without any text, the
-        row's own numbers, such as its label.
-      weights: Field of weights → share of its positions that are not 0.
-      padding_share: Share of positions, of text or else of weights, that hold nothing; None without either.
-      segments_per_row: Mean number of documents, or parts of them, in a row of text; None without segments.
-      first_batch_seconds: How long the first batch took.
-      rows_per_second: How fast this process alone can take rows, once the data is open.
-      tokens_per_second: The same in positions of text, if there are any.
-      warnings: What is probably a mistake.
+      fields: Field → `shape` and `dtype` of a batch, `min` and `max` over all batches (None if not numeric).
+      rows: For each batch and each row: text field → its decoded segments, including padding. Without text fields, the
+        row's integers, such as its label.
+      weights: Weight field → fraction of positions with a nonzero weight.
+      padding_share: Fraction of padding among the positions of text fields, or else of weights; None without either.
+      segments_per_row: Mean number of documents, or parts of documents, per row of text; None without segments.
+      first_batch_seconds: Time until the first batch.
+      rows_per_second: Throughput of this process alone, after the first batch.
+      tokens_per_second: The same in positions of text fields, if there are any.
+      warnings: Probable mistakes in the data or the configuration.
     """
 
     name: str
@@ -57,50 +57,50 @@ class Inspection:
     warnings: list[str]
 
     def report(self) -> dict[str, Any]:
-        """All but the batches themselves, as JSON can hold it."""
+        """All fields except the batches, serializable as JSON."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "batches"}
 
 
 def inspect_batches(data: BaseInput, num_batches: int, vocab_size: int | None = None) -> Inspection:
-    """Takes up to `num_batches` from `data` and describes them, then takes more to measure how fast it is.
+    """Reads up to `num_batches` from `data` and describes them, then reads more to measure the throughput.
 
     Args:
       data: The input.
-      num_batches: How many batches to describe.
-      vocab_size: The model's; None = the input's own, if it has one.
+      num_batches: Number of batches to describe.
+      vocab_size: The model's vocabulary size. None: the input's, if it has one.
     """
     began = time.perf_counter()
     batches = _take(data, 1)
     first_batch_seconds = time.perf_counter() - began
     if not batches:
-        raise DataError(f"Input `{data.name}` has no batch.")
+        raise DataError(f"Input `{data.name}` has no batches.")
     batches += _take(data, num_batches - 1)
     leaves = [dict(batch.flatten_items()) for batch in batches]
     texts = _text_fields(leaves[0])
-    segments = [path for path in (_beside(text, "segment_ids") for text in texts) if path in leaves[0]]
+    segments = [path for path in (_companion(text, "segment_ids") for text in texts) if path in leaves[0]]
     counts = [batch[path].max(axis=-1).ravel() for batch in leaves for path in segments]
-    rows_per_second = _rows_per_second(data)
+    rows_per_second = _measure_rows_per_second(data)
     return Inspection(
         name=data.name or "",
         batches=batches,
-        fields={path: _facts([batch[path] for batch in leaves]) for path in leaves[0]},
-        rows=[[_row(data, batch, texts, row) for row in range(_num_rows(batch))] for batch in leaves],
+        fields={path: _describe_field([batch[path] for batch in leaves]) for path in leaves[0]},
+        rows=[[_describe_row(data, batch, texts, row) for row in range(_num_rows(batch))] for batch in leaves],
         weights={path: float(np.mean([batch[path] != 0 for batch in leaves])) for path in _weight_fields(leaves[0])},
         padding_share=_padding_share(leaves, texts),
         segments_per_row=float(np.mean(np.concatenate(counts))) if counts else None,
         first_batch_seconds=first_batch_seconds,
         rows_per_second=rows_per_second,
         tokens_per_second=rows_per_second * sum(leaves[0][text][0].size for text in texts) if texts else None,
-        warnings=_warnings(leaves, texts, getattr(data, "vocab_size", None) if vocab_size is None else vocab_size),
+        warnings=_find_warnings(leaves, texts, getattr(data, "vocab_size", None) if vocab_size is None else vocab_size),
     )
 
 
 def rows_of_several_hosts(makers: Sequence[Callable[[], BaseInput]], num_batches: int) -> int:
-    """How many rows more than one host takes in its first batches: 0 when the data is shared out right.
+    """The number of rows that more than one host reads in its first batches: 0 if the data is sharded correctly.
 
     Args:
-      makers: What makes the input of each host; called one after the other, so that one is in memory at a time.
-      num_batches: How many batches each host takes.
+      makers: A function for each host that builds its input; called sequentially, with one input in memory at a time.
+      num_batches: Number of batches of each host.
     """
     hosts: dict[bytes, set[int]] = collections.defaultdict(set)
     for host, make_input in enumerate(makers):
@@ -129,8 +129,8 @@ def _num_rows(leaves: Leaves) -> int:
     return len(next(iter(leaves.values())))
 
 
-def _beside(field: str, name: str) -> str:
-    """The field of that name which belongs to a field of text: `src.weights` to `src.ids`."""
+def _companion(field: str, name: str) -> str:
+    """The path of another field that belongs to a text field: `src.weights` for `src.ids`."""
     return field.removesuffix("ids") + name
 
 
@@ -140,7 +140,7 @@ def _text_fields(leaves: Leaves) -> list[str]:
         for path, array in leaves.items()
         if array.ndim >= 2
         and array.dtype.kind in "iu"
-        and (path.rpartition(".")[2] == "ids" or (path.endswith("_ids") and _beside(path, "segment_ids") in leaves))
+        and (path.rpartition(".")[2] == "ids" or (path.endswith("_ids") and _companion(path, "segment_ids") in leaves))
     ]
 
 
@@ -155,7 +155,7 @@ def _has_weight(leaves: Leaves, row: int | slice) -> bool:
     return not weights or any(leaves[path][row].any() for path in weights)
 
 
-def _facts(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
+def _describe_field(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
     is_number = arrays[0].dtype.kind in "biuf" and all(array.size for array in arrays)
     return {
         "shape": list(arrays[0].shape),
@@ -167,36 +167,36 @@ def _facts(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
 
 def _padding_share(batches: Sequence[Leaves], texts: Sequence[str]) -> float | None:
     if texts:
-        found = [_is_padding(leaves, text) for leaves in batches for text in texts]
+        masks = [_is_padding(leaves, text) for leaves in batches for text in texts]
     else:
-        found = [leaves[path] == 0 for leaves in batches for path in _weight_fields(leaves)]
-    empty = [array.ravel() for array in found if array is not None]
-    return float(np.mean(np.concatenate(empty))) if empty else None
+        masks = [leaves[path] == 0 for leaves in batches for path in _weight_fields(leaves)]
+    padding = [mask.ravel() for mask in masks if mask is not None]
+    return float(np.mean(np.concatenate(padding))) if padding else None
 
 
 def _is_padding(leaves: Leaves, text: str) -> np.ndarray | None:
     for name, value in (("segment_ids", 0), ("paddings", 1), ("weights", 0)):
-        if _beside(text, name) in leaves:
-            return leaves[_beside(text, name)] == value
+        if _companion(text, name) in leaves:
+            return leaves[_companion(text, name)] == value
     return None
 
 
-def _row(data: BaseInput, leaves: Leaves, texts: Sequence[str], row: int) -> dict[str, list[str]]:
+def _describe_row(data: BaseInput, leaves: Leaves, texts: Sequence[str], row: int) -> dict[str, list[str]]:
     if texts:
-        return {text: _segments(data, leaves, text, row) for text in texts}
+        return {text: _decode_segments(data, leaves, text, row) for text in texts}
     return {path: [str(array[row])] for path, array in leaves.items() if array.ndim == 1 and array.dtype.kind in "iu"}
 
 
-def _segments(data: BaseInput, leaves: Leaves, field: str, row: int) -> list[str]:
-    """Text of a row, cut where `segment_ids` change, with special tokens spelled out. A row may be several."""
+def _decode_segments(data: BaseInput, leaves: Leaves, field: str, row: int) -> list[str]:
+    """The decoded text of a row, split at changes of `segment_ids`, with special tokens by name."""
     ids = leaves[field][row]
-    segment_ids = leaves.get(_beside(field, "segment_ids"), np.zeros_like(leaves[field]))[row]
+    segment_ids = leaves.get(_companion(field, "segment_ids"), np.zeros_like(leaves[field]))[row]
     pairs = zip(ids.reshape(-1, ids.shape[-1]), segment_ids.reshape(-1, ids.shape[-1]), strict=True)
-    parts = [part for one, its in pairs for part in np.split(one, np.flatnonzero(np.diff(its)) + 1)]
-    return [_text(data, part, field) for part in parts]
+    parts = [part for line, segment in pairs for part in np.split(line, np.flatnonzero(np.diff(segment)) + 1)]
+    return [_decode(data, part, field) for part in parts]
 
 
-def _text(data: BaseInput, ids: np.ndarray, field: str) -> str:
+def _decode(data: BaseInput, ids: np.ndarray, field: str) -> str:
     special = data.special_tokens()
     parts = []
     for name, group in itertools.groupby(ids.tolist(), key=special.get):
@@ -208,7 +208,7 @@ def _text(data: BaseInput, ids: np.ndarray, field: str) -> str:
     return "".join(parts)
 
 
-def _rows_per_second(data: BaseInput) -> float:
+def _measure_rows_per_second(data: BaseInput) -> float:
     began, rows, seconds = time.perf_counter(), 0, 0.0
     data.reset()
     for batch in _until_end(data):
@@ -219,27 +219,32 @@ def _rows_per_second(data: BaseInput) -> float:
     return rows / seconds
 
 
-def _warnings(batches: Sequence[Leaves], texts: Sequence[str], vocab_size: int | None) -> list[str]:
+def _find_warnings(batches: Sequence[Leaves], texts: Sequence[str], vocab_size: int | None) -> list[str]:
     warnings = []
-    whole = slice(None)
-    counted = collections.Counter(_digest(batch, whole) for batch in batches if _has_weight(batch, whole))
-    if repeated := sum(counted.values()) - len(counted):
+    all_rows = slice(None)
+    digests = collections.Counter(_digest(batch, all_rows) for batch in batches if _has_weight(batch, all_rows))
+    if repeated := sum(digests.values()) - len(digests):
         warnings.append(f"{repeated} of {len(batches)} batches repeat another one.")
-    if empty := len(batches) - sum(counted.values()):
+    if empty := len(batches) - sum(digests.values()):
         warnings.append(f"In {empty} of {len(batches)} batches all weights are zero.")
     ids = [
-        batch[name] for batch in batches for text in texts for name in (text, _beside(text, "labels")) if name in batch
+        batch[name]
+        for batch in batches
+        for text in texts
+        for name in (text, _companion(text, "labels"))
+        if name in batch
     ]
-    largest, smallest = max((int(a.max()) for a in ids), default=0), min((int(a.min()) for a in ids), default=0)
+    largest = max((int(array.max()) for array in ids), default=0)
+    smallest = min((int(array.min()) for array in ids), default=0)
     if vocab_size is not None and largest >= vocab_size:
         warnings.append(f"Ids go up to {largest}, but the model's vocab_size is {vocab_size}.")
     if smallest < 0:
-        warnings.append(f"Ids go down to {smallest}; the model knows none below 0.")
+        warnings.append(f"There are negative ids, down to {smallest}.")
     return warnings
 
 
 def _digest(leaves: Leaves, row: int | slice) -> bytes:
-    """Of what a model reads there: text, else all that is more than a number a row."""
+    """A hash of the rows' content: the text fields, or else all fields with more than one number per row."""
     content = _text_fields(leaves) or [path for path, array in leaves.items() if array.ndim > 1] or list(leaves)
     digest = hashlib.sha256()
     for path in content:

@@ -1,4 +1,4 @@
-"""One input generator of Lingvo, in the cluster and at the host that Pax gives it."""
+"""Runs a Lingvo input generator with the cluster and infeed settings that Pax uses."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class LingvoGenerator:
     """Batches of numpy arrays from a Lingvo input generator.
 
     Args:
-      params: Its params.
-      infeed_host_index: Which host this is; Lingvo's infeed context says so to the generator.
-      num_infeed_hosts: Of how many.
-      do_eval: What Lingvo's cluster says of it: True reads files in order, and ends.
+      params: The generator's params.
+      infeed_host_index: Index of this host, for Lingvo's infeed context.
+      num_infeed_hosts: Number of hosts.
+      do_eval: `do_eval` of Lingvo's cluster: True reads files in order, and ends.
     """
 
     def __init__(self, params: Any, infeed_host_index: int, num_infeed_hosts: int, do_eval: bool):
@@ -30,7 +30,7 @@ class LingvoGenerator:
 
         self._params, self._hosts = params, (infeed_host_index, num_infeed_hosts)
         self._cluster = copy.deepcopy(cluster_factory.Current())
-        # Pax's cluster: a TPU to the generator, whatever the device is.
+        # As in Pax, the generator runs as if for a TPU, whatever the device is.
         self._cluster.params.xla_device = "tpu"
         self._cluster.params.enable_asserts = False
         self._cluster.params.do_eval = do_eval
@@ -45,7 +45,7 @@ class LingvoGenerator:
             self._lingvo = self._params.Instantiate()
         source = getattr(self._lingvo, "datasource", None)
         self._dataset = source if isinstance(source, datasource.TFDatasetSource) else None
-        # A dataset inside tf.function would begin anew at each call; Lingvo's record readers only work in one.
+        # Inside tf.function, a dataset would restart at each call; Lingvo's record readers work only inside one.
         self._get = self._lingvo_batch if self._dataset is not None else tf.function(self._lingvo_batch)
 
     @contextlib.contextmanager
@@ -64,7 +64,7 @@ class LingvoGenerator:
         return batch.Filter(lambda tensor: tensor.dtype != tf.string)
 
     def batch(self) -> NestedMap | None:
-        """The next batch, without fields of strings; None at the end.
+        """The next batch, without string fields; None at the end of the data.
 
         Raises:
           DataError: The generator cannot read or process its data.
@@ -78,17 +78,17 @@ class LingvoGenerator:
         except tf.errors.OpError as error:
             lines = [line for line in error.message.splitlines() if line.strip()]
             cause = " ".join(lines[-2:] if lines else [type(error).__name__])
-            raise DataError(f"{self._params.cls.__name__} cannot make a batch: {cause}") from error
+            raise DataError(f"{self._params.cls.__name__} cannot read a batch: {cause}") from error
 
     def reset(self) -> None:
-        """Starts over."""
+        """Restarts the generator."""
         if self._dataset is None:
             self._start()
         else:
             self._dataset.Reset()
 
-    def is_endless_dataset(self) -> bool:
-        """Whether it is a `tf.data.Dataset` that says that it repeats for ever."""
+    def is_infinite_dataset(self) -> bool:
+        """Whether the generator is a `tf.data.Dataset` of infinite cardinality."""
         import tensorflow as tf
 
         if self._dataset is None:
@@ -97,7 +97,7 @@ class LingvoGenerator:
             return int(self._dataset.GetDataset().cardinality()) == tf.data.INFINITE_CARDINALITY
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str) -> list[str]:
-        """Text of ids [B, T] by the tokenizer called `key`, or the only one."""
+        """Decodes ids [B, T] with the tokenizer named `key`, or the only one."""
         tokenizers = getattr(self._lingvo, "tokenizer_dict", {})
         if not tokenizers:
             return [" ".join(map(str, row[:length])) for row, length in zip(ids, lengths, strict=True)]
@@ -107,15 +107,15 @@ class LingvoGenerator:
         return [text.decode("utf-8", errors="replace") for text in np.asarray(texts).tolist()]
 
 
-def copied_params(given: Any, owner: str) -> Any:
-    """A copy of a generator's params, which are given, or returned by the function that is given.
+def copy_params(params_or_function: Any, owner: str) -> Any:
+    """A copy of a generator's params, or of the params that a function returns.
 
     Raises:
       MissingError: Lingvo is not installed, or cannot be loaded.
-      ConfigError: They are no params.
+      ConfigError: The value is not the params of a Lingvo generator.
     """
     _check_lingvo()
-    params = given() if callable(given) else given
+    params = params_or_function() if callable(params_or_function) else params_or_function
     if not hasattr(params, "Instantiate"):
         raise ConfigError(f"{owner}: input is {params!r}.", "Set it to the params of a Lingvo input generator.")
     return params.Copy()
@@ -131,32 +131,32 @@ def _check_lingvo() -> None:
         raise MissingError(
             f"A Lingvo input needs the package `{error.name}`.", "pip install 'paxcli[lingvo]'"
         ) from None
-    except Exception as error:  # TensorFlow's own kinds, for a library that cannot be loaded.
+    except Exception as error:  # TensorFlow raises its own types for a shared library that cannot be loaded
         raise MissingError(
             f"Lingvo cannot be loaded: {error}", "Its wheel needs glibc 2.38 or newer: Debian 13, Ubuntu 24.04."
         ) from error
-    with contextlib.suppress(RuntimeError):  # TensorFlow already runs, and has what it has.
+    with contextlib.suppress(RuntimeError):  # TensorFlow is already initialized
         tf.config.set_visible_devices([], "GPU")
 
 
 def _check_files(params: Any) -> None:
-    """Refuses patterns without a file, at which Lingvo would search for ever."""
+    """Raises DataError for file patterns without a match, for which Lingvo would search forever."""
     import tensorflow as tf
 
-    given = getattr(params, "file_pattern", "") if "file_pattern" in params else ""
-    for entry in [given] if isinstance(given, str) else given:
+    file_pattern = getattr(params, "file_pattern", "") if "file_pattern" in params else ""
+    for entry in [file_pattern] if isinstance(file_pattern, str) else file_pattern:
         patterns = entry if isinstance(entry, str) else entry[0]
         for pattern in filter(None, re.sub(r"^\w+:(?!//)", "", patterns).split(",")):
-            # `name@8` is Lingvo's for 8 shards.
+            # In Lingvo, `name@8` is a file with 8 shards.
             if not tf.io.gfile.glob(re.sub(r"@(\d+|\*)$", "-*", pattern)):
                 raise DataError(f"No file matches {pattern}.", "Correct the generator's file_pattern.")
 
 
 def _as_numpy(tree: Any) -> Any:
-    """Lingvo's NestedMap as ours, and tensors as the arrays that JAX has: integers and floats of 32 bits at most."""
+    """Converts Lingvo's NestedMap to ours, and tensors to NumPy arrays with JAX's dtypes (at most 32 bits)."""
     if isinstance(tree, dict):
         batch = NestedMap({key: _as_numpy(value) for key, value in tree.items()})
-        if "segment_ids" in batch:  # Lingvo's packing counts in floats.
+        if "segment_ids" in batch:  # Lingvo's packing returns floats
             batch.segment_ids = batch.segment_ids.astype(np.int32)
         return batch
     if isinstance(tree, list | tuple):

@@ -1,4 +1,4 @@
-"""Several inputs as one, each with its share of the rows."""
+"""A mixture of several inputs with fixed proportions of rows."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput
 from paxcli.nested_map import NestedMap
 
-_PASSED_ON = ("batch_size", "is_training", "reset_for_eval", "eval_loop_num_batches", "repeat")
-_ENDLESS = 2**48
+_SHARED_FIELDS = ("batch_size", "is_training", "reset_for_eval", "eval_loop_num_batches", "repeat")
+_INFINITE = 2**48
 
 
 @dataclasses.dataclass(kw_only=True)
 class MixtureInput(RandomAccessInput):
-    """Rows of several inputs in fixed shares: any stretch of n rows has n * share of each input, to within one or two.
+    """Interleaves rows of several inputs in fixed proportions.
 
-    Which row comes next follows from its number alone, so a mixture resumes on any number of hosts. Each input starts
-    over when it is at its end, whatever the others do. An epoch (`reset_for_eval`) is every row of every input once,
-    one input after the other, and knows no shares.
+    Any n consecutive rows have n * proportion rows of each input, to within one or two. The row at each position is a
+    function of the position alone, so a mixture can resume on any number of hosts. Each input restarts at its own end.
+    An epoch (`reset_for_eval`) is all rows of all inputs, one input after another, without proportions.
 
     Args:
-      inputs: What is mixed. Batch size and role are the mixture's; so are seed, seq_len and vocab_size if not set.
-      weights: The share of each input; only their ratio counts.
+      inputs: The inputs. They take batch size, training and eval fields from the mixture, and also seed, seq_len and
+        vocab_size where these are not set.
+      weights: The weight of each input; only their ratios matter.
       seq_len: T. None: the trainer sets it to the model's max_seq_len.
-      vocab_size: The model's. None: the trainer sets it.
+      vocab_size: The model's vocabulary size. None: the trainer sets it.
     """
 
     inputs: list[BaseInput] = dataclasses.field(default_factory=list)
@@ -43,7 +44,7 @@ class MixtureInput(RandomAccessInput):
     def __post_init__(self) -> None:
         super().__post_init__()
         for number, each in enumerate(self.inputs):
-            for field in _PASSED_ON:
+            for field in _SHARED_FIELDS:
                 setattr(each, field, getattr(self, field))
             for field in ("seq_len", "vocab_size"):
                 if getattr(each, field, 0) is None:
@@ -57,22 +58,22 @@ class MixtureInput(RandomAccessInput):
         super().validate()
         if not self.inputs:
             raise ConfigError(
-                f"Mixture `{self.name}` has no inputs.", "Set `inputs` to a list, and `weights` to another."
+                f"Mixture `{self.name}` has no inputs.", "Set `inputs` to a list of inputs, and `weights` to numbers."
             )
         if self.weights is None or len(self.weights) != len(self.inputs):
-            given = "no weights" if self.weights is None else f"{len(self.weights)} weights"
+            count = "no weights" if self.weights is None else f"{len(self.weights)} weights"
             raise ConfigError(
-                f"Mixture `{self.name}` has {len(self.inputs)} inputs and {given}.", "Set `weights`: a number for each."
+                f"Mixture `{self.name}` has {len(self.inputs)} inputs and {count}.", "Set `weights`: one per input."
             )
         if bad := [weight for weight in self.weights if not (math.isfinite(weight) and weight > 0)]:
             raise ConfigError(
-                f"Mixture `{self.name}`: a weight is {bad[0]}.", "Weights are above 0; leave out what has no share."
+                f"Mixture `{self.name}`: a weight is {bad[0]}.", "Weights must be positive; remove unused inputs."
             )
         for each in self.inputs:
             if not isinstance(each, RandomAccessInput):
                 raise ConfigError(
-                    f"Mixture `{self.name}`: rows of {type(each).__name__} cannot be had by number.",
-                    "Mix TextInput, SyntheticInput and the like.",
+                    f"Mixture `{self.name}`: {type(each).__name__} has no random access to its rows.",
+                    "Mix TextInput, SyntheticInput and other subclasses of RandomAccessInput.",
                 )
             each.validate()
         specs = [{k: (v.shape, v.dtype) for k, v in each.element_spec().items()} for each in self.inputs]
@@ -80,11 +81,11 @@ class MixtureInput(RandomAccessInput):
             raise ConfigError(f"Mixture `{self.name}`: batches of its inputs differ: {specs}.", "Set the same seq_len.")
 
     def check_data(self) -> None:
-        """Reads what can be wrong with the data of each input.
+        """Checks the data of each input.
 
         Raises:
-          ConfigError: Inputs have different ids for the end of a document.
-          DataError: As the inputs say.
+          ConfigError: The inputs have different end-of-document ids.
+          DataError: The data of an input cannot be used.
         """
         self.validate()
         for each in self.inputs:
@@ -92,7 +93,7 @@ class MixtureInput(RandomAccessInput):
         ends = {id for each in self.inputs for id, name in each.special_tokens().items() if name == "<eos>"}
         if len(ends) > 1:
             raise ConfigError(
-                f"Mixture `{self.name}`: inputs end documents with ids {ends}.", "Give all one tokenizer."
+                f"Mixture `{self.name}`: inputs end documents with ids {ends}.", "Use the same tokenizer for all."
             )
 
     def element_spec(self) -> NestedMap:
@@ -106,12 +107,12 @@ class MixtureInput(RandomAccessInput):
 
     @property
     def text_tokenizer(self) -> Any:
-        """The first input's tokenizer, or None."""
+        """The tokenizer of the first input, or None."""
         return getattr(self.inputs[0], "text_tokenizer", None)
 
     @property
     def bad_records(self) -> list[str]:
-        """What the inputs left out because it cannot be read, and where."""
+        """The error of each record that an input skipped."""
         return [record for each in self._children for record in getattr(each, "bad_records", ())]
 
     @property
@@ -130,7 +131,7 @@ class MixtureInput(RandomAccessInput):
         return super().get_state() | {"bad_records": len(self.bad_records)}
 
     def order(self, positions: np.ndarray) -> np.ndarray:
-        """The row at each position: its number within its input, times the number of inputs, plus the input's."""
+        """The row at each position, encoded as row number in its input * number of inputs + index of the input."""
         if self.repeats:
             child, position = np.array([self._mixed[at] for at in positions.tolist()], np.int64).reshape(-1, 2).T
         else:
@@ -140,30 +141,30 @@ class MixtureInput(RandomAccessInput):
             position = positions - np.where(child > 0, ends[child - 1], 0)
         numbers = np.empty_like(positions)
         for number, each in enumerate(self._children):
-            mine = child == number
-            numbers[mine] = each.order(position[mine]) * len(self.inputs) + number
+            selected = child == number
+            numbers[selected] = each.order(position[selected]) * len(self.inputs) + number
         return numbers
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
-        # Padding is made by the first input.
+        # The first input provides rows of padding.
         child = np.where(numbers < 0, 0, numbers % len(self.inputs))
         row = np.where(numbers < 0, -1, numbers // len(self.inputs))
-        mine = [np.flatnonzero(child == number) for number in range(len(self.inputs))]
-        parts = [each.rows(row[at]) for each, at in zip(self._children, mine, strict=True) if len(at)]
-        back = np.argsort(np.concatenate(mine))
-        return NestedMap({name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]})
+        indices = [np.flatnonzero(child == number) for number in range(len(self.inputs))]
+        parts = [each.rows(row[index]) for each, index in zip(self._children, indices, strict=True) if len(index)]
+        inverse = np.argsort(np.concatenate(indices))
+        return NestedMap({name: np.concatenate([part[name] for part in parts])[inverse] for name in parts[0]})
 
     @functools.cached_property
     def _mixed(self) -> Any:
-        """For each position of the mixture: which input, and the position in it."""
+        """For each position of the mixture: the index of the input, and the position in it."""
         import grain
 
         streams = [
-            grain.MapDataset.range(_ENDLESS).map(functools.partial(_named, number))
+            grain.MapDataset.range(_INFINITE).map(functools.partial(_input_and_position, number))
             for number in range(len(self.inputs))
         ]
         return grain.MapDataset.mix(streams, weights=self.weights)
 
 
-def _named(number: int, position: int) -> tuple[int, int]:
+def _input_and_position(number: int, position: int) -> tuple[int, int]:
     return number, position

@@ -1,4 +1,4 @@
-"""Several inputs that are read together."""
+"""Several inputs, read together into one nested batch."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paxcli.nested_map import NestedMap, num_rows
 
 @dataclasses.dataclass(kw_only=True)
 class MultiInput(BaseInput):
-    """A batch of each of its inputs under the input's name (Pax's MultiInput).
+    """A nested batch with the batch of each input under the input's name (Pax: `MultiInput`).
 
-    Its rows are the greatest common divisor of the inputs' batch sizes: with 8 and 12 rows a field [8, …] becomes
-    [4, 2, …], and a field [12, …] becomes [4, 3, …]. It ends where the first of them ends. What is set here of hosts,
-    training, evaluation and seed holds for all of them.
+    Its number of rows is the greatest common divisor of the inputs' batch sizes: with 8 and 12 rows, a field [8, …]
+    becomes [4, 2, …], and a field [12, …] becomes [4, 3, …]. It ends with the first input that ends. Its settings for
+    hosts, training, evaluation and seed apply to all inputs.
 
     Args:
       inputs: Name → input, each with its own batch_size, seq_len and so on.
-      default_input: Whose tokenizer reads a field of no input's name. None: the first one's.
+      default_input: The input whose tokenizer decodes fields outside of all inputs. None: the first one.
     """
 
     sizes_own_batches: ClassVar[bool] = True
@@ -48,10 +48,10 @@ class MultiInput(BaseInput):
         if not self.inputs or (self.reset_for_eval and len(self.inputs) > 1):
             raise ConfigError(
                 f"Input `{self.name}` has {len(self.inputs)} inputs.",
-                "Give it some; just one with reset_for_eval=True, since the epochs of several differ in length.",
+                "Set `inputs`; with reset_for_eval=True only one, since epochs of several inputs differ in length.",
             )
         if self.default_input is not None and self.default_input not in self.inputs:
-            raise ConfigError(f"Input `{self.name}`: default_input is {self.default_input}, none of its inputs.")
+            raise ConfigError(f"Input `{self.name}`: default_input {self.default_input} is not one of its inputs.")
         for child in self.inputs.values():
             child.validate()
 
@@ -61,11 +61,11 @@ class MultiInput(BaseInput):
             child.check_data()
 
     def get_next(self) -> NestedMap:
-        return _joined({name: child.get_next() for name, child in self.inputs.items()})
+        return _combine({name: child.get_next() for name, child in self.inputs.items()})
 
     def peek(self) -> NestedMap | None:
         batches = {name: child.peek() for name, child in self.inputs.items()}
-        return None if any(batch is None for batch in batches.values()) else _joined(batches)
+        return None if any(batch is None for batch in batches.values()) else _combine(batches)
 
     def reset(self) -> None:
         for child in self.inputs.values():
@@ -86,6 +86,6 @@ class MultiInput(BaseInput):
         return self.inputs[name if name in self.inputs else self.default_input or next(iter(self.inputs))]
 
 
-def _joined(batches: dict[str, Any]) -> NestedMap:
+def _combine(batches: dict[str, Any]) -> NestedMap:
     rows = math.gcd(*map(num_rows, batches.values()))
     return jax.tree.map(lambda array: array.reshape(rows, -1, *array.shape[1:]), NestedMap(batches))

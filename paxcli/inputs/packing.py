@@ -1,4 +1,4 @@
-"""Documents in rows of one length, end to end or each where it fits, with the arrays that keep them apart."""
+"""Packs documents into rows of fixed length, concatenated or first-fit, with segment ids and positions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CHUNK = 2**24
 
 
 class _Pieces(NamedTuple):
-    """Parts of documents that rows of a batch are made of, in order: row of the batch, first token, length [K]."""
+    """Pieces of documents in the rows of a batch, in order: row in the batch, index of the first token, length [K]."""
 
     row: np.ndarray
     begin: np.ndarray
@@ -27,18 +27,18 @@ class _Pieces(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedTokens:
-    """The tokens of documents as rows [R, T]. The last token of a document is only a label, of the one before it.
+    """Documents packed into rows [R, T]. The last token of a document is only a label, never an input.
 
-    With `concat`, documents stand end to end and are cut every T tokens. With `first_fit`, a document stands in the
-    first of the 64 latest open rows with room for it, and only one of more than T tokens is cut. Nothing is dropped.
+    `concat` concatenates documents and splits them every T tokens. `first_fit` places a document in the first of the 64
+    latest open rows that has space for it, and splits only documents of more than T tokens. No token is dropped.
 
     Args:
-      tokens: The tokens of all documents end to end, in memory or memory-mapped [N].
-      starts: How many tokens with a label stand before each document, and in all [num_documents + 1].
+      tokens: The concatenated tokens of all documents, in memory or memory-mapped [N].
+      starts: Number of tokens with a label before each document, and in total [num_documents + 1].
       seq_len: T.
-      pad_id: What stands where there is no token.
+      pad_id: Id of padding positions.
       packing: `concat` or `first_fit`.
-      begins: Where in `tokens` each document begins; None: where the one before it ends [num_documents].
+      begins: Index in `tokens` of each document's first token [num_documents]. None: documents are contiguous.
     """
 
     tokens: np.ndarray
@@ -50,41 +50,41 @@ class PackedTokens:
 
     @classmethod
     def pack(cls, documents: Iterable[np.ndarray], *, seq_len: int, pad_id: int, eos_id: int) -> Self:
-        """Packs documents, each an array of ids [length], end to end; the last token of each has the label `eos_id`."""
+        """Concatenates documents, arrays of ids [length]; the label of each one's last token is `eos_id`."""
         kept = [np.append(document, np.array(eos_id, document.dtype)) for document in documents if len(document)]
         starts = np.cumsum([0, *(len(document) - 1 for document in kept)], dtype=np.int64)
         tokens = np.concatenate(kept) if kept else np.zeros(0, np.int32)
         return cls(tokens=tokens, starts=starts, seq_len=seq_len, pad_id=pad_id)
 
-    def without_longer(self, limit: int) -> Self:
-        """The same without the documents of more than `limit` tokens."""
+    def drop_longer(self, limit: int) -> Self:
+        """A copy without the documents of more than `limit` tokens."""
         lengths = np.diff(self.starts)
         kept = np.flatnonzero(lengths <= limit)
         starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[kept], dtype=np.int64)])
-        return dataclasses.replace(self, starts=starts, begins=self._begin_of(kept))
+        return dataclasses.replace(self, starts=starts, begins=self._first_tokens(kept))
 
     @property
     def num_documents(self) -> int:
-        """Documents that hold a token."""
+        """Number of documents."""
         return len(self.starts) - 1
 
     @property
     def num_tokens(self) -> int:
-        """Tokens with a label."""
+        """Number of tokens with a label."""
         return int(self.starts[-1])
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """Number of rows, R."""
         if self.packing == FIRST_FIT:
-            return len(self._first_fit[0]) - 1
+            return len(self._first_fit_pieces[0]) - 1
         return -(-self.num_tokens // self.seq_len)
 
     @functools.cached_property
     def checksum(self) -> int:
         """A checksum of all rows."""
         total = self.seq_len
-        lasts = self._begin_of(np.arange(self.num_documents)) + np.diff(self.starts)
+        lasts = self._first_tokens(np.arange(self.num_documents)) + np.diff(self.starts)
         for first in range(0, len(self.tokens), _CHUNK):
             chunk = np.asarray(self.tokens[first : first + _CHUNK])
             inside = lasts[np.searchsorted(lasts, first) : np.searchsorted(lasts, first + len(chunk))]
@@ -95,18 +95,22 @@ class PackedTokens:
         return total if self.packing == CONCAT else zlib.crc32(self.packing.encode(), total)
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
-        """The language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
+        """A language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
         numbers = np.asarray(numbers)
         batch, seq_len = len(numbers), self.seq_len
         pieces = self._pieces_first_fit(numbers) if self.packing == FIRST_FIT else self._pieces_concat(numbers)
-        # Behind the pieces of each row comes one of padding.
+        # A piece of padding is added at the end of each row.
         count = np.bincount(pieces.row, minlength=batch)
-        last = np.cumsum(count) + np.arange(batch)
-        mine = np.arange(len(pieces.row)) + pieces.row
-        begin, length, segment = (np.zeros(len(mine) + batch, dtype) for dtype in (np.int64, np.int64, np.int32))
-        begin[mine], length[mine] = pieces.begin, pieces.length
-        length[last] = seq_len - np.bincount(pieces.row, pieces.length, minlength=batch).astype(np.int64)
-        segment[mine] = mine - np.repeat(last - count, count) + 1
+        padding = np.cumsum(count) + np.arange(batch)
+        text = np.arange(len(pieces.row)) + pieces.row
+        total = len(text) + batch
+        begin = np.zeros(total, np.int64)
+        begin[text] = pieces.begin
+        length = np.zeros(total, np.int64)
+        length[text] = pieces.length
+        length[padding] = seq_len - np.bincount(pieces.row, pieces.length, minlength=batch).astype(np.int64)
+        segment = np.zeros(total, np.int32)
+        segment[text] = text - np.repeat(padding - count, count) + 1
         segment_ids = np.repeat(segment, length)
         first = (np.cumsum(length) - length).astype(np.int32)
         segment_pos = np.arange(batch * seq_len, dtype=np.int32) - np.repeat(first, length)
@@ -117,7 +121,8 @@ class PackedTokens:
         index += is_token
         labels = self.tokens[index].astype(np.int32)
         if not is_token.all():
-            ids, labels = (np.where(is_token, values, np.int32(self.pad_id)) for values in (ids, labels))
+            ids = np.where(is_token, ids, np.int32(self.pad_id))
+            labels = np.where(is_token, labels, np.int32(self.pad_id))
         fields = {
             "ids": ids,
             "labels": labels,
@@ -127,8 +132,8 @@ class PackedTokens:
         }
         return NestedMap({name: values.reshape(batch, seq_len) for name, values in fields.items()})
 
-    def _begin_of(self, documents: np.ndarray) -> np.ndarray:
-        """Where documents begin in `tokens`: each one before added a token that is only a label."""
+    def _first_tokens(self, documents: np.ndarray) -> np.ndarray:
+        """The index in `tokens` of each document's first token: each earlier document has one token without a label."""
         return self.starts[documents] + documents if self.begins is None else self.begins[documents]
 
     def _pieces_concat(self, numbers: np.ndarray) -> _Pieces:
@@ -136,25 +141,25 @@ class PackedTokens:
         end = np.minimum(first + self.seq_len, self.num_tokens)
         low = np.searchsorted(self.starts, first, side="right") - 1
         high = np.searchsorted(self.starts, end)
-        row, nth = _repeated(np.where(numbers >= 0, high - low, 0))
+        row, nth = _enumerate_counts(np.where(numbers >= 0, high - low, 0))
         document = low[row] + nth
         begin = np.maximum(self.starts[document], first[row])
         length = np.minimum(self.starts[document + 1], end[row]) - begin
-        begin += self._begin_of(document) - self.starts[document]
-        held = length > 0
-        return _Pieces(row[held], begin[held], length[held])
+        begin += self._first_tokens(document) - self.starts[document]
+        nonempty = length > 0
+        return _Pieces(row[nonempty], begin[nonempty], length[nonempty])
 
     def _pieces_first_fit(self, numbers: np.ndarray) -> _Pieces:
-        rows, begins, lengths = self._first_fit
-        row, nth = _repeated(np.where(numbers >= 0, rows[numbers + 1] - rows[numbers], 0))
+        rows, begins, lengths = self._first_fit_pieces
+        row, nth = _enumerate_counts(np.where(numbers >= 0, rows[numbers + 1] - rows[numbers], 0))
         piece = rows[numbers][row] + nth
         return _Pieces(row, begins[piece], lengths[piece])
 
     @functools.cached_property
-    def _first_fit(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Where the pieces of each row start [R + 1]; where each piece begins in `tokens`, and its length [K]."""
-        document, nth = _repeated(-(-np.diff(self.starts) // self.seq_len))
-        begins = self._begin_of(document) + nth * self.seq_len
+    def _first_fit_pieces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The first piece of each row [R + 1]; the first token of each piece, and its length [K]."""
+        document, nth = _enumerate_counts(-(-np.diff(self.starts) // self.seq_len))
+        begins = self._first_tokens(document) + nth * self.seq_len
         lengths = np.minimum(self.starts[document + 1] - self.starts[document] - nth * self.seq_len, self.seq_len)
         rows = first_fit(lengths, self.seq_len)
         order = np.argsort(rows, kind="stable")
@@ -163,7 +168,7 @@ class PackedTokens:
 
 
 def first_fit(lengths: np.ndarray, room: int) -> np.ndarray:
-    """The row for each piece of these lengths [K]: the first with room among the 64 that were opened last."""
+    """The row of each piece, given its length [K]: the first one with enough space among the 64 opened last."""
     rows, open_rows, free = np.empty(len(lengths), np.int64), [], []
     num_rows = 0
     for number, length in enumerate(lengths.tolist()):
@@ -181,7 +186,7 @@ def first_fit(lengths: np.ndarray, room: int) -> np.ndarray:
     return rows
 
 
-def _repeated(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For counts [N]: each number n, counts[n] times; and which time it is [sum of counts]."""
+def _enumerate_counts(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For counts [N]: each index n, counts[n] times, and its repetition from 0 to counts[n] - 1 [sum of counts]."""
     number = np.repeat(np.arange(len(counts)), counts)
     return number, np.arange(len(number)) - np.repeat(np.cumsum(counts) - counts, counts)

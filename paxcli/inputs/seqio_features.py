@@ -1,4 +1,4 @@
-"""From the features of a SeqIO task to the fields of our batches: Pax's feature converters."""
+"""Pax's feature converters: from the features of a SeqIO task to the fields of a batch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from paxcli.config.configurable import Configurable
 from paxcli.inputs.base_input import language_spec
-from paxcli.inputs.seqio_library import load, plain
+from paxcli.inputs.seqio_library import load, without_autograph
 from paxcli.nested_map import NestedMap
 
 Lengths = Mapping[str, int]
@@ -16,14 +16,14 @@ Lengths = Mapping[str, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Features(Configurable):
-    """Converts a dataset of one example an element to one of one row an element."""
+    """Converts a dataset of examples to a dataset of rows."""
 
     def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        """The rows of a `tf.data.Dataset`.
+        """Converts a `tf.data.Dataset` of examples to one of rows.
 
         Args:
-          ds: The examples of a task, which has the features that `task_feature_lengths` names.
-          task_feature_lengths: How long each feature may be.
+          ds: The examples of a task, with the features of `task_feature_lengths`.
+          task_feature_lengths: Maximum length of each feature.
         """
         raise NotImplementedError
 
@@ -38,22 +38,22 @@ class Features(Configurable):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModelFeatures(Features):
-    """`targets`, or `inputs` and after them `targets`, as language-model rows (Pax: `LanguageModelFeatures`).
+    """Language-model rows of `targets`, or of `inputs` followed by `targets` (Pax: `LanguageModelFeatures`).
 
     Every field is [T]: `ids`, `labels`, `weights`, `segment_ids` from 1, `segment_pos` from 0. With `inputs`, T is the
-    sum of both lengths, and `inputs_indicator` is 1 where a prefix-LM may look both ways: from the first position to
-    the one that predicts the first target.
+    sum of both lengths, and `inputs_indicator` is 1 where a prefix-LM may attend bidirectionally: from the first
+    position to the one that predicts the first target.
 
     Attributes:
-      pack: Several examples in a row, as many as fit, in their order.
-      weights_on_targets_only: True: only targets weigh. False: all tokens do. None: all tokens but those of negative
-        ids do. An id is made positive once that is settled.
-      bos_id: What stands before the first token.
-      reverse_bos_padding: `ids` are the tokens themselves, with nothing before them; `labels` are the tokens after
-        them, closed with `eos_id`, which weighs nothing. Pax closes only the last segment of a row; the others' last
-        label is there the first token of the next segment.
-      eos_id: Closes labels when `reverse_bos_padding`.
-      use_custom_packing_ops: Pack with tensor2tensor's operations, if they are installed.
+      pack: Pack several examples into a row, as many as fit, in order.
+      weights_on_targets_only: True: only targets have a weight. False: all tokens. None: all tokens except those with
+        negative ids. Ids are replaced by their absolute values afterwards.
+      bos_id: Id before the first token.
+      reverse_bos_padding: `ids` are the tokens, without `bos_id`; `labels` are the next tokens, with `eos_id` (weight
+        0) after a segment's last token. Pax appends it only to the last segment of a row; in other segments, Pax's last
+        label is the first token of the next segment.
+      eos_id: Last label of a segment with `reverse_bos_padding`.
+      use_custom_packing_ops: Pack with tensor2tensor's ops, if they are installed.
     """
 
     pack: bool = False
@@ -69,7 +69,7 @@ class LanguageModelFeatures(Features):
             pack=self.pack, use_custom_packing_ops=self.use_custom_packing_ops, bos_id=self.bos_id
         )
         rows = convert(ds, task_feature_lengths)
-        return rows.map(plain(self.fields), num_parallel_calls=tf.data.AUTOTUNE)
+        return rows.map(without_autograph(self.fields), num_parallel_calls=tf.data.AUTOTUNE)
 
     def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
         spec = language_spec(batch_size, self.row_length(task_feature_lengths))
@@ -81,53 +81,54 @@ class LanguageModelFeatures(Features):
         return sum(task_feature_lengths.values())
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Our fields of a row that SeqIO's converter, or whoever packed the data, has made."""
+        """Converts the features of SeqIO's converter to the fields of a row."""
         tf = load("tensorflow")
         labels, is_target = row["decoder_target_tokens"], row["decoder_loss_weights"] > 0
         is_token = is_target
         if "decoder_causal_attention" in row:
             is_token = is_token | (row["decoder_causal_attention"] > 0)
-        weighs = is_token
+        has_weight = is_token
         if self.weights_on_targets_only is not False:
-            weighs = weighs & (labels >= 0)
+            has_weight = has_weight & (labels >= 0)
         if self.weights_on_targets_only:
-            weighs = weighs & is_target
+            has_weight = has_weight & is_target
         out = {
             "ids": tf.abs(row["decoder_input_tokens"]),
             "labels": tf.abs(labels),
-            "weights": tf.cast(weighs, tf.float32),
+            "weights": tf.cast(has_weight, tf.float32),
             **_segments(row, "decoder", is_token),
         }
         if "decoder_causal_attention" in row:
             out["inputs_indicator"] = row["decoder_causal_attention"]
-        return self._reversed(out) if self.reverse_bos_padding else out
+        return self._shift_left(out) if self.reverse_bos_padding else out
 
-    def _reversed(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The row with each token at its own place rather than at the next one's."""
+    def _shift_left(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Shifts a row left by one position within each segment: its labels become the ids."""
         tf = load("tensorflow")
 
-        def moved(array: Any, last: Any) -> Any:
+        def shift(array: Any, last: Any) -> Any:
             return tf.concat([array[1:], tf.cast([last], array.dtype)], axis=0)
 
         segments = row["segment_ids"]
-        goes_on = (moved(segments, 0) == segments) & (segments > 0)
-        out = {name: tf.where(goes_on, moved(row[name], 0), 0) for name in row.keys() & {"weights", "inputs_indicator"}}
-        closing = tf.where(segments > 0, self.eos_id, 0)
-        return row | out | {"ids": row["labels"], "labels": tf.where(goes_on, moved(row["labels"], 0), closing)}
+        has_next = (shift(segments, 0) == segments) & (segments > 0)
+        names = row.keys() & {"weights", "inputs_indicator"}
+        shifted = {name: tf.where(has_next, shift(row[name], 0), 0) for name in names}
+        last_label = tf.where(segments > 0, self.eos_id, 0)
+        labels = tf.where(has_next, shift(row["labels"], 0), last_label)
+        return row | shifted | {"ids": row["labels"], "labels": labels}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedLanguageModelFeatures(LanguageModelFeatures):
-    """Rows that were packed when they were written (Pax: `PackedLanguageModelFeatures`).
+    """Language-model rows that are stored packed (Pax: `PackedLanguageModelFeatures`).
 
-    The task has the features of SeqIO's `LMFeatureConverter` or `PrefixLMFeatureConverter`, of their full length:
+    The task has the features of SeqIO's `LMFeatureConverter` or `PrefixLMFeatureConverter`, at full length:
     `decoder_input_tokens`, `decoder_target_tokens`, `decoder_loss_weights`, `decoder_segment_ids`, `decoder_positions`.
     """
 
     def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        return _checked(ds, task_feature_lengths).map(
-            plain(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE
-        )
+        rows = _check_lengths(ds, task_feature_lengths)
+        return rows.map(without_autograph(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE)
 
     def row_length(self, task_feature_lengths: Lengths) -> int:
         return max(task_feature_lengths.values())
@@ -135,13 +136,13 @@ class PackedLanguageModelFeatures(LanguageModelFeatures):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceModelFeatures(Features):
-    """`inputs` and `targets` as rows of an encoder-decoder (Pax: `SequenceModelFeatures`).
+    """Encoder-decoder rows of `inputs` and `targets` (Pax: `SequenceModelFeatures`).
 
-    `source_ids`, `source_segment_ids` and `source_segment_pos` are [S]; those of a language model, of the target, [T].
+    `source_ids`, `source_segment_ids` and `source_segment_pos` are [S]; the target's language-model fields are [T].
 
     Attributes:
-      pack: Several examples in a row, as many as fit, in their order.
-      bos_id: What stands before the first target token.
+      pack: Pack several examples into a row, as many as fit, in order.
+      bos_id: Id before the first target token.
     """
 
     pack: bool = False
@@ -150,7 +151,7 @@ class SequenceModelFeatures(Features):
     def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
         seqio, tf = load("seqio"), load("tensorflow")
         rows = seqio.EncDecFeatureConverter(pack=self.pack, bos_id=self.bos_id)(ds, task_feature_lengths)
-        return rows.map(plain(self.fields), num_parallel_calls=tf.data.AUTOTUNE)
+        return rows.map(without_autograph(self.fields), num_parallel_calls=tf.data.AUTOTUNE)
 
     def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
         lengths = task_feature_lengths
@@ -161,35 +162,34 @@ class SequenceModelFeatures(Features):
         return spec
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Our fields of a row that SeqIO's converter, or whoever packed the data, has made."""
+        """Converts the features of SeqIO's converter to the fields of a row."""
         tf = load("tensorflow")
         source, is_target = row["encoder_input_tokens"], row["decoder_loss_weights"] > 0
-        of_source = _segments(row, "encoder", source != 0)
+        source_segments = _segments(row, "encoder", source != 0)
         return {
             "ids": row["decoder_input_tokens"],
             "labels": row["decoder_target_tokens"],
             "weights": tf.cast(is_target, tf.float32),
             **_segments(row, "decoder", is_target),
             "source_ids": source,
-            **{f"source_{name}": value for name, value in of_source.items()},
+            **{f"source_{name}": value for name, value in source_segments.items()},
         }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PackedSequenceModelFeatures(SequenceModelFeatures):
-    """Encoder-decoder rows that were packed when they were written (Pax: `PackedSequenceModelFeatures`).
+    """Encoder-decoder rows that are stored packed (Pax: `PackedSequenceModelFeatures`).
 
-    The task has the features of SeqIO's `EncDecFeatureConverter(pack=True)`, of their full length.
+    The task has the features of SeqIO's `EncDecFeatureConverter(pack=True)`, at full length.
     """
 
     def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        return _checked(ds, task_feature_lengths).map(
-            plain(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE
-        )
+        rows = _check_lengths(ds, task_feature_lengths)
+        return rows.map(without_autograph(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE)
 
 
 def _segments(row: Mapping[str, Any], side: str, is_token: Any) -> dict[str, Any]:
-    """The segments of a packed row; otherwise the tokens are one."""
+    """Segment ids and positions of a packed row; of an unpacked row, whose tokens are one segment."""
     tf = load("tensorflow")
     if f"{side}_segment_ids" in row:
         return {"segment_ids": row[f"{side}_segment_ids"], "segment_pos": row[f"{side}_positions"]}
@@ -197,11 +197,11 @@ def _segments(row: Mapping[str, Any], side: str, is_token: Any) -> dict[str, Any
     return {"segment_ids": segment_ids, "segment_pos": segment_ids * tf.range(tf.size(segment_ids))}
 
 
-def _checked(ds: Any, lengths: Lengths) -> Any:
-    """Rows with the features that `lengths` names, each refused unless it is as long as it says."""
+def _check_lengths(ds: Any, lengths: Lengths) -> Any:
+    """Selects the features of `lengths`, and raises an error for a feature of another length."""
     tf = load("tensorflow")
 
     def check(row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: tf.ensure_shape(tf.cast(row[name], tf.int32), [length]) for name, length in lengths.items()}
 
-    return ds.map(plain(check), num_parallel_calls=tf.data.AUTOTUNE)
+    return ds.map(without_autograph(check), num_parallel_calls=tf.data.AUTOTUNE)

@@ -1,4 +1,4 @@
-"""SeqIO and TensorFlow, imported when an input needs them, quietly and away from the accelerators."""
+"""Imports SeqIO and TensorFlow on demand, without log noise and without accelerators."""
 
 from __future__ import annotations
 
@@ -16,63 +16,63 @@ from paxcli.errors import ConfigError, DataError, MissingError
 
 @functools.cache
 def load(name: str) -> Any:
-    """The module `name`, which needs TensorFlow.
+    """Imports the module `name`, which needs TensorFlow.
 
     Raises:
-      MissingError: It, or something it needs, is not installed.
+      MissingError: The module, or a dependency of it, is not installed.
     """
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # what matters, it raises
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"  # errors are raised as exceptions
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
     try:
-        with _no_stderr():  # TensorFlow greets before it knows how much to log
+        with _no_stderr():  # TensorFlow prints messages before it reads its log level
             tensorflow = importlib.import_module("tensorflow")
-            with contextlib.suppress(RuntimeError):  # it has started without us
-                tensorflow.config.set_visible_devices([], "GPU")  # it would take all of its memory from JAX
+            with contextlib.suppress(RuntimeError):  # TensorFlow is already initialized
+                tensorflow.config.set_visible_devices([], "GPU")  # it would allocate all GPU memory
             module = importlib.import_module(name)
     except ImportError as error:
         missing = (error.name or name).partition(".")[0]
         raise MissingError(f"SeqIO inputs need the package `{missing}`.", "pip install seqio tensorflow") from None
-    logging.getLogger("absl").addFilter(_is_not_seqio_chatter)
+    logging.getLogger("absl").addFilter(_is_not_seqio_info)
     return module
 
 
 @contextlib.contextmanager
-def as_our_errors(where: str) -> Iterator[None]:
-    """What TensorFlow and SeqIO raise about data, tasks and settings, as errors of ours; `where` begins the message."""
+def translate_errors(where: str) -> Iterator[None]:
+    """Turns exceptions of TensorFlow and SeqIO into DataError or ConfigError; messages begin with `where`."""
     tf = load("tensorflow")
     try:
         yield
     except tf.errors.OpError as error:
-        hint = "If a file is damaged, `gzip -t` names it; if not, look at the task's preprocessors."
+        hint = "Check the files (`gzip -t` finds damaged ones) and the task's preprocessors."
         raise DataError(f"{where}: {_cause(error.message)}", hint) from None
     except (ValueError, TypeError) as error:
         hint = "Correct the SeqIO task, or the fields of the input that name it."
         raise ConfigError(f"{where}: {error}", hint) from error
 
 
-def plain(function: Callable) -> Callable:
-    """A function for `tf.data` that is made of TensorFlow operations alone, so that AutoGraph need not rewrite it."""
+def without_autograph(function: Callable) -> Callable:
+    """Disables AutoGraph for a function of `tf.data` that only uses TensorFlow ops."""
     return load("tensorflow").autograph.experimental.do_not_convert(function)
 
 
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
-    kept = os.dup(2)
-    with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 2)
+    stderr = os.dup(2)
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), 2)
     try:
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(stderr, 2)
+        os.close(stderr)
 
 
-def _is_not_seqio_chatter(record: logging.LogRecord) -> bool:
+def _is_not_seqio_info(record: logging.LogRecord) -> bool:
     return record.levelno >= logging.ERROR or "/seqio/" not in record.pathname
 
 
 def _cause(message: str) -> str:
-    """What a Python function inside a dataset raised, without its traceback; else the first line."""
+    """The message of a pax error raised in a dataset's Python function, without its traceback; else the first line."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     raised = [line.partition(": ")[2] for line in lines if line.startswith("paxcli.errors.")]
     return raised[-1] if raised else re.sub(r"{{.*?}} ?| ?\[Op:.*", "", "".join(lines[:1]))

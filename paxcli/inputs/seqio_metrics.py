@@ -1,4 +1,4 @@
-"""The metrics that a SeqIO task computes of a model's outputs, as `seqio.Evaluator` does."""
+"""Computes the metrics of a SeqIO task from a model's outputs, like `seqio.Evaluator`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from paxcli.log import log
 
 @dataclasses.dataclass(frozen=True)
 class TaskMetrics:
-    """Metric functions of a task, waiting for the outputs.
+    """A function from a model's outputs to the metrics of a task.
 
     Attributes:
       task: The `seqio.Task`.
       functions: `(targets, scores)` or `(targets, predictions)` → metrics by name.
-      of: Which of the two.
-      where: What errors begin with.
-      examples: Makes the task's examples anew, in the order of their `example_id`.
+      of: Kind of outputs: `scores` or `predictions`.
+      where: Prefix of error messages.
+      examples: Iterates over the task's examples, ordered by `example_id`.
     """
 
     task: Any
@@ -31,28 +31,28 @@ class TaskMetrics:
     examples: Callable[[], Iterable[Mapping[str, Any]]]
 
     def __call__(self, outputs: Mapping[int, Any]) -> dict[str, float]:
-        """Metrics as `seqio/NAME`.
+        """Computes the metrics, named `seqio/NAME`.
 
         Args:
-          outputs: For each `example_id`: the log-probability of its targets, or the ids [T] that were generated.
+          outputs: For each `example_id`, the log-probability of its targets, or the generated ids [T].
 
         Raises:
-          DataError: Outputs and examples are not one for one.
+          DataError: There is not exactly one output per example.
         """
         targets, answers = [], []
         for number, example in enumerate(self.examples()):
             if number not in outputs:
-                raise DataError(f"{self.where}: example {number} was not evaluated.", "Evaluate whole epochs.")
-            targets.append(self._postprocessed(self._target(example), example, is_target=True))
+                raise DataError(f"{self.where}: example {number} was not evaluated.", "Evaluate full epochs.")
+            targets.append(self._postprocess(self._target(example), example, is_target=True))
             answer = outputs[number]
             if self.of == "predictions":
                 text = self._vocabulary.decode([int(token) for token in np.asarray(answer)])
-                answer = self._postprocessed(text, example, is_target=False)
+                answer = self._postprocess(text, example, is_target=False)
             answers.append(answer)
         if len(targets) != len(outputs):
             raise DataError(
                 f"{self.where}: there are {len(outputs)} outputs for {len(targets)} examples.",
-                "A feature converter must leave one row for each example.",
+                "The feature converter must return one row per example.",
             )
         metrics: dict[str, float] = {}
         for function in self.functions:
@@ -63,34 +63,34 @@ class TaskMetrics:
     def _vocabulary(self) -> Any:
         return self.task.output_features["targets"].vocabulary
 
-    def _postprocessed(self, text: str, example: Mapping[str, Any], is_target: bool) -> Any:
+    def _postprocess(self, text: str, example: Mapping[str, Any], is_target: bool) -> Any:
         return self.task.postprocess_fn(text, example=example, is_target=is_target)
 
     def _target(self, example: Mapping[str, Any]) -> str:
-        """The text that the task began with, or that of its ids."""
+        """The original text of the targets, or the decoded ids."""
         text = example.get("targets_pretokenized")
         if text is None:
             text = self._vocabulary.decode([int(token) for token in example["targets"]])
         return text.decode("utf-8") if isinstance(text, bytes) else text
 
-    def _add(self, metrics: dict[str, float], found: Mapping[str, Any]) -> None:
-        for name, value in found.items():
+    def _add(self, metrics: dict[str, float], new: Mapping[str, Any]) -> None:
+        for name, value in new.items():
             value = getattr(value, "value", value)  # seqio.metrics.Scalar
             if f"seqio/{name}" in metrics:
                 raise ConfigError(f"{self.where}: two metric functions of the task return `{name}`.", "Rename one.")
             if isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0:
                 metrics[f"seqio/{name}"] = float(value)
             else:
-                log.warning("%s: metric `%s` is not a number, and is left out.", self.where, name)
+                log.warning("%s: metric `%s` is not a number; skipped.", self.where, name)
 
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyTokenizer:
-    """A `seqio.Vocabulary` as one of our tokenizers.
+    """A `Tokenizer` that wraps a `seqio.Vocabulary`.
 
     Attributes:
       vocabulary: The vocabulary.
-      bos_id: What stands before the first token of a sequence; None = nothing.
+      bos_id: Id before the first token of a sequence; None: none.
     """
 
     vocabulary: Any

@@ -1,4 +1,4 @@
-"""Text that every machine has: the sources of the running Python's standard library."""
+"""A data set that needs no download: the source files of Python's standard library."""
 
 from __future__ import annotations
 
@@ -13,23 +13,22 @@ from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.text import TextInput
 
-_LEFT_OUT = {"__pycache__", "dist-packages", "idle_test", "idlelib", "site-packages", "test", "tests"}
-_TABLES = {"encodings", "pydoc_data", "entities.py"}  # generated, and little like Python
+_EXCLUDED = {"__pycache__", "dist-packages", "idle_test", "idlelib", "site-packages", "test", "tests"}
+_TABLES = {"encodings", "pydoc_data", "entities.py"}  # generated tables
 
 
 @dataclasses.dataclass(kw_only=True)
 class StdlibInput(TextInput):
-    """The running Python's own `.py` sources, without its tests and generated tables: needs no download.
+    """The `.py` files of the running Python's standard library, without tests and generated tables.
 
-    `split=None` means `train` in training and `eval` otherwise. The rare source that is not UTF-8 is left out and named
-    in the log.
+    `split=None` means `train` in training and `eval` otherwise. Files that are not UTF-8 are skipped and logged.
     """
 
     on_bad_record: str = "skip"
 
     def _validate_files(self) -> None:
         if self.files is not None:
-            raise ConfigError("StdlibInput finds its files itself.", "Leave `files` unset, or use TextInput.")
+            raise ConfigError("StdlibInput does not support `files`.", "Leave `files` unset, or use TextInput.")
 
     def _split_name(self) -> str:
         return self.split or ("train" if self.is_training else "eval")
@@ -38,11 +37,12 @@ class StdlibInput(TextInput):
         root = Path(sysconfig.get_path("stdlib"))
         files = []
         for directory, children, names in os.walk(root):
-            children[:] = [child for child in children if child not in _LEFT_OUT | _TABLES]
+            children[:] = [child for child in children if child not in _EXCLUDED | _TABLES]
             paths = [Path(directory, name) for name in names if name.endswith(".py") and name not in _TABLES]
             files += [SourceFile(path.relative_to(root).as_posix(), epath.Path(path)) for path in paths]
         if not files:
             raise DataError(
-                f"This Python keeps no sources of its standard library in {root}.", "Use TextInput with files of yours."
+                f"There are no source files of Python's standard library in {root}.",
+                "Use TextInput with your own files.",
             )
         return sorted(files)

@@ -1,4 +1,4 @@
-"""Rows made from their number: no data, any length, and still something to learn."""
+"""Synthetic language-model data with a learnable pattern; each row is generated from its number."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ODD = 0x9E3779B97F4A7C15
 
 @dataclasses.dataclass(kw_only=True)
 class SyntheticInput(RandomAccessInput):
-    """Language-model batches of a noisy walk: each id has one usual successor, so a loss falls from log V to 0.9.
+    """Language-model batches of a noisy cycle: each id has a usual successor, so the loss falls from log V to 0.9.
 
     Args:
       seq_len: T. None: the trainer sets it to the model's max_seq_len.
-      vocab_size: Ids are below it, and among at most 256 of them. None: the trainer sets it to the model's.
-      num_examples: Rows in an epoch. None: no end.
+      vocab_size: All ids are smaller, and at most 256 are used. None: the trainer sets it to the model's.
+      num_examples: Number of rows in an epoch. None: infinite.
     """
 
     seq_len: int | None = None
@@ -57,7 +57,7 @@ class SyntheticInput(RandomAccessInput):
         )
 
     def _tokens(self, numbers: np.ndarray, length: int, vocab_size: int) -> np.ndarray:
-        """Tokens [B, length]: a walk round one fixed cycle of ids, from a random place, a tenth of them replaced."""
+        """Tokens [B, length]: a fixed cycle of ids from a random start, with a tenth of them replaced at random."""
         alphabet = min(vocab_size, _ALPHABET)
         seed = _mix(numbers.astype(np.uint64) + np.uint64((self.seed * 2 + self.is_training) * _ODD % 2**64))
         column = np.arange(length)
@@ -70,19 +70,19 @@ class SyntheticInput(RandomAccessInput):
 
 
 def check_sizes(source: RandomAccessInput, *fields: str) -> None:
-    """Raises ConfigError unless fields of an input of made-up rows are 1 or more, and an epoch of it has an end."""
+    """Raises ConfigError unless these fields of a synthetic input are 1 or more, and its epochs are finite."""
     for field in (*fields, "num_examples"):
         value = getattr(source, field)
         if (value is None and field != "num_examples") or (value is not None and value < 1):
             raise ConfigError(f"Input `{source.name}`: {field} is {value}.", "Set it to 1 or more.")
     if source.num_rows() is None and not source.repeats:
         raise ConfigError(
-            f"Input `{source.name}` has no end, so it cannot run epochs.", "Set its num_examples, or repeat it."
+            f"Input `{source.name}` is infinite, so it cannot run epochs.", "Set num_examples, or repeat=True."
         )
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
-    """Scrambles an array of 64-bit numbers (the finalizer of SplitMix64)."""
+    """Hashes an array of 64-bit numbers (SplitMix64's finalizer)."""
     values = values + np.uint64(_ODD)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

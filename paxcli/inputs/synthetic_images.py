@@ -1,4 +1,4 @@
-"""Images made from their number: one pattern for each class, under noise."""
+"""Synthetic images: a fixed pattern per class, with noise."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class SyntheticImages(RandomAccessInput):
     Args:
       image_size: Height and width.
       num_channels: C.
-      num_classes: Labels are below it. None: the trainer sets it to the model's.
-      noise: Standard deviation of the noise; that of a pattern is 1.
-      num_examples: Images in an epoch. None: no end.
+      num_classes: Number of classes. None: the trainer sets it to the model's.
+      noise: Standard deviation of the noise; a pattern's is 1.
+      num_examples: Number of images in an epoch. None: infinite.
     """
 
     image_size: int = 32
@@ -45,9 +45,9 @@ class SyntheticImages(RandomAccessInput):
         shape = (self.image_size, self.image_size, self.num_channels)
         patterns = np.random.RandomState(0).standard_normal((self.num_classes, *shape)).astype(np.float32)
         labels, images = np.zeros(len(numbers), np.int32), np.zeros((len(numbers), *shape), np.float32)
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             if number >= 0:
-                chance = np.random.default_rng([self.seed, self.is_training, number])
-                labels[place] = chance.integers(self.num_classes)
-                images[place] = patterns[labels[place]] + self.noise * chance.standard_normal(shape, np.float32)
+                random = np.random.default_rng([self.seed, self.is_training, number])
+                labels[index] = random.integers(self.num_classes)
+                images[index] = patterns[labels[index]] + self.noise * random.standard_normal(shape, np.float32)
         return NestedMap(image=images, labels=labels, weights=(numbers >= 0).astype(np.float32))

@@ -1,4 +1,4 @@
-"""Pairs of sequences made from their number: the target is the source, copied or reversed."""
+"""Synthetic sequence pairs: the target is the source, copied or reversed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BOS_ID, EOS_ID = 0, 1
 
 @dataclasses.dataclass(kw_only=True)
 class SyntheticPairs(SyntheticInput):
-    """Encoder-decoder batches: `source_ids`, `source_segment_ids`, `source_segment_pos`, and those of a language model.
+    """Encoder-decoder batches: `source_ids`, `source_segment_ids`, `source_segment_pos`, and the language-model fields.
 
     A source is 1 to T - 1 random tokens and the end token 1. The target begins with 0 and ends with 1.
 
     Args:
-      target: The source's tokens as they are, or from the last to the first. The other arguments are those of
-        `SyntheticInput`; source and target have the same T.
+      target: Copy the source's tokens, or reverse them. The other arguments are those of `SyntheticInput`; source and
+        target have the same T.
     """
 
     target: Literal["copy", "reversed"] = "reversed"
@@ -33,8 +33,8 @@ class SyntheticPairs(SyntheticInput):
         assert self.seq_len is not None and self.vocab_size is not None
         if self.seq_len < 2 or self.vocab_size < 3:
             raise ConfigError(
-                f"Input `{self.name}`: no pair has seq_len={self.seq_len} and vocab_size={self.vocab_size}.",
-                "Set seq_len to 2 or more, and vocab_size to 3 or more: two ids mark begin and end.",
+                f"Input `{self.name}`: seq_len={self.seq_len} or vocab_size={self.vocab_size} is too small for a pair.",
+                "Set seq_len to 2 or more, and vocab_size to 3 or more: two ids mark the start and the end.",
             )
 
     def element_spec(self) -> NestedMap:
@@ -48,13 +48,14 @@ class SyntheticPairs(SyntheticInput):
         length, shape = self.seq_len, (len(numbers), self.seq_len)
         source, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         num_tokens = np.zeros((len(numbers), 1), np.int32)
-        for place, number in enumerate(numbers):
+        for index, number in enumerate(numbers):
             if number >= 0:
-                chance = np.random.default_rng([self.seed, self.is_training, number])
-                tokens = chance.integers(2, self.vocab_size, size=chance.integers(1, length))
-                num_tokens[place] = count = len(tokens) + 1
-                source[place, :count] = [*tokens, EOS_ID]
-                labels[place, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
+                random = np.random.default_rng([self.seed, self.is_training, number])
+                tokens = random.integers(2, self.vocab_size, size=random.integers(1, length))
+                count = len(tokens) + 1
+                num_tokens[index] = count
+                source[index, :count] = [*tokens, EOS_ID]
+                labels[index, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
         column = np.arange(length, dtype=np.int32)
         is_token = column < num_tokens
         ids = np.where(is_token, np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS_ID)[:, :-1], 0)

@@ -1,4 +1,4 @@
-"""Text of files as language-model batches: plain text, JSON lines, Parquet, ArrayRecord, token files."""
+"""TextInput: language-model batches from plain text, JSON lines, Parquet, ArrayRecord or token files."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ _POLICIES = ("error", "skip")
 
 @dataclasses.dataclass(kw_only=True)
 class TextInput(RandomAccessInput):
-    """Text as language-model batches: documents packed into rows, and nothing dropped unless asked.
+    """Language-model batches of text documents, packed into rows. No text is dropped by default.
 
-    A plain file is one document; JSON lines, Parquet and ArrayRecord hold many. They are read and tokenized once, at
-    the first batch; ids of ArrayRecord and Parquet stay in a temporary file, others in memory. Token files, which
-    `pax data tokenize` writes, are memory-mapped and start at once, whatever their size; rows begin anew at each file.
+    A plain text file is one document; JSON lines, Parquet and ArrayRecord files have many. They are read and tokenized
+    once, before the first batch; ids of ArrayRecord and Parquet are kept in a temporary file, others in memory. Token
+    files, which `pax data tokenize` writes, are memory-mapped, so they start immediately at any size; rows do not span
+    several token files.
 
     Args:
-      files: Paths and globs (`~` and `**` too), local or `gs://`. A file matched twice counts once.
-      format: `text`, `jsonl`, `parquet`, `arrayrecord` or `tokens`. None: each file by its suffix.
-      text_field: Field or column that holds the text. None: a record of an ArrayRecord is the text itself.
-      tokenizer: Template of the tokenizer. Token files need it only where ids become text.
+      files: Paths and globs (including `~` and `**`), local or `gs://`. Duplicates count once.
+      format: `text`, `jsonl`, `parquet`, `arrayrecord` or `tokens`. None: by each file's suffix.
+      text_field: Field or column with the text. None: the text is an ArrayRecord's full record.
+      tokenizer: Template of the tokenizer. Token files need it only to decode ids to text.
       seq_len: T. None: the trainer sets it to the model's max_seq_len.
-      vocab_size: The model's, which the tokenizer's must fit. None: the trainer sets it.
-      packing: `concat`: documents end to end, cut every T tokens. `first_fit`: a document is cut only if it is longer
-        than T, and rows are padded.
-      drop_longer_than: Documents of more tokens are left out, and counted. None: none is.
-      shuffle: Whether rows are shuffled, anew in each epoch. None: in training.
-      split: `train` or `eval`: only the files that a digest of their name puts there. None: all files.
-      eval_fraction: The share of files in `eval`.
-      on_bad_record: `error`: a record that cannot be read ends the run. `skip`: it is left out, counted and logged.
-      bad_record_budget: How many may be left out.
-      num_workers: Processes that tokenize. 0: this one does.
-      cache_dir: Where token files and ArrayRecords of a bucket are copied to. None: a temporary directory.
+      vocab_size: The model's vocabulary size, at least the tokenizer's. None: the trainer sets it.
+      packing: `concat`: concatenate documents and split them every T tokens. `first_fit`: split only documents of more
+        than T tokens, and pad rows.
+      drop_longer_than: Drop and count documents with more tokens. None: keep all.
+      shuffle: Whether to shuffle rows, differently in each epoch. None: in training.
+      split: `train` or `eval`: use only the files of this split, assigned by a hash of their names. None: all files.
+      eval_fraction: Fraction of files in `eval`.
+      on_bad_record: `error`: stop at a record that cannot be read. `skip`: skip, count and log it.
+      bad_record_budget: Maximum number of skipped records.
+      num_workers: Number of tokenization processes. 0: tokenize in this process.
+      cache_dir: Directory for local copies of a bucket's token files and ArrayRecord files. None: a temporary one.
     """
 
     files: list[str] | None = None
@@ -74,7 +75,7 @@ class TextInput(RandomAccessInput):
         super().validate()
         self._validate_files()
         if not self._names_token_files():
-            self.tokenizer()  # reads nothing, but refuses to be without a path
+            self.tokenizer()  # raises ConfigError for a missing path; reads no file
         self._check_choice("format", self.format, FORMATS)
         self._check_choice("packing", self.packing, PACKINGS)
         self._check_choice("split", self.split, _SPLITS)
@@ -89,7 +90,7 @@ class TextInput(RandomAccessInput):
     def _check_choice(self, field: str, value: str | None, choices: Sequence[str]) -> None:
         if value not in (choices if field in ("packing", "on_bad_record") else (None, *choices)):
             hint = did_you_mean(str(value), choices) or f"Use one of {', '.join(choices)}."
-            raise ConfigError(f"Input `{self.name}`: there is no {field} `{value}`.", hint)
+            raise ConfigError(f"Input `{self.name}`: {field} `{value}` is unknown.", hint)
 
     def _validate_files(self) -> None:
         if not self.files or isinstance(self.files, str):
@@ -104,11 +105,11 @@ class TextInput(RandomAccessInput):
         return formats == {TOKENS}
 
     def check_data(self) -> None:
-        """Reads and tokenizes all files; opens token files.
+        """Reads and tokenizes all files, or opens token files.
 
         Raises:
-          ConfigError: There are ids that the model lacks.
-          DataError: A file or glob that gives no text, or a record that cannot be read.
+          ConfigError: The tokenizer has more ids than the model.
+          DataError: A file or glob has no text, or a record cannot be read.
         """
         self.validate()
         self.num_rows()
@@ -117,15 +118,15 @@ class TextInput(RandomAccessInput):
         return language_spec(self.batch_size, self.seq_len)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
-        tokenizer = self._shown_tokenizer
+        tokenizer = self._decoding_tokenizer
         if tokenizer is None:
             return super().ids_to_strings(ids, lengths, key)
         return [tokenizer.decode(row[:length]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
     def special_tokens(self) -> dict[int, str]:
-        known = self._shown_tokenizer or self._token_info
-        tokens = {known.pad_id: "<pad>", known.eos_id: "<eos>"}
-        bos_id = getattr(known, "bos_id", None)
+        vocabulary = self._decoding_tokenizer or self._token_info
+        tokens = {vocabulary.pad_id: "<pad>", vocabulary.eos_id: "<eos>"}
+        bos_id = getattr(vocabulary, "bos_id", None)
         return tokens if bos_id is None else tokens | {bos_id: "<bos>"}
 
     def num_rows(self) -> int:
@@ -148,37 +149,37 @@ class TextInput(RandomAccessInput):
 
     @property
     def bad_records(self) -> Sequence[str]:
-        """What was left out because it cannot be read, and where."""
+        """The error of each skipped record."""
         return self._corpus.bad_records
 
     @property
     def num_dropped(self) -> int:
-        """Documents left out by `drop_longer_than`."""
+        """Number of documents dropped by `drop_longer_than`."""
         return self._corpus.num_dropped
 
     @functools.cached_property
     def _shuffled(self) -> Any:
-        # Any row can be had at once, so Grain's part is their order alone: no threads, no prefetch, no copies.
+        # Grain provides only the order of the rows: with random access, no threads or prefetching are needed.
         import grain
 
         return grain.MapDataset.range(self.num_rows()).shuffle(seed=self.seed).repeat()
 
     @functools.cached_property
     def text_tokenizer(self) -> Tokenizer:
-        """The tokenizer, known to fit the model's vocabulary, and the token files if these are read."""
+        """The tokenizer, after a check against the model's vocabulary size and that of the token files, if any."""
         tokenizer = self.tokenizer()
         self._check_fits_model("the tokenizer has", tokenizer.vocab_size)
         if self._names_token_files() and tokenizer.vocab_size != self._token_info.vocab_size:
             raise ConfigError(
                 f"Input `{self.name}`: the token files have {self._token_info.vocab_size} ids, "
                 f"but {type(tokenizer).__name__} has {tokenizer.vocab_size}.",
-                "Set the input's tokenizer to the one that made them.",
+                "Set the input's tokenizer to the one that wrote them.",
             )
         return tokenizer
 
     @functools.cached_property
-    def _shown_tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None where token files are read without the one that made them."""
+    def _decoding_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer that decodes ids to text; None for token files without their tokenizer."""
         try:
             return self.text_tokenizer
         except ConfigError:
@@ -188,7 +189,7 @@ class TextInput(RandomAccessInput):
 
     @functools.cached_property
     def _token_info(self) -> TokenFileInfo:
-        """What the token files say of themselves."""
+        """The description of the first token file."""
         info = read_info(self._files[0].path)
         self._check_fits_model("the token files have", info.vocab_size)
         return info
@@ -209,18 +210,16 @@ class TextInput(RandomAccessInput):
         else:
             self._check_no_token_files()
             reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
-            how = Tokenizing(reading, self.tokenizer)
-            corpus = tokenize_text(self._files, how, self.text_tokenizer, packing, self.num_workers)
-        for count, what in (
-            (len(corpus.bad_records), "bad records"),
-            (corpus.num_dropped, "documents that are too long"),
-        ):
-            if count:
-                log.warning("Input %s leaves out %d %s.", self.name, count, what)
+            tokenizing = Tokenizing(reading, self.tokenizer)
+            corpus = tokenize_text(self._files, tokenizing, self.text_tokenizer, packing, self.num_workers)
+        if corpus.bad_records:
+            log.warning("Input %s skipped %d bad records.", self.name, len(corpus.bad_records))
+        if corpus.num_dropped:
+            log.warning("Input %s dropped %d documents that are too long.", self.name, corpus.num_dropped)
         if not corpus.first_rows[-1]:
             raise DataError(
-                f"Input `{self.name}`: all files are empty, {self._files[0].path} and {len(self._files) - 1} more.",
-                "Name files with text in them.",
+                f"Input `{self.name}`: all files are empty: {self._files[0].path} and {len(self._files) - 1} more.",
+                "Set `files` to files with text.",
             )
         return corpus
 
@@ -228,8 +227,8 @@ class TextInput(RandomAccessInput):
         file = next((file for file in self._files if self.format is None and format_of(file.name) == TOKENS), None)
         if file is not None:
             raise ConfigError(
-                f"Input `{self.name}`: {file.path} is a token file, but `files` names others too.",
-                "Name token files only, as DIR/*.bin, and mix inputs with MixtureInput.",
+                f"Input `{self.name}`: {file.path} is a token file, but `files` also has other formats.",
+                "Use token files only, such as DIR/*.bin, and combine inputs with MixtureInput.",
             )
 
     @functools.cached_property
@@ -237,14 +236,14 @@ class TextInput(RandomAccessInput):
         return self._split_files()
 
     def _split_files(self) -> list[SourceFile]:
-        """The files of the split, by name."""
+        """The files of the split, sorted by name."""
         files = self._source_files()
         split = self._split_name()
         chosen = [file for file in files if split is None or self._split_of(file.name) == split]
         if not chosen:
             raise DataError(
                 f"Input `{self.name}`: none of {len(files)} files is in split `{split}`.",
-                "Change eval_fraction, or set split=None and name the files of each input.",
+                "Change eval_fraction, or set split=None and different `files` for each input.",
             )
         return chosen
 
@@ -256,5 +255,5 @@ class TextInput(RandomAccessInput):
         return "eval" if int.from_bytes(digest[:8], "big") < self.eval_fraction * 2**64 else "train"
 
     def _source_files(self) -> list[SourceFile]:
-        """All files of the data by name, whatever their split."""
+        """All files of all splits, sorted by name."""
         return find_files(self.files or [])

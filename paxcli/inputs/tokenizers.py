@@ -1,4 +1,4 @@
-"""From text to ids and back: bytes, a SentencePiece model, a Hugging Face `tokenizers` file."""
+"""Tokenizers: UTF-8 bytes, SentencePiece models, and Hugging Face `tokenizers` files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paxcli.errors import ConfigError, DataError, MissingError
 
 
 class Tokenizer(Protocol):
-    """What an input needs of a tokenizer. `bos_id` is None where the vocabulary has no such token."""
+    """The tokenizer interface of inputs and decoding. `bos_id` is None if the vocabulary has no such token."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -28,10 +28,10 @@ class Tokenizer(Protocol):
     def eos_id(self) -> int: ...
 
     def encode(self, text: str) -> np.ndarray:
-        """The ids of `text` [T], with nothing added at either end."""
+        """The ids of `text` [T], without special tokens at the start or end."""
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of ids [T]; special tokens have none."""
+        """The text of ids [T], without special tokens."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,14 +48,14 @@ class ByteTokenizer(Configurable):
 
     def decode(self, ids: np.ndarray) -> str:
         ids = np.asarray(ids)
-        # A model whose vocabulary is rounded up may emit ids past the last byte; 0xff is never valid UTF-8.
+        # A model with a padded vocabulary may generate ids beyond the last byte; 0xff is never valid UTF-8.
         shifted = np.minimum(ids[ids > self.bos_id] - 3, 0xFF)
         return shifted.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SentencePieceTokenizer(Configurable):
-    """A SentencePiece model file (`*.model`). A recipe may leave its path to whoever trains."""
+    """A SentencePiece model file (`*.model`). A recipe may leave the path unset, for the user to set."""
 
     path: str | None = None
 
@@ -63,7 +63,7 @@ class SentencePieceTokenizer(Configurable):
         if self.path is None:
             raise ConfigError(
                 "The tokenizer has no path.",
-                "Name a SentencePiece model, such as --set train_input.tokenizer.path=c4.model, for each input.",
+                "Set it to a SentencePiece model for each input, such as --set train_input.tokenizer.path=c4.model.",
             )
 
     @functools.cached_property
@@ -81,13 +81,13 @@ class SentencePieceTokenizer(Configurable):
 
     @property
     def eos_id(self) -> int:
-        """Ends a document.
+        """The end-of-document id.
 
         Raises:
-          DataError: The model has no such piece.
+          DataError: The model has no eos piece.
         """
         if self._model.eos_id() < 0:
-            raise DataError(f"{self.path} has no piece that ends a document.", "Train the model with an eos piece.")
+            raise DataError(f"{self.path} has no eos piece.", "Train the model with an eos piece.")
         return self._model.eos_id()
 
     def encode(self, text: str) -> np.ndarray:
@@ -99,7 +99,7 @@ class SentencePieceTokenizer(Configurable):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HuggingFaceTokenizer(Configurable):
-    """A `tokenizer.json` of Hugging Face's `tokenizers`, which does not say what its tokens are for."""
+    """A `tokenizer.json` of Hugging Face's `tokenizers`. The file does not define special tokens, so name them here."""
 
     path: str
     eos_token: str
@@ -111,13 +111,13 @@ class HuggingFaceTokenizer(Configurable):
         library = _library("tokenizers")
         try:
             return library.Tokenizer.from_str(_file(self.path).read_text(encoding="utf-8"))
-        except Exception as error:  # The library raises bare Exception.
+        except Exception as error:  # the library raises bare Exception
             raise DataError(f"{self.path} is not a `tokenizers` file: {error}") from None
 
     def _id(self, token: str) -> int:
         found = self._model.token_to_id(token)
         if found is None:
-            raise DataError(f"{self.path} has no token `{token}`.", "Name a token of its vocabulary.")
+            raise DataError(f"{self.path} has no token `{token}`.", "Use a token of its vocabulary.")
         return found
 
     vocab_size = property(lambda self: self._model.get_vocab_size())
@@ -135,17 +135,19 @@ class HuggingFaceTokenizer(Configurable):
 def tokenizer_template(
     name: str, eos_token: str | None = None, bos_token: str | None = None
 ) -> Callable[[], Tokenizer]:
-    """The template of a tokenizer by what a user calls it: `byte`, or a `*.model` or `*.json` file.
+    """The template of a tokenizer by its name on the command line: `byte`, or a `*.model` or `*.json` file.
 
     Raises:
-      ConfigError: It is none of those, or a `*.json` file without `eos_token`.
+      ConfigError: The name is unknown, or a `*.json` file has no `eos_token`.
     """
     if name.endswith(".json"):
         if eos_token is None:
-            raise ConfigError(f"{name} does not say what ends a document.", "Name it, such as --eos-token '</s>'.")
+            raise ConfigError(
+                f"{name} does not define an end-of-document token.", "Set it, such as --eos-token '</s>'."
+            )
         return functools.partial(HuggingFaceTokenizer, path=name, eos_token=eos_token, bos_token=bos_token)
     if eos_token is not None or bos_token is not None:
-        raise ConfigError(f"Tokenizer {name} has its own eos and bos.", "Leave out --eos-token and --bos-token.")
+        raise ConfigError(f"Tokenizer {name} defines its own eos and bos.", "Leave out --eos-token and --bos-token.")
     if name.endswith(".model"):
         return functools.partial(SentencePieceTokenizer, path=name)
     if name != "byte":

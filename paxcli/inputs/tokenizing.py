@@ -1,4 +1,4 @@
-"""Text into ids: a document after the other in this process, or parts of the files in several."""
+"""Tokenizes files, in this process or in parallel processes that write token files."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from paxcli.inputs.tokenizers import Tokenizer
 BYTES_PER_PART = 2**26
 
 
-def tokenized(
+def tokenize_files(
     files: Sequence[SourceFile], reading: Reading, tokenizer: Tokenizer, bad: BadRecords
 ) -> Iterator[np.ndarray]:
-    """The ids of each document: `bos` where there is one, its text, `eos`. Empty ones are no documents."""
+    """The ids of each document: `bos` if the tokenizer has one, the text, `eos`. Skips empty documents."""
     dtype = dtype_for(tokenizer.vocab_size)
     first = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], dtype)
     last = np.array([tokenizer.eos_id], dtype)
@@ -36,7 +36,7 @@ def tokenized(
 
 
 class Part(NamedTuple):
-    """A token file to be, and the files whose text goes into it."""
+    """A token file to write, and its source files."""
 
     path: epath.Path
     files: tuple[SourceFile, ...]
@@ -44,16 +44,16 @@ class Part(NamedTuple):
 
 
 def plan_parts(files: Sequence[SourceFile], directory: epath.Path, bytes_per_part: int = BYTES_PER_PART) -> list[Part]:
-    """Files in their order, so many to a part that each has about as many bytes; a file is never cut."""
+    """Groups files, in order, into parts of about `bytes_per_part` bytes; never splits a file."""
     groups: list[list[tuple[SourceFile, int]]] = []
-    room = 0
+    free = 0
     for file in files:
         size = file.path.stat().length
-        if room < size or not groups:
+        if free < size or not groups:
             groups.append([])
-            room = bytes_per_part
+            free = bytes_per_part
         groups[-1].append((file, size))
-        room -= size
+        free -= size
     return [
         Part(directory / f"part-{i:05}.bin", tuple(file for file, _ in group), sum(size for _, size in group))
         for i, group in enumerate(groups)
@@ -62,49 +62,48 @@ def plan_parts(files: Sequence[SourceFile], directory: epath.Path, bytes_per_par
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizing:
-    """How parts are written.
+    """Writes parts of a data set as token files.
 
     Attributes:
-      reading: How files become documents.
-      tokenizer: Template of the tokenizer, for each process to make its own.
+      reading: Reads documents from files.
+      tokenizer: Template of the tokenizer; each process builds its own.
     """
 
     reading: Reading
     tokenizer: Callable[[], Tokenizer]
 
     def write(self, part: Part) -> TokenFileInfo:
-        """Writes one part, and returns what is in it."""
+        """Writes one part, and returns its description."""
         tokenizer = self.tokenizer()
-        info = TokenFileInfo.of(tokenizer, made_from=self._made_from(part))
+        info = TokenFileInfo.of(tokenizer, made_from=self._provenance(part))
         bad = BadRecords(self.reading.policy, self.reading.budget)
-        write_token_file(part.path, tokenized(part.files, self.reading, tokenizer, bad), info, bad.found)
+        write_token_file(part.path, tokenize_files(part.files, self.reading, tokenizer, bad), info, bad.found)
         return read_info(part.path)
 
     def written_of(self, parts: Sequence[Part]) -> dict[Part, TokenFileInfo]:
-        """Those of the parts that an earlier run wrote.
+        """The parts that an earlier run has already written.
 
         Raises:
-          ConfigError: Their directory holds parts that were made from other files, or otherwise.
+          ConfigError: The directory has parts of other files or options.
         """
         directory, names = parts[0].path.parent, {part.path.name for part in parts}
         for path in sorted(directory.glob("part-*.bin.json")) if directory.exists() else []:
             if path.name.removesuffix(".json") not in names:
-                raise ConfigError(f"{path} is of an earlier run with other files.", _ELSEWHERE)
-        return {part: info for part in parts if (info := self._written(part)) is not None}
+                raise ConfigError(f"{path} is from an earlier run with other files.", _DIRECTORY_HINT)
+        return {part: info for part in parts if (info := self._read_existing(part)) is not None}
 
-    def _written(self, part: Part) -> TokenFileInfo | None:
+    def _read_existing(self, part: Part) -> TokenFileInfo | None:
         if not part.path.with_name(part.path.name + ".json").exists():
             return None
-        info, wanted = read_info(part.path), self._made_from(part)
-        for name in wanted:
-            if (info.made_from or {}).get(name) != wanted[name]:
+        info = read_info(part.path)
+        for name, value in self._provenance(part).items():
+            if (info.made_from or {}).get(name) != value:
                 raise ConfigError(
-                    f"{part.path} is of an earlier run with another value of `{name}`.",
-                    _ELSEWHERE,
+                    f"{part.path} is from an earlier run with another value of `{name}`.", _DIRECTORY_HINT
                 )
         return info
 
-    def _made_from(self, part: Part) -> dict[str, object]:
+    def _provenance(self, part: Part) -> dict[str, object]:
         return {
             "files": [[file.name, file.path.stat().length] for file in part.files],
             "tokenizer": repr(self.tokenizer()),
@@ -115,41 +114,45 @@ class Tokenizing:
     def write_all(
         self, parts: Sequence[Part], num_workers: int, done: Iterable[TokenFileInfo] = ()
     ) -> Iterator[tuple[Part, TokenFileInfo]]:
-        """Writes the parts, here or in so many processes, and yields each when it is whole, in any order.
+        """Writes the parts in `num_workers` processes (0: in this one), and yields each as it completes, in any order.
 
         Raises:
-          MissingError: A process was killed, most often for want of memory.
-          DataError: A file cannot be read, or parts left out more records than the budget.
+          MissingError: A process was killed, usually because memory ran out.
+          DataError: A file cannot be read, or the parts skipped more records than the budget.
         """
-        left_out = sum(len(info.bad_records) for info in done)
-        written = self._in_processes(parts, num_workers) if num_workers else ((p, self.write(p)) for p in parts)
-        for part, info in written:
+        num_skipped = sum(len(info.bad_records) for info in done)
+        if num_workers:
+            results = self._write_in_processes(parts, num_workers)
+        else:
+            results = ((part, self.write(part)) for part in parts)
+        for part, info in results:
             yield part, info
-            left_out += len(info.bad_records)
-            if self.reading.policy == "skip" and left_out > self.reading.budget:
+            num_skipped += len(info.bad_records)
+            if self.reading.policy == "skip" and num_skipped > self.reading.budget:
                 raise DataError(
                     f"More than {self.reading.budget} records cannot be read. The last one: {info.bad_records[-1]}",
-                    "Mend the data, or raise bad_record_budget.",
+                    "Fix the data, or raise bad_record_budget.",
                 )
 
-    def _in_processes(self, parts: Sequence[Part], num_workers: int) -> Iterator[tuple[Part, TokenFileInfo]]:
-        # JAX and TensorFlow run threads, so processes are started afresh and not forked.
+    def _write_in_processes(self, parts: Sequence[Part], num_workers: int) -> Iterator[tuple[Part, TokenFileInfo]]:
+        # JAX and TensorFlow have threads, so processes must be spawned, not forked.
         context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_leave_ctrl_c_to_parent)
+        pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_ignore_ctrl_c)
         try:
             running = {pool.submit(self.write, part): part for part in parts}
             for done in concurrent.futures.as_completed(running):
                 yield running[done], done.result()
         except BrokenProcessPool:
             raise MissingError(
-                "A process that tokenizes was killed.", "There may be too little memory: use fewer workers."
+                "A tokenization process was killed.", "Memory may have run out: use fewer workers."
             ) from None
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-_ELSEWHERE = "Choose another directory, or remove that one."
+_DIRECTORY_HINT = "Choose another directory, or delete this one."
 
 
-def _leave_ctrl_c_to_parent() -> None:
+def _ignore_ctrl_c() -> None:
+    """Leaves Ctrl-C to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""The axes of the device mesh, and what a dimension of an array may be called.
+"""Mesh axes and logical axes.
 
-A *mesh axis* is a dimension of the device mesh. A *logical axis* says what a dimension of an array means; the rules
+A *mesh axis* is a dimension of the device mesh. A *logical axis* names the meaning of an array dimension; the rules
 in `rules.py` map it to mesh axes. Layers name logical axes only:
 
     parameters    embed, mlp, heads, kv_heads, head_dim, vocab, layers, norm, expert, stage

@@ -1,6 +1,6 @@
-"""What the compiler is asked for on each platform: pax's own options, the recipe's over them, and none that is unknown.
+"""XLA compiler options: pax's presets for each platform, overridden by the recipe, without options XLA does not know.
 
-They go with each compilation, not by the environment, where an option that XLA has dropped ends the process.
+They are passed with each compilation and not in XLA_FLAGS, where an option that XLA has removed aborts the process.
 """
 
 from __future__ import annotations
@@ -33,89 +33,91 @@ def compiler_options(
     user_options: Mapping[str, str | int | float | bool | None] | None = None,
     num_devices: int = 2,
 ) -> Options:
-    """The options to compile with: `lowered.compile(compiler_options=…)`.
+    """The options for `lowered.compile(compiler_options=…)`.
 
-    An option that the environment sets (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`) is the environment's.
+    Options set in the environment (`XLA_FLAGS`, `LIBTPU_INIT_ARGS`) take precedence over pax's presets.
 
     Args:
       platform: `cpu`, `gpu` or `tpu`.
-      device_kind: The kind of the devices, as JAX names it.
-      user_options: Laid over pax's own; None leaves an option at XLA's default.
-      num_devices: How many the program runs on.
+      device_kind: JAX's `device_kind` of the devices.
+      user_options: Override pax's presets; None leaves an option at XLA's default.
+      num_devices: Number of devices that the executable runs on.
 
     Raises:
-      ConfigError: XLA does not know an option of the user's, or not with this value.
+      ConfigError: XLA rejects a user's option or its value.
     """
-    given = dict(user_options or {})
-    elsewhere = _in_environment()
-    own = {
+    overrides = dict(user_options or {})
+    from_environment = _environment_options()
+    presets = {
         name: value
         for name, value in _presets(platform, device_kind, num_devices).items()
-        if name not in given and name not in elsewhere
+        if name not in overrides and name not in from_environment
     }
-    theirs: Options = {name: value for name, value in given.items() if value is not None}
-    errors = _errors(platform, own | theirs)
-    for name in theirs:
+    user: Options = {name: value for name, value in overrides.items() if value is not None}
+    errors = _option_errors(platform, presets | user)
+    for name in user:
         if errors[name]:
             raise ConfigError(
-                f"mesh.compiler_options: {name}={theirs[name]!r}: {errors[name]}",
-                f"{_package(platform)} does not take it. Set it to null, or look for its new name.",
+                f"mesh.compiler_options: {name}={user[name]!r}: {errors[name]}",
+                f"{_package(platform)} does not accept it. Set it to null, or look up its new name.",
             )
-    unknown = [name for name in own if errors[name]]
+    unknown = [name for name in presets if errors[name]]
     if unknown:
-        log.warning("Left out: %s (%s: %s).", ", ".join(unknown), _package(platform), errors[unknown[0]])
-    return {name: value for name, value in (own | theirs).items() if not errors[name]}
+        log.warning(
+            "Skipped compiler options: %s (%s: %s).", ", ".join(unknown), _package(platform), errors[unknown[0]]
+        )
+    return {name: value for name, value in (presets | user).items() if not errors[name]}
 
 
 def _presets(platform: str, device_kind: str, num_devices: int) -> Options:
-    """What pax asks for by itself."""
+    """pax's options for this platform, device kind and number of devices."""
     options: Options = {}
-    for group in _groups():
-        fits = (
+    for group in _load_presets():
+        matches = (
             group["platform"] == platform
-            and _begins(device_kind, group.get("kinds", [""]))
-            and not _begins(device_kind, group.get("but", []))
+            and device_kind.startswith(tuple(group.get("kinds", [""])))
+            and not device_kind.startswith(tuple(group.get("but", [])))
             and num_devices >= group.get("devices", 1)
         )
-        if fits and _numbers(group["from"]) <= _version(platform) < _numbers(group.get("below", "9999")):
+        oldest, newest = _parse_version(group["from"]), _parse_version(group.get("below", "9999"))
+        if matches and oldest <= _package_version(platform) < newest:
             options |= group["options"]
     return options
 
 
 @functools.cache
-def _groups() -> list[dict[str, Any]]:
+def _load_presets() -> list[dict[str, Any]]:
     return yaml.safe_load((Path(__file__).parent / "data" / "compiler_options.yaml").read_text())
 
 
-def _begins(kind: str, beginnings: list[str]) -> bool:
-    return any(kind.startswith(beginning) for beginning in beginnings)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
 
 
-def _version(platform: str) -> tuple[int, ...]:
-    return _numbers(_package(platform).split()[-1])
+def _package_version(platform: str) -> tuple[int, ...]:
+    return _parse_version(_package(platform).split()[-1])
 
 
 @functools.cache
 def _package(platform: str) -> str:
-    """Whose options these are: `libtpu 0.0.42`."""
+    """Name and version of the package with the platform's compiler: `libtpu 0.0.42`."""
     name = _PACKAGE[platform]
     try:
         return f"{name} {importlib.metadata.version(name)}"
-    except importlib.metadata.PackageNotFoundError:  # libtpu of a TPU image, say
+    except importlib.metadata.PackageNotFoundError:  # e.g. a libtpu that is part of a TPU VM image
         return f"{name} 0"
 
 
-def _in_environment() -> set[str]:
-    """Names that the environment sets for every compilation."""
+def _environment_options() -> set[str]:
+    """Names of the options set in the environment for every compilation."""
     return {name for variable in _ENVIRONMENT for name in re.findall(r"--([a-z]\w*)", os.environ.get(variable, ""))}
 
 
-def _errors(platform: str, options: Options) -> dict[str, str | None]:
-    """Why XLA does not take an option, or None, for each; asked once for each version, in a process of its own."""
+def _option_errors(platform: str, options: Options) -> dict[str, str | None]:
+    """XLA's error message for each option, or None if it accepts it.
+
+    Checked once for each version of the compiler, in a subprocess; cached in a file.
+    """
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pax" / "compiler_options"
     path /= f"{_package(platform).replace(' ', '-')}.json"
     try:
@@ -126,23 +128,23 @@ def _errors(platform: str, options: Options) -> dict[str, str | None]:
     missing = {name: options[name] for name, key in keys.items() if key not in known}
     failure = None
     if missing:
-        found, failure = _ask(platform, missing)
+        found, failure = _try_options(platform, missing)
         known |= {keys[name]: failure or found[name] for name in missing}
     if missing and not failure:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(known, indent=1))
         except OSError as error:
-            log.debug("Not kept for the next time: %s", error)
+            log.debug("Cannot write the cache of compiler options: %s", error)
     return {name: known[key] for name, key in keys.items()}
 
 
-def _ask(platform: str, options: Options) -> tuple[dict[str, str | None], str | None]:
-    """Why XLA does not take an option, for each; and why that cannot be found out, if it cannot."""
+def _try_options(platform: str, options: Options) -> tuple[dict[str, str | None], str | None]:
+    """Compiles with each option in a subprocess: the error or None for each; and why the check failed, if it did."""
     command = [sys.executable, "-m", "paxcli.mesh.option_check", platform]
     environment = {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
     done = subprocess.run(command, input=json.dumps(options), capture_output=True, text=True, env=environment)
     if done.returncode == 0:
         return json.loads(done.stdout.splitlines()[-1]), None
     lines = done.stderr.strip().splitlines() or ["no reason given"]
-    return {}, f"it cannot be tried here: {lines[-1]}"
+    return {}, f"cannot be checked on this machine: {lines[-1]}"

@@ -1,4 +1,4 @@
-"""The mesh as a recipe states it, and the device mesh built from it."""
+"""The mesh of a recipe, and the `jax.sharding.Mesh` built from it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _LIST_AXES = {3: ("data", "fsdp", "tensor"), 4: ("stage", "data", "fsdp", "tenso
 
 @dataclasses.dataclass
 class Mesh(Configurable):
-    """How many devices there are, and what each group of them shares.
+    """Configuration of the device mesh, its sharding rules and its compiler options.
 
     Args:
-      ici_mesh_shape: The mesh of one slice: sizes by axis, or Pax's [replica, data, mdl] = [data, fsdp, tensor]; of
-        four numbers the first is `stage`. None lays all devices along `data`.
-      dcn_mesh_shape: How many slices along each axis, written alike. None is one slice.
-      logical_axis_rules: Laid over the default rules: logical axis to mesh axis, to several, or to None (replicated).
-      libtpu_options: Options that libtpu reads when it starts, name to value (`LIBTPU_INIT_ARGS` without the dashes);
-        other devices know nothing of them.
-      compiler_options: Options of the compiler, name to value, laid over those of pax for the platform
-        (`compiler_options.yaml`); null leaves one at XLA's default.
-      peak_tflops: What a device can do at best, in dense TFLOP/s, for the MFU; None = what is published of its kind.
+      ici_mesh_shape: Mesh shape within a slice: sizes by axis, or Pax's [replica, data, mdl] = [data, fsdp, tensor];
+        with four numbers the first is `stage`. None: all devices on the `data` axis.
+      dcn_mesh_shape: Number of slices along each axis, in the same notation. None: a single slice.
+      logical_axis_rules: Overrides of the default rules: logical axis to one mesh axis, several, or None (replicated).
+      libtpu_options: libtpu's start-up options, name to value (`LIBTPU_INIT_ARGS` without the dashes). Ignored on
+        other platforms.
+      compiler_options: XLA compiler options, name to value. They override pax's presets for the platform
+        (`compiler_options.yaml`); null leaves an option at XLA's default.
+      peak_tflops: Peak dense TFLOP/s of one device, for MFU. None: the published peak of its device kind.
     """
 
     ici_mesh_shape: dict[str, int] | list[int] | None = None
@@ -46,56 +46,58 @@ class Mesh(Configurable):
     peak_tflops: float | None = None
 
     def validate(self) -> None:
-        """Checks every name and size, without a device. Raises ConfigError."""
+        """Checks names and sizes; needs no device. Raises ConfigError."""
         axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape)
         merge_rules(self.logical_axis_rules)
         libtpu_arguments(self.libtpu_options)
         if self.peak_tflops is not None and self.peak_tflops <= 0:
-            raise ConfigError(f"mesh.peak_tflops={self.peak_tflops:g} is no speed.", "Set it to TFLOP/s, or to null.")
+            raise ConfigError(
+                f"mesh.peak_tflops={self.peak_tflops:g} is not positive.", "Set it to TFLOP/s, or to null."
+            )
 
     def num_devices(self) -> int | None:
-        """The number of devices that this mesh needs, or None when it takes all that are there."""
+        """The number of devices that this mesh needs, or None if it uses all available devices."""
         if self.ici_mesh_shape is None:
             return None
         return math.prod(axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape).values())
 
     def num_slices(self) -> int:
-        """The number of slices that it joins."""
+        """The number of slices."""
         return math.prod(axis_sizes(None, self.dcn_mesh_shape).values())
 
 
 def libtpu_arguments(options: Mapping[str, Any] | None) -> str:
-    """Options as `LIBTPU_INIT_ARGS` takes them: `--name=value --name=value`.
+    """Formats options for `LIBTPU_INIT_ARGS`: `--name=value --name=value`.
 
     Raises:
-      ConfigError: A name or a value would not be read as one word.
+      ConfigError: A name is invalid, or a value has spaces, quotes or backslashes.
     """
     for name, value in (options or {}).items():
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or not re.fullmatch(r"[^\s'\"\\]+", str(value)):
             raise ConfigError(
-                f"mesh.libtpu_options: {name}={value!r} is no option of libtpu.",
-                "Write such as {xla_tpu_scoped_vmem_limit_kib: 98304}: names without dashes, values without spaces.",
+                f"mesh.libtpu_options: {name}={value!r} is not a libtpu option.",
+                "Example: {xla_tpu_scoped_vmem_limit_kib: 98304}. Names have no dashes, values no spaces.",
             )
-    words = {name: str(value).lower() if isinstance(value, bool) else value for name, value in (options or {}).items()}
-    return " ".join(f"--{name}={value}" for name, value in words.items())
+    values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in (options or {}).items()}
+    return " ".join(f"--{name}={value}" for name, value in values.items())
 
 
 def axis_sizes(ici: Shape | None, dcn: Shape | None) -> dict[str, int]:
-    """The size of every mesh axis, outer to inner: the elementwise product of the two shapes."""
+    """The size of every mesh axis, outer to inner: the elementwise product of the ICI and DCN shapes."""
     inner, outer = _sizes(ici, "mesh.ici_mesh_shape"), _sizes(dcn, "mesh.dcn_mesh_shape")
     return {axis: inner[axis] * outer[axis] for axis in MESH_AXES}
 
 
 def describe(sizes: Mapping[str, int]) -> str:
-    """A mesh for people: `data=3 × tensor=2`."""
+    """A readable mesh shape: `data=3 × tensor=2`."""
     return " × ".join(f"{axis}={size}" for axis, size in sizes.items() if size > 1) or "data=1"
 
 
 def build_mesh(config: Mesh, devices: Sequence[Any] | None = None) -> jax.sharding.Mesh:
-    """The device mesh of `config` over `devices` (default: all). Every axis is there, if only of size 1.
+    """Builds the device mesh of `config` over `devices` (default: all), with every axis, including those of size 1.
 
     Raises:
-      ConfigError: The mesh does not fit the devices exactly.
+      ConfigError: The mesh does not match the number of devices or slices.
     """
     devices = list(jax.devices() if devices is None else devices)
     dcn = _sizes(config.dcn_mesh_shape, "mesh.dcn_mesh_shape")
@@ -115,7 +117,7 @@ def _sizes(shape: Shape | None, where: str) -> dict[str, int]:
     if not isinstance(shape, Mapping):
         if len(shape) not in _LIST_AXES:
             raise ConfigError(
-                f"`{where}` has {len(shape)} numbers; it takes 3 ([data, fsdp, tensor]) "
+                f"`{where}` has {len(shape)} numbers; expected 3 ([data, fsdp, tensor]) "
                 "or 4 ([stage, data, fsdp, tensor]).",
                 f"Or name the axes: --set {where}='{{fsdp: 4, tensor: 2}}'",
             )
@@ -123,7 +125,7 @@ def _sizes(shape: Shape | None, where: str) -> dict[str, int]:
     for axis, size in shape.items():
         check_mesh_axis(axis, where)
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(f"`{where}.{axis}` is {size!r}; a size is a whole number from 1 up.")
+            raise ConfigError(f"`{where}.{axis}` is {size!r}; expected an integer >= 1.")
     return {axis: shape.get(axis, 1) for axis in MESH_AXES}
 
 
@@ -135,21 +137,21 @@ def _check_count(sizes: Mapping[str, int], found: int, slices: int) -> None:
             fit = f"--set mesh.dcn_mesh_shape=null --set mesh.ici_mesh_shape='{{data: {found}}}'"
         raise ConfigError(
             f"mesh {describe(sizes)} needs {needed} device{'s' * (needed > 1)}, found {found}.",
-            f"Choose a shape that takes them all, such as {fit}, or shrink a language model to run here: --overlay cpu",
+            f"Choose a shape that uses all devices, such as {fit}, or run a small model here: --overlay cpu",
         )
 
 
 def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:
-    """Devices as an array of shape ICI × DCN, elementwise: neighbours on the inner axes, slices on the outer."""
+    """Arranges devices in an array of shape ICI × DCN (elementwise): ICI neighbours are adjacent on the inner axes."""
     wanted = math.prod(dcn)
     found = len({getattr(device, "slice_index", 0) for device in devices})
     if devices[0].platform == "tpu" and wanted != found:
         raise ConfigError(
-            f"mesh.dcn_mesh_shape asks for {wanted} slice{'s' * (wanted > 1)}, the TPU devices lie in {found}.",
+            f"mesh.dcn_mesh_shape asks for {wanted} slice{'s' * (wanted > 1)}, but the TPU devices form {found}.",
             f"--set mesh.dcn_mesh_shape='{{data: {found}}}'",
         )
     if wanted == 1:
-        return _one_slice(ici, devices)
+        return _arrange_slice(ici, devices)
     if wanted == found:
         return mesh_utils.create_hybrid_device_mesh(ici, dcn, devices, allow_split_physical_axes=True)
     groups = np.asarray(devices).reshape(dcn + ici)
@@ -158,8 +160,8 @@ def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:
     return groups.transpose(pairs).reshape([inner * outer for inner, outer in zip(ici, dcn, strict=True)])
 
 
-def _one_slice(ici: list[int], devices: list[Any]) -> np.ndarray:
+def _arrange_slice(ici: list[int], devices: list[Any]) -> np.ndarray:
     try:
         return mesh_utils.create_device_mesh(ici, devices)
-    except NotImplementedError:  # a TPU torus that holds this shape only with one of its rings shared by two axes
+    except NotImplementedError:  # on this TPU torus, two mesh axes have to share a physical axis
         return mesh_utils.create_device_mesh(ici, devices, allow_split_physical_axes=True)

@@ -1,7 +1,8 @@
-"""Run as a process of its own: which compiler options the installed XLA knows.
+"""A subprocess that checks which compiler options the installed XLA accepts.
 
-`python -m paxcli.mesh.option_check tpu` reads `{name: value}` as JSON on stdin, and prints `{name: error or null}`.
-It uses no accelerator: TPU options are tried on libtpu's compiler, GPU options on the CPU's, which knows the same.
+`python -m paxcli.mesh.option_check tpu` reads `{name: value}` as JSON from stdin, and prints `{name: error or null}`.
+It needs no accelerator: TPU options are tried with libtpu's compiler, GPU options with the CPU compiler, which accepts
+the same options.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from paxcli.errors import first_line
 _TOPOLOGY = "v5e:2x2"
 
 
-def _lowered(platform: str) -> Any:
-    """The least program, to be compiled."""
+def _lower_trivial_function(platform: str) -> Any:
+    """A lowered one-operation function to compile with each option."""
     import jax
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
@@ -30,16 +31,16 @@ def _lowered(platform: str) -> Any:
 
 
 def _main(platform: str) -> None:
-    # Beside a process that has the chips; nothing here needs them.
+    # The parent process may hold the TPU; this one does not need it.
     os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     options = json.load(sys.stdin)
-    lowered = _lowered(platform)
+    lowered = _lower_trivial_function(platform)
     errors: dict[str, str | None] = {}
     for name, value in options.items():
         try:
             lowered.compile(compiler_options={name: value})
             errors[name] = None
-        except Exception as error:  # noqa: BLE001 - whatever XLA says of it
+        except Exception as error:  # noqa: BLE001 - the error is the result
             errors[name] = first_line(error)
     print(json.dumps(errors))
 

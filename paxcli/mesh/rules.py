@@ -1,4 +1,4 @@
-"""The one table that maps logical axes to mesh axes."""
+"""Sharding rules: the table that maps logical axes to mesh axes."""
 
 from __future__ import annotations
 
@@ -36,25 +36,27 @@ DEFAULT_RULES: Rules = {
 }
 
 
-# What lies as another does where a recipe says how that one lies; over `stage` neither does.
+# If a recipe overrides the axis on the right, the one on the left takes the same mesh axes, without `stage`.
 _FOLLOWS = {"activation_residual": "activation_embed", "activation_microbatch": "activation_batch"}
 
 
 def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> Rules:
-    """The default rules with `overrides` laid over them; None replicates a dimension.
+    """The default rules updated with `overrides`; None replicates a dimension.
 
     Raises:
-      ConfigError: A logical or a mesh axis that does not exist.
+      ConfigError: A logical or mesh axis does not exist.
     """
     overrides = overrides or {}
     rules = dict(DEFAULT_RULES)
     for name, mesh_axes in overrides.items():
         if name not in DEFAULT_RULES:
             raise ConfigError(
-                f"`mesh.logical_axis_rules` names the logical axis `{name}`, which does not exist.",
+                f"`mesh.logical_axis_rules`: there is no logical axis `{name}`.",
                 did_you_mean(name, DEFAULT_RULES) or f"Logical axes: {', '.join(DEFAULT_RULES)}.",
             )
-        axes = () if mesh_axes is None else (mesh_axes,) if isinstance(mesh_axes, str) else tuple(mesh_axes)
+        if isinstance(mesh_axes, str):
+            mesh_axes = (mesh_axes,)
+        axes = tuple(mesh_axes or ())
         for axis in axes:
             check_mesh_axis(axis, f"mesh.logical_axis_rules.{name}")
         rules[name] = tuple(str(axis) for axis in axes)
@@ -68,7 +70,7 @@ def check_mesh_axis(name: str, where: str) -> None:
     """Raises a ConfigError unless `name` is a mesh axis."""
     if name not in MESH_AXES:
         raise ConfigError(
-            f"`{where}` names the mesh axis `{name}`, which does not exist.",
+            f"`{where}`: there is no mesh axis `{name}`.",
             did_you_mean(name, MESH_AXES)
             or f"Mesh axes: {', '.join(MESH_AXES)}. Pax's replica, data, mdl are data, fsdp, tensor here.",
         )
@@ -77,14 +79,17 @@ def check_mesh_axis(name: str, where: str) -> None:
 def spec(logical_axes: Sequence[str | None], rules: Rules = DEFAULT_RULES) -> PartitionSpec:
     """The PartitionSpec of an array with these logical axes; None is a replicated dimension.
 
-    A mesh axis shards one dimension at most: the leftmost that asks for it.
+    A mesh axis shards at most one dimension: the leftmost one whose rule names it.
     """
     used: set[str] = set()
     entries: list[str | tuple[str, ...] | None] = []
     for name in logical_axes:
         axes = tuple(axis for axis in _mesh_axes(name, rules) if axis not in used)
         used.update(axes)
-        entries.append(axes if len(axes) > 1 else axes[0] if axes else None)
+        if len(axes) > 1:
+            entries.append(axes)
+        else:
+            entries.append(axes[0] if axes else None)
     return PartitionSpec(*entries)
 
 
@@ -93,7 +98,7 @@ def _mesh_axes(name: str | None, rules: Rules) -> tuple[str, ...]:
         return ()
     if name not in rules:
         raise ConfigError(
-            f"A layer names the logical axis `{name}`, which has no rule.",
+            f"A layer uses the logical axis `{name}`, which has no sharding rule.",
             did_you_mean(name, rules) or f"Logical axes: {', '.join(rules)}.",
         )
     return rules[name]

@@ -1,4 +1,4 @@
-"""How arrays lie on the mesh: activations inside jit, parameters and what follows them, batches."""
+"""Sharding of activations inside jit, of parameters and optimizer state, and of batches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _device: contextvars.ContextVar[Any] = contextvars.ContextVar("device", default=
 
 _USUAL_MEMORIES = {"device", "pinned_host"}
 
-# Vocabularies come as they are (a byte tokenizer has 259 ids); every other size is the recipe's to choose.
+# The tokenizer fixes the vocabulary size (a byte tokenizer has 259 ids); a recipe chooses every other size.
 _MAY_REPLICATE = {"vocab"}
 
 
 @contextlib.contextmanager
 def use_mesh(mesh: jax.sharding.Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[jax.sharding.Mesh]:
-    """Makes `mesh` and `rules` the current ones of this thread, for `constrain` and for jit."""
-    token = _rules.set(_without_miscompiled(rules, mesh.shape))
+    """Sets the current mesh and rules of this thread, for `constrain` and for jit."""
+    token = _rules.set(_avoid_miscompilation(rules, mesh.shape))
     device_token = _device.set(mesh.devices.flat[0])
     try:
         with jax.set_mesh(mesh):
@@ -42,50 +42,54 @@ def use_mesh(mesh: jax.sharding.Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[
 
 
 def current_device() -> Any:
-    """One device of the current mesh, which need not be here: a program may be compiled for others. JAX's own if none.
+    """A device of the current mesh, or JAX's first device without a mesh. All devices of a mesh are of one kind.
 
-    All devices of a mesh are of one kind.
+    When compiling ahead of time, it is not attached to this machine.
     """
     return _device.get() or jax.devices()[0]
 
 
-def _without_miscompiled(rules: Rules, sizes: Mapping[str, int]) -> Rules:
-    """The rules that XLA compiles rightly on this mesh.
+def _avoid_miscompilation(rules: Rules, sizes: Mapping[str, int]) -> Rules:
+    """Replicates `activation_embed` over `tensor` on meshes where XLA would compute wrong values.
 
     With `data` > 1 and `fsdp` as large as `tensor`, XLA's partitioner (jaxlib 0.10.2, on CPU) gives wrong values for a
-    product that contracts over `tensor` and whose result is sharded over (data, fsdp) and `tensor`: [B, T, F] × [F, D],
-    forward or backward. With D whole it is right, as it is on every other mesh. The residual, which is what the
-    backward pass keeps of each layer, is no product, and stays cut.
+    matmul that contracts over `tensor` and whose result is sharded over (data, fsdp) and `tensor`: [B, T, F] × [F, D],
+    forward or backward. The result is correct with D unsharded, and on every other mesh. The residual stream,
+    which each layer saves for the backward pass, is not a matmul output and stays sharded.
     """
     if not (sizes["data"] > 1 and sizes["fsdp"] == sizes["tensor"] > 1 and "tensor" in rules["activation_embed"]):
         return rules
-    log.info("On a mesh of fsdp=%d and tensor=%d products keep `embed` whole.", sizes["fsdp"], sizes["tensor"])
+    log.info(
+        "Mesh fsdp=%d × tensor=%d: matmul outputs are not sharded over `tensor` along `activation_embed`.",
+        sizes["fsdp"],
+        sizes["tensor"],
+    )
     return {**rules, "activation_embed": tuple(axis for axis in rules["activation_embed"] if axis != "tensor")}
 
 
 def memory_kinds() -> set[str]:
-    """The memories that the devices of the current mesh can use; JAX's usual ones where there is no mesh."""
+    """The memory spaces of the current mesh's devices; device and pinned host memory without a mesh."""
     device = _device.get()
     if device is None:
         return _USUAL_MEMORIES
     try:
         return {memory.kind for memory in device.addressable_memories()}
-    except jax.errors.JaxRuntimeError:  # a device to compile for, which is not here; it has JAX's usual memories
+    except jax.errors.JaxRuntimeError:  # an ahead-of-time compilation target, not attached to this machine
         return _USUAL_MEMORIES
 
 
 def constrain(x: jax.Array, *logical_axes: str | None) -> jax.Array:
-    """`x` laid out by its logical axes under the current mesh; `x` itself without a mesh or on one device.
+    """Shards `x` by its logical axes over the current mesh; returns `x` unchanged without a mesh or on one device.
 
-    A dimension is laid over as many of its mesh axes, from the first on, as divide it: activations come in odd sizes
-    (the last batch of an evaluation, a prompt), and their layout changes no value.
+    A dimension is sharded over its first mesh axes, as many as divide it evenly: some activations have odd sizes (the
+    last batch of an evaluation, a prompt), and sharding does not change their values.
     """
-    laid_out = layout(x.shape, *logical_axes)
-    return x if laid_out is None else jax.lax.with_sharding_constraint(x, laid_out)
+    sharding = layout(x.shape, *logical_axes)
+    return x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
 
 
 def layout(shape: tuple[int, ...], *logical_axes: str | None) -> PartitionSpec | None:
-    """How `constrain` would lay out an array of this shape; None where it would leave it alone."""
+    """The PartitionSpec that `constrain` applies to an array of this shape; None if it leaves the array unchanged."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty or mesh.size == 1:
         return None
@@ -98,38 +102,38 @@ def layout(shape: tuple[int, ...], *logical_axes: str | None) -> PartitionSpec |
     entries = []
     for dim, entry in zip(shape, spec(logical_axes, _rules.get()), strict=True):
         axes = tuple(axis for axis in axes_of(entry) if axis in sizes)
-        while dim % _ways(axes, sizes):
+        while dim % _num_shards(axes, sizes):
             axes = axes[:-1]
         entries.append(axes or None)
     return PartitionSpec(*entries)
 
 
 def split(shape: tuple[int, ...], *logical_axes: str | None) -> tuple[int, ...]:
-    """Into how many parts `constrain` would cut each dimension of an array of this shape."""
-    laid_out = layout(shape, *logical_axes)
-    if laid_out is None:
+    """The number of shards of each dimension after `constrain` of an array of this shape."""
+    sharding = layout(shape, *logical_axes)
+    if sharding is None:
         return (1,) * len(shape)
     sizes = jax.sharding.get_abstract_mesh().shape
-    return tuple(_ways(axes_of(entry), sizes) for entry in laid_out)
+    return tuple(_num_shards(axes_of(entry), sizes) for entry in sharding)
 
 
 def map_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """`jax.vmap` of a `fn` that calls `constrain`: there, the mapped dimension lies as `logical_axis` does.
+    """`jax.vmap` of a `fn` that calls `constrain`, with the mapped dimension sharded like `logical_axis`.
 
-    No other dimension inside lies on its mesh axes, which must divide it.
+    The mesh axes of `logical_axis` must divide the mapped dimension; inside `fn` they shard no other dimension.
     """
     axes = _rules.get()[logical_axis]
 
-    def constrained(*args: Any) -> Any:
+    def call(*args: Any) -> Any:
         with whole_along(*axes):
             return fn(*args)
 
-    return jax.vmap(constrained, spmd_axis_name=axes or None)
+    return jax.vmap(call, spmd_axis_name=axes or None)
 
 
 @contextlib.contextmanager
 def whole_along(*mesh_axes: str) -> Iterator[None]:
-    """Inside, `constrain` lays nothing over these mesh axes."""
+    """Within this context, `constrain` shards nothing over these mesh axes."""
     rules = {name: tuple(axis for axis in axes if axis not in mesh_axes) for name, axes in _rules.get().items()}
     token = _rules.set(rules)
     try:
@@ -144,13 +148,13 @@ def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:
     Args:
       mesh: The device mesh.
       rules: Logical to mesh axes.
-      params: Abstract parameters, boxed by `nn.with_logical_partitioning`. One without a box is replicated.
+      params: Abstract parameters, boxed by `nn.with_logical_partitioning`. An unboxed parameter is replicated.
 
     Returns:
-      A tree like `params` without its boxes.
+      A tree like `params`, without boxes.
 
     Raises:
-      ConfigError: A dimension that its mesh axes do not divide. A `vocab` dimension is replicated instead, and logged.
+      ConfigError: The mesh axes do not divide a dimension. A `vocab` dimension is replicated and logged instead.
     """
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
@@ -162,34 +166,34 @@ def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:
 
 
 def unbox(params: Any) -> Any:
-    """`params` without Flax's boxes."""
+    """Removes Flax's partitioning boxes."""
     return jax.tree.map(lambda leaf: leaf.value if is_box(leaf) else leaf, params, is_leaf=is_box)
 
 
 def like_params(tree: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
-    """Shardings for a tree that holds copies of the parameters, such as an optimizer state or a whole train state.
+    """Shardings for a tree with copies of the parameters, such as an optimizer state or a train state.
 
-    A leaf whose path ends in a parameter's path lies as the parameter does if it has its shape, or its shape without
-    one dimension, as a factored moment has. Everything else is replicated, step counts for example.
+    A leaf whose path ends in a parameter's path is sharded like that parameter if it has the same shape, or the shape
+    without one dimension (a factored second moment). Every other leaf, such as a step count, is replicated.
     """
-    table = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
-    placed = {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
+    param_shapes = {path_of(path): leaf.shape for path, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    by_path = {path_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(shardings)}
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
         names = path_of(path)
         for start in range(len(names)):
-            shape = table.get(names[start:])
+            shape = param_shapes.get(names[start:])
             if shape == leaf.shape:
-                return placed[names[start:]]
+                return by_path[names[start:]]
             if shape is not None:
-                return NamedSharding(mesh, _without_one(shape, placed[names[start:]].spec, leaf.shape))
+                return NamedSharding(mesh, _drop_dimension(shape, by_path[names[start:]].spec, leaf.shape))
         return NamedSharding(mesh, PartitionSpec())
 
     return jax.tree_util.tree_map_with_path(sharding, tree)
 
 
-def _without_one(shape: tuple[int, ...], spec: PartitionSpec, smaller: tuple[int, ...]) -> PartitionSpec:
-    """The spec of an array whose shape is `shape` less one dimension, the last that it can be; else of a whole one."""
+def _drop_dimension(shape: tuple[int, ...], spec: PartitionSpec, smaller: tuple[int, ...]) -> PartitionSpec:
+    """The spec for `smaller`, which is `shape` without one dimension (the last possible one); replicated otherwise."""
     entries = (*spec, *(None for _ in shape[len(spec) :]))
     for dim in reversed(range(len(shape))):
         if shape[:dim] + shape[dim + 1 :] == smaller:
@@ -198,41 +202,41 @@ def _without_one(shape: tuple[int, ...], spec: PartitionSpec, smaller: tuple[int
 
 
 def path_of(path: Any) -> tuple[str, ...]:
-    """The names along a JAX key path, whatever the containers."""
+    """The keys of a JAX key path as strings, for any container types."""
     return tuple(jax.tree_util.keystr((key,), simple=True) for key in path)
 
 
 def name_of(path: Any) -> str:
-    """A JAX key path as one dotted name: `decoder.layers.mlp.kernel`."""
+    """A JAX key path as a dotted name: `stack.layers.feed_forward.w_in`."""
     return ".".join(path_of(path))
 
 
 def batch_sharding(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Examples over `data`, `fsdp` and `expert`, everything else whole."""
+    """Shards the batch dimension over `data`, `fsdp` and `expert`; every other dimension is unsharded."""
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def put_batch(batch: Any, mesh: jax.sharding.Mesh) -> Any:
-    """This process's rows `[B, …]` of each array, as global arrays on the mesh.
+    """Builds global arrays on the mesh from this process's rows `[B, …]` of each array.
 
     Raises:
-      ConfigError: The global batch does not divide over the mesh.
+      ConfigError: The mesh does not divide the global batch.
     """
     sharding = batch_sharding(mesh)
     hosts, _ = infeed_shard(mesh)
-    ways = _ways(BATCH_AXES, mesh.shape)
+    num_shards = _num_shards(BATCH_AXES, mesh.shape)
     rows = {leaf.shape[0] * hosts for leaf in jax.tree.leaves(batch)}
-    if any(count % ways for count in rows):
+    if any(count % num_shards for count in rows):
         raise ConfigError(
             f"A global batch of {min(rows)} examples does not divide over "
             f"{describe({axis: mesh.shape[axis] for axis in BATCH_AXES})}.",
-            f"Choose a global_batch_size that is a multiple of {ways}, or a smaller mesh.",
+            f"Choose a global_batch_size that is a multiple of {num_shards}, or a smaller mesh.",
         )
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
 
 
 def global_spec(spec: Any, global_batch_size: int, mesh: jax.sharding.Mesh) -> Any:
-    """What `put_batch` will return for batches of this process's `spec`: shapes, dtypes and shardings."""
+    """Shapes, dtypes and shardings of the arrays that `put_batch` returns for batches with this process's `spec`."""
     sharding = batch_sharding(mesh)
     return jax.tree.map(
         lambda leaf: jax.ShapeDtypeStruct((global_batch_size, *leaf.shape[1:]), leaf.dtype, sharding=sharding), spec
@@ -240,9 +244,9 @@ def global_spec(spec: Any, global_batch_size: int, mesh: jax.sharding.Mesh) -> A
 
 
 def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
-    """How many different parts of the global batch the processes read, and which one this process reads.
+    """The number of input shards of the global batch, and the index of this process's shard.
 
-    Processes that hold the same examples (a `tensor` axis across hosts, say) read the same part.
+    Processes that hold the same examples (for example when the `tensor` axis spans hosts) read the same shard.
     """
     if jax.process_count() == 1:
         return 1, 0
@@ -254,14 +258,14 @@ def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
     parts = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(map(len, parts)) != len(set().union(*parts)):
         raise ConfigError(
-            "The processes of this mesh share some of their examples but not all, so no input can feed them.",
-            "Give each process whole rows: put `tensor` inside a host, or a whole number of hosts on it.",
+            "The examples of some processes of this mesh overlap only partly, so the input cannot be sharded.",
+            "Choose a mesh whose `tensor` axis fits in a host or spans complete hosts.",
         )
     return len(parts), parts.index(tuple(sorted(rows_of[jax.process_index()])))
 
 
 def is_box(leaf: Any) -> bool:
-    """Whether it is an array with the logical axes that Flax keeps beside it."""
+    """Whether `leaf` is an array boxed with its logical axes (Flax's `Partitioned`)."""
     return isinstance(leaf, meta.Partitioned)
 
 
@@ -273,16 +277,16 @@ def _param_spec(
     entries = []
     for logical, dim, entry in zip(logical_axes, shape, spec(logical_axes, rules), strict=True):
         axes = axes_of(entry)
-        ways = _ways(axes, sizes)
-        if dim % ways == 0:
+        num_shards = _num_shards(axes, sizes)
+        if dim % num_shards == 0:
             entries.append(entry)
             continue
         over = " × ".join(f"{axis}={sizes[axis]}" for axis in axes)
         if logical not in _MAY_REPLICATE:
             raise ConfigError(
                 f"Parameter `{name}`: its dimension `{logical}` of {dim} does not divide over {over}.",
-                f"Choose a size that is a multiple of {ways}, a smaller `{axes[-1]}` axis (--set "
-                f"mesh.ici_mesh_shape=…), or keep it whole: --set mesh.logical_axis_rules='{{{logical}: null}}'",
+                f"Choose a size that is a multiple of {num_shards}, a smaller `{axes[-1]}` axis (--set "
+                f"mesh.ici_mesh_shape=…), or replicate it: --set mesh.logical_axis_rules='{{{logical}: null}}'",
             )
         log.info("Parameter `%s`: `%s` of %d does not divide over %s: replicated.", name, logical, dim, over)
         entries.append(None)
@@ -291,8 +295,10 @@ def _param_spec(
 
 def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes in one entry of a PartitionSpec."""
-    return () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    if isinstance(entry, str):
+        return (entry,)
+    return tuple(entry or ())
 
 
-def _ways(axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
+def _num_shards(axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[axis] for axis in axes)

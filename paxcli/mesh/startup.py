@@ -1,4 +1,4 @@
-"""What a process does around its devices: joins the others of a multi-host job, and gives memory back."""
+"""Process start-up: joins a multi-host job, configures libtpu and CPU threads, and releases free memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _ADDRESS = "JAX_COORDINATOR_ADDRESS"
 _COUNT = ("JAX_NUM_PROCESSES", "JAX_PROCESS_COUNT")
 _INDEX = ("JAX_PROCESS_ID", "JAX_PROCESS_INDEX")
 
-# The job that each of these belongs to is one that `jax.distributed.initialize()` detects by itself.
+# Environment variables of jobs that `jax.distributed.initialize()` detects without arguments.
 _JOB_SIZES = {
     "MEGASCALE_NUM_SLICES": "a multislice TPU job",
     "TPU_PROCESS_ADDRESSES": "a TPU job",
@@ -32,48 +32,49 @@ _JOB_SIZES = {
 
 
 def start_distributed(timeout_seconds: int = 300, libtpu: str = "") -> None:
-    """Joins the other processes of this job, when there are any, and hands libtpu its arguments.
+    """Joins the other processes of this job, if any, and sets libtpu's arguments.
 
-    A job is announced by JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, by Slurm, by Open MPI, or by
-    Cloud TPU (GKE, multislice, or a TPU VM of several hosts). Call it before anything touches a device.
+    The job is found from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, from Slurm, Open MPI, or Cloud
+    TPU (GKE, multislice, or a TPU VM with several hosts). Call this before JAX initializes its devices.
 
     Raises:
-      ConfigError: The environment announces a job but leaves out a part of it, or contradicts itself.
+      ConfigError: The environment variables are incomplete or contradictory.
       RemoteError: The other processes cannot be reached in time.
     """
-    _give_cpu_devices_threads()
+    _set_cpu_threads()
     hand_to_libtpu(libtpu)
     if jax.distributed.is_initialized():
         return
-    explicit = _explicit(os.environ)
+    explicit = _explicit_job(os.environ)
     if explicit is not None:
         address, count, index = explicit
         if count > 1:
             _initialize(f"process {index} of {count} at {address}", timeout_seconds, *explicit)
         return
-    job = _detected(os.environ)
+    job = _detect_job(os.environ)
     if job:
         _initialize(job, timeout_seconds)
 
 
 def hand_to_libtpu(arguments: str) -> None:
-    """Adds to what libtpu reads when it is loaded. What the environment says counts more."""
-    given = os.environ.get("LIBTPU_INIT_ARGS", "")
-    if arguments and arguments not in given:
-        os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {given}".strip()  # the last of two counts
+    """Adds `arguments` to LIBTPU_INIT_ARGS. Arguments that are already there take precedence."""
+    existing = os.environ.get("LIBTPU_INIT_ARGS", "")
+    if arguments and arguments not in existing:
+        os.environ["LIBTPU_INIT_ARGS"] = f"{arguments} {existing}".strip()  # libtpu uses the last one
 
 
 def return_free_memory() -> None:
-    """Gives the system what malloc keeps for later: after a compilation, hundreds of MB. Only glibc can."""
+    """Returns malloc's free memory to the operating system (glibc only): hundreds of MB after a compilation."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
-def _explicit(env: Mapping[str, str]) -> tuple[str, int, int] | None:
-    """Address, process count and process index, or None when the environment leaves them to detection."""
+def _explicit_job(env: Mapping[str, str]) -> tuple[str, int, int] | None:
+    """Coordinator address, process count and process index from JAX's variables, or None if they are not set."""
     address = env.get(_ADDRESS)
-    count, index = (next((env[name] for name in names if env.get(name)), None) for names in (_COUNT, _INDEX))
-    if count is None and index is None and (address is None or _detected(env)):
+    count = next((env[name] for name in _COUNT if env.get(name)), None)
+    index = next((env[name] for name in _INDEX if env.get(name)), None)
+    if count is None and index is None and (address is None or _detect_job(env)):
         return None
     if count == "1" and address is None:
         return "", 1, 0
@@ -82,22 +83,22 @@ def _explicit(env: Mapping[str, str]) -> tuple[str, int, int] | None:
     if missing:
         given = [name for name in parts if name not in missing]
         raise ConfigError(
-            f"{' and '.join(given)} announce a multi-process job, but {' and '.join(missing)} is not set.",
+            f"{' and '.join(given)} set up a multi-process job, but {' and '.join(missing)} is not set.",
             f"Set all of {', '.join(parts)} on every process, or none of them.",
         )
     assert address and count and index
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"{_ADDRESS} is `{address}`; it takes host:port, such as 10.0.0.1:8476.")
+        raise ConfigError(f"{_ADDRESS} is `{address}`; expected host:port, such as 10.0.0.1:8476.")
     if not count.isdigit() or not index.isdigit() or not int(index) < int(count):
         raise ConfigError(
-            f"{_INDEX[0]}={index} and {_COUNT[0]}={count} do not fit: the index runs from 0 to the count minus 1."
+            f"{_INDEX[0]}={index} does not match {_COUNT[0]}={count}: the index must be from 0 to the count minus 1."
         )
     return address, int(count), int(index)
 
 
-def _detected(env: Mapping[str, str]) -> str | None:
-    """What kind of multi-process job this is, or None for one process."""
+def _detect_job(env: Mapping[str, str]) -> str | None:
+    """A description of the multi-process job that this process belongs to, or None for a single process."""
     for name, kind in _JOB_SIZES.items():
         if name == "SLURM_NTASKS" and "SLURM_STEP_NODELIST" not in env:  # inside sbatch or salloc, outside srun
             continue
@@ -105,26 +106,27 @@ def _detected(env: Mapping[str, str]) -> str | None:
         size = int(value) if value.isdigit() else len([part for part in value.split(",") if part])
         if size > 1:
             return f"{kind} ({name}={value})"
-    # JAX sets this one on import, on a TPU VM only.
+    # JAX sets TPU_ML_PLATFORM on import, on TPU VMs only.
     if env.get("TPU_ML_PLATFORM") == "JAX" and "TPU_SKIP_MDS_QUERY" not in env and "TPU_WORKER_HOSTNAMES" not in env:
-        hosts = _tpu_vm_hosts(env.get("GCE_METADATA_IP", "metadata.google.internal"))
+        hosts = _count_tpu_vm_hosts(env.get("GCE_METADATA_IP", "metadata.google.internal"))
         if hosts > 1:
             return f"a TPU VM of {hosts} hosts"
     return None
 
 
-def _tpu_vm_hosts(metadata_server: str) -> int:
-    """How many hosts all slices of this TPU VM's job have together."""
+def _count_tpu_vm_hosts(metadata_server: str) -> int:
+    """The number of hosts in all slices of this TPU VM's job."""
     try:
-        hosts = len(_metadata(metadata_server, "worker-network-endpoints").split(","))
-        slices = re.search(r"^MEGASCALE_NUM_SLICES: *'?(\d+)", _metadata(metadata_server, "tpu-env"), re.MULTILINE)
+        hosts = len(_read_metadata(metadata_server, "worker-network-endpoints").split(","))
+        tpu_env = _read_metadata(metadata_server, "tpu-env")
+        slices = re.search(r"^MEGASCALE_NUM_SLICES: *'?(\d+)", tpu_env, re.MULTILINE)
     except OSError as error:
-        log.warning("This is a TPU VM, but its metadata server does not answer (%s): taken for a single host.", error)
+        log.warning("This is a TPU VM, but its metadata server does not answer (%s): assuming a single host.", error)
         return 1
     return hosts * (int(slices[1]) if slices else 1)
 
 
-def _metadata(server: str, key: str) -> str:
+def _read_metadata(server: str, key: str) -> str:
     url = f"http://{server}/computeMetadata/v1/instance/attributes/{key}"
     request = urllib.request.Request(url, headers={"Metadata-Flavor": "Google"})
     try:
@@ -141,44 +143,44 @@ def _initialize(
     count: int | None = None,
     index: int | None = None,
 ) -> None:
-    """Runs JAX's start-up in a thread: on its own timeout JAX aborts the process, with a C++ stack for a message."""
+    """Runs `jax.distributed.initialize` in a thread: on its own timeout, JAX aborts the process with a C++ stack."""
     failure: list[BaseException] = []
 
     def connect() -> None:
         try:
             jax.distributed.initialize(address, count, index, initialization_timeout=timeout_seconds + 60)
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
             failure.append(error)
 
-    # On CPUs, programs in flight at once meet their peers' collectives in any order, and wait for each other for ever.
+    # On CPUs, executables that run concurrently may start their collectives in different orders, and deadlock.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     log.info("Joining %s.", job)
-    _keep_stdout()
+    _redirect_native_stdout()
     thread = threading.Thread(target=connect, name="distributed-start", daemon=True)
     thread.start()
     thread.join(timeout_seconds)
-    hint = "See that every process was started, and that the coordinator's port is open between the hosts."
+    hint = "Check that every process was started, and that the coordinator's port is open between the hosts."
     if thread.is_alive():
-        raise RemoteError(f"Joining {job}: not all processes came together within {timeout_seconds} s.", hint)
+        raise RemoteError(f"Joining {job}: not all processes connected within {timeout_seconds} s.", hint)
     if failure:
         raise RemoteError(f"Joining {job}: {first_line(failure[0])}", hint) from failure[0]
 
 
-def _keep_stdout() -> None:
-    """Leaves stdout to what Python prints: Gloo reports its connections there, between the lines of a result."""
-    if sys.stdout.fileno() != 1:  # somebody else listens, or it is done
+def _redirect_native_stdout() -> None:
+    """Sends native code's stdout to stderr and keeps Python's: Gloo logs its connections to stdout."""
+    if sys.stdout.fileno() != 1:  # stdout is captured, or already redirected
         return
     sys.stdout.flush()
-    ours = os.dup(1)
+    python_stdout = os.dup(1)
     os.dup2(2, 1)
-    sys.stdout = os.fdopen(ours, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
+    sys.stdout = os.fdopen(python_stdout, "w", encoding=sys.stdout.encoding, errors=sys.stdout.errors)
 
 
-def _give_cpu_devices_threads() -> None:
-    """Tells XLA to have two threads for each CPU device; it has one.
+def _set_cpu_threads() -> None:
+    """Gives XLA two threads for each CPU device, instead of one.
 
-    A program that waits for its collectives holds the threads of its devices. What a program after it waits with must
-    not be the thread that the first still needs: both would wait for ever.
+    An executable that waits in a collective blocks the threads of its devices. A second executable must not block the
+    threads that the first one still needs, or both deadlock.
     """
     forced = re.search(r"--xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     devices = int(forced[1]) if forced else jax.config.jax_num_cpu_devices  # pyrefly: ignore[missing-attribute]

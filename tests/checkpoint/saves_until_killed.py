@@ -1,4 +1,4 @@
-"""Run by test_kill.py: saves about 20 MB of new random data again and again, until somebody kills it."""
+"""Run by test_kill.py: saves about 20 MB of new random data in a loop, until it is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small train state, and what restoring it needs."""
+"""A small train state and its abstract version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A damaged checkpoint is refused, with the steps that are left; never restored wrong."""
+"""A damaged checkpoint raises an error that lists the other steps; it is never restored with wrong values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.checkpoint.states import abstract, assert_same_bits, make_state
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory):
+def checkpoints(tmp_path_factory):
     directory = tmp_path_factory.mktemp("run") / "checkpoints"
     with CheckpointStore(directory, Checkpoint(save_interval_steps=1)) as store:
         for step in (1, 2, 3):
@@ -28,25 +28,25 @@ def data_files(step_dir: pathlib.Path) -> list[pathlib.Path]:
     return sorted((f for f in step_dir.rglob("*") if f.is_file()), key=lambda f: (-f.stat().st_size, str(f)))
 
 
-def damage(file: pathlib.Path, how: str) -> None:
+def damage(file: pathlib.Path, kind: str) -> None:
     content = bytearray(file.read_bytes())
-    if how == "delete":
+    if kind == "delete":
         file.unlink()
-    elif how == "truncate":
+    elif kind == "truncate":
         os.truncate(file, len(content) // 2)
-    elif how == "empty":
+    elif kind == "empty":
         os.truncate(file, 0)
-    elif how == "zeros":
+    elif kind == "zeros":
         file.write_bytes(bytes(len(content)))
     else:
-        bits = np.random.default_rng(int(how.split()[-1]))
-        for where in bits.integers(len(content), size=1 if how.startswith("one bit") else 64):
-            content[where] ^= 1 << int(bits.integers(8))
+        bits = np.random.default_rng(int(kind.split()[-1]))
+        for position in bits.integers(len(content), size=1 if kind.startswith("one bit") else 64):
+            content[position] ^= 1 << int(bits.integers(8))
         file.write_bytes(content)
 
 
 def outcome(directory: pathlib.Path) -> str:
-    """Right, refused, or silently wrong."""
+    """`right` or `refused`; fails if the restored state is wrong."""
     store, expected = CheckpointStore(directory), make_state(3)
     if store.latest_step() != 3:
         return "refused"
@@ -64,21 +64,21 @@ def outcome(directory: pathlib.Path) -> str:
 SURE = ["delete", "truncate", "empty", "zeros", "64 bits, seed 0", "64 bits, seed 1"]
 
 
-@pytest.mark.parametrize("how", [*SURE, *(f"one bit, seed {seed}" for seed in range(6))])
-def test_no_file_can_be_damaged_unseen(saved, tmp_path, how):
-    names = [file.relative_to(saved / "3") for file in data_files(saved / "3")]
+@pytest.mark.parametrize("kind", [*SURE, *(f"one bit, seed {seed}" for seed in range(6))])
+def test_damage_of_any_file_is_detected(checkpoints, tmp_path, kind):
+    names = [file.relative_to(checkpoints / "3") for file in data_files(checkpoints / "3")]
     results = []
-    for number, name in enumerate(names if how == "delete" else names[:3]):
+    for number, name in enumerate(names if kind == "delete" else names[:3]):
         copy = tmp_path / str(number)
-        shutil.copytree(saved, copy)
-        damage(copy / "3" / name, how)
-        results.append(outcome(copy))  # never silently wrong; right where the file holds nothing that is read
-    assert "refused" in results or how not in SURE
+        shutil.copytree(checkpoints, copy)
+        damage(copy / "3" / name, kind)
+        results.append(outcome(copy))  # `right` if the damaged bytes are never read
+    assert "refused" in results or kind not in SURE
 
 
-def test_the_state_of_the_input_is_protected_too(saved, tmp_path):
+def test_the_input_state_is_protected_too(checkpoints, tmp_path):
     copy = tmp_path / "copy"
-    shutil.copytree(saved, copy)
+    shutil.copytree(checkpoints, copy)
     file = copy / "3" / "manifest" / "metadata"
     text = file.read_text()
     assert '"position": 3' in text

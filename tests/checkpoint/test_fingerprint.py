@@ -1,4 +1,4 @@
-"""One fingerprint for an array, however it lies, and another one for any other array."""
+"""Fingerprints do not depend on an array's sharding, and differ for different arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real kills and a real full disk: what was committed stays, and only that is listed."""
+"""SIGKILL and a full disk: committed checkpoints survive, and no others are listed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saving and restoring: cadence, retention, meshes, donated buffers, readers."""
+"""Saving and restoring: save interval, retention, meshes, donated buffers, read-only stores."""
 
 from __future__ import annotations
 
@@ -94,11 +94,11 @@ def test_another_model_is_refused_by_name(tmp_path, state):
         store.restore(1, abstract(state.replace(step=jnp.float32(0))))
     with pytest.raises(DataError, match="it lacks `params.extra`"):
         store.restore(1, abstract(state.replace(params={**state.params, "extra": jnp.zeros(3)})))
-    with pytest.raises(DataError, match="only it has `key`"):
+    with pytest.raises(DataError, match="the model does not have its `key`"):
         store.restore(1, abstract(state.replace(key=None)))
     with pytest.raises(DataError, match="no checkpoint of step 5") as caught:
         store.restore(5, abstract(state))
-    assert "Also here: 1." in caught.value.hint
+    assert "Other checkpoints: 1." in caught.value.hint
 
 
 def test_a_checkpoint_restores_on_any_mesh_bit_for_bit(tmp_path):

@@ -1,4 +1,4 @@
-"""Cadence and retention."""
+"""Save interval and retention policy."""
 
 from __future__ import annotations
 

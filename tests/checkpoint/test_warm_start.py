@@ -36,7 +36,7 @@ def test_parameters_alone_or_everything(run_dir):
     assert report.missing == report.unused == report.mismatched == []
     everything, report = load_params(run_dir, 1, fresh, what="all")
     assert_same_bits(everything, make_state(1))
-    assert report.text() == f"From {run_dir}/checkpoints/1: {len(report.matched)} arrays taken."
+    assert report.text() == f"Loaded {len(report.matched)} arrays from {run_dir}/checkpoints/1."
 
 
 def test_what_does_not_fit_stays_and_is_reported(run_dir):
@@ -52,7 +52,7 @@ def test_what_does_not_fit_stays_and_is_reported(run_dir):
 
 
 def test_nothing_to_take_is_an_error(run_dir, tmp_path):
-    with pytest.raises(DataError, match="Nothing in .* fits"):
+    with pytest.raises(DataError, match="No array in .* matches"):
         load_params(run_dir, 2, {"other": jnp.zeros(3)})
     with pytest.raises(DataError, match="no checkpoint of step 7") as caught:
         load_params(run_dir, 7, make_state().params)

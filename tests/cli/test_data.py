@@ -53,10 +53,10 @@ def test_tokenizes_what_training_reads_from_text(pax, corpus):
     ("arguments", "exit_code", "says"),
     [
         (["nowhere/*"], 5, "No file matches nowhere/*"),
-        (["*.jsonl", "--text-field", "txt"], 5, "0.jsonl, line 1: `txt` is missing; there is text"),
+        (["*.jsonl", "--text-field", "txt"], 5, "0.jsonl, line 1: `txt` is missing; fields: text"),
         (["*.jsonl", "--tokenizer", "missing.model"], 5, "no tokenizer file missing.model"),
         (["*.jsonl", "--tokenizer", "0.jsonl.model"], 5, "0.jsonl.model is not a SentencePiece model"),
-        (["*.jsonl", "--tokenizer", "tokenizer.json"], 2, "does not say what ends a document"),
+        (["*.jsonl", "--tokenizer", "tokenizer.json"], 2, "does not define an end-of-document token"),
         (["*.jsonl", "--tokenizer", "bytes"], 2, "no tokenizer `bytes`"),
     ],
 )

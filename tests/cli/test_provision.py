@@ -44,7 +44,7 @@ def test_from_nothing_to_gone(cloud, pax_here):
     assert sorted(path.parent.name for path in cloud.root.glob("workers/*/here")) == [
         f"demo-{n}-w{w}" for n in (0, 1) for w in (0, 1)
     ]
-    assert pax_here("provision", "delete", "demo")[0] == 2 and cloud.called("delete") == []
+    assert pax_here("provision", "delete", "demo")[0] == 2 and cloud.calls_with("delete") == []
     assert pax_here("provision", "delete", "demo", "--yes")[0] == 0
     assert pax_here("provision", "describe", "demo")[0] == 2
 
@@ -57,7 +57,7 @@ def test_zone_and_project_come_from_somewhere_and_it_is_said(cloud, pax_here, mo
     monkeypatch.setenv("CLOUDSDK_COMPUTE_ZONE", "europe-west4-a")
     code, out, err = pax_here(*words)
     assert "--zone=europe-west4-a" in out and "from $CLOUDSDK_COMPUTE_ZONE" in err
-    assert cloud.called("compute") == []
+    assert cloud.calls_with("compute") == []
 
 
 def test_a_dry_run_is_argument_lists_and_runs_nothing(cloud, pax_here):
@@ -76,13 +76,13 @@ def test_a_dry_run_is_argument_lists_and_runs_nothing(cloud, pax_here):
     [
         (["lst"], 2, "Did you mean 'list'?"),
         (["demo"], 2, "--accelerator"),
-        (["a; touch x", "--accelerator", "v4-8"], 2, "is no name"),
+        (["a; touch x", "--accelerator", "v4-8"], 2, "is not a valid name"),
         (["demo", "--accelerator", "v4-9"], 2, "v4-8"),
         (["demo", "--accelerator", "tpu7x-8"], 2, "GKE"),
-        (["demo", "--accelerator", "v4-8", "--timeout", "soon"], 2, "no duration"),
-        (["ssh", "demo", "--worker", "1;id"], 2, "is no worker"),
+        (["demo", "--accelerator", "v4-8", "--timeout", "soon"], 2, "not a duration"),
+        (["ssh", "demo", "--worker", "1;id"], 2, "is not a worker"),
         (["ssh", "demo", "--worker", "all"], 2, "--command"),
-        (["forward", "demo", "80 -o x"], 2, "is no port"),
+        (["forward", "demo", "80 -o x"], 2, "is not a valid port"),
         (["scp", "a", "b"], 2, "NAME:PATH"),
         (["describe", "demo"], 2, "neither a queued resource nor a TPU VM"),
         (["attach", "demo"], 2, "neither a queued resource nor a TPU VM"),
@@ -92,7 +92,7 @@ def test_a_dry_run_is_argument_lists_and_runs_nothing(cloud, pax_here):
 def test_a_mistake_names_the_way_out(cloud, pax_here, words, code, said):
     found, _, err = pax_here("provision", *words)
     assert found == code and said in err and "Traceback" not in err
-    assert cloud.called("create") == [] and cloud.called("ssh") == []
+    assert cloud.calls_with("create") == [] and cloud.calls_with("ssh") == []
 
 
 def test_without_gcloud_is_3_and_a_failure_of_gcloud_is_4(cloud, pax_here, monkeypatch):

@@ -1,4 +1,4 @@
-"""A cloud to test against: a `gcloud` on PATH that plays one, in a directory."""
+"""A fake cloud for tests: a fake `gcloud` on PATH that keeps its state in a directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ else:
 
 
 class FakeCloud:
-    """What the fake gcloud plays, and what was asked of it."""
+    """The state of the fake gcloud, and a log of its calls."""
 
     def __init__(self, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch):
         self.root = root
@@ -56,16 +56,16 @@ class FakeCloud:
         file.write_text(json.dumps((json.loads(file.read_text()) if file.exists() else {}) | values))
 
     def play(self, match: str, stderr: str = "", code: int = 1, times: int = 1, late: bool = False) -> None:
-        """Makes calls that hold `match` fail."""
+        """Makes calls that contain `match` fail."""
         plays = json.loads((self.root / "cloud.json").read_text())["plays"]
         self.write(plays=[*plays, {"match": match, "stderr": stderr, "code": code, "times": times, "late": late}])
 
     @property
     def calls(self) -> list[list[str]]:
-        """Every call so far."""
+        """All calls so far."""
         file = self.root / "calls.jsonl"
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
-    def called(self, *words: str) -> list[list[str]]:
-        """The calls that hold all of these words."""
+    def calls_with(self, *words: str) -> list[list[str]]:
+        """The calls that contain all of these words."""
         return [call for call in self.calls if all(word in call for word in words)]

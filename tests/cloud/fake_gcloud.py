@@ -1,10 +1,10 @@
-"""Plays `gcloud` and the cloud behind it: every worker is a directory, and what is sent to it really runs there.
+"""Simulates `gcloud` and the cloud: every worker is a directory, in which remote commands really run.
 
-State is one JSON file, `$FAKE_CLOUD/cloud.json`:
-  resources: name → {kind, slices, states}; each look takes the next of `states`, and the last one stays.
-  states: those of the next resource to be created. workers: of a slice.
-  plays: [{match, stderr, code, times}]: a call whose words hold `match` fails so, before or (`late`) after it ran.
-`$FAKE_CLOUD/calls.jsonl` holds every call.
+The state is a JSON file, `$FAKE_CLOUD/cloud.json`:
+  resources: name → {kind, slices, states}; each `describe` returns the next of `states`, and then always the last one.
+  states: `states` of the resources created next. workers: number of workers per slice.
+  plays: [{match, stderr, code, times}]: a call that contains `match` fails, before or (`late`) after it has run.
+`$FAKE_CLOUD/calls.jsonl` logs every call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLAGS = dict(word[2:].partition("=")[::2] for word in ARGV if word.startswith("-
 
 @contextlib.contextmanager
 def cloud():
-    """The state, locked, and written back: whole, for callers may be killed."""
+    """Locks and loads the state, then writes it back atomically, since a caller may be killed."""
     with open(ROOT / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         state = json.loads((ROOT / "cloud.json").read_text())
@@ -45,7 +45,7 @@ def not_found(name: str):
 
 
 def play(late: bool) -> None:
-    """Fails as the state says, if it says so of this call."""
+    """Fails if the state's `plays` match this call."""
     with cloud() as state:
         for item in state["plays"]:
             if item["match"] in " ".join(ARGV) and bool(item.get("late")) is late and item["times"] > 0:

@@ -1,4 +1,4 @@
-"""Command lines against literal lists, and against gcloud's own grammar."""
+"""Command lines, compared with literal lists and checked by gcloud's own argument parser."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TPU = ["gcloud", "compute", "tpus", "tpu-vm"]
 QR = ["gcloud", "compute", "tpus", "queued-resources"]
 
 
-def ordered(target: Target, **terms) -> list[str]:
+def create_command(target: Target, **terms) -> list[str]:
     return commands.create(Order(target, terms.pop("accelerator", V4), **terms))
 
 
@@ -38,21 +38,21 @@ END = ["--async", "--quiet"]
 SCRIPT = "echo \"$HOME\"; echo 'a b'"
 GOLDEN = {
     "vm": (
-        ordered(VM),
+        create_command(VM),
         [*TPU, "create", "demo", "--accelerator-type=v4-128", "--version=tpu-ubuntu2204-base", IN, "--quiet"],
     ),
     "two slices": (
-        ordered(TWO, spot=True),
+        create_command(TWO, spot=True),
         [*CREATE_QUEUED, "--node-count=2", "--node-prefix=demo", IN, "--spot", *END],
     ),
-    "reserved": (ordered(QUEUED, reserved=True), [*CREATE_ONE, "--reserved", *END]),
-    "expires after": (ordered(QUEUED, valid_until="1h30m"), [*CREATE_ONE, "--valid-until-duration=1h30m", *END]),
+    "reserved": (create_command(QUEUED, reserved=True), [*CREATE_ONE, "--reserved", *END]),
+    "expires after": (create_command(QUEUED, valid_until="1h30m"), [*CREATE_ONE, "--valid-until-duration=1h30m", *END]),
     "expires at": (
-        ordered(QUEUED, valid_until="2026-01-31T12:00:00Z"),
+        create_command(QUEUED, valid_until="2026-01-31T12:00:00Z"),
         [*CREATE_ONE, "--valid-until-time=2026-01-31T12:00:00Z", *END],
     ),
     "network": (
-        ordered(
+        create_command(
             HIDDEN, network="net", subnetwork="sub", service_account="a@b.iam.gserviceaccount.com", labels="a=b,c="
         ),
         [
@@ -68,7 +68,7 @@ GOLDEN = {
         ],
     ),
     "runtime": (
-        ordered(VM, runtime_version="tpu-vm-v4-base"),
+        create_command(VM, runtime_version="tpu-vm-v4-base"),
         [*TPU, "create", "demo", "--accelerator-type=v4-128", "--version=tpu-vm-v4-base", IN, "--quiet"],
     ),
     "describe": (commands.describe(PROJECT), [*TPU, "describe", "demo", IN, "--project=my-project", "--format=json"]),
@@ -117,7 +117,7 @@ GOLDEN = {
     ),
 }
 EVERY_GENERATION = [
-    ordered(target, accelerator=find_accelerator(f"{row.prefix}-8"))
+    create_command(target, accelerator=find_accelerator(f"{row.prefix}-8"))
     for row in GENERATIONS.values()
     if row.runtime
     for target in (VM, QUEUED, TWO)
@@ -158,7 +158,7 @@ def test_gclouds_own_parser_takes_every_command_line(tmp_path):
 )
 def test_terms_that_cannot_be_are_refused(terms):
     with pytest.raises(ConfigError):
-        ordered(VM, **terms)
+        create_command(VM, **terms)
 
 
 def test_what_the_user_writes_for_ssh_comes_last_and_as_it_is():
@@ -182,7 +182,7 @@ def test_hostile_terms_are_refused(field, value):
     if field in ("network", "subnetwork") and value == "a" * 200:
         return  # a valid one
     with pytest.raises(ConfigError):
-        ordered(QUEUED, **{field: value})
+        create_command(QUEUED, **{field: value})
 
 
 @pytest.mark.parametrize("value", HOSTILE)

@@ -1,4 +1,4 @@
-"""Emitted files, read by those they are for: bash, JAX's own detection, and where installed kubernetes and SkyPilot."""
+"""Emitted files, checked by their consumers: bash, JAX, and if installed kubernetes and SkyPilot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 
 from paxcli.cloud.emit import Task, find_machine, gke, skypilot, slurm
 from paxcli.errors import ConfigError
-from paxcli.mesh.startup import _explicit
+from paxcli.mesh.startup import _explicit_job
 
 COMMAND = ["pax", "train", "--set=task.name=it's", "--run-dir=gs://b/r", "--", "tiny"]
 IMAGE = "us-docker.pkg.dev/p/r/pax:1"
@@ -128,7 +128,7 @@ def test_skypilots_variables_tell_jax_the_coordinator(tmp_path):
     for rank in ("0", "1"):
         code, (call,) = run_bash(task["run"], tmp_path, **there, SKYPILOT_NODE_RANK=rank)
         assert code == 0 and call["words"] == COMMAND[1:]
-        places.append(_explicit(call["env"]))
+        places.append(_explicit_job(call["env"]))
     assert places == [("10.0.0.1:8476", 2, 0), ("10.0.0.1:8476", 2, 1)]
 
 

@@ -1,4 +1,4 @@
-"""From nothing to a trained model in three commands, on a played cloud whose workers are real processes."""
+"""Create, install and train in three commands, on a fake cloud whose workers are real processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_three_commands(cloud, pax, tmp_path, accelerator, workers, devices):
     done = pax("provision", "demo", "--accelerator", accelerator, "--slices", "2", *IN, "--wait", env=env)
     assert done.returncode == 0, done.stderr
 
-    # The last worker fails twice, then does as it is told: it alone is tried again.
+    # The last worker fails twice, then succeeds; only this worker is retried.
     last = f"--node=1 --worker={workers - 1} "
     cloud.play(
         f"{last}--zone=us-central2-b --project=my-project --command=bash -lc 'set -eu", "no space left", 1, times=2
@@ -31,7 +31,7 @@ def test_three_commands(cloud, pax, tmp_path, accelerator, workers, devices):
     rows = json.loads(done.stdout)["workers"]
     assert [row["devices"] for row in rows] == [devices] * 2 * workers
     assert {row["result"] for row in rows} == {"installed"} and "no space left" in done.stderr
-    scripts = [call for call in cloud.called("ssh") if "pip install" in call[-1]]
+    scripts = [call for call in cloud.calls_with("ssh") if "pip install" in call[-1]]
     assert len(scripts) == 2 * workers + 2
 
     done = pax("install", "--on", "demo", "--json", env=env, timeout=1200)
@@ -46,7 +46,7 @@ def test_three_commands(cloud, pax, tmp_path, accelerator, workers, devices):
     assert done.returncode == 2 and "--run-dir gs://" in json.loads(done.stdout)["error"]["hint"]
     done = pax(*words, "--run-dir", str(tmp_path / "run"), env=env)
     assert done.returncode == 0, done.stderr
-    # Gloo, which joins processes on CPUs, greets on stdout.
+    # Gloo, which connects CPU processes, logs to stdout.
     assert json.loads(done.stdout.splitlines()[-1])["steps"] == 20 and (tmp_path / "run" / "metrics.jsonl").exists()
     done = pax("plot", str(tmp_path / "run"), "--on", "demo", env=env)
     assert done.returncode == 0 and (tmp_path / "run" / "loss.png").exists()

@@ -1,4 +1,4 @@
-"""What is put on a worker, and how workers are compared. `test_end_to_end.py` really installs."""
+"""The install script and the verification of workers. `test_end_to_end.py` runs a real installation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import paxcli
 from paxcli.cloud.commands import Target
-from paxcli.cloud.install import Result, _count_devices, _problem, install_script
+from paxcli.cloud.install import Result, _count_devices, _find_problem, install_script
 from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
 from paxcli.cloud.workers import Worker
 from paxcli.errors import ConfigError
@@ -103,9 +103,9 @@ def test_where_python_is_too_old_uv_brings_one_and_a_second_time_nothing_is_done
     script = install_script(Package("paxcli[tpu]==1.0", ()))
     env = {"HOME": str(tmp_path), "PATH": str(tmp_path / "bin")}
     bash = str(shutil.which("bash"))
-    for said in ("installed", "already"):
+    for result in ("installed", "already"):
         done = subprocess.run([bash, "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True)
-        assert done.stdout.strip() == said
+        assert done.stdout.strip() == result
     uv, venv, pip = (tmp_path / "log").read_text().splitlines()
     assert uv == "-m pip install --quiet --user uv"
     assert re.fullmatch(r"-m uv venv --quiet --seed --python 3\.1[123] \.pax/venv", venv)
@@ -121,14 +121,14 @@ def doctor(count=4, platform="tpu", jax="0.10.2", **more):
     ("report", "problem"),
     [
         (doctor(), None),
-        (doctor(jax="0.11.0"), "another version than worker 0: jax 0.11.0, not 0.10.2"),
+        (doctor(jax="0.11.0"), "versions differ from worker 0: jax 0.11.0, not 0.10.2"),
         (doctor(platform="cpu"), "JAX finds no TPU"),
         (doctor(platform="cpu", environment={"JAX_PLATFORMS": True}), None),
         (doctor(error={"message": "JAX cannot start"}), "JAX cannot start"),
     ],
 )
 def test_workers_are_compared_with_the_first(report, problem):
-    assert _problem(report, doctor()) == problem
+    assert _find_problem(report, doctor()) == problem
 
 
 def test_a_slice_has_the_devices_of_its_type():

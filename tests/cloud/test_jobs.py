@@ -1,4 +1,4 @@
-"""Jobs on the workers of a played cloud, with real processes, supervisors and signals."""
+"""Jobs on the workers of a fake cloud, with real processes, supervisors and signals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 
 def prepare(cloud, slices=1, workers=1) -> Target:
-    """A target that runs, on whose workers this very pax stands where `pax install` would put it."""
+    """A running target whose workers have this checkout of pax in place of the one that `pax install` would install."""
     target = Target("demo", "us-central2-b", "my-project", queued=True, slices=slices)
     resource = {"kind": "queued-resources", "slices": slices, "states": ["ACTIVE"], "type": "v5litepod-1"}
     cloud.write(resources={"demo": resource}, workers=workers)
@@ -45,7 +45,7 @@ def prepare(cloud, slices=1, workers=1) -> Target:
 
 
 class Watched(Job):
-    """A job whose output and news are kept."""
+    """A job that records its output and messages."""
 
     def __init__(self, target: Target, name="job-1"):
         self.out, self.news = {"stdout": "", "stderr": ""}, []
@@ -153,7 +153,7 @@ def test_a_killed_client_finds_its_job_again_and_stops_it(cloud, tmp_path):
     client.communicate()
     second = pax(*words)
     _, err = second.communicate(timeout=600)
-    assert second.returncode == 2 and "busy with train-" in err
+    assert second.returncode == 2 and "busy with job train-" in err
     terminal, slave = pty.openpty()
     attached = pax("provision", "attach", "demo", stdin=slave, start_new_session=True)
     read_until(attached.stderr, "step ")
@@ -171,7 +171,7 @@ def test_the_worker_that_failed_first_gives_the_exit_code(cloud):
     job = Watched(prepare(cloud, slices=2))
     lost = {"state": "unreachable", "tail": ""}
     ended = {"state": "ended", "tail": "a mistake"}
-    job._follow_one = lambda worker, on_text: ended | {"code": 4, "ended": 20.0}
+    job._follow_worker = lambda worker, on_text: ended | {"code": 4, "ended": 20.0}
     for other, code in [
         (ended | {"code": 2, "ended": 10.0}, 2),
         (ended | {"code": 2, "ended": 30.0}, 4),

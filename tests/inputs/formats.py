@@ -1,4 +1,4 @@
-"""The same documents in every format that a TextInput reads."""
+"""Writes the same documents in every format of TextInput."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Input generators of Lingvo's own kinds, and the files they read. Imports Lingvo."""
+"""Lingvo input generators for tests, and their files. Imports Lingvo."""
 
 from __future__ import annotations
 

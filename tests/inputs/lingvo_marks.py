@@ -1,4 +1,4 @@
-"""Marks of tests that need Lingvo; importing this skips a test file where Lingvo cannot be loaded."""
+"""Marks of tests that need Lingvo. Importing this module skips a test file if Lingvo cannot be loaded."""
 
 from __future__ import annotations
 

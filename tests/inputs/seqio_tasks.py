@@ -1,4 +1,4 @@
-"""SeqIO tasks to test with: register them by importing this, and files of C4 made on the spot."""
+"""SeqIO tasks for tests, registered on import, and generated C4 files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPLITS = ("train", "validation")
 
 
 def examples(split: str, shuffle_files: bool, seed: int | None = None) -> Any:
-    """Pairs of 1 to 5 and 2 to 8 ids; no two examples are alike."""
+    """Pairs of 1 to 5 and 2 to 8 ids; all examples are different."""
     tf = load("tensorflow")
 
     def example(i: Any) -> dict[str, Any]:

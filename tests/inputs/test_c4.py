@@ -1,4 +1,4 @@
-"""C4 as Pax's recipes lay it out, and what may be wrong with its files."""
+"""C4 preprocessed like in Pax's recipes, and errors of its files."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ CUT = _writer.compress(GOOD * 7) + _writer.flush(zlib.Z_FULL_FLUSH)
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
-        (gzip.compress(GOOD + b"{oops\n"), r"c4-train\.0\.json\.gz, line 2 is not a record"),
+        (gzip.compress(GOOD + b"{oops\n"), r"c4-train\.0\.json\.gz, line 2 is not a C4 record"),
         (gzip.compress(GOOD + b'{"txt": "a"}\n'), r"c4-train\.0\.json\.gz, line 2 has no field `text`"),
-        (gzip.compress(GOOD + b'{"text": 5}\n'), r"c4-train\.0\.json\.gz, line 2 is not a record"),
+        (gzip.compress(GOOD + b'{"text": 5}\n'), r"c4-train\.0\.json\.gz, line 2 is not a C4 record"),
         (gzip.compress(GOOD * 100)[:-9], r"c4-train\.0\.json\.gz is damaged after line \d+"),
         (CUT, r"c4-train\.0\.json\.gz is damaged after line 7"),
         (GOOD, r"c4-train\.0\.json\.gz is damaged after line 0"),
@@ -119,15 +119,15 @@ CUT = _writer.compress(GOOD * 7) + _writer.flush(zlib.Z_FULL_FLUSH)
     ],
     ids=["json", "field", "number", "truncated", "truncated at a line", "not gzip", "empty"],
 )
-def test_a_damaged_file_is_named(files, tmp_path, content, says):
+def test_a_damaged_file_is_named(files, tmp_path, content, message):
     (tmp_path / "c4-train.0.json.gz").write_bytes(content)
     data = c4(tmp_path, tokenizer_path=f"{files[0]}/c4.model")
-    with pytest.raises(DataError, match=says):
+    with pytest.raises(DataError, match=message):
         make(data, is_training=True).check_data()
 
 
 @pytest.mark.parametrize(
-    ("fields", "kind", "says"),
+    ("fields", "kind", "message"),
     [
         ({"path": None}, ConfigError, "path is None"),
         ({"tokenizer_path": None}, ConfigError, "tokenizer_path is None"),
@@ -136,8 +136,8 @@ def test_a_damaged_file_is_named(files, tmp_path, content, says):
         ({"tokenizer_path": __file__}, DataError, "is not a SentencePiece model"),
     ],
 )
-def test_what_is_missing_is_named(files, fields, kind, says):
-    with pytest.raises(kind, match=says):
+def test_what_is_missing_is_named(files, fields, kind, message):
+    with pytest.raises(kind, match=message):
         make(c4(files[0], **fields), is_training=True).check_data()
 
 
@@ -153,5 +153,5 @@ def test_a_tokenizer_without_padding(files, tmp_path):
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(files[1]), model_prefix=str(tmp_path / "other"), vocab_size=200, minloglevel=2
     )
-    with pytest.raises(ConfigError, match="unknown token as id 0"):
+    with pytest.raises(ConfigError, match="id 0 for the unknown token"):
         make(c4(files[0], tokenizer_path=str(tmp_path / "other.model")), is_training=True).check_data()

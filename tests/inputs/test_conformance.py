@@ -1,4 +1,4 @@
-"""What every input promises, asked of every input class."""
+"""Tests of the `BaseInput` contract, for every input class."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ TEXTS = {
     "first-fit": {"files": "*.txt", "packing": "first_fit"},
     "tokens-first-fit": {"files": "part-*.bin", "packing": "first_fit", "drop_longer_than": 100},
 }
-# What stands in a row that stands for nothing.
+# Fields that are not 0 in rows of padding.
 UNPADDED = ("segment_pos", "example_id")
-# In training, each host reads a shard of its own, and resumes with as many hosts.
+# In training, each host reads its own shard, and a run resumes on the same number of hosts only.
 SHARDED = (SeqIOInput,)
 
 
@@ -125,7 +125,7 @@ def take(data: BaseInput, count: int) -> list:
 
 
 def join(batches) -> dict[str, np.ndarray]:
-    """Batches end to end, in the given order."""
+    """The concatenated batches."""
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
 
 
@@ -134,19 +134,19 @@ def assert_same(a, b) -> None:
 
 
 def read(batch) -> np.ndarray:
-    """What a model reads: tokens, or the pixels of images."""
+    """The model's input: token ids or images."""
     return batch.image if "image" in batch else batch.ids
 
 
 def num_rows(data: BaseInput) -> int:
-    """Rows of an epoch."""
+    """Number of rows in an epoch."""
     if hasattr(data, "num_rows"):
         return data.num_rows()
     one = dataclasses.replace(data, is_training=False, repeat=None, **EPOCH)
     return sum(int(batch.eval_sample_weights.sum()) for batch in one.eval_batches())
 
 
-def counted(batch) -> collections.Counter:
+def count_rows(batch) -> collections.Counter:
     return collections.Counter(
         row.tobytes() for row, weights in zip(read(batch), batch.weights, strict=True) if weights.any()
     )
@@ -201,17 +201,17 @@ def test_training_drops_nothing_and_takes_each_epoch_in_another_order(make):
     stream = join(take(data, -(-2 * size // GLOBAL_BATCH)))
     first, second = (jax.tree.map(lambda a, n=n: a[n * size : (n + 1) * size], stream) for n in (0, 1))
     if isinstance(data, MixtureInput):  # In shares of its own, so that an input may start over before another ends.
-        counts = counted(stream)
-        assert counts.keys() == counted(rows).keys() and counts != counted(rows)
+        counts = count_rows(stream)
+        assert counts.keys() == count_rows(rows).keys() and counts != count_rows(rows)
         return
     if isinstance(
         data, (SyntheticInput, SyntheticImages)
     ):  # Its training rows are others than its eval rows, in the order of their number.
-        assert counted(first) != counted(rows)
+        assert count_rows(first) != count_rows(rows)
     else:
-        assert counted(first) == counted(rows)
+        assert count_rows(first) == count_rows(rows)
         assert not np.array_equal(read(first), read(second))
-    assert counted(first) == counted(second)
+    assert count_rows(first) == count_rows(second)
 
 
 def test_resumes_exactly_from_anywhere_on_any_number_of_hosts(make):
@@ -278,16 +278,16 @@ class TestEvalTable:
         assert_same([batch for run in runs for batch in run], take(make(), 6))
 
     def test_reset_and_a_number_is_refused(self, make):
-        with pytest.raises(ConfigError, match="whole epochs"):
+        with pytest.raises(ConfigError, match="full epochs"):
             make(reset_for_eval=True, eval_loop_num_batches=2).eval_batches()
 
     def test_no_reset_and_all_is_refused(self, make):
-        with pytest.raises(ConfigError, match="nothing starts it over"):
+        with pytest.raises(ConfigError, match="nothing restarts"):
             make(eval_loop_num_batches=None).eval_batches()
 
     @pytest.mark.parametrize("repeating", [{"repeat": True}, {"is_training": True}])
     def test_an_epoch_without_end_is_refused(self, make, repeating):
-        with pytest.raises(ConfigError, match="waits for an end"):
+        with pytest.raises(ConfigError, match="reset_for_eval=True needs"):
             make(**EPOCH, **repeating).validate()
 
     def test_running_out_is_an_error(self, make):
@@ -297,7 +297,7 @@ class TestEvalTable:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"name": "a b"}, "name"),
         ({"batch_size": None}, "batch_size is None"),
@@ -307,13 +307,13 @@ class TestEvalTable:
         ({"eval_loop_num_batches": -1}, "eval_loop_num_batches is -1"),
         ({"seq_len": None}, "seq_len is None"),
         ({"vocab_size": None}, "vocab_size is None"),
-        ({"num_examples": None, "repeat": False}, "has no end"),
+        ({"num_examples": None, "repeat": False}, "is infinite"),
     ],
 )
-def test_settings_that_cannot_work_are_named(fields, says):
+def test_settings_that_cannot_work_are_named(fields, message):
     good = {"batch_size": 2, "seq_len": 4, "vocab_size": 8, "num_examples": 3}
     SyntheticInput(**good).validate()
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         SyntheticInput(**{**good, **fields}).get_next()
 
 
@@ -330,13 +330,13 @@ def test_an_input_may_change_what_another_returns():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("lingvo") is not None, reason="lingvo is installed")
-def test_without_lingvo_the_error_says_how_to_get_it():
+def test_without_lingvo_the_error_names_the_package():
     with pytest.raises(MissingError, match="`lingvo`"):
         LingvoInputAdaptor(is_training=True).validate()
 
 
 def test_tensorflows_end_of_data_is_the_end_of_data():
-    """As for the custom inputs of Pax's docs, which iterate over a `tf.data.Dataset`."""
+    """Like the custom inputs in Pax's documentation, which iterate over a `tf.data.Dataset`."""
     import tensorflow as tf
 
     class Dataset(BaseInput):
@@ -364,7 +364,7 @@ def test_tensorflows_end_of_data_is_the_end_of_data():
 
 
 def test_synthetic_rows_can_be_learned():
-    """A count of which id follows which predicts fresh rows far better than chance."""
+    """Bigram counts predict new rows far better than chance."""
     data = SyntheticInput(batch_size=64, seq_len=128, vocab_size=64, is_training=True)
     counts = np.full((64, 64), 0.01)
     batch = join(take(data, 4))

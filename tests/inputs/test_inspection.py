@@ -31,8 +31,8 @@ def test_shows_segments_and_special_tokens(tmp_path):
 
 
 class TestWarnings:
-    def check(self, data, says: str) -> None:
-        assert any(says in warning for warning in inspect_batches(data, 3).warnings)
+    def check(self, data, message: str) -> None:
+        assert any(message in warning for warning in inspect_batches(data, 3).warnings)
 
     def test_ids_past_the_vocabulary(self):
         class Shifted(SyntheticInput):

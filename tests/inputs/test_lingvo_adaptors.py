@@ -1,4 +1,4 @@
-"""Real Lingvo generators behind the adaptors. `make test-lingvo` runs this where Lingvo can be loaded."""
+"""The adaptors with real Lingvo generators. `make test-lingvo` runs this where Lingvo can be loaded."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestAdaptor:
         expected = [[*range(i, i + 4)] for i in range(0, 20, 4)] + [[20, 21, 20, 20]]
         assert nums(epoch) == expected == nums(source.eval_batches())
         assert epoch[-1].eval_sample_weights.tolist() == epoch[-1].weights.tolist() == [1, 1, 0, 0]
-        assert "name" not in epoch[0]  # strings are no arrays
+        assert "name" not in epoch[0]  # string fields are removed
         assert source.num_batches is None and take(source, 6) and source.peek() is None
 
     def test_num_batches_ends_sooner(self, data, tmp_path):
@@ -95,13 +95,13 @@ class TestAdaptor:
             again.set_state(state)
             assert_same(take(again, 5), whole[done : done + 5])
 
-    def test_says_so_where_it_cannot_resume_exactly(self, data, tmp_path, caplog):
+    def test_warns_if_it_cannot_resume_exactly(self, data, tmp_path, caplog):
         params = data.numbers(tmp_path, 1200, file_parallelism=6)
         source = LingvoInputAdaptor(input=params, is_training=True)
         take(source, 20)
         state = source.get_state() | {"last": "another"}
         source.set_state(state)
-        assert "goes on in another order" in caplog.text
+        assert "resumes in a different order" in caplog.text
         with pytest.raises(DataError, match="read by 1 hosts"):
             LingvoInputAdaptor(input=params, is_training=True, num_infeed_hosts=2).set_state(state)
 
@@ -140,7 +140,7 @@ class TestAdaptor:
         again.set_state(small.get_state())
         assert_same(again.peek(), small.get_next())
         assert_same(again.get_next(), jax.tree.map(lambda array: array[:2], large.get_next()))
-        with pytest.raises(ConfigError, match="no multiple of batch_size=3"):
+        with pytest.raises(ConfigError, match="not a multiple of batch_size=3"):
             LingvoInputAdaptorNewBatchSize(input=params, batch_size=3, is_training=True).get_next()
 
     def test_inspection_shows_what_was_packed(self, data, tmp_path):
@@ -189,12 +189,12 @@ class TestEvalAdaptor:
 
 
 @pytest.mark.parametrize(
-    ("cls", "fields", "params", "error", "says"),
+    ("cls", "fields", "params", "error", "message"),
     [
-        (LingvoInputAdaptor, {"batch_size": 4}, {}, ConfigError, "has its data's"),
+        (LingvoInputAdaptor, {"batch_size": 4}, {}, ConfigError, "but the data of LingvoInputAdaptor sets it"),
         (LingvoInputAdaptor, {"num_batches": 0}, {}, ConfigError, "num_batches is 0"),
-        (LingvoInputAdaptor, EPOCH, {}, ConfigError, "waits for an end"),
-        (LingvoInputAdaptor, {}, {"repeat_count": 1}, ConfigError, "only in order"),
+        (LingvoInputAdaptor, EPOCH, {}, ConfigError, "reset_for_eval=True needs"),
+        (LingvoInputAdaptor, {}, {"repeat_count": 1}, ConfigError, "only if it reads in order"),
         (
             LingvoInputAdaptor,
             {**IN_ORDER, "num_infeed_hosts": 2},
@@ -203,23 +203,23 @@ class TestEvalAdaptor:
             "different lengths",
         ),
         (LingvoInputAdaptor, {}, {"file_pattern": "tfrecord:/nowhere/*"}, DataError, "No file matches /nowhere"),
-        (LingvoInputAdaptor, {**IN_ORDER, "reset_for_eval": False}, {}, ConfigError, "nothing starts it over"),
+        (LingvoInputAdaptor, {**IN_ORDER, "reset_for_eval": False}, {}, ConfigError, "nothing restarts"),
         (LingvoInputAdaptorNewBatchSize, {}, {}, ConfigError, "batch_size is None"),
-        (LingvoEvalAdaptor, {"batch_size": 4}, {}, ConfigError, "for epochs of an evaluation"),
-        (LingvoEvalAdaptor, {"batch_size": 4, **EPOCH}, {}, ConfigError, "waits for an end"),
+        (LingvoEvalAdaptor, {"batch_size": 4}, {}, ConfigError, "only supports evaluation epochs"),
+        (LingvoEvalAdaptor, {"batch_size": 4, **EPOCH}, {}, ConfigError, "reset_for_eval=True needs"),
     ],
 )
-def test_settings_that_cannot_work_are_named(data, tmp_path, cls, fields, params, error, says):
-    with pytest.raises(error, match=says):
+def test_settings_that_cannot_work_are_named(data, tmp_path, cls, fields, params, error, message):
+    with pytest.raises(error, match=message):
         cls(input=data.numbers(tmp_path, **params), **fields).check_data()
 
 
 def test_what_is_no_generator_is_named(data):
     with pytest.raises(ConfigError, match="input is 3"):
         LingvoInputAdaptor(input=3).validate()
-    with pytest.raises(ConfigError, match="waits for an end"):
+    with pytest.raises(ConfigError, match="reset_for_eval=True needs"):
         LingvoEvalAdaptor(input=data.Counted.Params(), batch_size=1, **EPOCH).check_data()
-    with pytest.raises(DataError, match="makes no batch"):
+    with pytest.raises(DataError, match="has no batches"):
         LingvoInputAdaptor(
             input=data.Counted.Params().Set(args=data.Counted.Params().args.Set(num=0)), cluster_do_eval=True
         ).get_next()

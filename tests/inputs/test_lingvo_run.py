@@ -1,4 +1,4 @@
-"""A run trained on a Lingvo generator, in this process: the one that can load Lingvo."""
+"""Trains on a Lingvo generator, in this process, which can load Lingvo."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_builds_from_a_config_with_what_the_trainer_sets(letters):
 
 
 @pytest.mark.parametrize(
-    ("weights", "says"),
+    ("weights", "message"),
     [
         (None, "2 inputs and no weights"),
         ([1], "2 inputs and 1 weights"),
@@ -72,8 +72,8 @@ def test_builds_from_a_config_with_what_the_trainer_sets(letters):
         ([1, float("nan")], "a weight is nan"),
     ],
 )
-def test_wrong_weights_are_named(letters, weights, says):
-    with pytest.raises(ConfigError, match=says):
+def test_wrong_weights_are_named(letters, weights, message):
+    with pytest.raises(ConfigError, match=message):
         mixture(letters, weights).validate()
 
 

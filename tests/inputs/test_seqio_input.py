@@ -1,4 +1,4 @@
-"""SeqIO's own batches and metrics, against what SeqIO itself computes."""
+"""Batches and metrics of SeqIOInput, compared with SeqIO's own."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_reversed_rows_hold_each_token_at_its_place():
 
 @pytest.mark.parametrize("hosts", [2, 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_hosts_train_on_different_examples_and_on_all(hosts):
-    """A pass of each host, told by the first target, which no two examples share."""
+    """One epoch of each host; examples are identified by their first target, which is unique."""
     seen = []
     for host in range(hosts):
         sharding = {"num_infeed_hosts": hosts, "infeed_host_index": host, "batch_size": 1}
@@ -162,7 +162,7 @@ def test_a_position_is_refused_elsewhere():
             make(is_training=True, **other).set_state(json.loads(json.dumps(state)))
 
 
-def test_a_mixture_is_one_endless_pass():
+def test_a_mixture_is_one_infinite_epoch():
     data = make(mixture_name="pax_mixture", is_training=True)
     whole = take(data, 60)
     assert data.get_state()["pass"] == 0 and data.get_state()["row"] == 240
@@ -186,25 +186,25 @@ def test_text_and_tokenizer():
 
 
 @pytest.mark.parametrize(
-    ("fields", "says", "hint"),
+    ("fields", "message", "hint"),
     [
-        ({"mixture_name": "pax_toi"}, "called `pax_toi`", "pax_toy"),
-        ({"mixture_or_task": object()}, "Both of mixture_name", "Set one"),
-        ({"mixture_name": None}, "Neither of mixture_name", "Set one"),
-        ({"split_name": None}, "split_name is None", "Name one"),
+        ({"mixture_name": "pax_toi"}, "task or mixture `pax_toi`", "pax_toy"),
+        ({"mixture_or_task": object()}, "both are set", "Set one"),
+        ({"mixture_name": None}, "neither is set", "Set one"),
+        ({"split_name": None}, "split_name is None", "Set it"),
         ({"split_name": "trian"}, "no split `trian`", "train"),
-        ({"task_feature_lengths": None}, "seq_len", "how long"),
+        ({"task_feature_lengths": None}, "seq_len", "maximum length"),
         ({"task_feature_lengths": {"inputs": 0, "targets": 4}}, "inputs is 0", "1 or more"),
         ({"task_feature_lengths": {"target": 4}}, "target", "task"),
-        ({"seq_len": 17}, "rows of .* have 18 tokens, and the model takes 17", "max_seq_len"),
+        ({"seq_len": 17}, "rows of .* have 18 tokens, but the model's maximum is 17", "max_seq_len"),
         ({"shuffle": True}, "never shuffled", "split"),
         ({"eval_num_examples": 0}, "eval_num_examples=0", "1 or more"),
         ({"vocab_size": 200}, "has 300 ids, but the model's vocab_size is 200", "vocab_size to 300"),
-        ({**EPOCH, "repeat": True}, "waits for an end", "repeat"),
+        ({**EPOCH, "repeat": True}, "reset_for_eval=True needs", "repeat"),
     ],
 )
-def test_settings_that_cannot_work_are_named(fields, says, hint):
-    with pytest.raises(ConfigError, match=says) as caught:
+def test_settings_that_cannot_work_are_named(fields, message, hint):
+    with pytest.raises(ConfigError, match=message) as caught:
         make(**fields).check_data()
     assert hint in caught.value.hint
 
@@ -214,7 +214,7 @@ def test_an_id_outside_the_vocabulary_stops_the_run(seqio):
     feature = seqio.Feature(seqio.PassThroughVocabulary(50), add_eos=False)
     task = seqio.Task("lies", source=source, preprocessors=[], output_features={"targets": feature})
     data = make(mixture_name=None, mixture_or_task=task, task_feature_lengths={"targets": 18}, vocab_size=60, **EPOCH)
-    with pytest.raises(DataError, match="there is an id 1.., but the model's vocab_size is 60"):
+    with pytest.raises(DataError, match="the data has id 1.., but the model's vocab_size is 60"):
         data.check_data()
 
 

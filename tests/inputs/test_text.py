@@ -74,8 +74,8 @@ class TestSplit:
 
 
 class TestBadData:
-    def check(self, says: str, *files, error=DataError, **fields) -> None:
-        with pytest.raises(error, match=says) as caught:
+    def check(self, message: str, *files, error=DataError, **fields) -> None:
+        with pytest.raises(error, match=message) as caught:
             text_input(*files, **fields).check_data()
         assert caught.value.hint
 
@@ -86,7 +86,7 @@ class TestBadData:
     def test_empty(self, tmp_path):
         (tmp_path / "empty.txt").touch()
         self.check("empty.txt is empty", tmp_path / "empty.txt")
-        self.check("all files are empty, .*empty.txt", tmp_path / "*.txt")
+        self.check("all files are empty: .*empty.txt", tmp_path / "*.txt")
 
     def test_not_utf8_names_the_byte(self, tmp_path):
         (tmp_path / "latin.txt").write_bytes(b"na\xefve")
@@ -113,22 +113,22 @@ class TestBadData:
         (tmp_path / "a").write_text("abc")
         state = text_input(tmp_path / "a").get_state()
         (tmp_path / "a").write_text("abd")
-        with pytest.raises(DataError, match="not what it was"):
+        with pytest.raises(DataError, match="has changed since"):
             text_input(tmp_path / "a").set_state(state)
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
-        ({"split": "evla"}, "no split `evla`"),
+        ({"split": "evla"}, "split `evla` is unknown"),
         ({"eval_fraction": 1.0}, "eval_fraction"),
         ({"files": []}, "files is"),
         ({"files": "a.txt"}, "files is 'a.txt'"),
         ({"seq_len": 0}, "seq_len is 0"),
     ],
 )
-def test_settings_that_cannot_work_are_named(fields, says):
-    with pytest.raises(ConfigError, match=says):
+def test_settings_that_cannot_work_are_named(fields, message):
+    with pytest.raises(ConfigError, match=message):
         text_input("a", **fields).validate()
 
 
@@ -146,7 +146,7 @@ class TestStdlib:
         data = StdlibInput(**{**EPOCH, "batch_size": 8}, seq_len=256)
         assert 100 <= sum(1 for _ in data.eval_batches()) <= 250
 
-    def test_leaves_out_what_is_not_utf8_and_says_so(self, tmp_path, monkeypatch, caplog):
+    def test_skips_and_logs_files_that_are_not_utf8(self, tmp_path, monkeypatch, caplog):
         (tmp_path / "good.py").write_text("pass")
         (tmp_path / "latin.py").write_bytes(b"\xff")
         (tmp_path / "test").mkdir()
@@ -158,7 +158,7 @@ class TestStdlib:
         assert "latin.py" in caplog.text
 
     def test_takes_no_files(self):
-        with pytest.raises(ConfigError, match="finds its files itself"):
+        with pytest.raises(ConfigError, match="does not support `files`"):
             StdlibInput(**EPOCH, seq_len=8, files=["a"]).validate()
 
 

@@ -59,31 +59,31 @@ def test_other_data_than_the_state_is_of(tmp_path):
     state = token_input(path).get_state()
     token_input(path).set_state(state)
     write_foreign(path, [5, 6, 8, 50256] * 20)
-    with pytest.raises(DataError, match="not what it was"):
+    with pytest.raises(DataError, match="has changed since"):
         token_input(path).set_state(state)
 
 
 class TestBadFiles:
-    def check(self, says: str, path, error=DataError, **fields) -> None:
-        with pytest.raises(error, match=says):
+    def check(self, message: str, path, error=DataError, **fields) -> None:
+        with pytest.raises(error, match=message):
             list(token_input(path, **fields).eval_batches())
 
     def test_no_sidecar(self, tmp_path):
         write_foreign(tmp_path / "a.bin", [1])
         (tmp_path / "a.bin.json").unlink()
-        self.check("There is no .*a.bin.json", tmp_path / "a.bin")
+        self.check("there is no .*a.bin.json", tmp_path / "a.bin")
 
     @pytest.mark.parametrize(
-        ("sidecar", "says"),
+        ("sidecar", "message"),
         [
             ({"dtype": "int64"}, "dtype is 'int64'"),
-            ({"eos_id": 60_000}, "do not fit"),
-            ({"vocab_size": 100_000}, "do not fit"),
+            ({"eos_id": 60_000}, "are inconsistent"),
+            ({"vocab_size": 100_000}, "are inconsistent"),
             ({"vocab_size": "many"}, "does not describe"),
         ],
     )
-    def test_bad_sidecar(self, tmp_path, sidecar, says):
-        self.check(says, write_foreign(tmp_path / "a.bin", [1], **sidecar))
+    def test_bad_sidecar(self, tmp_path, sidecar, message):
+        self.check(message, write_foreign(tmp_path / "a.bin", [1], **sidecar))
 
     def test_sidecar_is_no_json(self, tmp_path):
         path = write_foreign(tmp_path / "a.bin", [1])
@@ -97,7 +97,7 @@ class TestBadFiles:
         )
         for size in (6, 7):
             os.truncate(tmp_path / "a.bin", size)
-            self.check(f"a.bin has {size} bytes, which is not 4 of uint16", tmp_path / "a.bin")
+            self.check(f"a.bin has {size} bytes; expected 4 ids of 2 bytes", tmp_path / "a.bin")
 
     def test_index_of_another_file(self, tmp_path):
         write_token_file(
@@ -108,7 +108,7 @@ class TestBadFiles:
 
     def test_ids_beyond_the_vocabulary(self, tmp_path):
         path = write_foreign(tmp_path / "a.bin", [1, 60_000, 2])
-        self.check("a.bin holds id 60000, but its vocab_size is 50257", path)
+        self.check("a.bin contains id 60000, but its vocab_size is 50257", path)
         self.check("50257 ids, but the model's vocab_size is 32000", path, error=ConfigError, vocab_size=32_000)
 
     def test_of_different_tokenizers(self, tmp_path):

@@ -1,4 +1,4 @@
-"""Run on eight devices by test_sharding.py: the same work on the mesh and off it."""
+"""Run on eight devices by test_sharding.py: the same computation with and without the mesh."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def train(mesh, ids):
 
 
 def check_training_agrees():
-    """Eight devices compute what one does, and each leaf lies where the rules say."""
+    """Eight devices compute the same as one, and each leaf is sharded according to the rules."""
     ids = np.arange(8 * 4, dtype=np.int32).reshape(8, 4) % V
     one = build_mesh(Mesh(), jax.devices()[:1])
     state, reference = train(MESH, ids), train(one, ids)
@@ -93,7 +93,7 @@ def check_training_agrees():
 
 
 def check_gradients_agree_on_every_mesh():
-    """What a step computes does not depend on the shape of the mesh."""
+    """Gradients do not depend on the mesh shape."""
     ids = np.arange(8 * 4, dtype=np.int32).reshape(8, 4) % V
     boxed = Model().init(jax.random.key(0), ids)["params"]
 

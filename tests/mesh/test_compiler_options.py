@@ -35,9 +35,9 @@ def _own_cache(tmp_path, monkeypatch):
 def test_pax_asks_for_nothing_that_xla_has_dropped(monkeypatch, caplog):
     """All of pax's own options for GPUs exist; those that are gone are left out by name. Asked once for a version."""
     monkeypatch.setattr(log, "propagate", True)
-    groups, expected = room._groups(), room._presets(*H200, num_devices=2)
+    groups, expected = room._load_presets(), room._presets(*H200, num_devices=2)
     outdated = {"platform": "gpu", "from": "0.1", "options": dict.fromkeys(GONE, True)}
-    monkeypatch.setattr(room, "_groups", lambda: [*groups, outdated])
+    monkeypatch.setattr(room, "_load_presets", lambda: [*groups, outdated])
     assert compiler_options(*H200) == expected and len(expected) >= 5
     assert all(name in caplog.text for name in GONE) and "No such compile option" in caplog.text
     monkeypatch.setattr(subprocess, "run", None)
@@ -57,7 +57,7 @@ def test_options_of_the_recipe_and_of_the_environment_come_first(monkeypatch):
 
 def test_each_device_gets_its_own(monkeypatch):
     """By generation, version and number; a CPU gets none."""
-    monkeypatch.setattr(room, "_errors", lambda platform, options: dict.fromkeys(options))
+    monkeypatch.setattr(room, "_option_errors", lambda platform, options: dict.fromkeys(options))
     monkeypatch.setattr(room, "_package", lambda platform: "libtpu 0.0.42.1" if platform == "tpu" else "jaxlib 0.10.2")
     fused = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"
     assert fused in compiler_options("tpu", "TPU v5 lite")

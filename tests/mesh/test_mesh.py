@@ -1,4 +1,4 @@
-"""Mesh shapes, checked without a device and built on one."""
+"""Mesh shapes: validated without devices, and built on fake ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paxcli.mesh.mesh import Mesh, axis_sizes, build_mesh, describe
 
 
 class Device:
-    """What `build_mesh` looks at."""
+    """A fake device with the attributes that `build_mesh` reads."""
 
     platform, device_kind, process_index = "gpu", "fake", 0
 
@@ -107,5 +107,5 @@ def test_tpu_slices_must_match_the_dcn_shape():
     devices = [Device(i, slice_index=i // 4) for i in range(8)]
     for device in devices:
         device.platform = "tpu"
-    with pytest.raises(ConfigError, match="asks for 1 slice, the TPU devices lie in 2"):
+    with pytest.raises(ConfigError, match="asks for 1 slice, but the TPU devices form 2"):
         build_mesh(Mesh({"data": 8}), devices)

@@ -1,4 +1,4 @@
-"""From logical axes to mesh axes."""
+"""Rules from logical axes to mesh axes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sharding on eight devices, in a process of its own."""
+"""Sharding on eight devices, in a subprocess."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that find each other, or say why not."""
+"""Processes that join a job, or raise an error with the reason."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def test_jax_detects_managed_jobs_itself(monkeypatch, env):
     [
         ({"JAX_COORDINATOR_ADDRESS": "a:1"}, "JAX_NUM_PROCESSES and JAX_PROCESS_ID is not set"),
         ({"JAX_PROCESS_COUNT": "2", "JAX_PROCESS_INDEX": "1"}, "JAX_COORDINATOR_ADDRESS is not set"),
-        (job("coordinator", 0), "takes host:port"),
-        (job("a:1", 2), "do not fit"),
+        (job("coordinator", 0), "expected host:port"),
+        (job("a:1", 2), "does not match"),
     ],
 )
 def test_half_an_announcement_is_refused(monkeypatch, env, message):
@@ -171,5 +171,5 @@ def test_libtpu_gets_the_recipes_options_once(monkeypatch):
 
 @pytest.mark.parametrize("options", [{"--xla_a": 1}, {"xla_a": "1 --xla_b"}, {"xla_a": "'"}])
 def test_what_is_no_option_of_libtpu_is_refused(options):
-    with pytest.raises(ConfigError, match="no option of libtpu"):
+    with pytest.raises(ConfigError, match="not a libtpu option"):
         Mesh(libtpu_options=options).validate()

@@ -1,4 +1,4 @@
-"""One of two processes, four devices each, run by test_startup.py. Arguments: a directory both can write."""
+"""One of two processes with four devices each, run by test_startup.py. Argument: a directory that both can write."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def test_another_mesh_goes_on(tmp_path, pax):
 def test_warm_start_takes_what_fits(straight, tmp_path, pax):
     done = pax("train", "tiny", *small(num_train_steps=1), "--run-dir=g", f"--from={straight}@60")
     assert done.returncode == 0, done.stderr
-    assert "arrays taken" in done.stderr
+    assert "Loaded" in done.stderr and f"arrays from {straight}" in done.stderr
     # The first loss is that of the trained parameters, not of new ones.
     assert losses(tmp_path / "g")[1] < 4.5 < losses(straight)[1]
 
@@ -154,4 +154,4 @@ def test_warm_start_takes_what_fits(straight, tmp_path, pax):
 def test_warm_start_names_what_does_not_fit(straight, tmp_path, pax):
     done = pax("train", "tiny", *small(num_train_steps=1, hidden_dims=128), "--run-dir=h", f"--from={straight}")
     assert done.returncode == 0, done.stderr
-    assert "Of another shape" in done.stderr and "w_in" in done.stderr
+    assert "Another shape" in done.stderr and "w_in" in done.stderr

@@ -92,7 +92,7 @@ def test_prompts_are_shown_as_ids(pax, recipe):
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "exit_code", "says"),
+    ("name", "args", "exit_code", "message"),
     [
         ("mine", ["--hosts", "2", "--host-index", "2"], 2, "no host 2 of 2"),
         ("mine", ["--hosts", "3"], 2, "8 does not divide over 3 hosts"),
@@ -104,11 +104,11 @@ def test_prompts_are_shown_as_ids(pax, recipe):
         ("differs", ["--split", "eval"], 5, "no tokenizer file missing.model"),
     ],
 )
-def test_mistakes_are_named(pax, recipe, name, args, exit_code, says):
+def test_mistakes_are_named(pax, recipe, name, args, exit_code, message):
     result = pax("inspect-input", recipe.replace("mine", name).replace(f"./{name}.py", "./mine.py"), *args, "--json")
     error = json.loads(result.stdout)["error"]
     assert (result.returncode, error["exit_code"]) == (exit_code, exit_code)
-    assert says in error["message"]
+    assert message in error["message"]
     assert "Traceback" not in result.stderr
 
 

@@ -1,4 +1,4 @@
-"""Every format holds the same documents; every fault of one is an error that names its place."""
+"""Every file format gives the same documents, and errors name the file and the record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def directory(tmp_path_factory):
 def test_every_format_holds_the_same(directory, files, packing):
     plain = text_input(directory / "*.txt", packing=packing)
     data = text_input(directory / files, packing=packing)
-    if files != "part-*.bin":  # Rows begin anew at each file.
+    if files != "part-*.bin":  # rows do not span several token files
         for batch, expected in zip(data.eval_batches(), plain.eval_batches(), strict=True):
             for name in expected:
                 np.testing.assert_array_equal(batch[name], expected[name])
@@ -135,9 +135,9 @@ class TestBadRecords:
 
 
 class TestBadFiles:
-    def check(self, says: str, file, error=DataError, **fields) -> None:
+    def check(self, message: str, file, error=DataError, **fields) -> None:
         for policy in ("error", "skip"):  # How much is missing of a damaged file is unknown, so it cannot be skipped.
-            with pytest.raises(error, match=says):
+            with pytest.raises(error, match=message):
                 text_input(file, on_bad_record=policy, **fields).check_data()
 
     def test_truncated_gzip(self, tmp_path):
@@ -153,7 +153,7 @@ class TestBadFiles:
     def test_parquet(self, tmp_path):
         pyarrow.parquet.write_table(pyarrow.table({"txt": ["a"], "number": [1]}), tmp_path / "a.parquet")
         self.check("no column `text`; it has txt, number", tmp_path / "a.parquet")
-        self.check("column `number` holds int64", tmp_path / "a.parquet", text_field="number")
+        self.check("column `number` has type int64", tmp_path / "a.parquet", text_field="number")
         (tmp_path / "b.parquet").write_bytes(b"nonsense")
         self.check("b.parquet is not a Parquet file", tmp_path / "b.parquet")
 
@@ -162,21 +162,21 @@ class TestBadFiles:
         self.check("a.arrayrecord", tmp_path / "a.arrayrecord")
 
     def test_token_files_beside_others(self, directory):
-        with pytest.raises(ConfigError, match="token file, but `files` names others too"):
+        with pytest.raises(ConfigError, match="token file, but `files` also has other formats"):
             text_input(directory / "*.txt", directory / "*.bin").check_data()
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
-        ({"format": "json"}, "no format `json`"),
-        ({"packing": None}, "no packing `None`"),
-        ({"on_bad_record": "skp"}, "no on_bad_record `skp`"),
+        ({"format": "json"}, "format `json` is unknown"),
+        ({"packing": None}, "packing `None` is unknown"),
+        ({"on_bad_record": "skp"}, "on_bad_record `skp` is unknown"),
         ({"bad_record_budget": -1}, "bad_record_budget is -1"),
         ({"num_workers": -1}, "num_workers is -1"),
         ({"drop_longer_than": 0}, "drop_longer_than is 0"),
     ],
 )
-def test_settings_that_cannot_work_are_named(fields, says):
-    with pytest.raises(ConfigError, match=says):
+def test_settings_that_cannot_work_are_named(fields, message):
+    with pytest.raises(ConfigError, match=message):
         text_input("a", **fields).validate()

@@ -1,4 +1,4 @@
-"""`pax inspect-input` on every kind of input, in a terminal and as JSON, and on a recipe with each fault."""
+"""`pax inspect-input` on every kind of input, in a terminal and as JSON, and on recipes with errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def text():
     config.task.model.max_seq_len = 8
     config.decode_inputs = [
         Prompts.config(prompts=["def f"]),
-        TextInput.config(name="told", files=["*.txt"], reset_for_eval=True, eval_loop_num_batches=None),
+        TextInput.config(name="stories", files=["*.txt"], reset_for_eval=True, eval_loop_num_batches=None),
     ]
     return config
 
@@ -171,7 +171,7 @@ def test_every_kind_as_json_and_as_text(kind, inspect, capsys, folder):
 def test_every_split(inspect):
     train, evaluation, decode = (inspect("text", split=split) for split in ("train", "eval", "decode"))
     assert "prompts" not in train and decode["prompts"] == [{"prompt": "def f", "ids": [2, *(b + 3 for b in b"def f")]}]
-    assert decode["inputs"][0]["name"] == "told"
+    assert decode["inputs"][0]["name"] == "stories"
     assert decode["inputs"][0]["rows"] == evaluation["inputs"][0]["rows"]
     assert evaluation["inputs"][0]["rows"][0][0]["ids"] == ["<bos>ab", "<bos>cdef"]
 
@@ -199,16 +199,16 @@ def _read(terminal: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("fault", "says"),
+    ("fault", "message"),
     [
         ("repeated", "1 of 2 batches repeat another one"),
         ("weightless", "In 2 of 2 batches all weights are zero"),
         ("large ids", "but the model's vocab_size is 259"),
     ],
 )
-def test_each_fault_is_warned_of(inspect, fault, says):
+def test_each_fault_is_warned_of(inspect, fault, message):
     (found,) = inspect("wrong", sets=[f"train_input.fault={fault}"])["inputs"]
-    assert any(says in warning for warning in found["warnings"]), found["warnings"]
+    assert any(message in warning for warning in found["warnings"]), found["warnings"]
 
 
 def test_hosts_that_share_rows_are_warned_of(inspect, capsys):
@@ -227,7 +227,7 @@ def test_another_tokenizer_is_warned_of(inspect):
 
 
 @pytest.mark.parametrize(
-    ("name", "sets", "error", "says"),
+    ("name", "sets", "error", "message"),
     [
         ("text", ["train_input.files=[nowhere/*.txt]"], DataError, "No file matches nowhere"),
         ("text", ["train_input.files=[]"], ConfigError, "files is"),
@@ -235,21 +235,21 @@ def test_another_tokenizer_is_warned_of(inspect):
         ("text", ["task.model.vocab_size=100"], ConfigError, "259 ids, but the model's vocab_size is 100"),
     ],
 )
-def test_faults_that_are_errors(inspect, name, sets, error, says):
-    with pytest.raises(error, match=says):
+def test_faults_that_are_errors(inspect, name, sets, error, message):
+    with pytest.raises(error, match=message):
         inspect(name, sets=sets)
 
 
 @pytest.mark.parametrize("split", ["train", "eval", "decode"])
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
-        ({"reset_for_eval": "true", "eval_loop_num_batches": "null", "repeat": "true"}, "waits for an end"),
-        ({"reset_for_eval": "false", "eval_loop_num_batches": "null"}, "nothing starts it over"),
-        ({"reset_for_eval": "true", "eval_loop_num_batches": "2"}, "whole epochs"),
+        ({"reset_for_eval": "true", "eval_loop_num_batches": "null", "repeat": "true"}, "reset_for_eval=True needs"),
+        ({"reset_for_eval": "false", "eval_loop_num_batches": "null"}, "nothing restarts"),
+        ({"reset_for_eval": "true", "eval_loop_num_batches": "2"}, "full epochs"),
     ],
 )
-def test_no_split_takes_an_epoch_that_cannot_be(inspect, split, fields, says):
+def test_no_split_takes_an_epoch_that_cannot_be(inspect, split, fields, message):
     source = {"train": "train_input", "eval": "eval_inputs.0", "decode": "decode_inputs.1"}[split]
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         inspect("text", split=split, sets=[f"{source}.{field}={value}" for field, value in fields.items()])
