@@ -41,7 +41,7 @@ class TiedEmbedding(Layer):
 
     def setup(self) -> None:
         shape = (self.vocab_size, self.model_dims)
-        self.table = self.weight("table", self.params_init.table(self.model_dims), shape, _AXES["table"])
+        self.table = self.lookup_table("table", self.params_init, shape, _AXES["table"])
         if self.use_bias:
             self.bias = self.weight("bias", nn.initializers.zeros, (self.vocab_size,), _AXES["bias"])
 

@@ -31,8 +31,8 @@ class Linear(Layer):
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        axes = (self.input_axis, self.output_axis)
-        self.w = self.weight("w", self.params_init.weight((0,), (1,)), (self.input_dims, self.output_dims), axes)
+        shape, axes = (self.input_dims, self.output_dims), (self.input_axis, self.output_axis)
+        self.w = self.weight("w", self.params_init, shape, axes, contracts=(0,), produces=(1,))
         if self.use_bias:
             self.b = self.weight("b", nn.initializers.zeros, (self.output_dims,), (self.output_axis,))
 

@@ -58,12 +58,13 @@ class MoeFeedForward(Layer):
         if self.capacity_factor is not None and self.capacity_factor <= 0:
             raise ConfigError(f"capacity_factor={self.capacity_factor} must be above 0, or null to drop no token.")
         experts, dims, hidden = self.num_experts, self.model_dims, self.hidden_dims
-        self.router = self.weight("router", self.params_init.weight((0,), (1,)), (dims, experts), ("embed", None))
-        widen = functools.partial(self.weight, init=self.params_init.weight((1,), (2,)), shape=(experts, dims, hidden))
-        self.w_gate = widen("w_gate", axes=("expert", "embed", "mlp")) if self.gated else None
-        self.w_in = widen("w_in", axes=("expert", "embed", "mlp"))
-        narrow = self.params_init.weight((1,), (2,))
-        self.w_out = self.weight("w_out", narrow, (experts, hidden, dims), ("expert", "mlp", "embed"))
+        init = self.params_init
+        self.router = self.weight("router", init, (dims, experts), ("embed", None), contracts=(0,), produces=(1,))
+        weight = functools.partial(self.weight, init=init, contracts=(1,), produces=(2,))
+        wide, wide_axes = (experts, dims, hidden), ("expert", "embed", "mlp")
+        self.w_gate = weight("w_gate", shape=wide, axes=wide_axes) if self.gated else None
+        self.w_in = weight("w_in", shape=wide, axes=wide_axes)
+        self.w_out = weight("w_out", shape=(experts, hidden, dims), axes=("expert", "mlp", "embed"))
 
     def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
         experts = Experts(self.w_gate, self.w_in, self.w_out)

@@ -52,7 +52,7 @@ class OutputHead(Layer):
 
     def setup(self) -> None:
         shape = (self.model_dims, self.vocab_size)
-        self.w = self.weight("w", self.params_init.weight((0,), (1,)), shape, _AXES["w"])
+        self.w = self.weight("w", self.params_init, shape, _AXES["w"], contracts=(0,), produces=(1,))
         if self.use_bias:
             self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
 

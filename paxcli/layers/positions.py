@@ -59,7 +59,7 @@ class LearnedPositions(Layer):
                 "Raise `num_positions`, or set it to null.",
             )
         shape = (rows, self.model_dims)
-        self.table = self.weight("table", self.params_init.table(self.model_dims), shape, (None, "embed"))
+        self.table = self.lookup_table("table", self.params_init, shape, (None, "embed"))
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
         # Cut as the vectors are: otherwise XLA may replicate the gradients of all rows to add them up.

@@ -33,8 +33,8 @@ class RelativeBias(Layer):
     params_init: Init = Gaussian(stddev=1.0)
 
     def setup(self) -> None:
-        init = self.params_init.table(self.num_heads)
-        self.table = self.weight("table", init, (self.num_buckets, self.num_heads), (None, "heads"))
+        shape = (self.num_buckets, self.num_heads)
+        self.table = self.lookup_table("table", self.params_init, shape, (None, "heads"))
 
     def __call__(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"]:
         """The bias of keys that lie `distance` positions before their queries; after them, if it is negative."""
