@@ -7,6 +7,7 @@ import datetime
 import re
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import PositiveInt, Steps
 from paxcli.errors import ConfigError
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -24,9 +25,9 @@ class Checkpoint(Configurable):
       async_save: Write in the background, while training goes on.
     """
 
-    save_interval_steps: int = 1000
-    save_max_to_keep: int | None = 10
-    save_keep_interval_steps: int | None = None
+    save_interval_steps: Steps = 1000
+    save_max_to_keep: PositiveInt | None = 10
+    save_keep_interval_steps: Steps | None = None
     save_keep_interval_duration: str | None = None
     async_save: bool = True
 

@@ -13,7 +13,9 @@ import fiddle as fdl
 import yaml
 
 from paxcli.config.classes import choices, class_of
-from paxcli.config.tree import Node, find, union_members
+from paxcli.config.facts import check_range
+from paxcli.config.fields import union_members
+from paxcli.config.tree import Node, find
 from paxcli.errors import ConfigError, did_you_mean
 
 _SCALARS = (bool, int, str, types.NoneType)
@@ -43,7 +45,7 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> str:
       value: A plain value, or `Text` to be read by the field's type.
 
     Raises:
-      ConfigError: The path is unknown or ambiguous, or the value is not of the field's type.
+      ConfigError: The path is unknown or ambiguous, or the value is not of the field's type or not in its range.
     """
     node, item = find(config, path)
     name = node.path if item is None else f"{node.path}.{item}"
@@ -57,6 +59,7 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> str:
         shown = str(value) if isinstance(value, Text) else given
         hint = did_you_mean(str(shown), mismatch.names)
         raise ConfigError(f"{name}: expected {mismatch.expected}, got {shown!r}.", hint) from None
+    check_range(name, typed, node.annotation)
     _put(node, typed)
     return name
 

@@ -12,7 +12,8 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.tree import find, union_members, walk
+from paxcli.config.fields import union_members
+from paxcli.config.tree import find, walk
 
 ROOMS = ("paxcli.layers", "paxcli.optim", "paxcli.inputs", "paxcli.models")
 

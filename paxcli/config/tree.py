@@ -7,10 +7,6 @@ uses the template. It has no value of its own, so it is neither shown nor assign
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import sys
-import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,6 +14,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.configurable import EXPAND
+from paxcli.config.fields import annotation_of, union_members
 from paxcli.errors import ConfigError, did_you_mean
 
 
@@ -87,14 +84,6 @@ def missing_values(config: fdl.Buildable) -> list[str]:
     return [node.path for node in walk(config) if node.value is fdl.NO_VALUE and not node.in_template]
 
 
-def union_members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation: `int | None` is `(int, NoneType)`, `int` is `(int,)`."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation = typing.get_args(annotation)[0]
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return tuple(m for arg in typing.get_args(annotation) for m in union_members(arg)) if is_union else (annotation,)
-
-
 def _walk_fields(
     owner: fdl.Buildable, prefix: str, outer: Mapping[str, str], defaults: Mapping[str, Any], in_template: bool
 ) -> Iterator[Node]:
@@ -110,7 +99,7 @@ def _walk_fields(
             parent=owner,
             key=name,
             value=value,
-            annotation=_annotation(function, name),
+            annotation=annotation_of(function, name),
             is_set=is_set,
             in_template=in_template,
             flows_from=outer.get(name) if in_template and not is_set else None,
@@ -165,21 +154,6 @@ def _expanded_defaults(metadata: Mapping[str, Any], outer_default: Any, value: A
 
 def _dataclass_fields(function: Any) -> tuple[dataclasses.Field, ...]:
     return dataclasses.fields(function) if dataclasses.is_dataclass(function) else ()
-
-
-@functools.cache
-def _annotation(function: Any, name: str) -> Any:
-    for owner in getattr(function, "__mro__", (function,)):
-        annotation = inspect.get_annotations(owner).get(name)
-        if isinstance(annotation, str):
-            stub = type("_", (), {"__annotations__": {name: annotation}})
-            try:
-                return typing.get_type_hints(stub, vars(sys.modules[owner.__module__]), include_extras=True)[name]
-            except (NameError, AttributeError, TypeError, SyntaxError):
-                return Any
-        if annotation is not None:
-            return annotation
-    return Any
 
 
 def _items(container: Any) -> list[tuple[Any, Any]]:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import Derived, Examples, NonNegativeInt, PositiveInt, Seed
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 
@@ -65,12 +66,12 @@ class BaseInput(Configurable, abc.ABC):
 
     sizes_own_batches: ClassVar[bool] = False
 
-    batch_size: int | None = None
-    num_infeed_hosts: int = 0
-    infeed_host_index: int = 0
-    input_random_seed: int | None = None
+    batch_size: Derived[Examples | None] = None
+    num_infeed_hosts: Derived[NonNegativeInt] = 0
+    infeed_host_index: Derived[NonNegativeInt] = 0
+    input_random_seed: Derived[Seed | None] = None
     reset_for_eval: bool = False
-    eval_loop_num_batches: int | None = 1
+    eval_loop_num_batches: PositiveInt | None = 1
     is_training: bool = False
     repeat: bool | None = None
     name: str | None = None

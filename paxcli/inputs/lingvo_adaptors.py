@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput
 from paxcli.inputs.lingvo_generator import LingvoGenerator, copied_params
@@ -34,7 +35,7 @@ class _LingvoInput(BaseInput):
     """
 
     input: Any = None
-    num_batches: int | None = None
+    num_batches: PositiveInt | None = None
     allow_fixed_file_random_seed: bool = False
     cluster_do_eval: bool = False
 

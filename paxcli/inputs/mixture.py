@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from paxcli.config.fields import Derived, PositiveFloat, PositiveInt, Tokens
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput
 from paxcli.nested_map import NestedMap
@@ -36,9 +37,9 @@ class MixtureInput(RandomAccessInput):
     """
 
     inputs: list[BaseInput] = dataclasses.field(default_factory=list)
-    weights: list[float] | None = None
-    seq_len: int | None = None
-    vocab_size: int | None = None
+    weights: list[PositiveFloat] | None = None
+    seq_len: Derived[Tokens | None] = None
+    vocab_size: Derived[PositiveInt | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from paxcli.config.configurable import part
+from paxcli.config.fields import Derived, Examples, PositiveInt, Tokens
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import BaseInput, ExampleMetrics
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
@@ -54,14 +55,14 @@ class SeqIOInput(BaseInput):
     mixture_name: str | None = None
     mixture_or_task: Any = None
     split_name: str | None = None
-    task_feature_lengths: dict[str, int] | None = None
+    task_feature_lengths: dict[str, Tokens] | None = None
     feature_converter: Features = part(LanguageModelFeatures)
     shuffle: bool | None = None
     use_cached: bool = False
     trim_output_features: bool = True
-    eval_num_examples: int | None = None
-    seq_len: int | None = None
-    vocab_size: int | None = None
+    eval_num_examples: Examples | None = None
+    seq_len: Derived[Tokens | None] = None
+    vocab_size: Derived[PositiveInt | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

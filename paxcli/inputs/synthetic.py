@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paxcli.config.fields import Derived, Examples, PositiveInt, Tokens
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.nested_map import NestedMap
@@ -26,9 +27,9 @@ class SyntheticInput(RandomAccessInput):
       num_examples: Rows in an epoch. None: no end.
     """
 
-    seq_len: int | None = None
-    vocab_size: int | None = None
-    num_examples: int | None = None
+    seq_len: Derived[Tokens | None] = None
+    vocab_size: Derived[PositiveInt | None] = None
+    num_examples: Examples | None = None
 
     def validate(self) -> None:
         super().validate()

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from paxcli.config.configurable import template
+from paxcli.config.fields import Derived, NonNegativeInt, PositiveInt, Range, Tokens
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.inputs.corpus import Corpus, Packing, open_token_files, tokenize_text
@@ -58,16 +59,16 @@ class TextInput(RandomAccessInput):
     format: str | None = None
     text_field: str | None = "text"
     tokenizer: Callable[[], Tokenizer] = template(ByteTokenizer)
-    seq_len: int | None = None
-    vocab_size: int | None = None
+    seq_len: Derived[Tokens | None] = None
+    vocab_size: Derived[PositiveInt | None] = None
     packing: str = CONCAT
-    drop_longer_than: int | None = None
+    drop_longer_than: Tokens | None = None
     shuffle: bool | None = None
     split: str | None = None
-    eval_fraction: float = 0.03
+    eval_fraction: Annotated[float, Range(above=0, below=1)] = 0.03
     on_bad_record: str = "error"
-    bad_record_budget: int = 100
-    num_workers: int = 0
+    bad_record_budget: NonNegativeInt = 100
+    num_workers: NonNegativeInt = 0
     cache_dir: str | None = None
 
     def validate(self) -> None:

@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
 from paxcli.layers.fp8 import Precision, product
@@ -29,8 +30,8 @@ class FeedForward(Layer):
       params_init: How the matrices start.
     """
 
-    model_dims: int
-    hidden_dims: int
+    model_dims: PositiveInt
+    hidden_dims: PositiveInt
     activation: ActivationName = "gelu"
     gated: bool = False
     use_bias: bool = True

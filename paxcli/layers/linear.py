@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveInt
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Init, Xavier
 
@@ -23,8 +24,8 @@ class Linear(Layer):
       params_init: How `w` starts.
     """
 
-    input_dims: int
-    output_dims: int
+    input_dims: PositiveInt
+    output_dims: PositiveInt
     use_bias: bool = False
     input_axis: str | None = "embed"
     output_axis: str | None = "mlp"

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
@@ -39,11 +40,11 @@ class MoeFeedForward(Layer):
       params_init: How the matrices start.
     """
 
-    model_dims: int
-    hidden_dims: int
-    num_experts: int = 8
-    num_experts_per_token: int = 2
-    capacity_factor: float | None = None
+    model_dims: PositiveInt
+    hidden_dims: PositiveInt
+    num_experts: PositiveInt = 8
+    num_experts_per_token: PositiveInt = 2
+    capacity_factor: PositiveFloat | None = None
     normalize_weights: bool = True
     activation: ActivationName = "silu"
     gated: bool = True

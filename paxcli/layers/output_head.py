@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Init, Xavier
@@ -44,10 +45,10 @@ class OutputHead(Layer):
       params_init: How `w` [D, V] starts.
     """
 
-    vocab_size: int
-    model_dims: int
+    vocab_size: PositiveInt
+    model_dims: PositiveInt
     use_bias: bool = False
-    logit_cap: float | None = None
+    logit_cap: PositiveFloat | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:

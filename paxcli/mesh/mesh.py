@@ -6,13 +6,14 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import AnyFloat, AnyInt, PositiveFloat, PositiveInt, Unit
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES
 from paxcli.mesh.rules import check_mesh_axis, merge_rules
@@ -38,12 +39,12 @@ class Mesh(Configurable):
       peak_tflops: What a device can do at best, in dense TFLOP/s, for the MFU; None = what is published of its kind.
     """
 
-    ici_mesh_shape: dict[str, int] | list[int] | None = None
-    dcn_mesh_shape: dict[str, int] | list[int] | None = None
+    ici_mesh_shape: dict[str, PositiveInt] | list[PositiveInt] | None = None
+    dcn_mesh_shape: dict[str, PositiveInt] | list[PositiveInt] | None = None
     logical_axis_rules: dict[str, str | list[str] | None] | None = None
-    libtpu_options: dict[str, str | int | float | bool] | None = None
-    compiler_options: dict[str, str | int | float | bool | None] | None = None
-    peak_tflops: float | None = None
+    libtpu_options: dict[str, str | AnyInt | AnyFloat | bool] | None = None
+    compiler_options: dict[str, str | AnyInt | AnyFloat | bool | None] | None = None
+    peak_tflops: Annotated[PositiveFloat, Unit("TFLOP/s")] | None = None
 
     def validate(self) -> None:
         """Checks every name and size, without a device. Raises ConfigError."""

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat, PositiveInt
 from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, stacked_dims
 
 
@@ -63,17 +64,17 @@ class ShardedAdafactor(Optimizer):
     """
 
     decay_method: Literal["adam", "pow"] = "adam"
-    decay_adam: float = 0.99
-    decay_pow: float = 0.8
-    beta1: float = 0.9
-    clipping_threshold: float | None = 1.0
+    decay_adam: DecayRate = 0.99
+    decay_pow: PositiveFloat = 0.8
+    beta1: DecayRate = 0.9
+    clipping_threshold: PositiveFloat | None = 1.0
     factored: bool = True
     sort_factored_second_moment_dims: bool = False
-    min_dim_size_to_factor: int = 128
+    min_dim_size_to_factor: PositiveInt = 128
     multiply_by_parameter_scale: bool = False
-    epsilon1_grad_sq_reg: float = 1e-30
-    epsilon2_param_scale_reg: float = 1e-3
-    weight_decay: float = 0.0
+    epsilon1_grad_sq_reg: NonNegativeFloat = 1e-30
+    epsilon2_param_scale_reg: NonNegativeFloat = 1e-3
+    weight_decay: NonNegativeFloat = 0.0
     decay_norms_and_biases: bool = True
 
     def transformation(self) -> optax.GradientTransformation:

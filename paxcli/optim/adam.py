@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
 from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, stacked_dims
 
 
@@ -37,12 +38,12 @@ class Adam(Optimizer):
       decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-6
-    epsilon_root: float = 0.0
-    clip_threshold: float | None = 1.0
-    weight_decay: float = 1e-3
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.99
+    epsilon: NonNegativeFloat = 1e-6
+    epsilon_root: NonNegativeFloat = 0.0
+    clip_threshold: PositiveFloat | None = 1.0
+    weight_decay: NonNegativeFloat = 1e-3
     decay_norms_and_biases: bool = True
 
     def transformation(self) -> optax.GradientTransformation:

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import optax
 
+from paxcli.config.fields import DecayRate, NonNegativeFloat
 from paxcli.optim.base import Optimizer, is_matrix_weight
 
 
@@ -24,10 +25,10 @@ class AdamW(Optimizer):
       decay_norms_and_biases: Whether scales and biases decay too.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.95
+    epsilon: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
     mu_dtype: Literal["float32", "bfloat16"] = "float32"
     decay_norms_and_biases: bool = False
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from paxcli.config.fields import NonNegativeFloat, Steps
 from paxcli.errors import ConfigError
 from paxcli.optim.schedules import Schedule
 
@@ -21,8 +22,8 @@ class PiecewiseConstant(Schedule):
       values: The factors, one more than boundaries.
     """
 
-    boundaries: tuple[int, ...] = ()
-    values: tuple[float, ...] = (1.0,)
+    boundaries: tuple[Steps, ...] = ()
+    values: tuple[NonNegativeFloat, ...] = (1.0,)
 
     def validate(self) -> None:
         _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries) + 1)
@@ -42,8 +43,8 @@ class LinearRampupPiecewiseConstant(Schedule):
       values: The factors, as many as boundaries.
     """
 
-    boundaries: tuple[int, ...] = (1,)
-    values: tuple[float, ...] = (1.0,)
+    boundaries: tuple[Steps, ...] = (1,)
+    values: tuple[NonNegativeFloat, ...] = (1.0,)
 
     def validate(self) -> None:
         _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries))
@@ -67,7 +68,7 @@ class PiecewiseSchedule(Schedule):
       schedules: The schedules, one more than boundaries.
     """
 
-    boundaries: tuple[int, ...] = ()
+    boundaries: tuple[Steps, ...] = ()
     schedules: tuple[Schedule, ...] = ()
 
     def validate(self) -> None:
@@ -93,7 +94,7 @@ class CycleSchedule(Schedule):
     """
 
     schedules: tuple[Schedule, ...] = ()
-    steps: tuple[int, ...] = ()
+    steps: tuple[Steps, ...] = ()
 
     def validate(self) -> None:
         _check_pieces(self, "schedules", self.schedules, self.steps, len(self.steps))

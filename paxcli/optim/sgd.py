@@ -6,6 +6,7 @@ import dataclasses
 
 import optax
 
+from paxcli.config.fields import DecayRate
 from paxcli.optim.base import Optimizer
 
 
@@ -18,7 +19,7 @@ class Sgd(Optimizer):
       nesterov: Whether to look ahead along the momentum.
     """
 
-    momentum: float | None = None
+    momentum: DecayRate | None = None
     nesterov: bool = False
 
     def transformation(self) -> optax.GradientTransformation:

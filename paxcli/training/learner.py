@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from paxcli.config.configurable import Configurable, part
+from paxcli.config.fields import NonNegativeFloat, PositiveFloat, Range
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import path_of
 from paxcli.optim.adamw import AdamW
@@ -47,13 +48,13 @@ class Learner(Configurable):
     """
 
     optimizer: Optimizer = part(AdamW)
-    learning_rate: float = 1e-3
+    learning_rate: NonNegativeFloat = 1e-3
     schedule: Schedule = part(Constant)
-    clip_gradient_norm_to_value: float | None = 1.0
-    clip_gradient_single_norm_to_value: float | None = None
+    clip_gradient_norm_to_value: PositiveFloat | None = 1.0
+    clip_gradient_single_norm_to_value: PositiveFloat | None = None
     skip_invalid_gradients: bool = True
-    skip_step_gradient_norm_value: float | None = None
-    ema_decay: float | None = None
+    skip_step_gradient_norm_value: PositiveFloat | None = None
+    ema_decay: Annotated[float, Range(above=0, below=1)] | None = None
     bprop_variable_exclusion: tuple[str, ...] = ()
     bprop_variable_inclusion: tuple[str, ...] = ()
 

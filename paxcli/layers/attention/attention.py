@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume, Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.attention.causal import causal_attention
@@ -86,21 +87,21 @@ class Attention(Layer):
       params_init: How the projections start.
     """
 
-    model_dims: int
-    num_heads: int
-    dims_per_head: int
-    num_kv_heads: int | None = None
+    model_dims: PositiveInt
+    num_heads: PositiveInt
+    dims_per_head: PositiveInt
+    num_kv_heads: PositiveInt | None = None
     use_bias: bool = False
-    query_scale: float | None = None
+    query_scale: PositiveFloat | None = None
     per_dim_scale: bool = False
     qk_norm: functools.partial[RmsNorm] | None = None
-    logit_cap: float | None = None
+    logit_cap: PositiveFloat | None = None
     causal: bool = True
-    window: int | None = None
+    window: Tokens | None = None
     segmented: bool = True
     relative_bias: functools.partial[RelativeBias] | None = None
     rotary: functools.partial[Rotary] | None = None
-    kernel: Kernel = "auto"
+    kernel: SafeOnResume[Kernel] = "auto"
     precision: Precision | None = None
     params_init: Init = Xavier()
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.config.fields import PositiveInt, Range, Tokens
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
 
@@ -26,9 +28,9 @@ class RelativeBias(Layer):
       params_init: How the table [ranges, N] starts.
     """
 
-    num_heads: int
-    num_buckets: int = 32
-    max_distance: int = 128
+    num_heads: PositiveInt
+    num_buckets: Annotated[int, Range(min=2)] = 32
+    max_distance: Tokens = 128
     bidirectional: bool = False
     params_init: Init = Gaussian(stddev=1.0)
 
