@@ -33,10 +33,6 @@ class Checkpoint(Configurable):
 
     def validate(self) -> None:
         """Raises ConfigError when a field makes no sense."""
-        for name in ("save_interval_steps", "save_max_to_keep", "save_keep_interval_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"checkpoint.{name} is {value}; it takes a whole number from 1 up.")
         if self.save_keep_interval_duration is not None:
             parse_duration(self.save_keep_interval_duration)
 

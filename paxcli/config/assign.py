@@ -59,7 +59,7 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> str:
         shown = str(value) if isinstance(value, Text) else given
         hint = did_you_mean(str(shown), mismatch.names)
         raise ConfigError(f"{name}: expected {mismatch.expected}, got {shown!r}.", hint) from None
-    check_range(name, typed, node.annotation)
+    check_range(node.path, typed, node.annotation)
     _put(node, typed)
     return name
 

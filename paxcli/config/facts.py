@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from typing import Any
 
 import fiddle as fdl
 
-from paxcli.config.fields import Mark, annotation_of, facts_of, out_of_range, union_members
+from paxcli.config.fields import Mark, annotation_of, facts_of, out_of_range
 from paxcli.config.tree import walk
 from paxcli.errors import ConfigError
 
 
 def check_range(path: str, value: Any, annotation: Any) -> None:
     """Raises a ConfigError when a number of `value` is not in the range that `annotation` states."""
-    found = out_of_range(value, annotation)
-    if found is None:
-        return
-    number, facts = found
-    unit = f" ({facts.unit})" if facts.unit else ""
-    null = " or null" if types.NoneType in union_members(annotation) else ""
-    raise ConfigError(f"{path} must be {facts.range}{unit}{null}, not {number}.")
+    error = out_of_range(path, value, annotation)
+    if error is not None:
+        raise ConfigError(error)
 
 
 def check_ranges(config: fdl.Buildable) -> None:
@@ -31,10 +26,10 @@ def check_ranges(config: fdl.Buildable) -> None:
             check_range(node.path, node.value, node.annotation)
 
 
-def check_fields(instance: Any, name: str) -> None:
-    """Raises a ConfigError when a field of an object, called `name` in the message, is not in its range."""
+def check_fields(instance: Any, prefix: str = "") -> None:
+    """Raises a ConfigError when a field of an object is not in its range; `prefix` begins the message."""
     for field in dataclasses.fields(instance):
-        check_range(f"{name}.{field.name}", getattr(instance, field.name), annotation_of(type(instance), field.name))
+        check_range(prefix + field.name, getattr(instance, field.name), annotation_of(type(instance), field.name))
 
 
 def marked_paths(config: fdl.Buildable, mark: Mark) -> tuple[str, ...]:

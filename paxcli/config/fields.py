@@ -15,6 +15,8 @@ import dataclasses
 import enum
 import functools
 import inspect
+import itertools
+import math
 import sys
 import types
 import typing
@@ -26,7 +28,7 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """The numbers that a field takes: all those within the given bounds.
+    """The numbers that a field takes: all finite numbers within the given bounds.
 
     Attributes:
       min: Smallest.
@@ -42,7 +44,7 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return (
-            value == value  # NaN is in no range
+            math.isfinite(value)
             and (self.min is None or value >= self.min)
             and (self.max is None or value <= self.max)
             and (self.above is None or value > self.above)
@@ -51,7 +53,7 @@ class Range:
 
     def __str__(self) -> str:
         bounds = {"at least": self.min, "above": self.above, "at most": self.max, "below": self.below}
-        return " and ".join(f"{word} {bound:g}" for word, bound in bounds.items() if bound is not None) or "a number"
+        return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None) or "a number"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,17 +123,20 @@ def facts_of(annotation: Any) -> FieldFacts:
     )
 
 
-def out_of_range(value: Any, annotation: Any) -> tuple[float, FieldFacts] | None:
-    """The first number in `value` that its declared range excludes, with its facts; None when there is none."""
+def out_of_range(path: str, value: Any, annotation: Any) -> str | None:
+    """Names the first number in the value at `path` that its declared range excludes; None when there is none."""
     excluded = []
     for member in _alternatives(annotation):
         base, facts = _split(member)
         if base in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
-            if value in next((fact for fact in facts if isinstance(fact, Range)), Range()):
+            allowed = next((fact for fact in facts if isinstance(fact, Range)), None)
+            if allowed is None or value in allowed:
                 return None
-            excluded.append((value, facts_of(member)))
-        else:
-            excluded += [bad for item, kind in _items(value, base) if (bad := out_of_range(item, kind))]
+            unit = next((f" ({fact.name})" for fact in facts if isinstance(fact, Unit)), "")
+            null = " or null" if types.NoneType in union_members(annotation) else ""
+            excluded.append(f"{path} must be {allowed}{unit}{null}, not {value}.")
+        for key, item, kind in _items(value, base):
+            excluded += filter(None, [out_of_range(f"{path}.{key}", item, kind)])
     return excluded[0] if excluded else None
 
 
@@ -179,13 +184,12 @@ def _nested_facts(annotation: Any) -> Iterator[Any]:
         yield from _nested_facts(arg)
 
 
-def _items(value: Any, kind: Any) -> list[tuple[Any, Any]]:
-    """The items of a list, tuple or dict of this kind, each with its declared type."""
+def _items(value: Any, kind: Any) -> list[tuple[Any, Any, Any]]:
+    """The items of a list, tuple or dict of this kind: key, item and declared type."""
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if isinstance(value, dict) and origin is dict:
-        return [(item, args[1]) for item in value.values()]
+        return [(key, item, args[1]) for key, item in value.items()]
     if not isinstance(value, list | tuple) or origin not in (list, tuple):
         return []
-    if origin is list or args[-1] is Ellipsis:
-        return [(item, args[0]) for item in value]
-    return list(zip(value, args, strict=False))
+    kinds = itertools.repeat(args[0]) if origin is list or args[-1] is Ellipsis else args
+    return [(index, item, kind) for index, (item, kind) in enumerate(zip(value, kinds, strict=False))]

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.facts import check_fields
 from paxcli.config.fields import Derived, Examples, NonNegativeInt, PositiveInt, Seed
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
@@ -187,6 +188,7 @@ class BaseInput(Configurable, abc.ABC):
         """Raises ConfigError for settings that cannot work. Touches no file."""
         if not re.fullmatch(r"[a-zA-Z0-9.:_+-]+", self.name or ""):
             raise ConfigError(f"Input name {self.name!r} may hold letters, digits and . : _ + - only.")
+        check_fields(self, f"Input `{self.name}`: ")
         self._validate_sharding()
         self._validate_eval()
 
@@ -196,25 +198,16 @@ class BaseInput(Configurable, abc.ABC):
                 f"Input `{self.name}`: batch_size is {self.batch_size}, but {type(self).__name__} has its data's.",
                 "Leave it out, and set the batch size of what the input reads.",
             )
-        if not self.sizes_own_batches and (self.batch_size is None or self.batch_size < 1):
-            raise ConfigError(
-                f"Input `{self.name}`: batch_size is {self.batch_size}.", "Set it to the rows per process, 1 or more."
-            )
+        if not self.sizes_own_batches and self.batch_size is None:
+            raise ConfigError(f"Input `{self.name}`: batch_size is None.", "Set it to the rows per process, 1 or more.")
         if not 0 <= self.infeed_host_index < self.num_infeed_hosts:
             raise ConfigError(
                 f"Input `{self.name}`: infeed_host_index is {self.infeed_host_index} of {self.num_infeed_hosts} hosts.",
                 "Hosts count from 0.",
             )
-        if self.input_random_seed is not None and not 0 <= self.input_random_seed < 2**32:
-            raise ConfigError(f"Input `{self.name}`: input_random_seed must be from 0 to 2**32 - 1.")
 
     def _validate_eval(self) -> None:
         batches = self.eval_loop_num_batches
-        if batches is not None and batches < 1:
-            raise ConfigError(
-                f"Input `{self.name}`: eval_loop_num_batches is {batches}.",
-                "Use 1 or more; or None with reset_for_eval=True for a whole epoch.",
-            )
         if self.reset_for_eval and batches is not None:
             raise ConfigError(
                 f"Input `{self.name}`: reset_for_eval=True runs whole epochs, but eval_loop_num_batches is {batches}.",

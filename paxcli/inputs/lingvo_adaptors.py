@@ -41,8 +41,6 @@ class _LingvoInput(BaseInput):
 
     def validate(self) -> None:
         super().validate()
-        if self.num_batches is not None and self.num_batches < 1:
-            raise ConfigError(f"Input `{self.name}`: num_batches is {self.num_batches}.", "Use 1 or more, or None.")
         params = self._params
         if self._reads_files and params.repeat_count >= 0 and not self._in_order:  # Lingvo would end the process.
             raise ConfigError(

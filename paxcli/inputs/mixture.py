@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -64,10 +63,6 @@ class MixtureInput(RandomAccessInput):
             given = "no weights" if self.weights is None else f"{len(self.weights)} weights"
             raise ConfigError(
                 f"Mixture `{self.name}` has {len(self.inputs)} inputs and {given}.", "Set `weights`: a number for each."
-            )
-        if bad := [weight for weight in self.weights if not (math.isfinite(weight) and weight > 0)]:
-            raise ConfigError(
-                f"Mixture `{self.name}`: a weight is {bad[0]}.", "Weights are above 0; leave out what has no share."
             )
         for each in self.inputs:
             if not isinstance(each, RandomAccessInput):

@@ -255,10 +255,10 @@ class SeqIOInput(BaseInput):
                 f"Input `{self.name}`: shuffle=True, but an evaluation is never shuffled.",
                 "Leave shuffle unset; for a sample of the data, name a split such as validation[:5%].",
             )
-        if self.eval_num_examples is not None and (self.is_training or self.eval_num_examples < 1):
+        if self.eval_num_examples is not None and self.is_training:
             raise ConfigError(
                 f"Input `{self.name}`: eval_num_examples={self.eval_num_examples} does not limit an evaluation.",
-                "Use 1 or more in an eval input, and None in training.",
+                "Use it in an eval input, and None in training.",
             )
 
     def _validate_task(self) -> None:
@@ -277,9 +277,6 @@ class SeqIOInput(BaseInput):
                 f"Input `{self.name}`: task_feature_lengths is None, and so is seq_len.",
                 "Say how long each feature of the task may be, such as {inputs: 512, targets: 114}.",
             )
-        for feature, length in self.lengths.items():
-            if not isinstance(length, int) or length < 1:
-                raise ConfigError(f"Input `{self.name}`: task_feature_lengths.{feature} is {length}.", "Use 1 or more.")
         if isinstance(self.feature_converter, Features) and self.seq_len is not None:
             length = self.feature_converter.row_length(self.lengths)
             if length > self.seq_len:

@@ -71,11 +71,10 @@ class SyntheticInput(RandomAccessInput):
 
 
 def check_sizes(source: RandomAccessInput, *fields: str) -> None:
-    """Raises ConfigError unless fields of an input of made-up rows are 1 or more, and an epoch of it has an end."""
-    for field in (*fields, "num_examples"):
-        value = getattr(source, field)
-        if (value is None and field != "num_examples") or (value is not None and value < 1):
-            raise ConfigError(f"Input `{source.name}`: {field} is {value}.", "Set it to 1 or more.")
+    """Raises ConfigError unless these fields of a synthetic input are set, and an epoch of it ends."""
+    for field in fields:
+        if getattr(source, field) is None:
+            raise ConfigError(f"Input `{source.name}`: {field} is None.", "Set it to 1 or more.")
     if source.num_rows() is None and not source.repeats:
         raise ConfigError(
             f"Input `{source.name}` has no end, so it cannot run epochs.", "Set its num_examples, or repeat it."

@@ -51,13 +51,10 @@ class MoeFeedForward(Layer):
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        if not 1 <= self.num_experts_per_token <= self.num_experts:
+        if self.num_experts_per_token > self.num_experts:
             raise ConfigError(
-                f"num_experts_per_token={self.num_experts_per_token} must be between 1 and num_experts="
-                f"{self.num_experts}."
+                f"num_experts_per_token={self.num_experts_per_token} is more than num_experts={self.num_experts}."
             )
-        if self.capacity_factor is not None and self.capacity_factor <= 0:
-            raise ConfigError(f"capacity_factor={self.capacity_factor} must be above 0, or null to drop no token.")
         experts, dims, hidden = self.num_experts, self.model_dims, self.hidden_dims
         init = self.params_init
         self.router = self.weight("router", init, (dims, experts), ("embed", None), contracts=(0,), produces=(1,))

@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.facts import check_fields
 from paxcli.config.fields import AnyFloat, AnyInt, PositiveFloat, PositiveInt, Unit
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES
@@ -48,11 +49,10 @@ class Mesh(Configurable):
 
     def validate(self) -> None:
         """Checks every name and size, without a device. Raises ConfigError."""
+        check_fields(self, "mesh.")
         axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape)
         merge_rules(self.logical_axis_rules)
         libtpu_arguments(self.libtpu_options)
-        if self.peak_tflops is not None and self.peak_tflops <= 0:
-            raise ConfigError(f"mesh.peak_tflops={self.peak_tflops:g} is no speed.", "Set it to TFLOP/s, or to null.")
 
     def num_devices(self) -> int | None:
         """The number of devices that this mesh needs, or None when it takes all that are there."""
@@ -123,8 +123,8 @@ def _sizes(shape: Shape | None, where: str) -> dict[str, int]:
         shape = dict(zip(_LIST_AXES[len(shape)], shape, strict=True))
     for axis, size in shape.items():
         check_mesh_axis(axis, where)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ConfigError(f"`{where}.{axis}` is {size!r}; a size is a whole number from 1 up.")
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise ConfigError(f"`{where}.{axis}` is {size!r}; a size is an integer.")
     return {axis: shape.get(axis, 1) for axis in MESH_AXES}
 
 

@@ -11,7 +11,6 @@ from jaxtyping import Float, Int
 
 from paxcli.config.configurable import part, template
 from paxcli.config.fields import Fraction, NonNegativeFloat, PositiveInt, SafeOnResume, Tokens
-from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.block import as_factor
 from paxcli.layers.embedding import TiedEmbedding
@@ -72,8 +71,6 @@ class LanguageModel(Model):
     loss_chunk: SafeOnResume[LossChunk] = "auto"
 
     def setup(self) -> None:
-        if isinstance(self.loss_chunk, int) and self.loss_chunk < 1:
-            raise ConfigError(f"loss_chunk={self.loss_chunk} is no number of tokens.", "Set it to `auto` or to null.")
         dims = self.model_dims
         self._embedding = self.embedding(
             name="embedding", vocab_size=self.vocab_size, model_dims=dims, params_init=self.params_init

@@ -65,17 +65,15 @@ class Exponential(Schedule):
     """From `start` to `limit` by the same ratio each step; before and after, their factors hold (Pax: the same name).
 
     Attributes:
-      start: First step of the curve, and the factor there, above 0.
-      limit: Last step, and the factor there, above 0.
+      start: First step of the curve, and the factor there.
+      limit: Last step, and the factor there.
     """
 
-    start: Point = (0, 1.0)
-    limit: Point = (1, 0.5)
+    start: tuple[StepNumber, PositiveFloat] = (0, 1.0)
+    limit: tuple[StepNumber, PositiveFloat] = (1, 0.5)
 
     def validate(self) -> None:
         _check_order(self, self.start, self.limit)
-        if min(self.start[1], self.limit[1]) <= 0:
-            raise ConfigError(f"Exponential: the factors of {self.start} and {self.limit} must be above 0.")
 
     def __call__(self, step: jax.Array) -> jax.Array:
         ratio = self.limit[1] / self.start[1]

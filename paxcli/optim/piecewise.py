@@ -49,10 +49,8 @@ class LinearRampupPiecewiseConstant(Schedule):
     def validate(self) -> None:
         _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries))
         _check_order(self, self.boundaries)
-        if not self.boundaries or self.boundaries[0] < 1:
-            raise ConfigError(
-                "LinearRampupPiecewiseConstant: its ramp ends at the first of `boundaries`: give one > 0."
-            )
+        if not self.boundaries:
+            raise ConfigError("LinearRampupPiecewiseConstant: the ramp ends at the first of `boundaries`: give one.")
 
     def __call__(self, step: jax.Array) -> jax.Array:
         ramp = jnp.minimum(step / self.boundaries[0], 1.0)
@@ -98,8 +96,8 @@ class CycleSchedule(Schedule):
 
     def validate(self) -> None:
         _check_pieces(self, "schedules", self.schedules, self.steps, len(self.steps))
-        if not self.steps or min(self.steps) < 1:
-            raise ConfigError(f"CycleSchedule: `steps` {list(self.steps)} must be positive numbers, one a schedule.")
+        if not self.steps:
+            raise ConfigError("CycleSchedule: `steps` is empty.", "Give one number of steps for each schedule.")
         for schedule in self.schedules:
             schedule.validate()
 

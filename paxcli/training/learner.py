@@ -80,8 +80,6 @@ class Learner(Configurable):
                 "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",
                 "Set `skip_invalid_gradients` to true.",
             )
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ConfigError(f"`ema_decay` must be between 0 and 1, not {self.ema_decay}.", "Off is null.")
 
     def init(self, params: dict) -> Any:
         """The optimizer's state for these parameters.

@@ -192,7 +192,7 @@ class TestEvalAdaptor:
     ("cls", "fields", "params", "error", "says"),
     [
         (LingvoInputAdaptor, {"batch_size": 4}, {}, ConfigError, "has its data's"),
-        (LingvoInputAdaptor, {"num_batches": 0}, {}, ConfigError, "num_batches is 0"),
+        (LingvoInputAdaptor, {"num_batches": 0}, {}, ConfigError, "num_batches must be at least 1"),
         (LingvoInputAdaptor, EPOCH, {}, ConfigError, "waits for an end"),
         (LingvoInputAdaptor, {}, {"repeat_count": 1}, ConfigError, "only in order"),
         (

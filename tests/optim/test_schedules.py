@@ -101,10 +101,9 @@ def test_as_optax(name):
     "schedule",
     [
         Linear((5, 1.0), (5, 0.0)),
-        Exponential((0, 1.0), (5, 0.0)),
         PiecewiseConstant((1, 2), (1.0, 2.0)),
         PiecewiseConstant((2, 1), (1.0, 2.0, 3.0)),
-        LinearRampupPiecewiseConstant((0,), (1.0,)),
+        LinearRampupPiecewiseConstant((), ()),
         PiecewiseSchedule((1,), (Constant(),)),
         PiecewiseSchedule((1,), (Constant(), DelayedCosine((2, 1.0), (1, 0.0)))),
         PiecewiseSchedule((1,), (Constant(), LinearRampupCosineDecay())),

@@ -93,7 +93,6 @@ def test_expressions_that_choose_nothing_are_refused(choice, message):
         (dict(bprop_variable_exclusion=("a",), bprop_variable_inclusion=("b",)), "Both"),
         (dict(bprop_variable_exclusion=("a(",)), "no regular expression"),
         (dict(skip_step_gradient_norm_value=1.0, skip_invalid_gradients=False), "no effect"),
-        (dict(ema_decay=1.0), "between 0 and 1"),
         (dict(schedule=LinearRampupPolynomialDecay.config(decay_end=5)), None),
     ],
 )

@@ -106,9 +106,9 @@ class Attention(Layer):
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        if self.window is not None and (self.window < 1 or not self.causal):
+        if self.window is not None and not self.causal:
             raise ConfigError(
-                f"window={self.window}: a window has at least 1 position, and the attention has to be causal.",
+                f"window={self.window}: a window needs causal attention.",
                 "Set `window` to null, or `causal` to true.",
             )
         if not (self.segmented or self.causal):
@@ -252,7 +252,7 @@ class _Scaled(Init):
     """`init` times `factor`."""
 
     init: Init
-    factor: float
+    factor: PositiveFloat
 
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         init = self.init.weight(fan_in, fan_out, fused)
