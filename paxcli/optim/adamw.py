@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
-import jax
 import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat
-from paxcli.optim.base import Optimizer, is_matrix_weight
+from paxcli.optim.base import Optimizer, decay_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,11 +31,9 @@ class AdamW(Optimizer):
     mu_dtype: Literal["float32", "bfloat16"] = "float32"
     decay_norms_and_biases: bool = False
 
-    def transformation(self) -> optax.GradientTransformation:
-        def mask(params: dict) -> dict:
-            return jax.tree_util.tree_map_with_path(is_matrix_weight, params)
-
+    def transformation(self, weights: Any) -> optax.GradientTransformation:
+        mask = None if self.decay_norms_and_biases else decay_mask(weights)
         return optax.chain(
             optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.mu_dtype),
-            optax.add_decayed_weights(self.weight_decay, None if self.decay_norms_and_biases else mask),
+            optax.add_decayed_weights(self.weight_decay, mask),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import optax
 
@@ -22,5 +23,5 @@ class Sgd(Optimizer):
     momentum: DecayRate | None = None
     nesterov: bool = False
 
-    def transformation(self) -> optax.GradientTransformation:
+    def transformation(self, weights: Any) -> optax.GradientTransformation:
         return optax.identity() if self.momentum is None else optax.trace(self.momentum, self.nesterov)

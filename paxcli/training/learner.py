@@ -81,14 +81,18 @@ class Learner(Configurable):
                 "Set `skip_invalid_gradients` to true.",
             )
 
-    def init(self, params: dict) -> Any:
+    def init(self, params: dict, weights: Any) -> Any:
         """The optimizer's state for these parameters.
+
+        Args:
+          params: The parameters.
+          weights: A tree like `params` of the `Weight` of each.
 
         Raises:
           ConfigError: A regular expression matches no parameter, or nothing is left to train.
         """
         trained = self._trained(params)
-        return self._averaging(params, self._transformation(trained).init(params), trained)
+        return self._averaging(params, self._transformation(trained, weights).init(params), trained)
 
     def warm_start(self, params: dict, opt_state: Any) -> Any:
         """`opt_state` for parameters that come from elsewhere: their average begins with them."""
@@ -102,8 +106,10 @@ class Learner(Configurable):
             return params
         return jax.tree.map(lambda p, e: p if _is_masked(e) else e, params, opt_state.ema)
 
-    def update(self, grads: dict, opt_state: Any, params: dict, step: jax.Array) -> tuple[dict, Any, dict]:
-        """One update.
+    def update(
+        self, grads: dict, opt_state: Any, params: dict, step: jax.Array, weights: Any
+    ) -> tuple[dict, Any, dict]:
+        """One update. `weights` is the tree that `init` took.
 
         Returns:
           New parameters, new optimizer state, and `learning_rate`, `grad_norm` (before clipping) and `valid`.
@@ -120,7 +126,7 @@ class Learner(Configurable):
         def updated(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old_state = opt_state if self.ema_decay is None else opt_state.optimizer
             # Widened here: what enters the `cond` below lies in memory.
-            updates, new_state = self._transformation(trained).update(
+            updates, new_state = self._transformation(trained, weights).update(
                 self._clipped(_wide(grads), grad_norm), old_state, params, learning_rate=learning_rate
             )
             new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
@@ -136,9 +142,11 @@ class Learner(Configurable):
             new_params, new_opt_state = updated(params, opt_state)
         return new_params, new_opt_state, {"learning_rate": learning_rate, "grad_norm": grad_norm, "valid": valid}
 
-    def _transformation(self, trained: Any) -> optax.GradientTransformationExtraArgs:
-        scaled = self.optimizer.scaled()
-        return scaled if trained is None else optax.masked(scaled, trained)
+    def _transformation(self, trained: Any, weights: Any) -> optax.GradientTransformationExtraArgs:
+        if trained is None:
+            return self.optimizer.scaled(weights)
+        weights = jax.tree.map(lambda weight, keep: weight if keep else optax.MaskedNode(), weights, trained)
+        return optax.masked(self.optimizer.scaled(weights), trained)
 
     def _clipped(self, grads: dict, grad_norm: jax.Array) -> dict:
         if self.clip_gradient_norm_to_value is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from paxcli.mesh.weights import Weight
 from paxcli.optim.adafactor import ShardedAdafactor
 from paxcli.optim.curves import Linear
 from paxcli.training.learner import Learner
@@ -20,6 +23,16 @@ def _params() -> dict:
         "table": jax.random.normal(keys[2], (7, 6)),
         "scale": 1e-4 * jax.random.normal(keys[3], (4,)),
     }
+
+
+WEIGHTS = {
+    "layers": {
+        "query": Weight(("embed", "heads", "head_dim"), (0,), (1, 2), num_stacked=1),
+        "b_in": Weight(("mlp",), num_stacked=1),
+    },
+    "table": Weight(("vocab", "embed"), (0,), (1,), is_table=True),
+    "scale": Weight(("norm",)),
+}
 
 
 def _grads(number: int) -> dict:
@@ -35,8 +48,8 @@ def _ours(optimizer: ShardedAdafactor, steps: int = 4) -> tuple[dict, dict]:
         clip_gradient_norm_to_value=None,
     )
     params = _params()
-    state = learner.init(params)
-    update = jax.jit(learner.update)
+    state = learner.init(params, WEIGHTS)
+    update = jax.jit(functools.partial(learner.update, weights=WEIGHTS))
     for number in range(steps):
         params, state, _ = update(_grads(number), state, params, jnp.int32(number))
     return params, state
