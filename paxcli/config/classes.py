@@ -31,13 +31,16 @@ def class_of(value: Any) -> type | None:
 
 
 def choices(cls: type) -> dict[str, type]:
-    """The classes that can stand where `cls` does: those of its room that share its base class."""
+    """Name → class for the classes that can replace `cls`: those of its package that share its base class.
+
+    A class whose name in Pax differs has both names.
+    """
     bases = [base for base in cls.__mro__ if issubclass(base, Configurable) and base is not Configurable]
     room = next((room for base in bases for room in ROOMS if base.__module__.startswith(room + ".")), None)
     found = {each.__name__: each for each in _classes(room) if issubclass(each, bases[-1])} if room else {}
     if len(found) > 1:
         found.pop(bases[-1].__name__, None)
-    return found
+    return found | {name: each for each in found.values() if (name := vars(each).get("pax_name"))}
 
 
 def is_of_another_class(config: fdl.Buildable, path: str) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import fiddle as fdl
 
@@ -30,7 +30,13 @@ def part(cls: type[T], /, **fields: Any) -> Any:
 
 
 class Configurable:
-    """Gives a dataclass or a Flax module `config` and `partial`, with its default sub-objects spelled out."""
+    """Gives a dataclass or a Flax module `config` and `partial`, with its default sub-objects spelled out.
+
+    Attributes:
+      pax_name: The name of the class in Pax where it differs from ours; YAML and `--set` take either.
+    """
+
+    pax_name: ClassVar[str | None] = None
 
     @classmethod
     def config(cls, **fields: Any) -> fdl.Config[Self]:

@@ -42,13 +42,15 @@ class Polynomial(Schedule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Schedule):
-    """From `start` to `limit` in a straight line; before and after, their factors hold (Pax: the same name).
+class LinearSchedule(Schedule):
+    """From `start` to `limit` in a straight line; before and after, their factors hold (Pax: `Linear`).
 
     Attributes:
       start: First step of the line, and the factor there.
       limit: Last step, and the factor there.
     """
+
+    pax_name = "Linear"
 
     start: Point = (0, 1.0)
     limit: Point = (1, 1.0)

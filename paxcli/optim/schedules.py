@@ -155,10 +155,10 @@ class SqrtDecay(Schedule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Transformer(Schedule):
-    """Up linearly, then down with the inverse square root, both scaled by the width (Vaswani et al., 2017).
+class NoamSchedule(Schedule):
+    """Linear warmup, then decay with the inverse square root of the step, both scaled by 1 / sqrt(width).
 
-    Pax: the same name.
+    Vaswani et al., 2017, who trained the first Transformers with it; named for Noam Shazeer. Pax: `Transformer`.
 
     Attributes:
       warmup_steps: Steps to the peak, for one worker.
@@ -166,6 +166,8 @@ class Transformer(Schedule):
       worker_replicas: The ramp is this many times as long.
       decay_end: From here on the factor stays; None = the run's `num_train_steps`.
     """
+
+    pax_name = "Transformer"
 
     warmup_steps: Steps = 4000
     model_dim: PositiveInt = 512

@@ -12,7 +12,7 @@ import pytest
 
 from paxcli.mesh.weights import Weight
 from paxcli.optim.adafactor import ShardedAdafactor
-from paxcli.optim.curves import Linear
+from paxcli.optim.curves import LinearSchedule
 from paxcli.training.learner import Learner
 
 
@@ -44,7 +44,7 @@ def _ours(optimizer: ShardedAdafactor, steps: int = 4) -> tuple[dict, dict]:
     learner = Learner(
         optimizer=optimizer,
         learning_rate=0.1,
-        schedule=Linear((0, 0.0), (2, 1.0)),
+        schedule=LinearSchedule((0, 0.0), (2, 1.0)),
         clip_gradient_norm_to_value=None,
     )
     params = _params()
