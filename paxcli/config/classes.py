@@ -1,4 +1,4 @@
-"""The closed lists: which of pax's own classes can be named, in place of which other."""
+"""The closed lists of classes that YAML and `--set` may name: pax's own, grouped by base class."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOMS = ("paxcli.layers", "paxcli.optim", "paxcli.inputs", "paxcli.models")
 
 
 def class_of(value: Any) -> type | None:
-    """The configurable class that a config, a template, an object or an annotation stands for."""
+    """The configurable class of a config, a template, an object or an annotation; None when there is none."""
     if isinstance(value, fdl.Buildable):
         value = fdl.get_callable(value)
     elif isinstance(value, functools.partial):
@@ -44,10 +44,10 @@ def choices(cls: type) -> dict[str, type]:
 
 
 def is_of_another_class(config: fdl.Buildable, path: str) -> bool:
-    """Whether a full path leads nowhere in `config`, and would lead somewhere with another class in its holder's place.
+    """Whether a full path names no field of `config`, but a field of a class that could replace its parent.
 
     Raises:
-      ConfigError: The holder's path is unknown too.
+      ConfigError: The path of the parent is unknown too.
     """
     if any(node.path == path for node in walk(config)):
         return False
