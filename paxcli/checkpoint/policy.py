@@ -7,6 +7,7 @@ import datetime
 import re
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import PositiveInt, Steps
 from paxcli.errors import ConfigError
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -24,18 +25,14 @@ class Checkpoint(Configurable):
       async_save: Write checkpoints in the background, while training continues.
     """
 
-    save_interval_steps: int = 1000
-    save_max_to_keep: int | None = 10
-    save_keep_interval_steps: int | None = None
+    save_interval_steps: Steps = 1000
+    save_max_to_keep: PositiveInt | None = 10
+    save_keep_interval_steps: Steps | None = None
     save_keep_interval_duration: str | None = None
     async_save: bool = True
 
     def validate(self) -> None:
-        """Raises ConfigError if a field is out of range."""
-        for name in ("save_interval_steps", "save_max_to_keep", "save_keep_interval_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"checkpoint.{name} is {value}; it takes a whole number from 1 up.")
+        """Raises ConfigError if the duration cannot be parsed."""
         if self.save_keep_interval_duration is not None:
             parse_duration(self.save_keep_interval_duration)
 

@@ -1,4 +1,4 @@
-"""One value into one place of a config, checked against the field's type."""
+"""Sets one value in a config, checked against the type and range of its field."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import fiddle as fdl
 import yaml
 
 from paxcli.config.classes import choices, class_of
-from paxcli.config.tree import Node, find, union_members
+from paxcli.config.facts import check_range
+from paxcli.config.fields import union_members
+from paxcli.config.tree import Node, find
 from paxcli.errors import ConfigError, did_you_mean
 
 _SCALARS = (bool, int, str, types.NoneType)
@@ -21,7 +23,7 @@ _NONE_OF_PYTHON = "None"
 
 
 class Text(str):
-    """A value as somebody typed it: YAML, except that a string field takes it as it is."""
+    """A value as typed on the command line: YAML, except that a string field takes the text unchanged."""
 
 
 class _Mismatch(Exception):
@@ -32,18 +34,18 @@ class _Mismatch(Exception):
 
 
 def assign(config: fdl.Buildable, path: str, value: Any) -> str:
-    """Sets what `path` means in `config` to `value` and returns the full path.
+    """Sets the field that `path` names in `config` to `value` and returns its full path.
 
-    A field that holds a layer, an optimizer, a schedule or an input takes the name of another such class of pax's,
-    which then starts from its defaults.
+    A field that holds a layer, an optimizer, a schedule or an input takes the name of another such class of pax, which
+    is then created with its defaults.
 
     Args:
       config: Changed in place.
-      path: A full path or an unambiguous end of one.
-      value: A plain value, or `Text` to be read by the field's type.
+      path: A full path, or a suffix of one that is unique.
+      value: A plain value, or `Text` to parse by the type of the field.
 
     Raises:
-      ConfigError: The path is unknown or ambiguous, or the value is not of the field's type.
+      ConfigError: The path is unknown or ambiguous, or the value is not of the field's type or not in its range.
     """
     node, item = find(config, path)
     name = node.path if item is None else f"{node.path}.{item}"
@@ -57,15 +59,18 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> str:
         shown = str(value) if isinstance(value, Text) else given
         hint = did_you_mean(str(shown), mismatch.names)
         raise ConfigError(f"{name}: expected {mismatch.expected}, got {shown!r}.", hint) from None
+    check_range(node.path, typed, node.annotation)
     _put(node, typed)
     return name
 
 
 def split_assignment(text: str) -> tuple[str, Text]:
-    """`PATH=VALUE` in its two parts."""
+    """Splits `PATH=VALUE`."""
     path, equals, value = text.partition("=")
     if not path.strip() or not equals or not value.strip():
-        raise ConfigError(f"`--set {text}` is not PATH=VALUE.", "For example `--set num_layers=4`; off is `null`.")
+        raise ConfigError(
+            f"`--set {text}` is not PATH=VALUE.", "For example `--set num_layers=4`. `null` turns a field off."
+        )
     return path.strip(), Text(value.strip())
 
 
@@ -88,7 +93,7 @@ def _fit_text(value: Any, given: Any, node: Node) -> Any:
 
 
 def _type(node: Node) -> Any:
-    """The declared type, or where that says nothing, the type of the present value."""
+    """The declared type of a field; where there is none, the type of its current value."""
     if node.annotation is Any and type(node.value) in (*_SCALARS, float) and node.value is not None:
         return type(node.value)
     return node.annotation
@@ -101,7 +106,7 @@ def _with_item(container: Any, key: str | int, value: Any) -> Any:
 
 
 def _fit(value: Any, annotation: Any, node: Node) -> Any:
-    """`value` as one of the types that `annotation` allows."""
+    """Converts `value` to one of the types that `annotation` allows."""
     mismatches = []
     for member in union_members(annotation):
         try:
@@ -162,7 +167,7 @@ def _sequence(value: Any, origin: Any, args: tuple[Any, ...], node: Node) -> Any
 
 
 def _object(value: Any, kind: Any, node: Node) -> Any:
-    """A value of a type that YAML does not have: a config by its class's name, or anything where anything goes."""
+    """Converts a value whose type YAML does not have: a class name to a config, anything else unchanged."""
     declared_kind, declared = node.declared or (None, kind)
     held = class_of(node.value) or class_of(declared)
     if held is None:

@@ -1,4 +1,4 @@
-"""The closed lists: which of pax's own classes can be named, in place of which other."""
+"""The closed lists of classes that YAML and `--set` may name: pax's own, grouped by base class."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.tree import find, union_members, walk
+from paxcli.config.fields import union_members
+from paxcli.config.tree import find, walk
 
 ROOMS = ("paxcli.layers", "paxcli.optim", "paxcli.inputs", "paxcli.models")
 
 
 def class_of(value: Any) -> type | None:
-    """The configurable class that a config, a template, an object or an annotation stands for."""
+    """The configurable class of a config, a template, an object or an annotation; None when there is none."""
     if isinstance(value, fdl.Buildable):
         value = fdl.get_callable(value)
     elif isinstance(value, functools.partial):
@@ -30,20 +31,23 @@ def class_of(value: Any) -> type | None:
 
 
 def choices(cls: type) -> dict[str, type]:
-    """The classes that can stand where `cls` does: those of its room that share its base class."""
+    """Name → class for the classes that can replace `cls`: those of its package that share its base class.
+
+    A class whose name in Pax differs has both names.
+    """
     bases = [base for base in cls.__mro__ if issubclass(base, Configurable) and base is not Configurable]
     room = next((room for base in bases for room in ROOMS if base.__module__.startswith(room + ".")), None)
     found = {each.__name__: each for each in _classes(room) if issubclass(each, bases[-1])} if room else {}
     if len(found) > 1:
         found.pop(bases[-1].__name__, None)
-    return found
+    return found | {name: each for each in found.values() if (name := vars(each).get("pax_name"))}
 
 
 def is_of_another_class(config: fdl.Buildable, path: str) -> bool:
-    """Whether a full path leads nowhere in `config`, and would lead somewhere with another class in its holder's place.
+    """Whether a full path names no field of `config`, but a field of a class that could replace its parent.
 
     Raises:
-      ConfigError: The holder's path is unknown too.
+      ConfigError: The path of the parent is unknown too.
     """
     if any(node.path == path for node in walk(config)):
         return False

@@ -1,14 +1,14 @@
-"""Plain Fiddle on every class of a recipe tree: `Linear.config(…)` and `Linear.partial(…)`.
+"""Fiddle configs of the classes in a recipe tree: `Linear.config(…)` and `Linear.partial(…)`.
 
-Both return stock Fiddle objects. An `fdl.Config` is one object: used in two places, it is one layer with shared
-weights. An `fdl.Partial` is a template: whoever holds it makes a new layer each time, and fills in the widths.
+Both return stock Fiddle objects. An `fdl.Config` builds one object: used in two places, it is one layer with shared
+weights. An `fdl.Partial` is a template: its parent creates a new layer from it each time and fills in the widths.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import fiddle as fdl
 
@@ -18,39 +18,45 @@ EXPAND = "pax_expand"
 
 
 def template(cls: type[T], /, **fields: Any) -> Any:
-    """A dataclass field that holds a template for a `cls`: by default `functools.partial(cls, **fields)`."""
+    """A dataclass field that holds a template of `cls`. Default: `functools.partial(cls, **fields)`."""
     return dataclasses.field(default=functools.partial(cls, **fields), metadata={EXPAND: (fdl.Partial, cls, fields)})
 
 
 def part(cls: type[T], /, **fields: Any) -> Any:
-    """A dataclass field that holds one `cls`: by default `cls(**fields)`."""
+    """A dataclass field that holds a `cls`. Default: `cls(**fields)`."""
     return dataclasses.field(
         default_factory=functools.partial(cls, **fields), metadata={EXPAND: (fdl.Config, cls, fields)}
     )
 
 
 class Configurable:
-    """Gives a dataclass or a Flax module `config` and `partial`, with its default sub-objects spelled out."""
+    """Gives a dataclass or a Flax module `config` and `partial`, which expand its default sub-objects.
+
+    Attributes:
+      pax_name: The name of the class in Pax where it differs from ours; YAML and `--set` take either.
+    """
+
+    pax_name: ClassVar[str | None] = None
 
     @classmethod
     def config(cls, **fields: Any) -> fdl.Config[Self]:
-        """An `fdl.Config` of this class. A misspelt field raises at once."""
+        """An `fdl.Config` of this class. A misspelt field raises immediately."""
         return _buildable(fdl.Config, cls, fields)
 
     @classmethod
     def partial(cls, **fields: Any) -> fdl.Partial[Self]:
-        """An `fdl.Partial` of this class: a template that its holder completes."""
+        """An `fdl.Partial` of this class: a template that its parent completes."""
         return _buildable(fdl.Partial, cls, fields)
 
 
 def _buildable(kind: Any, cls: type, fields: dict[str, Any]) -> Any:
-    spelled_out = {}
+    expanded = {}
     for field in dataclasses.fields(cls):  # type: ignore[arg-type]
         if field.name in fields:
             continue
         if EXPAND in field.metadata:
             child_kind, child, child_fields = field.metadata[EXPAND]
-            spelled_out[field.name] = _buildable(child_kind, child, child_fields)
+            expanded[field.name] = _buildable(child_kind, child, child_fields)
         elif field.default_factory in (list, dict):
-            spelled_out[field.name] = field.default_factory()
-    return kind(cls, **spelled_out, **fields)
+            expanded[field.name] = field.default_factory()
+    return kind(cls, **expanded, **fields)

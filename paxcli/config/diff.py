@@ -1,4 +1,4 @@
-"""What differs between two configs."""
+"""Differences between two configs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class _Absent(enum.Enum):
 
 
 ABSENT: Final = _Absent.ABSENT
-"""Stands for the value of a path that one of two configs does not have."""
+"""The value of a path that only the other config has."""
 
 
 def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -22,7 +22,7 @@ def diff(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[tuple[str, Any, Any
 
 
 def changed_lines(before: Mapping[str, Any], now: Mapping[str, Any], names: Iterable[str], most: int = 12) -> str:
-    """`name: old → new` for each name, a line each, and how many more there are: what a refusal lists."""
+    """One line `name: old → new` per name, for an error message, and how many names were left out."""
     names = list(names)
     lines = [f"  {name}: {before.get(name, 'unset')} → {now.get(name, 'unset')}" for name in names[:most]]
     lines += [f"  … and {len(names) - most} more"] if len(names) > most else []

@@ -1,4 +1,4 @@
-"""The source of one recipe, with what it needs of its file and nothing else."""
+"""The source of one recipe, with the definitions of its file that it uses."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from paxcli.config.index import RecipeEntry, is_recipe_decorator, parse
 
 
 def recipe_source(entry: RecipeEntry) -> str:
-    """Python text of a file whose only recipe is this one, computing the same values.
+    """Python source of a file with this recipe alone, which computes the same values.
 
-    Functions and constants of the same file that the recipe uses come along. It carries no Pax name: once edited, it
-    is something else.
+    It includes the functions and constants of the original file that the recipe uses. It has no Pax name, because an
+    edited copy no longer computes what Pax's class does.
     """
     tree = parse(entry.path)
     lines = entry.path.read_text(encoding="utf-8").splitlines()
@@ -25,7 +25,7 @@ def recipe_source(entry: RecipeEntry) -> str:
 
 
 def _needed(body: list[ast.stmt], function: str) -> list[ast.stmt]:
-    """The statements that define `function` and all that it uses, in their order."""
+    """The statements that define `function` and everything it uses, in file order."""
     wanted, kept = {function, "recipe", "annotations"}, set()
     while added := [node for node in body if node not in kept and wanted & set(_defined(node))]:
         kept.update(added)
@@ -50,7 +50,7 @@ def _used(node: ast.stmt) -> Iterator[str]:
 
 
 def _import_text(node: ast.stmt, lines: list[str], entry: RecipeEntry) -> str:
-    """An import; one from beside the recipe by its full name, so that it works from anywhere."""
+    """The source of an import; a relative one becomes absolute, so that it works in any directory."""
     if isinstance(node, ast.ImportFrom) and node.level and entry.module:
         is_package = entry.path.name == "__init__.py"
         package = entry.module.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
@@ -60,7 +60,7 @@ def _import_text(node: ast.stmt, lines: list[str], entry: RecipeEntry) -> str:
 
 
 def _text(node: ast.stmt, lines: list[str], function: str) -> str:
-    """A statement with the comments above it; of all recipes only `function` stays one."""
+    """The source of a statement with the comments above it. Only `function` keeps its `@recipe` decorator."""
     start = node.lineno
     decorators = [d for d in getattr(node, "decorator_list", []) if not is_recipe_decorator(d)]
     own = [f"@{ast.unparse(decorator)}" for decorator in decorators]

@@ -1,4 +1,4 @@
-"""Which recipes and overlays there are, from source text alone: no recipe is imported."""
+"""The index of recipes and overlays, read from source: no recipe is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRY_POINTS = "pax.recipes"
 
 @dataclasses.dataclass(frozen=True)
 class RecipeEntry:
-    """Where one recipe is. `module` is None for a recipe in a file that is no installed package's."""
+    """The location of one recipe. `module` is None for a recipe in a file outside the installed packages."""
 
     name: str
     pax_name: str | None
@@ -29,7 +29,7 @@ class RecipeEntry:
 
 
 def recipe_name(function: str) -> str:
-    """What one types for a recipe function: `c4_1b` is `c4-1b`, and `gpt2_1p5b` is `gpt2-1.5b`."""
+    """The name of a recipe function on the command line: `c4_1b` is `c4-1b`, and `gpt2_1p5b` is `gpt2-1.5b`."""
     return re.sub(r"(?<=\d)p(?=\d)", ".", function.replace("_", "-"))
 
 
@@ -37,7 +37,7 @@ def find_recipes() -> dict[str, RecipeEntry]:
     """All installed recipes by name, sorted.
 
     Raises:
-      ConfigError: Two recipes have one name, or a file is not Python.
+      ConfigError: Two recipes have the same name, or a file is not valid Python.
     """
     entries = [
         entry
@@ -50,7 +50,7 @@ def find_recipes() -> dict[str, RecipeEntry]:
 
 
 def recipes_in(path: Path, module: str | None = None) -> list[RecipeEntry]:
-    """The recipes that one file defines, in its order."""
+    """The recipes that a file defines, in file order."""
     entries = []
     for node in parse(path).body:
         decorator = _recipe_decorator(node)
@@ -63,7 +63,7 @@ def recipes_in(path: Path, module: str | None = None) -> list[RecipeEntry]:
 
 
 def find_overlays() -> dict[str, Path]:
-    """The overlays that come with the installed recipes, by name."""
+    """The overlays of the installed recipe packages: name → file."""
     files = [path for _, root in _packages() for path in sorted(root.glob("overlays/*.yaml"))]
     return {path.stem: path for path in reversed(files)}
 
@@ -73,7 +73,7 @@ def parse(path: Path) -> ast.Module:
     try:
         return ast.parse(path.read_text(encoding="utf-8"), str(path))
     except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno}: {error.msg}.", "Mend the Python of this line.") from None
+        raise ConfigError(f"{path}:{error.lineno}: {error.msg}.", "Fix the Python on this line.") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"Cannot read {path}: {error}.") from None
 
@@ -97,7 +97,7 @@ def _pax_name(decorator: ast.expr) -> str | None:
 
 
 def _packages() -> Iterator[tuple[str, Path]]:
-    """The packages that hold recipes, with their folder or file."""
+    """The packages that hold recipes, with their directory or file."""
     from importlib.metadata import entry_points
 
     names = [RECIPES_PACKAGE, *(point.value for point in entry_points(group=ENTRY_POINTS))]
@@ -105,7 +105,7 @@ def _packages() -> Iterator[tuple[str, Path]]:
         top, *rest = name.split(".")
         spec = importlib.util.find_spec(top)
         if spec is None or spec.origin is None:
-            raise ConfigError(f"The recipe package `{name}` is not there.", "Install its distribution again.")
+            raise ConfigError(f"The recipe package `{name}` is not installed.", "Reinstall its distribution.")
         root = Path(spec.origin)
         root = root.parent.joinpath(*rest) if root.name == "__init__.py" else root
         yield name, root if root.is_dir() or root.suffix else root.with_suffix(".py")

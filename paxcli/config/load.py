@@ -1,4 +1,4 @@
-"""From what somebody typed to the config that a recipe function returns."""
+"""Loads a recipe by name, file or run directory into a config."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from types import ModuleType
 import fiddle as fdl
 
 from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
-from paxcli.config.overlay import YAML_SUFFIXES, Layer, read_overlay, read_yaml_recipe
+from paxcli.config.overlay import YAML_SUFFIXES, Assignments, read_overlay, read_yaml_recipe
 from paxcli.config.paths import located
 from paxcli.errors import ConfigError, MissingError, PaxError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """A recipe's config, and for a YAML recipe what still has to be put onto it.
+    """A recipe's config, and the assignments that a YAML recipe makes on top of it.
 
     Attributes:
-      name: What to call the recipe.
-      pax_name: The experiment class of Pax that it computes the same as, if any.
-      target: What to type from any folder to get it again.
+      name: The recipe's name.
+      pax_name: The experiment class of Pax that computes the same, if any.
+      target: The argument that loads it again from any directory.
       config: An `fdl.Config`, new on each load.
-      layers: Values that a YAML recipe puts on top, in order.
+      assignments: The assignments of a YAML recipe, in order.
     """
 
     name: str
     pax_name: str | None
     target: str
     config: fdl.Config
-    layers: tuple[Layer, ...] = ()
+    assignments: tuple[Assignments, ...] = ()
 
 
 def load(target: str) -> Loaded:
@@ -43,10 +43,10 @@ def load(target: str) -> Loaded:
 
     Args:
       target: A name (`c4-1b`, `c4_1b`), a class name of Pax, `./mine.py:my_recipe`, `./mine.py` when it has one
-        recipe, `mine.yaml`, or the folder of a run, written with a `/` (`./tiny`), since a bare word is a name.
+        recipe, `mine.yaml`, or a run directory, written with a `/` (`./tiny`), because a bare word is a recipe name.
 
     Raises:
-      ConfigError: There is no such recipe, or it fails.
+      ConfigError: There is no such recipe, or it raises an error.
     """
     if _is_path(target) and (of_run := located(target) / "recipe.yaml").exists():
         return _load_yaml(of_run)
@@ -57,7 +57,7 @@ def load(target: str) -> Loaded:
 
 
 def find_entry(target: str) -> RecipeEntry:
-    """Where the recipe function of a name, a class name of Pax, or a `.py` file is. Imports nothing."""
+    """Locates the recipe function of a name, a class name of Pax, or a `.py` file. Imports nothing."""
     path, _, function = target.rpartition(":") if ":" in target else (target, "", "")
     if path.endswith(".py"):
         return _entry_in_file(Path(path), function)
@@ -73,7 +73,7 @@ def find_entry(target: str) -> RecipeEntry:
 def _entry_in_file(path: Path, function: str) -> RecipeEntry:
     entries = {entry.function: entry for entry in recipes_in(path)}
     if not entries:
-        raise ConfigError(f"{path} has no recipe.", "Put `@recipe()` on a public function of it.")
+        raise ConfigError(f"{path} has no recipe.", "Put `@recipe()` on a public function in it.")
     if not function and len(entries) > 1:
         raise ConfigError(f"{path} has {len(entries)} recipes.", f"Choose one: `{path}:{next(iter(entries))}`.")
     entry = entries.get(function.replace("-", "_")) if function else next(iter(entries.values()))
@@ -114,7 +114,7 @@ def _call(entry: RecipeEntry) -> fdl.Config:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Imports a file under its own name, next to whose folder it may import."""
+    """Imports a file as a module; it may import modules from its own directory."""
     resolved = path.resolve()
     if str(resolved.parent) not in sys.path:
         sys.path.append(str(resolved.parent))
@@ -128,17 +128,17 @@ def _import_file(path: Path) -> ModuleType:
 
 def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
     if path in inside:
-        raise ConfigError(f"{path} is built on itself.", "Name another recipe in its line `recipe:`.")
+        raise ConfigError(f"{path} is based on itself.", "Name another recipe in its `recipe:` line.")
     content = read_yaml_recipe(path)
     target = _beside(path, content.recipe)
     is_yaml = Path(target).suffix in YAML_SUFFIXES
     base = _load_yaml(located(target), (*inside, path)) if is_yaml else load(target)
     overlays = [read_overlay(_beside(path, overlay)) for overlay in content.overlays]
-    layers = (*base.layers, *overlays, Layer("recipe", content.values))
-    return dataclasses.replace(base, target=str(path), layers=layers)
+    assignments = (*base.assignments, *overlays, Assignments("recipe", content.values))
+    return dataclasses.replace(base, target=str(path), assignments=assignments)
 
 
 def _beside(path: Path, name: str) -> str:
-    """A file that a YAML recipe names is looked for from the YAML file's folder."""
+    """Resolves a file that a YAML recipe names relative to the directory of the YAML file."""
     is_file = Path(name.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES)
     return str(path.parent / name) if is_file and "://" not in name else name

@@ -1,4 +1,4 @@
-"""YAML files: overlays, which map paths to values, and YAML recipes, which do so on top of a recipe."""
+"""YAML files: overlays, which map paths to values, and YAML recipes, which name a base recipe as well."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paxcli.errors import ConfigError, did_you_mean
 
 YAML_SUFFIXES = (".yaml", ".yml")
 OPTIONAL = "?"
-"""Ends the key of a value that goes only where the recipe's class has such a field."""
+"""Suffix of a key in an overlay: assign the value only if the recipe's class has such a field."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Layer:
-    """Values that go onto a config together, and what to call them: `recipe`, `overlay cpu` or `--set`."""
+class Assignments:
+    """Path → value assignments from one source: `recipe`, `overlay cpu` or `--set`."""
 
     source: str
     values: Mapping[str, Any]
@@ -35,23 +35,23 @@ class YamlRecipe:
     values: dict[str, Any]
 
 
-def read_overlay(name_or_path: str) -> Layer:
-    """The overlay with a name, out of `recipes/overlays/`, or in a file.
+def read_overlay(name_or_path: str) -> Assignments:
+    """Reads an overlay by its name in `recipes/overlays/`, or from a file.
 
     Raises:
       ConfigError: There is no such overlay, or it is not a mapping of paths to values.
     """
     if Path(name_or_path).suffix in YAML_SUFFIXES:
-        return Layer(f"overlay {name_or_path}", _read_mapping(located(name_or_path)))
+        return Assignments(f"overlay {name_or_path}", _read_mapping(located(name_or_path)))
     overlays = find_overlays()
     if name_or_path not in overlays:
         known = f"Overlays are: {', '.join(sorted(overlays)) or 'none'}; or give a .yaml file."
         raise ConfigError(f"There is no overlay `{name_or_path}`.", did_you_mean(name_or_path, overlays) or known)
-    return Layer(f"overlay {name_or_path}", _read_mapping(overlays[name_or_path]))
+    return Assignments(f"overlay {name_or_path}", _read_mapping(overlays[name_or_path]))
 
 
 def read_yaml_recipe(path: Path) -> YamlRecipe:
-    """A YAML recipe: `recipe: NAME`, and if wanted `overlays: [...]` and `set: {path: value}`."""
+    """Reads a YAML recipe: `recipe: NAME`, optionally `overlays: [...]` and `set: {path: value}`."""
     content = _read_mapping(path)
     keys = ("recipe", "overlays", "set")
     for key in content:
@@ -60,7 +60,7 @@ def read_yaml_recipe(path: Path) -> YamlRecipe:
             raise ConfigError(f"{path}: unknown key `{key}`.", did_you_mean(key, keys) or known)
     recipe, overlays, values = content.get("recipe"), content.get("overlays") or [], content.get("set") or {}
     if not isinstance(recipe, str):
-        raise ConfigError(f"{path} does not name its recipe.", "Begin it with a line such as `recipe: tiny`.")
+        raise ConfigError(f"{path} does not name its base recipe.", "Begin it with a line such as `recipe: tiny`.")
     if not isinstance(overlays, list) or not all(isinstance(overlay, str) for overlay in overlays):
         raise ConfigError(f"{path}: `overlays` is not a list of names.", "Write `overlays: [cpu]`.")
     if not isinstance(values, dict):
@@ -77,7 +77,7 @@ def _read_mapping(path: Path) -> dict[str, Any]:
         raise ConfigError(f"Cannot read {path}: {error}.") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise ConfigError(f"{path}:{line}: {error.problem}.", "Mend the YAML of this line.") from None
+        raise ConfigError(f"{path}:{line}: {error.problem}.", "Fix the YAML on this line.") from None
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{path}: {error}.") from None
     if content is None:
@@ -88,12 +88,12 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
-    """YAML itself lets the last of two equal keys win, in silence."""
+    """Refuses equal keys: YAML itself silently takes the last of them."""
     if isinstance(node, yaml.MappingNode):
         seen = set()
         for key, value in node.value:
             if key.value in seen:
-                raise ConfigError(f"{path}:{key.start_mark.line + 1}: `{key.value}` is there twice.", "Keep one.")
+                raise ConfigError(f"{path}:{key.start_mark.line + 1}: `{key.value}` occurs twice.", "Keep one.")
             if isinstance(key.value, str):
                 seen.add(key.value)
             _refuse_duplicates(value, path)

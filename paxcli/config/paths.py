@@ -1,4 +1,4 @@
-"""Where files are: on this machine, or in a bucket."""
+"""Paths of files on this machine and in buckets."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def located(target: str | os.PathLike[str]) -> Path:
-    """A path of this machine, made absolute, or one in a bucket (`gs://…`)."""
+    """The absolute path of a local file, or the path of a file in a bucket (`gs://…`)."""
     if "://" not in os.fspath(target):
         return Path(target).expanduser().resolve()
     from etils import epath

@@ -1,4 +1,4 @@
-"""The mark that makes a function a recipe."""
+"""The decorator that marks a function as a recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ F = TypeVar("F", bound=Callable[[], Any])
 def recipe(pax_name: str | None = None) -> Callable[[F], F]:
     """Marks a public function that returns an `fdl.Config[Experiment]` as a recipe.
 
-    Recipes are found by reading source (`index.py`), so the mark has to be written as a decorator named `recipe`.
+    Recipes are found by reading source (`index.py`), so the decorator must be written under the name `recipe`.
 
     Args:
       pax_name: The experiment class of Pax that this recipe computes the same as.

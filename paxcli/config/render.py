@@ -1,4 +1,4 @@
-"""A config as text: to read, to compare, to type again."""
+"""A config as text: to read, to compare, and as a YAML recipe."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def render_text(resolved: Resolved, color: bool = False) -> str:
-    """The tree, one value on a line, each with where it came from; defaults are dim in colour."""
+    """The tree, one value a line, each with its source; with `color`, defaults are dim."""
     lines = list(_tree_lines(resolved))
     width = max((len(line) for line, _ in lines if len(line) <= 60), default=0)
     return "\n".join(_with_source(line, source, width, color) for line, source in lines)
 
 
 def to_json_values(resolved: Resolved) -> dict[str, dict[str, Any]]:
-    """Path -> `{"value": …, "from": …}`."""
+    """Path → `{"value": …, "from": …}`."""
     return {path: {"value": value.value, "from": value.source} for path, value in resolved.values.items()}
 
 
 def recipe_yaml(resolved: Resolved) -> str:
-    """A YAML recipe that gives this config again."""
+    """A YAML recipe that resolves to this config."""
     content: dict[str, Any] = {"recipe": resolved.target}
     if resolved.overlays:
         content["overlays"] = list(resolved.overlays)
@@ -39,20 +39,20 @@ def recipe_yaml(resolved: Resolved) -> str:
 
 
 def with_set(recipe_text: str, path: str, value: Any) -> str:
-    """A YAML recipe that sets one path more."""
+    """The YAML recipe with one more path in `set`."""
     content = yaml.safe_load(recipe_text) or {}
     content["set"] = {**content.get("set", {}), path: value}
     return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
 
 
 def config_text(config: fdl.Buildable) -> str:
-    """All that a config says, as sorted lines `path = value`, values in JSON."""
+    """All values of a config, as sorted lines `path = value` with values in JSON."""
     values = plain_values(config)
     return "".join(f"{path} = {value_text(values[path])}\n" for path in sorted(values))
 
 
 def parse_config_text(text: str) -> dict[str, Any]:
-    """Path -> value of what `config_text` wrote.
+    """Parses the output of `config_text` into path → value.
 
     Raises:
       DataError: A line is not of that form.
@@ -68,7 +68,7 @@ def parse_config_text(text: str) -> dict[str, Any]:
 
 
 def value_text(value: Any) -> str:
-    """A plain value as one may type it after `--set PATH=`."""
+    """A plain value as the user can write it after `--set PATH=`."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""Recipe, overlays, `--set`: one config, with where each value came from."""
+"""Resolves recipe, overlays and `--set` into one config, with the source of each value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import fiddle as fdl
 from paxcli.config.assign import assign, split_assignment
 from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
-from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Layer, read_overlay
+from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Assignments, read_overlay
 from paxcli.config.paths import located
 from paxcli.config.tree import Node, find, missing_values, walk
 from paxcli.config.values import plain, plain_values
@@ -24,14 +24,14 @@ RIVALS = {
     "num_microbatches": "microbatch_size",
     "microbatch_size": "num_microbatches",
 }
-"""Fields of which one is in force. A later layer that sets one switches off the other, which an earlier layer set."""
+"""Pairs of mutually exclusive fields. Setting one in a later source sets the other, from an earlier source, to None."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Value:
-    """A plain value and where it came from: `default`, `recipe`, `overlay NAME` or `--set`.
+class SourcedValue:
+    """A plain value and its source: `default`, `recipe`, `overlay NAME` or `--set`.
 
-    That of a sub-config is its class's name, and `is_config` is true.
+    The value of a sub-config is its class name, and `is_config` is true.
     """
 
     value: Any
@@ -45,12 +45,12 @@ class Resolved:
 
     Attributes:
       name: The recipe's name.
-      pax_name: The experiment class of Pax that the recipe computes the same as, if any.
-      target: What to type, from any folder, for the recipe alone.
-      overlays: The overlays on it, by name or full path.
-      sets: What `--set` changed: full path -> plain value.
-      config: The config, complete.
-      values: Path -> value, in the order of the tree.
+      pax_name: The experiment class of Pax that computes the same, if any.
+      target: The argument that loads the base recipe from any directory.
+      overlays: The overlays, by name or full path.
+      sets: The `--set` assignments: full path → plain value.
+      config: The complete config.
+      values: Path → value, in tree order.
     """
 
     name: str
@@ -59,22 +59,22 @@ class Resolved:
     overlays: tuple[str, ...]
     sets: dict[str, Any]
     config: fdl.Config
-    values: dict[str, Value]
+    values: dict[str, SourcedValue]
 
 
 def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Resolved:
-    """Loads a recipe and puts overlays, in order, and then `PATH=VALUE` assignments on it.
+    """Loads a recipe and applies overlays, in order, and then `PATH=VALUE` assignments.
 
     Raises:
-      ConfigError: Something is unknown, ambiguous, of the wrong type or missing.
+      ConfigError: A path or name is unknown or ambiguous, or a value has the wrong type, is out of range or missing.
     """
-    layers = [*map(read_overlay, overlays), Layer("--set", _assignments(sets))]
+    given = [*map(read_overlay, overlays), Assignments("--set", _parse_sets(sets))]
     loaded = load(target)
     config = loaded.config
     sources: dict[str, str] = {}
     set_paths: list[str] = []
-    for layer in (*loaded.layers, *layers):
-        set_paths = _apply(config, layer, sources)
+    for assignments in (*loaded.assignments, *given):
+        set_paths = _apply(config, assignments, sources)
     missing = missing_values(config)
     if missing:
         raise ConfigError(f"{loaded.name}: `{missing[0]}` has no value.", f"Give it one: `--set {missing[0]}=…`.")
@@ -89,19 +89,19 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] = ())
     )
 
 
-def _assignments(sets: Sequence[str]) -> dict[str, Any]:
+def _parse_sets(sets: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for path, value in map(split_assignment, sets):
         if path in values:
-            raise ConfigError(f"`--set {path}` is there twice.", "Keep one.")
+            raise ConfigError(f"`--set {path}` is given twice.", "Keep one.")
         values[path] = value
     return values
 
 
-def _apply(config: fdl.Config, layer: Layer, sources: dict[str, str]) -> list[str]:
-    """Assigns one layer's values, notes their source, and returns their full paths."""
+def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]) -> list[str]:
+    """Applies the assignments of one source, records it in `sources`, and returns their full paths."""
     done: list[str] = []
-    for path, value in layer.values.items():
+    for path, value in assignments.values.items():
         try:
             if path.endswith(OPTIONAL):
                 path = path.removesuffix(OPTIONAL)
@@ -109,26 +109,28 @@ def _apply(config: fdl.Config, layer: Layer, sources: dict[str, str]) -> list[st
                     continue
             full = assign(config, path, value)
         except ConfigError as error:
-            prefix = "" if layer.source == "--set" else f"{layer.source}: "
+            prefix = "" if assignments.source == "--set" else f"{assignments.source}: "
             raise ConfigError(prefix + error.message, error.hint) from None
         if full in done:
-            raise ConfigError(f"{layer.source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")
+            raise ConfigError(f"{assignments.source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")
         for below in [old for old in sources if old.startswith(full + ".")]:
             if below in done:
-                raise ConfigError(f"{layer.source} sets `{full}` after `{below}`, which is in it.", "Set it before.")
+                raise ConfigError(
+                    f"{assignments.source} sets `{full}` after `{below}`, which is part of it.", "Set it before."
+                )
             del sources[below]
-        sources[full] = layer.source
+        sources[full] = assignments.source
         done.append(full)
     for full in done:
         rival = _rival(config, full)
         if rival and rival not in done:
             assign(config, rival, None)
-            sources[rival] = layer.source
+            sources[rival] = assignments.source
     return done
 
 
 def _rival(config: fdl.Config, path: str) -> str | None:
-    """The field that `path` switches off by having a value."""
+    """The field that must become None because `path` has a value."""
     head, _, name = path.rpartition(".")
     if name not in RIVALS or find(config, path)[0].value is None:
         return None
@@ -141,17 +143,17 @@ def _plain_at(config: fdl.Config, path: str) -> Any:
     return plain(node.value if item is None else node.value[item])
 
 
-def _with_sources(config: fdl.Config, sources: dict[str, str]) -> dict[str, Value]:
+def _with_sources(config: fdl.Config, sources: dict[str, str]) -> dict[str, SourcedValue]:
     values = plain_values(config)
     return {
-        node.path: Value(values[node.path], _source(node, sources), isinstance(node.value, fdl.Buildable))
+        node.path: SourcedValue(values[node.path], _source(node, sources), isinstance(node.value, fdl.Buildable))
         for node in walk(config)
         if node.path in values
     }
 
 
 def _source(node: Node, sources: dict[str, str]) -> str:
-    """The layer that last set this place, or an item of it."""
+    """The source that last set this field, or an item of it."""
     is_config = isinstance(node.value, fdl.Buildable)
     own = {node.path} if is_config else {node.path, *(path for path in sources if path.startswith(node.path + "."))}
     by_layer = [source for path, source in sources.items() if path in own]

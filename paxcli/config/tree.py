@@ -1,16 +1,13 @@
-"""A config as a list of paths: `task.model.num_layers` and what stands there.
+"""A config as a list of paths, such as `task.model.num_layers`, with their values.
 
-A field of a template that nobody set, and that an object above it has too, *flows down*: the holder fills it when it
-uses the template. It has no value of its own, so it is neither shown nor assigned; one assigns the upper field.
+A template field that is not set and whose name an object above the template has too is *inherited*: the parent fills it
+in when it creates a layer from the template. It has no value of its own, so it is neither shown nor assigned; users
+assign the upper field.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import sys
-import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -18,23 +15,24 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.configurable import EXPAND
+from paxcli.config.fields import annotation_of, union_members
 from paxcli.errors import ConfigError, did_you_mean
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """One place in a config tree.
+    """One field or item of a config tree.
 
     Attributes:
       path: From the root, with dots.
-      parent: The buildable, list or dict that holds it.
+      parent: The buildable, list or dict that contains it.
       key: Field name, index or key in `parent`.
-      value: What stands there; `fdl.NO_VALUE` for a required field without one.
-      annotation: The declared type; `typing.Any` when none is known.
-      is_set: Whether the recipe says so, rather than the class.
+      value: Its value; `fdl.NO_VALUE` for a required field without one.
+      annotation: The declared type, with its facts (`fields.py`); `typing.Any` when none is known.
+      is_set: Whether the recipe sets it, rather than the class default.
       in_template: Whether it is inside an `fdl.Partial`.
-      flows_from: Path of the upper field that fills this one, if any.
-      declared: For a field with a default sub-object, whether that is an `fdl.Config` or `fdl.Partial`, and of what.
+      inherits_from: Path of the upper field that fills this one in, if any.
+      declared: For a field with a default sub-object, its kind (`fdl.Config` or `fdl.Partial`) and class.
     """
 
     path: str
@@ -44,33 +42,33 @@ class Node:
     annotation: Any
     is_set: bool
     in_template: bool = False
-    flows_from: str | None = None
+    inherits_from: str | None = None
     declared: tuple[type, type] | None = None
 
     @property
     def is_gap(self) -> bool:
-        """Whether the holder of a template is to fill this in."""
-        return self.flows_from is not None or (self.in_template and self.value is fdl.NO_VALUE)
+        """Whether the parent of the template fills this in."""
+        return self.inherits_from is not None or (self.in_template and self.value is fdl.NO_VALUE)
 
     @property
     def is_shown(self) -> bool:
-        """Whether this is a value, rather than a container of configs or a gap to be filled."""
+        """Whether this has a value of its own: it is neither a container of configs nor filled in by a parent."""
         return not self.is_gap and self.value is not fdl.NO_VALUE and not _holds_configs(self.value)
 
 
 def walk(config: fdl.Buildable) -> list[Node]:
-    """Every place below `config`, parents first, in the order of the fields."""
+    """Every field and item below `config`, parents first, in field order."""
     return list(_walk_fields(config, "", {}, {}, isinstance(config, fdl.Partial)))
 
 
 def find(config: fdl.Buildable, path: str) -> tuple[Node, str | int | None]:
-    """The place that `path` means: a full path, or an unambiguous end of one. Case does not count.
+    """Finds the field that `path` names: a full path, or a suffix of one that is unique. Case is ignored.
 
     Returns:
-      The place, and None; or a place that holds plain items, and the key or index of one of them.
+      The field, and None; or a field that holds plain items, and the key or index of one item.
 
     Raises:
-      ConfigError: Nothing, or more than one thing, is called that.
+      ConfigError: No field, or more than one, matches.
     """
     nodes = walk(config)
     matches = _matches(nodes, path)
@@ -83,16 +81,8 @@ def find(config: fdl.Buildable, path: str) -> tuple[Node, str | int | None]:
 
 
 def missing_values(config: fdl.Buildable) -> list[str]:
-    """Paths of required fields that have no value, where building would fail."""
+    """Paths of required fields without a value, which would make the build fail."""
     return [node.path for node in walk(config) if node.value is fdl.NO_VALUE and not node.in_template]
-
-
-def union_members(annotation: Any) -> tuple[Any, ...]:
-    """The alternatives of an annotation: `int | None` is `(int, NoneType)`, `int` is `(int,)`."""
-    if typing.get_origin(annotation) is typing.Annotated:
-        annotation = typing.get_args(annotation)[0]
-    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-    return tuple(m for arg in typing.get_args(annotation) for m in union_members(arg)) if is_union else (annotation,)
 
 
 def _walk_fields(
@@ -110,10 +100,10 @@ def _walk_fields(
             parent=owner,
             key=name,
             value=value,
-            annotation=_annotation(function, name),
+            annotation=annotation_of(function, name),
             is_set=is_set,
             in_template=in_template,
-            flows_from=outer.get(name) if in_template and not is_set else None,
+            inherits_from=outer.get(name) if in_template and not is_set else None,
             declared=metadata[name][EXPAND][:2] if EXPAND in metadata.get(name, {}) else None,
         )
         yield from _walk_node(node, names_below, child_defaults or {})
@@ -121,7 +111,7 @@ def _walk_fields(
 
 def _walk_node(node: Node, outer: Mapping[str, str], defaults: Mapping[str, Any]) -> Iterator[Node]:
     yield node
-    if node.flows_from:
+    if node.inherits_from:
         return
     if isinstance(node.value, fdl.Buildable):
         in_template = node.in_template or isinstance(node.value, fdl.Partial)
@@ -133,7 +123,7 @@ def _walk_node(node: Node, outer: Mapping[str, str], defaults: Mapping[str, Any]
 
 
 def _values(owner: fdl.Buildable) -> dict[str, Any]:
-    """Field -> value, with the defaults of unset fields and without what Flax adds to a module."""
+    """Field → value, with the defaults of unset fields and without the fields that Flax adds to a module."""
     function = fdl.get_callable(owner)
     values = fdl.ordered_arguments(owner, include_defaults=True, include_unset=True)
     values |= {name: _class_default(owner, str(name)) for name in values.keys() - owner.__arguments__.keys()}
@@ -154,7 +144,7 @@ def _class_default(owner: fdl.Buildable, name: str) -> Any:
 
 
 def _expanded_defaults(metadata: Mapping[str, Any], outer_default: Any, value: Any) -> Mapping[str, Any] | None:
-    """What the class itself says about the fields of its default sub-object, if `value` still is that object."""
+    """The fields that the class sets on its default sub-object, if `value` still is that default."""
     if not isinstance(value, fdl.Buildable):
         return None
     if isinstance(outer_default, fdl.Buildable) and fdl.get_callable(outer_default) is fdl.get_callable(value):
@@ -165,21 +155,6 @@ def _expanded_defaults(metadata: Mapping[str, Any], outer_default: Any, value: A
 
 def _dataclass_fields(function: Any) -> tuple[dataclasses.Field, ...]:
     return dataclasses.fields(function) if dataclasses.is_dataclass(function) else ()
-
-
-@functools.cache
-def _annotation(function: Any, name: str) -> Any:
-    for owner in getattr(function, "__mro__", (function,)):
-        annotation = inspect.get_annotations(owner).get(name)
-        if isinstance(annotation, str):
-            stub = type("_", (), {"__annotations__": {name: annotation}})
-            try:
-                return typing.get_type_hints(stub, vars(sys.modules[owner.__module__]), include_extras=True)[name]
-            except (NameError, AttributeError, TypeError, SyntaxError):
-                return Any
-        if annotation is not None:
-            return annotation
-    return Any
 
 
 def _items(container: Any) -> list[tuple[Any, Any]]:
@@ -193,7 +168,7 @@ def _holds_configs(value: Any) -> bool:
 
 
 def _item_key(node: Node, text: str) -> str | int | None:
-    """The key by which `text` names an item of a plain list or dict at `node`."""
+    """The key of the item that `text` names in a plain list or dict at `node`."""
     if isinstance(node.value, list | tuple):
         return int(text) if text.isdecimal() and int(text) < len(node.value) else None
     types_of_value = [typing.get_origin(member) or member for member in union_members(node.annotation)]
@@ -219,16 +194,16 @@ def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:
     if len(matches) > 1:
         candidates = ", ".join(f"`{node.path}`" for node in matches)
         raise ConfigError(f"`{path}` is ambiguous: {candidates}.", "Write more of the path.")
-    if matches[0].flows_from:
-        upper = matches[0].flows_from
+    if matches[0].inherits_from:
+        upper = matches[0].inherits_from
         raise ConfigError(f"`{matches[0].path}` is filled in from `{upper}`.", f"Set `{upper}` instead.")
     if matches[0].in_template and matches[0].value is fdl.NO_VALUE:
-        raise ConfigError(f"`{matches[0].path}` is filled in by what holds this template.", "Set the model's widths.")
+        raise ConfigError(f"`{matches[0].path}` is filled in when the template is used.", "Set the model's widths.")
     return matches[0]
 
 
 def _suggestion(path: str, nodes: Iterable[Node]) -> str:
-    paths = [node.path for node in nodes if node.flows_from is None]
+    paths = [node.path for node in nodes if node.inherits_from is None]
     length = path.count(".") + 1
     for wanted, parts in ((path, length), (path.rpartition(".")[2], 1)):
         hint = did_you_mean(wanted, dict.fromkeys(".".join(p.split(".")[-parts:]) for p in paths))

@@ -1,4 +1,4 @@
-"""A config as plain values, which YAML and JSON have."""
+"""A config as plain values that YAML and JSON can hold."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from paxcli.config.tree import walk
 
 
 def plain_values(config: fdl.Buildable) -> dict[str, Any]:
-    """Path -> plain value of all that `config` says, in the order of the tree.
+    """Path → plain value of every field of `config`, in tree order.
 
-    A sub-config stands as its class's name; one that is used in several places says so from its second place on.
+    The value of a sub-config is its class name; where the same sub-config is used again, the value names the first use.
     """
     values: dict[str, Any] = {}
     first_use: dict[int, str] = {}
@@ -31,7 +31,7 @@ def plain_values(config: fdl.Buildable) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """`value` with nothing in it but None, booleans, numbers, strings, lists and dicts with string keys."""
+    """Converts `value` to None, booleans, numbers, strings, lists and dicts with string keys."""
     if value is None or isinstance(value, enum.Enum):
         return value if value is None else plain(value.value)
     if isinstance(value, bool | int | float | str):
@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
 
 
 def _name(value: Any) -> str:
-    """A name for code and objects that stays the same from process to process."""
+    """A name for code and objects that is the same in every process."""
     if isinstance(value, fdl.Buildable):
         return fdl.get_callable(value).__name__
     if isinstance(value, functools.partial):

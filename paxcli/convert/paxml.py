@@ -24,6 +24,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.layers.positions import SinusoidPositions
+from paxcli.mesh.weights import weights_of
 from paxcli.models.decoding import Sampling, generate
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
@@ -222,6 +223,7 @@ def compare(arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dic
     batch = NestedMap(
         {name.removeprefix("in/"): jnp.asarray(v) for name, v in arrays.items() if name.startswith("in/")}
     )
+    weights = weights_of(jax.eval_shape(model.init, jax.random.key(0), batch)["params"])
 
     @jax.jit
     def gradients(params):
@@ -241,16 +243,18 @@ def compare(arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dic
     }
     for run in ("recipe", "const"):
         learner = learner_of(options, "position" in params, run)
-        result[run] = _compare_run(gradients, learner, params, arrays, run)
+        result[run] = _compare_run(gradients, learner, params, weights, arrays, run)
     if "decode/output_ids" in arrays:
         index = "decode_index" if "decode_index/output_ids" in arrays else "decode"
         result["decode"] = _compare_decode(model, arrays, index, options)
     return result
 
 
-def _compare_run(gradients: Any, learner: Learner, params: Any, arrays: Mapping[str, np.ndarray], run: str) -> dict:
-    update = jax.jit(learner.update)
-    opt_state = learner.init(params)
+def _compare_run(
+    gradients: Any, learner: Learner, params: Any, weights: Any, arrays: Mapping[str, np.ndarray], run: str
+) -> dict:
+    update = jax.jit(functools.partial(learner.update, weights=weights))
+    opt_state = learner.init(params, weights)
     seen: dict[str, list[float]] = {"loss": [], "learning_rate": [], "raw_grad_norm": []}
     before = params
     for step in range(6):

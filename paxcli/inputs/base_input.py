@@ -15,6 +15,8 @@ import jax
 import numpy as np
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.facts import check_fields
+from paxcli.config.fields import Derived, Examples, NonNegativeInt, PositiveInt, Seed
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 
@@ -73,12 +75,12 @@ class BaseInput(Configurable, abc.ABC):
 
     sizes_own_batches: ClassVar[bool] = False
 
-    batch_size: int | None = None
-    num_infeed_hosts: int = 0
-    infeed_host_index: int = 0
-    input_random_seed: int | None = None
+    batch_size: Derived[Examples | None] = None
+    num_infeed_hosts: Derived[NonNegativeInt] = 0
+    infeed_host_index: Derived[NonNegativeInt] = 0
+    input_random_seed: Derived[Seed | None] = None
     reset_for_eval: bool = False
-    eval_loop_num_batches: int | None = 1
+    eval_loop_num_batches: PositiveInt | None = 1
     is_training: bool = False
     repeat: bool | None = None
     name: str | None = None
@@ -198,6 +200,7 @@ class BaseInput(Configurable, abc.ABC):
         """Raises ConfigError for invalid settings. Reads no files."""
         if not re.fullmatch(r"[a-zA-Z0-9.:_+-]+", self.name or ""):
             raise ConfigError(f"Input name {self.name!r} may contain only letters, digits and . : _ + -")
+        check_fields(self, f"Input `{self.name}`: ")
         self._validate_sharding()
         self._validate_eval()
 
@@ -207,26 +210,16 @@ class BaseInput(Configurable, abc.ABC):
                 f"Input `{self.name}`: batch_size is {self.batch_size}, but the data of {type(self).__name__} sets it.",
                 "Leave it out, and set the batch size of the inputs or the generator that it reads.",
             )
-        if not self.sizes_own_batches and (self.batch_size is None or self.batch_size < 1):
-            raise ConfigError(
-                f"Input `{self.name}`: batch_size is {self.batch_size}.",
-                "Set it to the number of rows per process, 1 or more.",
-            )
+        if not self.sizes_own_batches and self.batch_size is None:
+            raise ConfigError(f"Input `{self.name}`: batch_size is None.", "Set it to the rows per process, 1 or more.")
         if not 0 <= self.infeed_host_index < self.num_infeed_hosts:
             raise ConfigError(
                 f"Input `{self.name}`: infeed_host_index is {self.infeed_host_index} of {self.num_infeed_hosts} hosts.",
                 "Hosts are numbered from 0.",
             )
-        if self.input_random_seed is not None and not 0 <= self.input_random_seed < 2**32:
-            raise ConfigError(f"Input `{self.name}`: input_random_seed must be from 0 to 2**32 - 1.")
 
     def _validate_eval(self) -> None:
         batches = self.eval_loop_num_batches
-        if batches is not None and batches < 1:
-            raise ConfigError(
-                f"Input `{self.name}`: eval_loop_num_batches is {batches}.",
-                "Use 1 or more, or None with reset_for_eval=True for a full epoch.",
-            )
         if self.reset_for_eval and batches is not None:
             raise ConfigError(
                 f"Input `{self.name}`: reset_for_eval=True runs full epochs, but eval_loop_num_batches is {batches}.",

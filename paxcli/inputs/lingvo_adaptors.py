@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput
 from paxcli.inputs.lingvo_generator import LingvoGenerator, copy_params
@@ -35,14 +36,12 @@ class _LingvoInput(BaseInput):
     """
 
     input: Any = None
-    num_batches: int | None = None
+    num_batches: PositiveInt | None = None
     allow_fixed_file_random_seed: bool = False
     cluster_do_eval: bool = False
 
     def validate(self) -> None:
         super().validate()
-        if self.num_batches is not None and self.num_batches < 1:
-            raise ConfigError(f"Input `{self.name}`: num_batches is {self.num_batches}.", "Use 1 or more, or None.")
         params = self._params
         if self._reads_files and params.repeat_count >= 0 and not self._in_order:  # Lingvo would abort the process
             raise ConfigError(

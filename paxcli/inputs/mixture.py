@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from paxcli.config.fields import Derived, PositiveFloat, PositiveInt, Tokens
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput
 from paxcli.nested_map import NestedMap
@@ -37,9 +37,9 @@ class MixtureInput(RandomAccessInput):
     """
 
     inputs: list[BaseInput] = dataclasses.field(default_factory=list)
-    weights: list[float] | None = None
-    seq_len: int | None = None
-    vocab_size: int | None = None
+    weights: list[PositiveFloat] | None = None
+    seq_len: Derived[Tokens | None] = None
+    vocab_size: Derived[PositiveInt | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,10 +64,6 @@ class MixtureInput(RandomAccessInput):
             count = "no weights" if self.weights is None else f"{len(self.weights)} weights"
             raise ConfigError(
                 f"Mixture `{self.name}` has {len(self.inputs)} inputs and {count}.", "Set `weights`: one per input."
-            )
-        if bad := [weight for weight in self.weights if not (math.isfinite(weight) and weight > 0)]:
-            raise ConfigError(
-                f"Mixture `{self.name}`: a weight is {bad[0]}.", "Weights must be positive; remove unused inputs."
             )
         for each in self.inputs:
             if not isinstance(each, RandomAccessInput):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import NonNegativeInt
 from paxcli.inputs.base_input import language_spec
 from paxcli.inputs.seqio_library import load, without_autograph
 from paxcli.nested_map import NestedMap
@@ -58,9 +59,9 @@ class LanguageModelFeatures(Features):
 
     pack: bool = False
     weights_on_targets_only: bool | None = None
-    bos_id: int = 0
+    bos_id: NonNegativeInt = 0
     reverse_bos_padding: bool = False
-    eos_id: int = 1
+    eos_id: NonNegativeInt = 1
     use_custom_packing_ops: bool = False
 
     def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
@@ -146,7 +147,7 @@ class SequenceModelFeatures(Features):
     """
 
     pack: bool = False
-    bos_id: int = 0
+    bos_id: NonNegativeInt = 0
 
     def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
         seqio, tf = load("seqio"), load("tensorflow")

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from paxcli.config.configurable import part
+from paxcli.config.fields import Derived, Examples, PositiveInt, Tokens
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import BaseInput, ExampleMetrics
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
@@ -54,14 +55,14 @@ class SeqIOInput(BaseInput):
     mixture_name: str | None = None
     mixture_or_task: Any = None
     split_name: str | None = None
-    task_feature_lengths: dict[str, int] | None = None
+    task_feature_lengths: dict[str, Tokens] | None = None
     feature_converter: Features = part(LanguageModelFeatures)
     shuffle: bool | None = None
     use_cached: bool = False
     trim_output_features: bool = True
-    eval_num_examples: int | None = None
-    seq_len: int | None = None
-    vocab_size: int | None = None
+    eval_num_examples: Examples | None = None
+    seq_len: Derived[Tokens | None] = None
+    vocab_size: Derived[PositiveInt | None] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -252,10 +253,10 @@ class SeqIOInput(BaseInput):
                 f"Input `{self.name}`: shuffle=True, but an evaluation is never shuffled.",
                 "Leave shuffle unset; for a sample of the data, use a split such as validation[:5%].",
             )
-        if self.eval_num_examples is not None and (self.is_training or self.eval_num_examples < 1):
+        if self.eval_num_examples is not None and self.is_training:
             raise ConfigError(
-                f"Input `{self.name}`: eval_num_examples={self.eval_num_examples} is not valid here.",
-                "Use 1 or more in an eval input, and None in training.",
+                f"Input `{self.name}`: eval_num_examples={self.eval_num_examples} does not limit an evaluation.",
+                "Use it in an eval input, and None in training.",
             )
 
     def _validate_task(self) -> None:
@@ -272,9 +273,6 @@ class SeqIOInput(BaseInput):
                 f"Input `{self.name}`: neither task_feature_lengths nor seq_len is set.",
                 "Set the maximum length of each feature of the task, such as {inputs: 512, targets: 114}.",
             )
-        for feature, length in self.lengths.items():
-            if not isinstance(length, int) or length < 1:
-                raise ConfigError(f"Input `{self.name}`: task_feature_lengths.{feature} is {length}.", "Use 1 or more.")
         if isinstance(self.feature_converter, Features) and self.seq_len is not None:
             length = self.feature_converter.row_length(self.lengths)
             if length > self.seq_len:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paxcli.config.fields import Derived, Examples, PositiveInt, Tokens
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.nested_map import NestedMap
@@ -26,9 +27,9 @@ class SyntheticInput(RandomAccessInput):
       num_examples: Number of rows in an epoch. None: infinite.
     """
 
-    seq_len: int | None = None
-    vocab_size: int | None = None
-    num_examples: int | None = None
+    seq_len: Derived[Tokens | None] = None
+    vocab_size: Derived[PositiveInt | None] = None
+    num_examples: Examples | None = None
 
     def validate(self) -> None:
         super().validate()
@@ -70,11 +71,10 @@ class SyntheticInput(RandomAccessInput):
 
 
 def check_sizes(source: RandomAccessInput, *fields: str) -> None:
-    """Raises ConfigError unless these fields of a synthetic input are 1 or more, and its epochs are finite."""
-    for field in (*fields, "num_examples"):
-        value = getattr(source, field)
-        if (value is None and field != "num_examples") or (value is not None and value < 1):
-            raise ConfigError(f"Input `{source.name}`: {field} is {value}.", "Set it to 1 or more.")
+    """Raises ConfigError unless these fields of a synthetic input are set, and its epochs are finite."""
+    for field in fields:
+        if getattr(source, field) is None:
+            raise ConfigError(f"Input `{source.name}`: {field} is None.", "Set it to 1 or more.")
     if source.num_rows() is None and not source.repeats:
         raise ConfigError(
             f"Input `{source.name}` is infinite, so it cannot run epochs.", "Set num_examples, or repeat=True."

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from paxcli.config.fields import Derived, Examples, NonNegativeFloat, Pixels, PositiveInt
 from paxcli.inputs.base_input import RandomAccessInput
 from paxcli.inputs.synthetic import check_sizes
 from paxcli.nested_map import NestedMap
@@ -24,11 +25,11 @@ class SyntheticImages(RandomAccessInput):
       num_examples: Number of images in an epoch. None: infinite.
     """
 
-    image_size: int = 32
-    num_channels: int = 3
-    num_classes: int | None = None
-    noise: float = 2.0
-    num_examples: int | None = None
+    image_size: Pixels = 32
+    num_channels: PositiveInt = 3
+    num_classes: Derived[PositiveInt | None] = None
+    noise: NonNegativeFloat = 2.0
+    num_examples: Examples | None = None
 
     def validate(self) -> None:
         super().validate()

@@ -6,11 +6,12 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from paxcli.config.configurable import template
+from paxcli.config.fields import Derived, NonNegativeInt, PositiveInt, Range, Tokens
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.inputs.corpus import Corpus, Packing, open_token_files, tokenize_text
@@ -59,16 +60,16 @@ class TextInput(RandomAccessInput):
     format: str | None = None
     text_field: str | None = "text"
     tokenizer: Callable[[], Tokenizer] = template(ByteTokenizer)
-    seq_len: int | None = None
-    vocab_size: int | None = None
+    seq_len: Derived[Tokens | None] = None
+    vocab_size: Derived[PositiveInt | None] = None
     packing: str = CONCAT
-    drop_longer_than: int | None = None
+    drop_longer_than: Tokens | None = None
     shuffle: bool | None = None
     split: str | None = None
-    eval_fraction: float = 0.03
+    eval_fraction: Annotated[float, Range(above=0, below=1)] = 0.03
     on_bad_record: str = "error"
-    bad_record_budget: int = 100
-    num_workers: int = 0
+    bad_record_budget: NonNegativeInt = 100
+    num_workers: NonNegativeInt = 0
     cache_dir: str | None = None
 
     def validate(self) -> None:
@@ -80,12 +81,8 @@ class TextInput(RandomAccessInput):
         self._check_choice("packing", self.packing, PACKINGS)
         self._check_choice("split", self.split, _SPLITS)
         self._check_choice("on_bad_record", self.on_bad_record, _POLICIES)
-        for field, least in (("seq_len", 1), ("drop_longer_than", 1), ("bad_record_budget", 0), ("num_workers", 0)):
-            value = getattr(self, field)
-            if (value is None and field == "seq_len") or (value is not None and value < least):
-                raise ConfigError(f"Input `{self.name}`: {field} is {value}.", f"Set it to {least} or more.")
-        if not 0 < self.eval_fraction < 1:
-            raise ConfigError(f"Input `{self.name}`: eval_fraction is {self.eval_fraction}.", "Set it between 0 and 1.")
+        if self.seq_len is None:
+            raise ConfigError(f"Input `{self.name}`: seq_len is None.", "Set it to 1 or more.")
 
     def _check_choice(self, field: str, value: str | None, choices: Sequence[str]) -> None:
         if value not in (choices if field in ("packing", "on_bad_record") else (None, *choices)):

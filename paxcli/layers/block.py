@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
+from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention, KVCache
 from paxcli.layers.base import Layer
@@ -44,11 +45,11 @@ class TransformerBlock(Layer):
       params_init: How weights start.
     """
 
-    model_dims: int
-    hidden_dims: int
-    num_heads: int
-    dims_per_head: int
-    num_kv_heads: int | None = None
+    model_dims: PositiveInt
+    hidden_dims: PositiveInt
+    num_heads: PositiveInt
+    dims_per_head: PositiveInt
+    num_kv_heads: PositiveInt | None = None
     norm: functools.partial = template(LayerNorm)
     attention: functools.partial = template(Attention)
     feed_forward: functools.partial = template(FeedForward)

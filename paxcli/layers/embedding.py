@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
@@ -31,17 +32,17 @@ class TiedEmbedding(Layer):
       params_init: How the table starts.
     """
 
-    vocab_size: int
-    model_dims: int
+    vocab_size: PositiveInt
+    model_dims: PositiveInt
     scale_sqrt_depth: bool = False
     scale_logits_sqrt_depth: bool = False
     use_bias: bool = False
-    logit_cap: float | None = None
+    logit_cap: PositiveFloat | None = None
     params_init: Init = Gaussian()
 
     def setup(self) -> None:
         shape = (self.vocab_size, self.model_dims)
-        self.table = self.weight("table", self.params_init.table(self.model_dims), shape, _AXES["table"])
+        self.table = self.lookup_table("table", self.params_init, shape, _AXES["table"])
         if self.use_bias:
             self.bias = self.weight("bias", nn.initializers.zeros, (self.vocab_size,), _AXES["bias"])
 

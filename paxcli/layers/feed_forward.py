@@ -6,6 +6,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
 from paxcli.layers.fp8 import Precision, product
@@ -29,8 +30,8 @@ class FeedForward(Layer):
       params_init: How the matrices start.
     """
 
-    model_dims: int
-    hidden_dims: int
+    model_dims: PositiveInt
+    hidden_dims: PositiveInt
     activation: ActivationName = "gelu"
     gated: bool = False
     use_bias: bool = True
@@ -38,13 +39,12 @@ class FeedForward(Layer):
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        widen = self.params_init.weight((0,), (1,))
+        shape, axes = (self.model_dims, self.hidden_dims), ("embed", "mlp")
         if self.gated:
-            self.w_gate = self.weight("w_gate", widen, (self.model_dims, self.hidden_dims), ("embed", "mlp"))
-        self.w_in = self.weight("w_in", widen, (self.model_dims, self.hidden_dims), ("embed", "mlp"))
+            self.w_gate = self.weight("w_gate", self.params_init, shape, axes, contracts=(0,), produces=(1,))
+        self.w_in = self.weight("w_in", self.params_init, shape, axes, contracts=(0,), produces=(1,))
         # [D, F] like the others: its gradient is then a product that XLA runs faster on a CPU.
-        narrow = self.params_init.weight((1,), (0,))
-        self.w_out = self.weight("w_out", narrow, (self.model_dims, self.hidden_dims), ("embed", "mlp"))
+        self.w_out = self.weight("w_out", self.params_init, shape, axes, contracts=(1,), produces=(0,))
         if self.use_bias:
             self.b_in = self.weight("b_in", nn.initializers.zeros, (self.hidden_dims,), ("mlp",))
             self.b_out = self.weight("b_out", nn.initializers.zeros, (self.model_dims,), ("norm",))

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import NonNegativeFloat
 
 Initializer = Callable[..., jax.Array]
 
@@ -84,8 +85,8 @@ class Gaussian(Init):
       table_stddev: That of tables, if it is another.
     """
 
-    stddev: float | None = None
-    table_stddev: float | None = None
+    stddev: NonNegativeFloat | None = None
+    table_stddev: NonNegativeFloat | None = None
 
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.config.fields import NonNegativeFloat, PositiveInt
 from paxcli.layers.base import Layer
 
 
@@ -24,8 +25,8 @@ class LayerNorm(Layer):
       reductions_in_fp32: Whether mean and variance are float32 when the input is narrower. Pax's default is not.
     """
 
-    dims: int
-    epsilon: float = 1e-6
+    dims: PositiveInt
+    epsilon: NonNegativeFloat = 1e-6
     use_bias: bool = True
     reductions_in_fp32: bool = True
 

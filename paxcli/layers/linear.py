@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveInt
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Init, Xavier
 
@@ -23,16 +24,16 @@ class Linear(Layer):
       params_init: How `w` starts.
     """
 
-    input_dims: int
-    output_dims: int
+    input_dims: PositiveInt
+    output_dims: PositiveInt
     use_bias: bool = False
     input_axis: str | None = "embed"
     output_axis: str | None = "mlp"
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        axes = (self.input_axis, self.output_axis)
-        self.w = self.weight("w", self.params_init.weight((0,), (1,)), (self.input_dims, self.output_dims), axes)
+        shape, axes = (self.input_dims, self.output_dims), (self.input_axis, self.output_axis)
+        self.w = self.weight("w", self.params_init, shape, axes, contracts=(0,), produces=(1,))
         if self.use_bias:
             self.b = self.weight("b", nn.initializers.zeros, (self.output_dims,), (self.output_axis,))
 

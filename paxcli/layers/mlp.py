@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Init, Xavier
@@ -25,10 +26,10 @@ class Mlp(Layer):
       params_init: How the matrices start.
     """
 
-    input_dims: int
-    output_dims: int
-    hidden_dims: int
-    num_layers: int = 3
+    input_dims: PositiveInt
+    output_dims: PositiveInt
+    hidden_dims: PositiveInt
+    num_layers: PositiveInt = 3
     activation: ActivationName = "relu"
     activate_final: bool = False
     params_init: Init = Xavier()

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
@@ -39,31 +40,29 @@ class MoeFeedForward(Layer):
       params_init: How the matrices start.
     """
 
-    model_dims: int
-    hidden_dims: int
-    num_experts: int = 8
-    num_experts_per_token: int = 2
-    capacity_factor: float | None = None
+    model_dims: PositiveInt
+    hidden_dims: PositiveInt
+    num_experts: PositiveInt = 8
+    num_experts_per_token: PositiveInt = 2
+    capacity_factor: PositiveFloat | None = None
     normalize_weights: bool = True
     activation: ActivationName = "silu"
     gated: bool = True
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        if not 1 <= self.num_experts_per_token <= self.num_experts:
+        if self.num_experts_per_token > self.num_experts:
             raise ConfigError(
-                f"num_experts_per_token={self.num_experts_per_token} must be between 1 and num_experts="
-                f"{self.num_experts}."
+                f"num_experts_per_token={self.num_experts_per_token} is more than num_experts={self.num_experts}."
             )
-        if self.capacity_factor is not None and self.capacity_factor <= 0:
-            raise ConfigError(f"capacity_factor={self.capacity_factor} must be above 0, or null to drop no token.")
         experts, dims, hidden = self.num_experts, self.model_dims, self.hidden_dims
-        self.router = self.weight("router", self.params_init.weight((0,), (1,)), (dims, experts), ("embed", None))
-        widen = functools.partial(self.weight, init=self.params_init.weight((1,), (2,)), shape=(experts, dims, hidden))
-        self.w_gate = widen("w_gate", axes=("expert", "embed", "mlp")) if self.gated else None
-        self.w_in = widen("w_in", axes=("expert", "embed", "mlp"))
-        narrow = self.params_init.weight((1,), (2,))
-        self.w_out = self.weight("w_out", narrow, (experts, hidden, dims), ("expert", "mlp", "embed"))
+        init = self.params_init
+        self.router = self.weight("router", init, (dims, experts), ("embed", None), contracts=(0,), produces=(1,))
+        weight = functools.partial(self.weight, init=init, contracts=(1,), produces=(2,))
+        wide, wide_axes = (experts, dims, hidden), ("expert", "embed", "mlp")
+        self.w_gate = weight("w_gate", shape=wide, axes=wide_axes) if self.gated else None
+        self.w_in = weight("w_in", shape=wide, axes=wide_axes)
+        self.w_out = weight("w_out", shape=(experts, hidden, dims), axes=("expert", "mlp", "embed"))
 
     def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
         experts = Experts(self.w_gate, self.w_in, self.w_out)

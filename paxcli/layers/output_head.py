@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Init, Xavier
@@ -44,15 +45,15 @@ class OutputHead(Layer):
       params_init: How `w` [D, V] starts.
     """
 
-    vocab_size: int
-    model_dims: int
+    vocab_size: PositiveInt
+    model_dims: PositiveInt
     use_bias: bool = False
-    logit_cap: float | None = None
+    logit_cap: PositiveFloat | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:
         shape = (self.model_dims, self.vocab_size)
-        self.w = self.weight("w", self.params_init.weight((0,), (1,)), shape, _AXES["w"])
+        self.w = self.weight("w", self.params_init, shape, _AXES["w"], contracts=(0,), produces=(1,))
         if self.use_bias:
             self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
 

@@ -127,7 +127,10 @@ class BaseLayer(Layer):
     def create_variable(self, name: str, spec: WeightHParams) -> None:
         """Makes a trained variable, `self.theta.<name>` from then on."""
         shape = tuple(spec.shape)
-        setattr(self, _Theta.PREFIX + name, self.weight(name, spec.initializer(), shape, (None,) * len(shape)))
+        last = len(shape) - 1
+        dims: dict[str, Any] = dict(contracts=tuple(range(last)), produces=(last,)) if last > 0 else {}
+        weight = self.weight(name, spec.initializer(), shape, (None,) * len(shape), **dims)
+        setattr(self, _Theta.PREFIX + name, weight)
 
     def create_child(self, name: str, template: Template | fdl.Buildable | nn.Module) -> None:
         """Makes a sub-layer, `self.<name>` from then on. One config used twice makes one layer."""

@@ -48,9 +48,6 @@ class Pipeline:
         Raises:
           ConfigError: The stages do not divide the layers.
         """
-        for field in ("num_stages", "circular_repeat"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"`{field}` must be at least 1, not {getattr(self, field)}.")
         groups = self.num_stages * self.circular_repeat
         if num_layers % groups:
             cut = f"num_stages={self.num_stages}"
@@ -79,8 +76,6 @@ class Pipeline:
                 "Set one of them, for example `--set stack.num_microbatches=4`.",
             )
         ((field, parts),) = given.items()
-        if parts < 1:
-            raise ConfigError(f"`{field}` of the pipelined stack must be at least 1, not {parts}.")
         if rows % parts:
             nearest = max((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: -abs(n - parts))
             raise ConfigError(

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.config.fields import Examples, PositiveInt, SafeOnResume
 from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.fp8 import FP8_STATE, of_round, recomputing_fp8
 from paxcli.layers.pipeline import Pipeline, to_layers
@@ -43,12 +44,12 @@ class PipelinedStack(Stack):
     what is kept of a stage's work on one microbatch, as in Pax: with `nothing`, what came in.
     """
 
-    num_stages: int = 1
-    num_microbatches: int | None = None
-    microbatch_size: int | None = None
-    circular_repeat: int = 1
-    stream_io: bool = False
-    gather_weights_once: bool = False
+    num_stages: PositiveInt = 1
+    num_microbatches: SafeOnResume[PositiveInt | None] = None
+    microbatch_size: SafeOnResume[Examples | None] = None
+    circular_repeat: PositiveInt = 1
+    stream_io: SafeOnResume[bool] = False
+    gather_weights_once: SafeOnResume[bool] = False
 
     def setup(self) -> None:
         """Nothing: the parameters lie in stages, and `__call__` makes them."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.config.fields import PositiveFloat, PositiveInt, Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
@@ -22,10 +23,10 @@ class SinusoidPositions(Layer):
       max_timescale: Period / 2π of the slowest feature.
     """
 
-    model_dims: int
-    max_seq_len: int | None = None
-    min_timescale: float = 1.0
-    max_timescale: float = 10_000.0
+    model_dims: PositiveInt
+    max_seq_len: Tokens | None = None
+    min_timescale: PositiveFloat = 1.0
+    max_timescale: PositiveFloat = 10_000.0
     params_init: Init = Gaussian()
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
@@ -46,9 +47,9 @@ class LearnedPositions(Layer):
       num_positions: Rows of the table; None = `max_seq_len`. Those beyond are never read.
     """
 
-    model_dims: int
-    max_seq_len: int
-    num_positions: int | None = None
+    model_dims: PositiveInt
+    max_seq_len: Tokens
+    num_positions: PositiveInt | None = None
     params_init: Init = Gaussian()
 
     def setup(self) -> None:
@@ -59,7 +60,7 @@ class LearnedPositions(Layer):
                 "Raise `num_positions`, or set it to null.",
             )
         shape = (rows, self.model_dims)
-        self.table = self.weight("table", self.params_init.table(self.model_dims), shape, (None, "embed"))
+        self.table = self.lookup_table("table", self.params_init, shape, (None, "embed"))
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
         # Cut as the vectors are: otherwise XLA may replicate the gradients of all rows to add them up.

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
+from paxcli.config.fields import NonNegativeFloat, PositiveInt
 from paxcli.layers.base import Layer
 
 
@@ -19,8 +20,8 @@ class RmsNorm(Layer):
       direct_scale: Whether what is stored is the factor itself, which starts at 1, and not what is added to 1.
     """
 
-    dims: int
-    epsilon: float = 1e-6
+    dims: PositiveInt
+    epsilon: NonNegativeFloat = 1e-6
     direct_scale: bool = False
 
     def setup(self) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
+from paxcli.config.fields import PositiveInt, SafeOnResume
 from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.base import Layer
 from paxcli.layers.block import EncoderBlock, TransformerBlock
@@ -41,17 +42,17 @@ class Stack(Layer):
       params_init: How weights start.
     """
 
-    num_layers: int
-    model_dims: int
-    hidden_dims: int
-    num_heads: int
-    dims_per_head: int
-    num_kv_heads: int | None = None
+    num_layers: PositiveInt
+    model_dims: PositiveInt
+    hidden_dims: PositiveInt
+    num_heads: PositiveInt
+    dims_per_head: PositiveInt
+    num_kv_heads: PositiveInt | None = None
     block: functools.partial = template(TransformerBlock)
     scan: bool = True
-    unroll: int = 1
-    remat_policy: RematPolicy = "dots_with_no_batch_dims"
-    offload: tuple[Activation, ...] = ()
+    unroll: SafeOnResume[PositiveInt] = 1
+    remat_policy: SafeOnResume[RematPolicy] = "dots_with_no_batch_dims"
+    offload: SafeOnResume[tuple[Activation, ...]] = ()
     params_init: Init = Xavier()
 
     _num_shared = 2  # what every layer is called with alike, after `x` and the cache

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.configurable import template
+from paxcli.config.fields import Pixels, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Init, Xavier
@@ -37,14 +38,14 @@ class VisionTransformer(Layer):
       params_init: How weights start.
     """
 
-    output_dims: int
-    image_size: int = 0
-    num_channels: int = 3
-    patch_size: int = 0
-    model_dims: int = 0
-    hidden_dims: int = 0
-    num_layers: int = 0
-    num_heads: int = 0
+    output_dims: PositiveInt
+    image_size: Pixels = 0
+    num_channels: PositiveInt = 3
+    patch_size: Pixels = 0
+    model_dims: PositiveInt = 0
+    hidden_dims: PositiveInt = 0
+    num_layers: PositiveInt = 0
+    num_heads: PositiveInt = 0
     stack: functools.partial = template(Encoder)
     norm: functools.partial = template(LayerNorm)
     params_init: Init = Xavier()

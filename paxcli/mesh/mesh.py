@@ -6,13 +6,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.facts import check_fields
+from paxcli.config.fields import AnyFloat, AnyInt, PositiveFloat, PositiveInt, Unit
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES
 from paxcli.mesh.rules import check_mesh_axis, merge_rules
@@ -38,22 +40,19 @@ class Mesh(Configurable):
       peak_tflops: Peak dense TFLOP/s of one device, for MFU. None: the published peak of its device kind.
     """
 
-    ici_mesh_shape: dict[str, int] | list[int] | None = None
-    dcn_mesh_shape: dict[str, int] | list[int] | None = None
+    ici_mesh_shape: dict[str, PositiveInt] | list[PositiveInt] | None = None
+    dcn_mesh_shape: dict[str, PositiveInt] | list[PositiveInt] | None = None
     logical_axis_rules: dict[str, str | list[str] | None] | None = None
-    libtpu_options: dict[str, str | int | float | bool] | None = None
-    compiler_options: dict[str, str | int | float | bool | None] | None = None
-    peak_tflops: float | None = None
+    libtpu_options: dict[str, str | AnyInt | AnyFloat | bool] | None = None
+    compiler_options: dict[str, str | AnyInt | AnyFloat | bool | None] | None = None
+    peak_tflops: Annotated[PositiveFloat, Unit("TFLOP/s")] | None = None
 
     def validate(self) -> None:
         """Checks names and sizes; needs no device. Raises ConfigError."""
+        check_fields(self, "mesh.")
         axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape)
         merge_rules(self.logical_axis_rules)
         libtpu_arguments(self.libtpu_options)
-        if self.peak_tflops is not None and self.peak_tflops <= 0:
-            raise ConfigError(
-                f"mesh.peak_tflops={self.peak_tflops:g} is not positive.", "Set it to TFLOP/s, or to null."
-            )
 
     def num_devices(self) -> int | None:
         """The number of devices that this mesh needs, or None if it uses all available devices."""
@@ -124,7 +123,7 @@ def _sizes(shape: Shape | None, where: str) -> dict[str, int]:
         shape = dict(zip(_LIST_AXES[len(shape)], shape, strict=True))
     for axis, size in shape.items():
         check_mesh_axis(axis, where)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        if not isinstance(size, int) or isinstance(size, bool):
             raise ConfigError(f"`{where}.{axis}` is {size!r}; expected an integer >= 1.")
     return {axis: shape.get(axis, 1) for axis in MESH_AXES}
 

@@ -18,13 +18,14 @@ from jax.custom_derivatives import SymbolicZero
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
+from paxcli.config.fields import Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.output_head import Scorer
 from paxcli.mesh.sharding import axes_of, constrain, layout, split
 from paxcli.models.losses import WeightedScalars, means_over_tokens, token_losses
 from paxcli.nested_map import NestedMap
 
-LossChunk = int | Literal["auto"] | None
+LossChunk = Tokens | Literal["auto"] | None
 
 _TOKENS = ("activation_batch", "activation_length")
 _LARGE = 4 * 2**30  # bytes of float32 logits on a device from which on `auto` takes chunks

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from paxcli.config.configurable import part, template
+from paxcli.config.fields import PositiveInt
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.mlp import Mlp
@@ -26,7 +27,7 @@ class ClassificationModel(Model):
       params_init: How weights start.
     """
 
-    num_classes: int = 0
+    num_classes: PositiveInt = 0
     input_field: str = "image"
     network: functools.partial = template(Mlp)
     params_init: Init = part(Xavier)
@@ -66,10 +67,10 @@ class ClassificationMlpModel(Model):
       mlp: Template of the layers.
     """
 
-    vocab_size: int = 0
-    model_dims: int = 0
-    hidden_dims: int = 0
-    num_layers: int = 0
+    vocab_size: PositiveInt = 0
+    model_dims: PositiveInt = 0
+    hidden_dims: PositiveInt = 0
+    num_layers: PositiveInt = 0
     params_init: Init = part(Xavier)
     embedding: functools.partial = template(TiedEmbedding, use_bias=True)
     mlp: functools.partial = template(Mlp, activate_final=True)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import NonNegativeFloat, PositiveFraction, PositiveInt
 
 PROMPTS_AT_ONCE = 16  # batch size of decoding
 STATIC_ARGNAMES = ("model", "max_tokens", "eos_id", "sampling")
@@ -25,9 +26,9 @@ class Sampling(Configurable):
       top_p: Only the most likely tokens that together have this probability; None = all.
     """
 
-    temperature: float = 0.0
-    top_k: int | None = None
-    top_p: float | None = None
+    temperature: NonNegativeFloat = 0.0
+    top_k: PositiveInt | None = None
+    top_p: PositiveFraction | None = None
 
 
 class Generated(NamedTuple):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import part, template
-from paxcli.errors import ConfigError
+from paxcli.config.fields import Fraction, NonNegativeFloat, PositiveInt, SafeOnResume, Tokens
 from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.block import as_factor
 from paxcli.layers.embedding import TiedEmbedding
@@ -52,27 +52,25 @@ class LanguageModel(Model):
         in 1 GiB where all would be more than 4 GiB. With chunks, `loss` alone of the metrics can be trained on.
     """
 
-    vocab_size: int = 0
-    max_seq_len: int = 0
-    model_dims: int = 0
-    hidden_dims: int = 0
-    num_layers: int = 0
-    num_heads: int = 0
-    num_kv_heads: int | None = None
-    dims_per_head: int | None = None
+    vocab_size: PositiveInt = 0
+    max_seq_len: Tokens = 0
+    model_dims: PositiveInt = 0
+    hidden_dims: PositiveInt = 0
+    num_layers: PositiveInt = 0
+    num_heads: PositiveInt = 0
+    num_kv_heads: PositiveInt | None = None
+    dims_per_head: PositiveInt | None = None
     params_init: Init = part(Xavier)
     embedding: functools.partial = template(TiedEmbedding)
     head: functools.partial[OutputHead] | None = None
     position: functools.partial[LearnedPositions] | None = template(LearnedPositions)
     stack: functools.partial = template(Stack)
     final_norm: functools.partial = template(LayerNorm)
-    label_smoothing: float = 0.0
-    z_loss_weight: float = 0.0
-    loss_chunk: LossChunk = "auto"
+    label_smoothing: Fraction = 0.0
+    z_loss_weight: NonNegativeFloat = 0.0
+    loss_chunk: SafeOnResume[LossChunk] = "auto"
 
     def setup(self) -> None:
-        if isinstance(self.loss_chunk, int) and self.loss_chunk < 1:
-            raise ConfigError(f"loss_chunk={self.loss_chunk} is no number of tokens.", "Set it to `auto` or to null.")
         dims = self.model_dims
         self._embedding = self.embedding(
             name="embedding", vocab_size=self.vocab_size, model_dims=dims, params_init=self.params_init

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
+from paxcli.config.fields import Fraction, NonNegativeInt
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.stack import Encoder
@@ -33,10 +34,10 @@ class MaskedLanguageModel(LanguageModel):
     """
 
     stack: functools.partial = template(Encoder)
-    mask_id: int = 0
-    mask_prob: float = 0.12
-    random_prob: float = 0.015
-    same_prob: float = 0.015
+    mask_id: NonNegativeInt = 0
+    mask_prob: Fraction = 0.12
+    random_prob: Fraction = 0.015
+    same_prob: Fraction = 0.015
 
     def setup(self) -> None:
         if not 0 <= self.mask_id < self.vocab_size:

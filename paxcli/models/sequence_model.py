@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import part, template
+from paxcli.config.fields import Fraction, PositiveInt, Tokens
 from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.decoder import Decoder, DecoderCache
 from paxcli.layers.embedding import TiedEmbedding
@@ -65,16 +66,16 @@ class SequenceModel(Model):
       final_norm: Template of the norm before the logits.
     """
 
-    vocab_size: int = 0
-    max_seq_len: int = 0
-    model_dims: int = 0
-    hidden_dims: int = 0
-    num_layers: int = 0
-    num_encoder_layers: int | None = None
-    num_heads: int = 0
-    num_kv_heads: int | None = None
-    dims_per_head: int | None = None
-    label_smoothing: float = 0.0
+    vocab_size: PositiveInt = 0
+    max_seq_len: Tokens = 0
+    model_dims: PositiveInt = 0
+    hidden_dims: PositiveInt = 0
+    num_layers: PositiveInt = 0
+    num_encoder_layers: PositiveInt | None = None
+    num_heads: PositiveInt = 0
+    num_kv_heads: PositiveInt | None = None
+    dims_per_head: PositiveInt | None = None
+    label_smoothing: Fraction = 0.0
     params_init: Init = part(Xavier)
     embedding: functools.partial = template(TiedEmbedding)
     position: functools.partial = template(SinusoidPositions)

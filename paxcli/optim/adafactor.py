@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, stacked_dims
+from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat, PositiveInt
+from paxcli.mesh.weights import Weight
+from paxcli.optim.base import Optimizer, corrected_decay
 
 
 class AdafactorState(NamedTuple):
@@ -63,30 +65,31 @@ class ShardedAdafactor(Optimizer):
     """
 
     decay_method: Literal["adam", "pow"] = "adam"
-    decay_adam: float = 0.99
-    decay_pow: float = 0.8
-    beta1: float = 0.9
-    clipping_threshold: float | None = 1.0
+    decay_adam: DecayRate = 0.99
+    decay_pow: PositiveFloat = 0.8
+    beta1: DecayRate = 0.9
+    clipping_threshold: PositiveFloat | None = 1.0
     factored: bool = True
     sort_factored_second_moment_dims: bool = False
-    min_dim_size_to_factor: int = 128
+    min_dim_size_to_factor: PositiveInt = 128
     multiply_by_parameter_scale: bool = False
-    epsilon1_grad_sq_reg: float = 1e-30
-    epsilon2_param_scale_reg: float = 1e-3
-    weight_decay: float = 0.0
+    epsilon1_grad_sq_reg: NonNegativeFloat = 1e-30
+    epsilon2_param_scale_reg: NonNegativeFloat = 1e-3
+    weight_decay: NonNegativeFloat = 0.0
     decay_norms_and_biases: bool = True
 
-    def transformation(self) -> optax.GradientTransformation:
+    def transformation(self, weights: Any) -> optax.GradientTransformation:
         """The transformation at a constant learning rate of 1."""
-        scaled = self.scaled()
+        scaled = self.scaled(weights)
         return optax.GradientTransformation(scaled.init, functools.partial(scaled.update, learning_rate=1.0))
 
-    def scaled(self) -> optax.GradientTransformationExtraArgs:
-        return optax.GradientTransformationExtraArgs(self._init, self._update)
+    def scaled(self, weights: Any) -> optax.GradientTransformationExtraArgs:
+        init, update = functools.partial(self._init, weights), functools.partial(self._update, weights)
+        return optax.GradientTransformationExtraArgs(init, update)
 
-    def _init(self, params: Any) -> AdafactorState:
-        def slots(path: tuple, param: jax.Array) -> _Slots:
-            lead = param.shape[: stacked_dims(path)]
+    def _init(self, weights: Any, params: Any) -> AdafactorState:
+        def slots(param: jax.Array, weight: Weight) -> _Slots:
+            lead = param.shape[: weight.num_stacked]
             shape = param.shape[len(lead) :]
             none = optax.MaskedNode()
             momentum = jnp.zeros_like(param) if self.beta1 else none
@@ -96,22 +99,24 @@ class ShardedAdafactor(Optimizer):
             row, column = (jnp.zeros(lead + _without(shape, dim), param.dtype) for dim in dims)
             return _Slots(momentum, row, column, none)
 
-        return _state(jnp.zeros([], jnp.int32), jax.tree_util.tree_map_with_path(slots, params))
+        return _state(jnp.zeros([], jnp.int32), jax.tree.map(slots, params, weights))
 
-    def _update(self, updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, AdafactorState]:
+    def _update(
+        self, weights: Any, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, AdafactorState]:
         count, learning_rate = state.count + 1, extra_args["learning_rate"]
         decay = corrected_decay(self.decay_adam, count)
         if self.decay_method == "pow":
             decay = 1 - count.astype(jnp.float32) ** -self.decay_pow
 
-        def update(path: tuple, grad: jax.Array, param: jax.Array, *slots: Any) -> tuple[jax.Array, _Slots]:
-            weight_decay = self.weight_decay if self.decay_norms_and_biases or is_matrix_weight(path) else 0.0
+        def update(grad: jax.Array, param: jax.Array, weight: Weight, *slots: Any) -> tuple[jax.Array, _Slots]:
+            weight_decay = self.weight_decay if self.decay_norms_and_biases or weight.is_matrix else 0.0
             one = functools.partial(self._update_one, decay, learning_rate, weight_decay)
-            for _ in range(stacked_dims(path)):
+            for _ in range(weight.num_stacked):
                 one = jax.vmap(one)
             return one(grad, param, _Slots(*slots))
 
-        both = jax.tree_util.tree_map_with_path(update, updates, params, *state[1:])
+        both = jax.tree.map(update, updates, params, weights, *state[1:])
         updates, slots = (jax.tree.map(lambda _, pair, i=i: pair[i], updates, both) for i in (0, 1))
         return updates, _state(count, slots)
 

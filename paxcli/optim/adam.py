@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from paxcli.optim.base import Optimizer, corrected_decay, is_matrix_weight, stacked_dims
+from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
+from paxcli.mesh.weights import Weight
+from paxcli.optim.base import Optimizer, corrected_decay
 
 
 class AdamState(NamedTuple):
@@ -37,42 +40,42 @@ class Adam(Optimizer):
       decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.99
-    epsilon: float = 1e-6
-    epsilon_root: float = 0.0
-    clip_threshold: float | None = 1.0
-    weight_decay: float = 1e-3
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.99
+    epsilon: NonNegativeFloat = 1e-6
+    epsilon_root: NonNegativeFloat = 0.0
+    clip_threshold: PositiveFloat | None = 1.0
+    weight_decay: NonNegativeFloat = 1e-3
     decay_norms_and_biases: bool = True
 
-    def transformation(self) -> optax.GradientTransformation:
-        return optax.GradientTransformation(self._init, self._update)
+    def transformation(self, weights: Any) -> optax.GradientTransformation:
+        return optax.GradientTransformation(self._init, functools.partial(self._update, weights))
 
     def _init(self, params: Any) -> AdamState:
         zeros = jax.tree.map(jnp.zeros_like, params)
         return AdamState(jnp.zeros([], jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
 
-    def _update(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, AdamState]:
+    def _update(self, weights: Any, updates: Any, state: Any, params: Any = None) -> tuple[Any, AdamState]:
         count = state.count + 1
         beta1, beta2 = corrected_decay(self.beta1, count), corrected_decay(self.beta2, count)
         first = jax.tree.map(lambda m, g: beta1 * m + (1 - beta1) * g, state.first_moment, updates)
         second = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.second_moment, updates)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v + self.epsilon_root) + self.epsilon), first, second)
         if self.clip_threshold is not None:
-            steps = _clipped(steps, self.clip_threshold)
-        return jax.tree_util.tree_map_with_path(self._decayed, steps, params), AdamState(count, first, second)
+            steps = _clip_by_rms(steps, weights, self.clip_threshold)
+        return jax.tree.map(self._decayed, steps, params, weights), AdamState(count, first, second)
 
-    def _decayed(self, path: tuple, update: jax.Array, param: jax.Array) -> jax.Array:
-        decays = self.decay_norms_and_biases or is_matrix_weight(path)
+    def _decayed(self, update: jax.Array, param: jax.Array, weight: Weight) -> jax.Array:
+        decays = self.decay_norms_and_biases or weight.is_matrix
         return update + self.weight_decay * param if decays else update
 
 
-def _clipped(updates: Any, threshold: float) -> Any:
-    """Updates whose root-mean-square is at most `threshold`, each layer for itself."""
+def _clip_by_rms(updates: Any, weights: Any, threshold: float) -> Any:
+    """Scales each update, of each stacked layer alone, to a root-mean-square of at most `threshold`."""
 
-    def clip(path: tuple, update: jax.Array) -> jax.Array:
-        axes = tuple(range(stacked_dims(path), update.ndim))
+    def clip(update: jax.Array, weight: Weight) -> jax.Array:
+        axes = tuple(range(weight.num_stacked, update.ndim))
         rms = jnp.sqrt(jnp.mean(jnp.square(update), axis=axes, keepdims=True))
         return update / jnp.maximum(1.0, rms / threshold)
 
-    return jax.tree_util.tree_map_with_path(clip, updates)
+    return jax.tree.map(clip, updates, weights)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
-import jax
 import optax
 
-from paxcli.optim.base import Optimizer, is_matrix_weight
+from paxcli.config.fields import DecayRate, NonNegativeFloat
+from paxcli.optim.base import Optimizer, decay_mask
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,18 +24,16 @@ class AdamW(Optimizer):
       decay_norms_and_biases: Whether scales and biases decay too.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.95
-    epsilon: float = 1e-8
-    weight_decay: float = 0.1
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.95
+    epsilon: NonNegativeFloat = 1e-8
+    weight_decay: NonNegativeFloat = 0.1
     mu_dtype: Literal["float32", "bfloat16"] = "float32"
     decay_norms_and_biases: bool = False
 
-    def transformation(self) -> optax.GradientTransformation:
-        def mask(params: dict) -> dict:
-            return jax.tree_util.tree_map_with_path(is_matrix_weight, params)
-
+    def transformation(self, weights: Any) -> optax.GradientTransformation:
+        mask = None if self.decay_norms_and_biases else decay_mask(weights)
         return optax.chain(
             optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, mu_dtype=self.mu_dtype),
-            optax.add_decayed_weights(self.weight_decay, None if self.decay_norms_and_biases else mask),
+            optax.add_decayed_weights(self.weight_decay, mask),
         )

@@ -13,18 +13,22 @@ from paxcli.config.configurable import Configurable
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer(Configurable):
-    """Turns gradients into what is taken off the parameters."""
+    """Turns gradients into the direction that is subtracted from the parameters.
 
-    def transformation(self) -> optax.GradientTransformation:
-        """The optax transformation to a direction, which still lacks the learning rate and the minus sign."""
+    Methods take `weights`, a tree like the parameters that holds the `Weight` of each: which of its dimensions are
+    contracted and produced, and how many stack layers.
+    """
+
+    def transformation(self, weights: Any) -> optax.GradientTransformation:
+        """The optax transformation of gradients into a direction, without the learning rate and the minus sign."""
         raise NotImplementedError
 
-    def scaled(self) -> optax.GradientTransformationExtraArgs:
-        """The direction times the extra argument `learning_rate`: what the learner takes off the parameters.
+    def scaled(self, weights: Any) -> optax.GradientTransformationExtraArgs:
+        """The direction times the extra argument `learning_rate`: what the learner subtracts from the parameters.
 
         An optimizer whose state depends on the learning rate overrides this.
         """
-        direction = self.transformation()
+        direction = self.transformation(weights)
 
         def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
             updates, state = direction.update(updates, state, params)
@@ -33,18 +37,9 @@ class Optimizer(Configurable):
         return optax.GradientTransformationExtraArgs(direction.init, update)
 
 
-def is_matrix_weight(path: tuple, _: Any = None) -> bool:
-    """Whether a parameter multiplies activations, by its name: norms' scales and biases do not."""
-    name = path[-1].key
-    return not (name.startswith("b_") or name == "b" or name.endswith(("bias", "scale")))
-
-
-def stacked_dims(path: tuple[jax.tree_util.DictKey, ...]) -> int:
-    """How many leading dimensions of the parameter at `path` count layers, so that each layer can be kept apart.
-
-    `layers`, `stages` and `repeats` in a path each stand for one.
-    """
-    return sum(getattr(key, "key", None) in ("layers", "stages", "repeats") for key in path)
+def decay_mask(weights: Any) -> Any:
+    """Which parameters decay when norms and biases do not: those that are contracted with activations."""
+    return jax.tree.map(lambda weight: weight.is_matrix, weights)
 
 
 def corrected_decay(beta: float, count: jax.Array) -> jax.Array:

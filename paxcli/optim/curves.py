@@ -9,10 +9,11 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from paxcli.config.fields import Derived, Fraction, NonNegativeFloat, PositiveFloat, StepNumber, Steps
 from paxcli.errors import ConfigError
 from paxcli.optim.schedules import Schedule, require
 
-Point = tuple[int, float]
+Point = tuple[StepNumber, NonNegativeFloat]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Polynomial(Schedule):
 
     start: Point = (0, 1.0)
     limit: Point = (1, 1.0)
-    power: float = 1.0
+    power: PositiveFloat = 1.0
     origin: Literal["start", "limit"] = "start"
 
     def validate(self) -> None:
@@ -41,13 +42,15 @@ class Polynomial(Schedule):
 
 
 @dataclasses.dataclass(frozen=True)
-class Linear(Schedule):
-    """From `start` to `limit` in a straight line; before and after, their factors hold (Pax: the same name).
+class LinearSchedule(Schedule):
+    """From `start` to `limit` in a straight line; before and after, their factors hold (Pax: `Linear`).
 
     Attributes:
       start: First step of the line, and the factor there.
       limit: Last step, and the factor there.
     """
+
+    pax_name = "Linear"
 
     start: Point = (0, 1.0)
     limit: Point = (1, 1.0)
@@ -64,17 +67,15 @@ class Exponential(Schedule):
     """From `start` to `limit` by the same ratio each step; before and after, their factors hold (Pax: the same name).
 
     Attributes:
-      start: First step of the curve, and the factor there, above 0.
-      limit: Last step, and the factor there, above 0.
+      start: First step of the curve, and the factor there.
+      limit: Last step, and the factor there.
     """
 
-    start: Point = (0, 1.0)
-    limit: Point = (1, 0.5)
+    start: tuple[StepNumber, PositiveFloat] = (0, 1.0)
+    limit: tuple[StepNumber, PositiveFloat] = (1, 0.5)
 
     def validate(self) -> None:
         _check_order(self, self.start, self.limit)
-        if min(self.start[1], self.limit[1]) <= 0:
-            raise ConfigError(f"Exponential: the factors of {self.start} and {self.limit} must be above 0.")
 
     def __call__(self, step: jax.Array) -> jax.Array:
         ratio = self.limit[1] / self.start[1]
@@ -111,9 +112,9 @@ class Cosine(Schedule):
       total_steps: Last step of the curve; None = the run's `num_train_steps`.
     """
 
-    initial_value: float = 1.0
-    final_value: float = 0.0
-    total_steps: int | None = None
+    initial_value: NonNegativeFloat = 1.0
+    final_value: NonNegativeFloat = 0.0
+    total_steps: Derived[Steps | None] = None
 
     def validate(self) -> None:
         require(self, "total_steps", self.total_steps)
@@ -134,10 +135,10 @@ class ContinuousSchedule(Schedule):
       min: Smallest share of `initial_value`.
     """
 
-    initial_value: float = 1.0
-    start_step: int = 400_000
-    half_life_steps: int = 100_000
-    min: float = 0.01
+    initial_value: NonNegativeFloat = 1.0
+    start_step: StepNumber = 400_000
+    half_life_steps: Steps = 100_000
+    min: Fraction = 0.01
 
     def __call__(self, step: jax.Array) -> jax.Array:
         halvings = jnp.maximum(step - self.start_step, 0) / self.half_life_steps

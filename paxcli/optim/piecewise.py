@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
+from paxcli.config.fields import NonNegativeFloat, Steps
 from paxcli.errors import ConfigError
 from paxcli.optim.schedules import Schedule
 
@@ -21,8 +22,8 @@ class PiecewiseConstant(Schedule):
       values: The factors, one more than boundaries.
     """
 
-    boundaries: tuple[int, ...] = ()
-    values: tuple[float, ...] = (1.0,)
+    boundaries: tuple[Steps, ...] = ()
+    values: tuple[NonNegativeFloat, ...] = (1.0,)
 
     def validate(self) -> None:
         _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries) + 1)
@@ -42,16 +43,14 @@ class LinearRampupPiecewiseConstant(Schedule):
       values: The factors, as many as boundaries.
     """
 
-    boundaries: tuple[int, ...] = (1,)
-    values: tuple[float, ...] = (1.0,)
+    boundaries: tuple[Steps, ...] = (1,)
+    values: tuple[NonNegativeFloat, ...] = (1.0,)
 
     def validate(self) -> None:
         _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries))
         _check_order(self, self.boundaries)
-        if not self.boundaries or self.boundaries[0] < 1:
-            raise ConfigError(
-                "LinearRampupPiecewiseConstant: its ramp ends at the first of `boundaries`: give one > 0."
-            )
+        if not self.boundaries:
+            raise ConfigError("LinearRampupPiecewiseConstant: the ramp ends at the first of `boundaries`: give one.")
 
     def __call__(self, step: jax.Array) -> jax.Array:
         ramp = jnp.minimum(step / self.boundaries[0], 1.0)
@@ -67,7 +66,7 @@ class PiecewiseSchedule(Schedule):
       schedules: The schedules, one more than boundaries.
     """
 
-    boundaries: tuple[int, ...] = ()
+    boundaries: tuple[Steps, ...] = ()
     schedules: tuple[Schedule, ...] = ()
 
     def validate(self) -> None:
@@ -93,12 +92,12 @@ class CycleSchedule(Schedule):
     """
 
     schedules: tuple[Schedule, ...] = ()
-    steps: tuple[int, ...] = ()
+    steps: tuple[Steps, ...] = ()
 
     def validate(self) -> None:
         _check_pieces(self, "schedules", self.schedules, self.steps, len(self.steps))
-        if not self.steps or min(self.steps) < 1:
-            raise ConfigError(f"CycleSchedule: `steps` {list(self.steps)} must be positive numbers, one a schedule.")
+        if not self.steps:
+            raise ConfigError("CycleSchedule: `steps` is empty.", "Give one number of steps for each schedule.")
         for schedule in self.schedules:
             schedule.validate()
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import (
+    AnyFloat,
+    Derived,
+    Fraction,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    StepNumber,
+    Steps,
+    Unit,
+)
 from paxcli.errors import ConfigError
 
 
@@ -43,10 +55,10 @@ class LinearRampupCosineDecay(Schedule):
       min_ratio: Factor at and after `decay_end`.
     """
 
-    warmup_steps: int = 0
-    decay_start: int | None = None
-    decay_end: int | None = None
-    min_ratio: float = 0.1
+    warmup_steps: StepNumber = 0
+    decay_start: StepNumber | None = None
+    decay_end: Derived[Steps | None] = None
+    min_ratio: Fraction = 0.1
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
@@ -69,10 +81,10 @@ class LinearRampupExponentialDecay(Schedule):
       min_ratio: Factor at and after `decay_end`.
     """
 
-    warmup_steps: int = 0
-    decay_start: int = 0
-    decay_end: int = 1
-    min_ratio: float = 0.1
+    warmup_steps: StepNumber = 0
+    decay_start: StepNumber = 0
+    decay_end: Steps = 1
+    min_ratio: Fraction = 0.1
 
     def __call__(self, step: jax.Array) -> jax.Array:
         progress = (step - self.decay_start) / max(self.decay_end - self.decay_start, 1)
@@ -91,11 +103,11 @@ class LinearRampupPolynomialDecay(Schedule):
       min_ratio: Factor at and after `decay_end`.
     """
 
-    warmup_steps: int = 0
-    decay_start: int | None = None
-    decay_end: int | None = None
-    power: float = 1.0
-    min_ratio: float = 0.1
+    warmup_steps: StepNumber = 0
+    decay_start: StepNumber | None = None
+    decay_end: Derived[Steps | None] = None
+    power: PositiveFloat = 1.0
+    min_ratio: Fraction = 0.1
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
@@ -116,8 +128,8 @@ class LinearRampupSqrtDecay(Schedule):
       warmup_steps: Steps to the peak. The factor of step 0 is that of step 1.
     """
 
-    peak: float = 1.0
-    warmup_steps: int = 4000
+    peak: NonNegativeFloat = 1.0
+    warmup_steps: Steps = 4000
 
     def __call__(self, step: jax.Array) -> jax.Array:
         share = jnp.maximum(step, 1) / self.warmup_steps
@@ -134,19 +146,19 @@ class SqrtDecay(Schedule):
       offset: Taken off the step.
     """
 
-    decay_start: int = 10_000
-    multiplier: float = 1.0
-    offset: float = 0.0
+    decay_start: Steps = 10_000
+    multiplier: NonNegativeFloat = 1.0
+    offset: Annotated[AnyFloat, Unit("steps")] = 0.0
 
     def __call__(self, step: jax.Array) -> jax.Array:
         return self.multiplier * jax.lax.rsqrt(jnp.maximum(step - self.offset, float(self.decay_start)))
 
 
 @dataclasses.dataclass(frozen=True)
-class Transformer(Schedule):
-    """Up linearly, then down with the inverse square root, both scaled by the width (Vaswani et al., 2017).
+class NoamSchedule(Schedule):
+    """Linear warmup, then decay with the inverse square root of the step, both scaled by 1 / sqrt(width).
 
-    Pax: the same name.
+    Vaswani et al., 2017, who trained the first Transformers with it; named for Noam Shazeer. Pax: `Transformer`.
 
     Attributes:
       warmup_steps: Steps to the peak, for one worker.
@@ -155,10 +167,12 @@ class Transformer(Schedule):
       decay_end: From here on the factor stays; None = the run's `num_train_steps`.
     """
 
-    warmup_steps: int = 4000
-    model_dim: int = 512
-    worker_replicas: int = 1
-    decay_end: int | None = None
+    pax_name = "Transformer"
+
+    warmup_steps: Steps = 4000
+    model_dim: PositiveInt = 512
+    worker_replicas: PositiveInt = 1
+    decay_end: Derived[Steps | None] = None
 
     def __call__(self, step: jax.Array) -> jax.Array:
         update = 1 + (step if self.decay_end is None else jnp.minimum(step, self.decay_end))

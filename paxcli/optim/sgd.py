@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import optax
 
+from paxcli.config.fields import DecayRate
 from paxcli.optim.base import Optimizer
 
 
@@ -18,8 +20,8 @@ class Sgd(Optimizer):
       nesterov: Whether to look ahead along the momentum.
     """
 
-    momentum: float | None = None
+    momentum: DecayRate | None = None
     nesterov: bool = False
 
-    def transformation(self) -> optax.GradientTransformation:
+    def transformation(self, weights: Any) -> optax.GradientTransformation:
         return optax.identity() if self.momentum is None else optax.trace(self.momentum, self.nesterov)

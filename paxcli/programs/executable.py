@@ -20,6 +20,8 @@ from jaxlib import xla_client
 
 import paxcli
 from paxcli.config.diff import changed_lines
+from paxcli.config.facts import is_at_or_below, marked_paths
+from paxcli.config.fields import Mark
 from paxcli.config.render import config_text
 from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError, DataError, first_line
@@ -32,9 +34,6 @@ from paxcli.training.step import TrainStep, make_train_step
 
 _MANIFEST, _EXECUTABLE = "manifest.json", "executable"
 _MADE_FOR = "made_for"
-# Parts of a recipe that are not in the program.
-_OUTSIDE = ("checkpoint", "train_input", "eval_inputs", "decode_inputs", "task.train.eval_interval_steps",
-            "task.train.summary_interval_steps", "task.train.random_seed")  # fmt: skip
 
 
 def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled) -> None:
@@ -121,6 +120,7 @@ def made_for(session: Session) -> dict[str, Any]:
     device = session.mesh.devices.flat[0]
     batch = jax.tree_util.tree_leaves_with_path(session.spec)
     slices = {getattr(one, "slice_index", None) or 0 for one in session.mesh.devices.flat}
+    outside = marked_paths(session.config, Mark.NOT_COMPILED)
     values = plain_values(session.config)
     return {
         "pax": paxcli.__version__,
@@ -134,7 +134,7 @@ def made_for(session: Session) -> dict[str, Any]:
         "global_batch_size": session.global_batch_size,
         "batch": {name_of(path): [str(leaf.dtype), *leaf.shape[1:]] for path, leaf in batch},
         "compiler_options": session.compiler_options,
-    } | {path: value for path, value in values.items() if not path.startswith(_OUTSIDE)}
+    } | {path: value for path, value in values.items() if not is_at_or_below(path, outside)}
 
 
 def _argument_indices(compiled: jax.stages.Compiled) -> list[int]:

@@ -11,6 +11,7 @@ import fiddle as fdl
 
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.config.configurable import Configurable, part
+from paxcli.config.fields import NotCompiled, SafeOnResume
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, Prompts
 from paxcli.mesh.mesh import Mesh
@@ -31,11 +32,11 @@ class Experiment(Configurable):
     """
 
     task: SingleTask
-    train_input: BaseInput
-    eval_inputs: list[BaseInput] = dataclasses.field(default_factory=list)
-    decode_inputs: list[Prompts | BaseInput] = dataclasses.field(default_factory=list)
-    mesh: Mesh = part(Mesh)
-    checkpoint: Checkpoint = part(Checkpoint)
+    train_input: NotCompiled[BaseInput]
+    eval_inputs: SafeOnResume[NotCompiled[list[BaseInput]]] = dataclasses.field(default_factory=list)
+    decode_inputs: SafeOnResume[NotCompiled[list[Prompts | BaseInput]]] = dataclasses.field(default_factory=list)
+    mesh: SafeOnResume[Mesh] = part(Mesh)
+    checkpoint: SafeOnResume[NotCompiled[Checkpoint]] = part(Checkpoint)
 
 
 def global_batch_size(config: fdl.Config[Experiment], num_devices: int) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from paxcli.config.configurable import Configurable, part
+from paxcli.config.fields import NonNegativeFloat, PositiveFloat, Range
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import path_of
 from paxcli.optim.adamw import AdamW
@@ -47,13 +48,13 @@ class Learner(Configurable):
     """
 
     optimizer: Optimizer = part(AdamW)
-    learning_rate: float = 1e-3
+    learning_rate: NonNegativeFloat = 1e-3
     schedule: Schedule = part(Constant)
-    clip_gradient_norm_to_value: float | None = 1.0
-    clip_gradient_single_norm_to_value: float | None = None
+    clip_gradient_norm_to_value: PositiveFloat | None = 1.0
+    clip_gradient_single_norm_to_value: PositiveFloat | None = None
     skip_invalid_gradients: bool = True
-    skip_step_gradient_norm_value: float | None = None
-    ema_decay: float | None = None
+    skip_step_gradient_norm_value: PositiveFloat | None = None
+    ema_decay: Annotated[float, Range(above=0, below=1)] | None = None
     bprop_variable_exclusion: tuple[str, ...] = ()
     bprop_variable_inclusion: tuple[str, ...] = ()
 
@@ -79,17 +80,19 @@ class Learner(Configurable):
                 "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",
                 "Set `skip_invalid_gradients` to true.",
             )
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ConfigError(f"`ema_decay` must be between 0 and 1, not {self.ema_decay}.", "Off is null.")
 
-    def init(self, params: dict) -> Any:
+    def init(self, params: dict, weights: Any) -> Any:
         """The optimizer's state for these parameters.
+
+        Args:
+          params: The parameters.
+          weights: A tree like `params` of the `Weight` of each.
 
         Raises:
           ConfigError: A regular expression matches no parameter, or nothing is left to train.
         """
         trained = self._trained(params)
-        return self._averaging(params, self._transformation(trained).init(params), trained)
+        return self._averaging(params, self._transformation(trained, weights).init(params), trained)
 
     def warm_start(self, params: dict, opt_state: Any) -> Any:
         """`opt_state` for parameters that come from elsewhere: their average begins with them."""
@@ -103,8 +106,10 @@ class Learner(Configurable):
             return params
         return jax.tree.map(lambda p, e: p if _is_masked(e) else e, params, opt_state.ema)
 
-    def update(self, grads: dict, opt_state: Any, params: dict, step: jax.Array) -> tuple[dict, Any, dict]:
-        """One update.
+    def update(
+        self, grads: dict, opt_state: Any, params: dict, step: jax.Array, weights: Any
+    ) -> tuple[dict, Any, dict]:
+        """One update. `weights` is the tree that `init` took.
 
         Returns:
           New parameters, new optimizer state, and `learning_rate`, `grad_norm` (before clipping) and `valid`.
@@ -121,7 +126,7 @@ class Learner(Configurable):
         def updated(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old_state = opt_state if self.ema_decay is None else opt_state.optimizer
             # Widened here: what enters the `cond` below lies in memory.
-            updates, new_state = self._transformation(trained).update(
+            updates, new_state = self._transformation(trained, weights).update(
                 self._clipped(_wide(grads), grad_norm), old_state, params, learning_rate=learning_rate
             )
             new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
@@ -137,9 +142,11 @@ class Learner(Configurable):
             new_params, new_opt_state = updated(params, opt_state)
         return new_params, new_opt_state, {"learning_rate": learning_rate, "grad_norm": grad_norm, "valid": valid}
 
-    def _transformation(self, trained: Any) -> optax.GradientTransformationExtraArgs:
-        scaled = self.optimizer.scaled()
-        return scaled if trained is None else optax.masked(scaled, trained)
+    def _transformation(self, trained: Any, weights: Any) -> optax.GradientTransformationExtraArgs:
+        if trained is None:
+            return self.optimizer.scaled(weights)
+        weights = jax.tree.map(lambda weight, keep: weight if keep else optax.MaskedNode(), weights, trained)
+        return optax.masked(self.optimizer.scaled(weights), trained)
 
     def _clipped(self, grads: dict, grad_norm: jax.Array) -> dict:
         if self.clip_gradient_norm_to_value is not None:

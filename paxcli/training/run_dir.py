@@ -14,32 +14,11 @@ from etils import epath
 
 import paxcli
 from paxcli.config.diff import changed_lines
+from paxcli.config.facts import is_at_or_below, marked_paths
+from paxcli.config.fields import Mark
 from paxcli.config.paths import located
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import ConfigError, DataError, MissingError
-
-# Fields that a run may change between a stop and a resume, with `--allow-changed`.
-_SAFE = (
-    "mesh.",
-    "checkpoint.",
-    "eval_inputs",
-    "decode_inputs",
-    "task.name",
-    "task.train.num_train_steps",
-    "task.train.num_microbatches",
-    "task.train.summary_interval_steps",
-    "task.train.eval_interval_steps",
-    "task.train.learner.",
-    "task.model.loss_chunk",
-    "task.model.stack.block.attention.kernel",
-    "task.model.stack.gather_weights_once",
-    "task.model.stack.microbatch_size",
-    "task.model.stack.num_microbatches",
-    "task.model.stack.offload",
-    "task.model.stack.remat_policy",
-    "task.model.stack.stream_io",
-    "task.model.stack.unroll",
-)
 
 
 class RunDir:
@@ -122,8 +101,9 @@ class RunDir:
         if not before:
             return
         now = parse_config_text(config_text(config))
-        changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-        unsafe = [key for key in changed if not key.startswith(_SAFE)]
+        changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+        safe = marked_paths(config, Mark.SAFE_ON_RESUME)
+        unsafe = [path for path in changed if not is_at_or_below(path, safe)]
         refused = unsafe if allow_changed else changed
         if not refused:
             return

@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.rules import Rules
 from paxcli.mesh.sharding import like_params, param_shardings
+from paxcli.mesh.weights import Weight, weights_of
 from paxcli.nested_map import NestedMap
 from paxcli.training.task import SingleTask
 
@@ -28,6 +29,7 @@ class TrainState(flax.struct.PyTreeNode):
       fp8: Scales of the products in FP8, and the largest values of the steps before; empty without such products.
       key: Root of the run's randomness, uint32 [2]; each step folds its number in.
       skipped_steps: Updates refused because a gradient was not finite, int32.
+      weights: The `Weight` of each parameter, in the order of the leaves of `params`. Static: it is not saved.
     """
 
     step: jax.Array
@@ -36,6 +38,7 @@ class TrainState(flax.struct.PyTreeNode):
     fp8: Any
     key: jax.Array
     skipped_steps: jax.Array
+    weights: tuple[Weight, ...] = flax.struct.field(pytree_node=False)
 
 
 def _create(task: SingleTask, batch: NestedMap, seed: jax.Array) -> TrainState:
@@ -43,13 +46,15 @@ def _create(task: SingleTask, batch: NestedMap, seed: jax.Array) -> TrainState:
     root = jax.random.key(seed)
     variables = task.model.init({"params": jax.random.fold_in(root, 0)}, batch)
     params = variables["params"]
+    weights = weights_of(params)
     return TrainState(
         step=jnp.zeros([], jnp.int32),
         params=params,
-        opt_state=task.train.learner.init(nn.meta.unbox(params)),
+        opt_state=task.train.learner.init(nn.meta.unbox(params), weights),
         fp8=variables.get(FP8_STATE, {}),
         key=jax.random.key_data(jax.random.fold_in(root, 1)),
         skipped_steps=jnp.zeros([], jnp.int32),
+        weights=tuple(jax.tree.leaves(weights)),
     )
 
 

@@ -40,7 +40,10 @@ def make_train_step(
         cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
         grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
         with jax.named_scope(OPTIMIZER):
-            params, opt_state, learned = task.train.learner.update(grads, state.opt_state, state.params, state.step)
+            weights = jax.tree.unflatten(jax.tree.structure(state.params), state.weights)
+            params, opt_state, learned = task.train.learner.update(
+                grads, state.opt_state, state.params, state.step, weights
+            )
         valid = learned.pop("valid")
         fp8 = jax.tree.map(lambda new, old: jnp.where(valid, new, old), fp8, state.fp8)
         skipped = state.skipped_steps + ~valid

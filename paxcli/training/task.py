@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 
 from paxcli.config.configurable import Configurable, part
+from paxcli.config.fields import (
+    AnyFloat,
+    Examples,
+    NonNegativeFloat,
+    NotCompiled,
+    PositiveFloat,
+    PositiveInt,
+    SafeOnResume,
+    Seed,
+    StepNumber,
+    Steps,
+    Unit,
+)
 from paxcli.errors import ConfigError
 from paxcli.models.base import Model, WeightedScalars
 from paxcli.nested_map import NestedMap
@@ -25,7 +38,7 @@ class LossAggregator(Configurable):
     """
 
     loss_keys: tuple[str, ...] = ("loss",)
-    loss_weights: tuple[float, ...] | None = None
+    loss_weights: tuple[AnyFloat, ...] | None = None
 
     def __call__(self, metrics: WeightedScalars) -> tuple[jax.Array, jax.Array]:
         """The loss, and the weight of the first of its metrics.
@@ -97,9 +110,9 @@ class VariationalNoise(Configurable):
       start_step: First step with noise.
     """
 
-    scale: float = 0.0
+    scale: NonNegativeFloat = 0.0
     regex: str | None = None
-    start_step: int = 0
+    start_step: StepNumber = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,14 +130,14 @@ class Train(Configurable):
       random_seed: Root of the randomness of parameters and noise; `train_input.input_random_seed` is that of the data.
     """
 
-    learner: Learner = part(Learner)
-    num_train_steps: int = 1000
-    global_batch_size: int | None = None
-    percore_batch_size: float | None = None
-    num_microbatches: int = 1
-    summary_interval_steps: int = 10
-    eval_interval_steps: int | None = None
-    random_seed: int = 1234
+    learner: SafeOnResume[Learner] = part(Learner)
+    num_train_steps: SafeOnResume[Steps] = 1000
+    global_batch_size: Examples | None = None
+    percore_batch_size: Annotated[PositiveFloat, Unit("examples")] | None = None
+    num_microbatches: SafeOnResume[PositiveInt] = 1
+    summary_interval_steps: SafeOnResume[NotCompiled[Steps]] = 10
+    eval_interval_steps: SafeOnResume[NotCompiled[Steps | None]] = None
+    random_seed: NotCompiled[Seed] = 1234
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +158,7 @@ class SingleTask(Configurable):
     loss_aggregator: LossAggregator = part(LossAggregator)
     metrics: Metrics = part(Metrics)
     vn: VariationalNoise | None = None
-    name: str = "task"
+    name: SafeOnResume[str] = "task"
 
     def loss(
         self, params: dict, batch: NestedMap, key: jax.Array, fp8: Any = None

@@ -9,6 +9,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.classes import class_of
+from paxcli.config.facts import check_ranges
 from paxcli.errors import ConfigError
 from paxcli.layers.pipeline import Pipeline
 from paxcli.layers.pipelined_stack import PipelinedStack
@@ -29,12 +30,12 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     Raises:
       ConfigError: With the arithmetic, and the field to change.
     """
+    check_ranges(config)
     mesh = fdl.build(config.mesh)
     mesh.validate()
     fdl.build(config.checkpoint).validate()
     sizes = axis_sizes(mesh.ici_mesh_shape or {Axis.DATA: num_devices or 1}, mesh.dcn_mesh_shape)
     devices = math.prod(sizes.values())
-    _check_numbers(config)
     _check_model(config.task.model, sizes)
     _check_batch(config, sizes, devices)
     ready = prepared(config, devices)
@@ -45,19 +46,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     _check_inputs(ready)
 
 
-def _check_numbers(config: Any) -> None:
-    train = config.task.train
-    for field in ("num_train_steps", "summary_interval_steps", "eval_interval_steps", "num_microbatches"):
-        value = getattr(train, field)
-        if value is not None and value < 1:
-            raise ConfigError(f"task.train.{field} must be at least 1, not {value}.")
-
-
 def _check_model(model: Any, sizes: dict[str, int]) -> None:
-    for field in ("vocab_size", "num_classes", "max_seq_len", "model_dims", "hidden_dims", "num_layers", "num_heads"):
-        value = getattr(model, field, None)
-        if value is not None and value < 1:
-            raise ConfigError(f"task.model.{field} must be at least 1, not {value}.")
     heads, kv_heads = getattr(model, "num_heads", None), getattr(model, "num_kv_heads", None)
     if heads and not getattr(model, "dims_per_head", None) and model.model_dims % heads:
         raise ConfigError(

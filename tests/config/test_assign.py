@@ -13,6 +13,17 @@ from paxcli.config.load import load
 from paxcli.config.tree import find
 from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError
+from paxcli.optim.curves import LinearSchedule
+from paxcli.optim.schedules import NoamSchedule
+from paxcli.training.learner import Learner
+
+
+@pytest.mark.parametrize(("name", "cls"), [("Linear", LinearSchedule), ("Transformer", NoamSchedule)])
+def test_a_class_is_named_by_its_name_in_pax_too(name: str, cls: type) -> None:
+    config = Learner.config()
+    for either in (name, cls.__name__):
+        assign(config, "schedule", Text(either))
+        assert fdl.get_callable(config.schedule) is cls
 
 
 @pytest.mark.parametrize(
@@ -119,7 +130,7 @@ def test_a_layer_stays_a_template() -> None:
 
 @pytest.mark.parametrize("name", ["os.system", "Adm", "SyntheticInput", "Optimizer"])
 def test_only_classes_of_the_closed_list_can_be_named(name: str) -> None:
-    with pytest.raises(ConfigError, match="expected one of Adam, AdamW, Sgd"):
+    with pytest.raises(ConfigError, match="expected one of Adam, AdamW, Muon, Optax, Sgd"):
         assign(load("tiny").config, "optimizer", Text(name))
 
 

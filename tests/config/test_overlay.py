@@ -29,7 +29,7 @@ def test_an_unknown_overlay() -> None:
     ("text", "message"),
     [
         ("a: 1\nb: [1\n", r"x\.yaml:3"),
-        ("a: 1\na: 2\n", r"x\.yaml:2: `a` is there twice"),
+        ("a: 1\na: 2\n", r"x\.yaml:2: `a` occurs twice"),
         ("- a\n", "not a mapping"),
         ("a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
     ],
@@ -42,7 +42,7 @@ def test_bad_yaml_names_its_line(tmp_path: pathlib.Path, text: str, message: str
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("set: {a: 1}\n", "does not name its recipe"),
+        ("set: {a: 1}\n", "does not name its base recipe"),
         ("recipe: tiny\nsets: {a: 1}\n", "unknown key `sets`"),
         ("recipe: tiny\nset: [a]\n", "not a mapping"),
         ("recipe: tiny\noverlays: cpu\n", "not a list"),

@@ -55,7 +55,7 @@ def test_a_yaml_recipe_is_a_recipe(mine: pathlib.Path, tmp_path: pathlib.Path) -
 def test_a_yaml_recipe_on_itself_is_refused(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yaml").write_text("recipe: b.yaml\n")
     (tmp_path / "b.yaml").write_text("recipe: a.yaml\n")
-    with pytest.raises(ConfigError, match="built on itself"):
+    with pytest.raises(ConfigError, match="based on itself"):
         resolve(str(tmp_path / "a.yaml"))
 
 
@@ -97,7 +97,7 @@ def test_a_new_class_starts_from_its_defaults() -> None:
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        (["num_layers=2", "num_layers=3"], "there twice"),
+        (["num_layers=2", "num_layers=3"], "given twice"),
         (["num_layers=2", "model.num_layers=3"], r"`model\.num_layers` twice"),
         (["files.0=y", "1.files=[z]"], r"after `inputs\.1\.files\.0`"),
         (["num_layer=2"], "no field"),

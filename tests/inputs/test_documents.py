@@ -172,9 +172,9 @@ class TestBadFiles:
         ({"format": "json"}, "format `json` is unknown"),
         ({"packing": None}, "packing `None` is unknown"),
         ({"on_bad_record": "skp"}, "on_bad_record `skp` is unknown"),
-        ({"bad_record_budget": -1}, "bad_record_budget is -1"),
-        ({"num_workers": -1}, "num_workers is -1"),
-        ({"drop_longer_than": 0}, "drop_longer_than is 0"),
+        ({"bad_record_budget": -1}, "bad_record_budget must be at least 0, not -1"),
+        ({"num_workers": -1}, "num_workers must be at least 0, not -1"),
+        ({"drop_longer_than": 0}, "drop_longer_than must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_named(fields, message):

@@ -192,7 +192,7 @@ class TestEvalAdaptor:
     ("cls", "fields", "params", "error", "message"),
     [
         (LingvoInputAdaptor, {"batch_size": 4}, {}, ConfigError, "but the data of LingvoInputAdaptor sets it"),
-        (LingvoInputAdaptor, {"num_batches": 0}, {}, ConfigError, "num_batches is 0"),
+        (LingvoInputAdaptor, {"num_batches": 0}, {}, ConfigError, "num_batches must be at least 1"),
         (LingvoInputAdaptor, EPOCH, {}, ConfigError, "reset_for_eval=True needs"),
         (LingvoInputAdaptor, {}, {"repeat_count": 1}, ConfigError, "only if it reads in order"),
         (

@@ -67,9 +67,9 @@ def test_builds_from_a_config_with_what_the_trainer_sets(letters):
     [
         (None, "2 inputs and no weights"),
         ([1], "2 inputs and 1 weights"),
-        ([1, 0], "a weight is 0"),
-        ([1, -1], "a weight is -1"),
-        ([1, float("nan")], "a weight is nan"),
+        ([1, 0], "weights.1 must be above 0, not 0"),
+        ([1, -1], "not -1"),
+        ([1, float("nan")], "not nan"),
     ],
 )
 def test_wrong_weights_are_named(letters, weights, message):

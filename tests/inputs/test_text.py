@@ -121,10 +121,10 @@ class TestBadData:
     ("fields", "message"),
     [
         ({"split": "evla"}, "split `evla` is unknown"),
-        ({"eval_fraction": 1.0}, "eval_fraction"),
+        ({"eval_fraction": 1.0}, "eval_fraction must be above 0 and below 1, not 1.0"),
         ({"files": []}, "files is"),
         ({"files": "a.txt"}, "files is 'a.txt'"),
-        ({"seq_len": 0}, "seq_len is 0"),
+        ({"seq_len": 0}, "seq_len must be at least 1"),
     ],
 )
 def test_settings_that_cannot_work_are_named(fields, message):

@@ -60,7 +60,7 @@ def test_num_devices():
         ({"ici_mesh_shape": {"tensr": 2}}, "tensr", "`tensor`"),
         ({"ici_mesh_shape": {"mdl": 2}}, "mdl", "data, fsdp, tensor"),
         ({"ici_mesh_shape": [2, 2]}, "2 numbers", "fsdp: 4"),
-        ({"dcn_mesh_shape": [1, 0, 1]}, "dcn_mesh_shape.fsdp` is 0", None),
+        ({"dcn_mesh_shape": [1, 0, 1]}, "mesh.dcn_mesh_shape.1 must be at least 1, not 0", None),
         ({"ici_mesh_shape": {"data": True}}, "True", None),
         ({"logical_axis_rules": {"mpl": "tensor"}}, "mpl", "`mlp`"),
         ({"logical_axis_rules": {"mlp": ["tensor", "fspd"]}}, "fspd", "`fsdp`"),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
+from paxcli.mesh.weights import Weight
 from paxcli.optim.adafactor import ShardedAdafactor
-from paxcli.optim.curves import Linear
+from paxcli.optim.curves import LinearSchedule
 from paxcli.training.learner import Learner
 
 
@@ -22,6 +25,16 @@ def _params() -> dict:
     }
 
 
+WEIGHTS = {
+    "layers": {
+        "query": Weight(("embed", "heads", "head_dim"), (0,), (1, 2), num_stacked=1),
+        "b_in": Weight(("mlp",), num_stacked=1),
+    },
+    "table": Weight(("vocab", "embed"), (0,), (1,), is_table=True),
+    "scale": Weight(("norm",)),
+}
+
+
 def _grads(number: int) -> dict:
     return jax.tree.map(lambda p: jnp.sin(p * (number + 2)) * 0.1**number, _params())
 
@@ -31,12 +44,12 @@ def _ours(optimizer: ShardedAdafactor, steps: int = 4) -> tuple[dict, dict]:
     learner = Learner(
         optimizer=optimizer,
         learning_rate=0.1,
-        schedule=Linear((0, 0.0), (2, 1.0)),
+        schedule=LinearSchedule((0, 0.0), (2, 1.0)),
         clip_gradient_norm_to_value=None,
     )
     params = _params()
-    state = learner.init(params)
-    update = jax.jit(learner.update)
+    state = learner.init(params, WEIGHTS)
+    update = jax.jit(functools.partial(learner.update, weights=WEIGHTS))
     for number in range(steps):
         params, state, _ = update(_grads(number), state, params, jnp.int32(number))
     return params, state

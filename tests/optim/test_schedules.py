@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.optim.curves import ContinuousSchedule, Cosine, DelayedCosine, Exponential, Linear, Polynomial
+from paxcli.optim.curves import ContinuousSchedule, Cosine, DelayedCosine, Exponential, LinearSchedule, Polynomial
 from paxcli.optim.piecewise import (
     CycleSchedule,
     LinearRampupPiecewiseConstant,
@@ -22,8 +22,8 @@ from paxcli.optim.schedules import (
     LinearRampupExponentialDecay,
     LinearRampupPolynomialDecay,
     LinearRampupSqrtDecay,
+    NoamSchedule,
     SqrtDecay,
-    Transformer,
 )
 
 
@@ -33,12 +33,16 @@ def _values(schedule, steps) -> np.ndarray:
 
 
 _DOWN = dict(start=(10, 2.0), limit=(20, 0.5))
-_PIECES = PiecewiseSchedule((10, 20), (Linear((0, 0.0), (10, 1.0)), Constant(), Exponential((0, 1.0), (10, 0.01))))
-_CYCLE = CycleSchedule((Constant(), Linear((0, 0.0), (100, 1.0)), Linear((0, 5.0), (1, 5.0))), (2, 3, 1))
+_PIECES = PiecewiseSchedule(
+    (10, 20), (LinearSchedule((0, 0.0), (10, 1.0)), Constant(), Exponential((0, 1.0), (10, 0.01)))
+)
+_CYCLE = CycleSchedule(
+    (Constant(), LinearSchedule((0, 0.0), (100, 1.0)), LinearSchedule((0, 5.0), (1, 5.0))), (2, 3, 1)
+)
 
 _BY_HAND = {
     "constant": (Constant(), {0: 1, 1000: 1}),
-    "linear": (Linear(**_DOWN), {0: 2, 10: 2, 14: 1.4, 20: 0.5, 99: 0.5}),
+    "linear": (LinearSchedule(**_DOWN), {0: 2, 10: 2, 14: 1.4, 20: 0.5, 99: 0.5}),
     "polynomial": (Polynomial(**_DOWN, power=2.0), {0: 2, 14: 2 - 0.16 * 1.5, 20: 0.5, 99: 0.5}),
     "polynomial to limit": (Polynomial(**_DOWN, power=2.0, origin="limit"), {0: 2, 14: 2 - (1 - 0.36) * 1.5, 99: 0.5}),
     "exponential": (Exponential(**_DOWN), {0: 2, 10: 2, 15: 1, 20: 0.5, 99: 0.5}),
@@ -57,7 +61,7 @@ _BY_HAND = {
     ),
     "square root": (SqrtDecay(100, 3.0, 10.0), {0: 0.3, 110: 0.3, 410: 0.15}),
     "transformer": (
-        Transformer(100, 64, 4, 2499),
+        NoamSchedule(100, 64, 4, 2499),
         {0: 400**-1.5 / 8, 399: 1 / 160, 1599: 1 / 320, 2499: 1 / 400, 9999: 1 / 400},
     ),
     "constant pieces": (PiecewiseConstant((5, 8), (1.0, 0.0, 0.5)), {0: 1, 4: 1, 5: 0, 7: 0, 8: 0.5, 99: 0.5}),
@@ -75,7 +79,7 @@ def test_by_hand(name):
 
 _OPTAX = {
     "cosine": (LinearRampupCosineDecay(10, None, 100, 0.1), optax.warmup_cosine_decay_schedule(0, 1, 10, 100, 0.1)),
-    "linear": (Linear((10, 2.0), (90, 0.5)), optax.linear_schedule(2.0, 0.5, 80, 10)),
+    "linear": (LinearSchedule((10, 2.0), (90, 0.5)), optax.linear_schedule(2.0, 0.5, 80, 10)),
     # optax counts the share of steps that are left, as our `origin="limit"` does.
     "polynomial": (
         Polynomial((10, 2.0), (90, 0.5), 3.0, "limit"),
@@ -100,11 +104,10 @@ def test_as_optax(name):
 @pytest.mark.parametrize(
     "schedule",
     [
-        Linear((5, 1.0), (5, 0.0)),
-        Exponential((0, 1.0), (5, 0.0)),
+        LinearSchedule((5, 1.0), (5, 0.0)),
         PiecewiseConstant((1, 2), (1.0, 2.0)),
         PiecewiseConstant((2, 1), (1.0, 2.0, 3.0)),
-        LinearRampupPiecewiseConstant((0,), (1.0,)),
+        LinearRampupPiecewiseConstant((), ()),
         PiecewiseSchedule((1,), (Constant(),)),
         PiecewiseSchedule((1,), (Constant(), DelayedCosine((2, 1.0), (1, 0.0)))),
         PiecewiseSchedule((1,), (Constant(), LinearRampupCosineDecay())),

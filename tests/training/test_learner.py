@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
+from paxcli.mesh.weights import Weight
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.schedules import LinearRampupPolynomialDecay
@@ -27,6 +29,10 @@ def _params() -> dict:
     }
 
 
+MATRIX = Weight(("embed", "mlp"), (0,), (1,))
+WEIGHTS = {"stack": {"w_in": MATRIX, "b_in": Weight(("mlp",))}, "norm": {"scale": Weight(("norm",))}}
+
+
 def _grads(number: int) -> dict:
     return jax.tree.map(lambda p: jnp.sin(p * (number + 2)), _params())
 
@@ -34,8 +40,8 @@ def _grads(number: int) -> dict:
 def _run(learner: Learner, steps: int = 4, scale=lambda number: 1.0) -> tuple[list[dict], dict, list[dict]]:
     """The parameters before each step and after the last, the state, and the reports."""
     params = [_params()]
-    state = learner.init(params[0])
-    update, reports = jax.jit(learner.update), []
+    state = learner.init(params[0], WEIGHTS)
+    update, reports = jax.jit(functools.partial(learner.update, weights=WEIGHTS)), []
     for number in range(steps):
         grads = jax.tree.map(lambda g, n=number: g * scale(n), _grads(number))
         new, state, report = update(grads, state, params[-1], jnp.int32(number))
@@ -83,7 +89,7 @@ def test_parameters_left_out_stay_and_have_no_state(choice):
 )
 def test_expressions_that_choose_nothing_are_refused(choice, message):
     with pytest.raises(ConfigError, match=message):
-        Learner(**choice).init(_params())
+        Learner(**choice).init(_params(), WEIGHTS)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +99,6 @@ def test_expressions_that_choose_nothing_are_refused(choice, message):
         (dict(bprop_variable_exclusion=("a",), bprop_variable_inclusion=("b",)), "Both"),
         (dict(bprop_variable_exclusion=("a(",)), "no regular expression"),
         (dict(skip_step_gradient_norm_value=1.0, skip_invalid_gradients=False), "no effect"),
-        (dict(ema_decay=1.0), "between 0 and 1"),
         (dict(schedule=LinearRampupPolynomialDecay.config(decay_end=5)), None),
     ],
 )
@@ -114,9 +119,9 @@ def test_each_gradient_can_be_clipped_alone():
     )
     clipped = jax.tree.map(lambda g: g * min(1.0, 0.5 / float(jnp.linalg.norm(g))), _grads(0))
     plain = dataclasses.replace(learner, clip_gradient_single_norm_to_value=None)
-    state = learner.init(_params())
-    ours, our_state, report = learner.update(_grads(0), state, _params(), jnp.int32(0))
-    theirs, their_state, _ = plain.update(clipped, state, _params(), jnp.int32(0))
+    state = learner.init(_params(), WEIGHTS)
+    ours, our_state, report = learner.update(_grads(0), state, _params(), jnp.int32(0), WEIGHTS)
+    theirs, their_state, _ = plain.update(clipped, state, _params(), jnp.int32(0), WEIGHTS)
     _assert_close((ours, our_state), (theirs, their_state))
     np.testing.assert_allclose(report["grad_norm"], optax.tree.norm(_grads(0)), rtol=1e-6)
 

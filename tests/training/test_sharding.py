@@ -26,13 +26,15 @@ def _case(ici: str, dcn: str = "null", steps: int = 20, more: tuple[str, ...] = 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What one device and eight compute: the cases of MESHES, one with Adafactor and averages, and one in FP8."""
+    """What one device and eight compute: the cases of MESHES, and Adafactor with averages, Muon, and FP8."""
     folder = tmp_path_factory.mktemp("meshes")
     factored = {"steps": 5, "more": ("optimizer=ShardedAdafactor", "ema_decay=0.9")}
+    muon = {"steps": 5, "more": ("optimizer=Muon",)}
     fp8 = {"steps": 5, "more": ("precision=fp8",)}
-    one = [_case("{data: 1}"), _case("{data: 1}", **factored), _case("{data: 1}", **fp8)]
+    others = (factored, muon, fp8)
+    one = [_case("{data: 1}"), *(_case("{data: 1}", **other) for other in others)]
     eight = [_case(ici, dcn) for ici, dcn, _ in MESHES]
-    eight += [_case("{fsdp: 4, tensor: 2}", **factored), _case("{fsdp: 4, tensor: 2}", **fp8)]
+    eight += [_case("{fsdp: 4, tensor: 2}", **other) for other in others]
     return on_meshes(folder, 1, one), on_meshes(folder, 8, eight)
 
 
@@ -48,10 +50,16 @@ def test_eight_devices_compute_the_same(results, index):
 
 
 def test_factored_moments_and_averages_are_split_too(results):
-    (_, one, _), (*_, eight, _) = results
+    (_, one, _, _), (*_, eight, _, _) = results
     np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
     # Momentum, row and column of the second moment, average of the parameters.
     assert [eight[f"shard{i}"].tolist() for i in range(1, 5)] == [[2, 16, 64], [2, 16], [2, 64], [2, 16, 64]]
+
+
+def test_the_momentum_of_muon_is_split_too(results):
+    (_, _, one, _), (*_, eight, _) = results
+    np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
+    assert [tuple(eight[f"shard{i}"]) for i in range(2)] == [(2, 16, 64)] * 2  # the parameter, and its momentum
 
 
 def test_fp8_is_scaled_by_the_largest_values_of_all_devices(results):

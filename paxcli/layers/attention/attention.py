@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume, Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.attention.causal import causal_attention
@@ -86,28 +88,28 @@ class Attention(Layer):
       params_init: How the projections start.
     """
 
-    model_dims: int
-    num_heads: int
-    dims_per_head: int
-    num_kv_heads: int | None = None
+    model_dims: PositiveInt
+    num_heads: PositiveInt
+    dims_per_head: PositiveInt
+    num_kv_heads: PositiveInt | None = None
     use_bias: bool = False
-    query_scale: float | None = None
+    query_scale: PositiveFloat | None = None
     per_dim_scale: bool = False
     qk_norm: functools.partial[RmsNorm] | None = None
-    logit_cap: float | None = None
+    logit_cap: PositiveFloat | None = None
     causal: bool = True
-    window: int | None = None
+    window: Tokens | None = None
     segmented: bool = True
     relative_bias: functools.partial[RelativeBias] | None = None
     rotary: functools.partial[Rotary] | None = None
-    kernel: Kernel = "auto"
+    kernel: SafeOnResume[Kernel] = "auto"
     precision: Precision | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        if self.window is not None and (self.window < 1 or not self.causal):
+        if self.window is not None and not self.causal:
             raise ConfigError(
-                f"window={self.window}: a window has at least 1 position, and the attention has to be causal.",
+                f"window={self.window}: a window needs causal attention.",
                 "Set `window` to null, or `causal` to true.",
             )
         if not (self.segmented or self.causal):
@@ -120,8 +122,14 @@ class Attention(Layer):
         self.query, self.query_bias = self._projection("query", self.num_heads, "heads", start)
         self.key, self.key_bias = self._projection("key", self._kv_heads, "kv_heads")
         self.value, self.value_bias = self._projection("value", self._kv_heads, "kv_heads")
-        post = self.params_init.weight((0, 1), (2,))
-        self.post = self.weight("post", post, (self.num_heads, dims, self.model_dims), ("heads", "head_dim", "embed"))
+        self.post = self.weight(
+            "post",
+            self.params_init,
+            (self.num_heads, dims, self.model_dims),
+            ("heads", "head_dim", "embed"),
+            contracts=(0, 1),
+            produces=(2,),
+        )
         self.query_product, self.key_product = product(self.precision), product(self.precision)
         self.value_product, self.post_product = product(self.precision), product(self.precision)
         if self.use_bias:
@@ -195,9 +203,17 @@ class Attention(Layer):
 
     def _projection(self, name: str, heads: int, axis: str, start: float = 1.0) -> tuple[jax.Array, jax.Array | None]:
         """A weight [D, N, H], which starts `start` times as large as others, and its bias [N, H], if there is one."""
-        init = self.params_init.weight((0,), (1, 2), fused=3 if self._kv_heads == self.num_heads else 1)
-        init = init if start == 1.0 else _scaled(init, start)
-        w = self.weight(name, init, (self.model_dims, heads, self.dims_per_head), ("embed", axis, "head_dim"))
+        one_shape = self._kv_heads == self.num_heads
+        w = self.weight(
+            name,
+            self.params_init if start == 1.0 else _Scaled(self.params_init, start),
+            (self.model_dims, heads, self.dims_per_head),
+            ("embed", axis, "head_dim"),
+            contracts=(0,),
+            produces=(1, 2),
+            fused=3 if one_shape else 1,
+            group="qkv" if one_shape else None,
+        )
         if not self.use_bias:
             return w, None
         return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, self.dims_per_head), (axis, "head_dim"))
@@ -235,8 +251,16 @@ def laid_out(name: str, heads: Float[jax.Array, "B N T H"]) -> Float[jax.Array, 
     return save_as(name, constrain(heads, *HEADS))
 
 
-def _scaled(init: Initializer, factor: float) -> Initializer:
-    return lambda *args: factor * init(*args)
+@dataclasses.dataclass(frozen=True)
+class _Scaled(Init):
+    """`init` times `factor`."""
+
+    init: Init
+    factor: PositiveFloat
+
+    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
+        init = self.init.weight(fan_in, fan_out, fused)
+        return lambda *args: self.factor * init(*args)
 
 
 def _project(product: Callable[..., jax.Array], x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.config.fields import PositiveInt, Range, Tokens
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
 
@@ -26,15 +28,15 @@ class RelativeBias(Layer):
       params_init: How the table [ranges, N] starts.
     """
 
-    num_heads: int
-    num_buckets: int = 32
-    max_distance: int = 128
+    num_heads: PositiveInt
+    num_buckets: Annotated[int, Range(min=2)] = 32
+    max_distance: Tokens = 128
     bidirectional: bool = False
     params_init: Init = Gaussian(stddev=1.0)
 
     def setup(self) -> None:
-        init = self.params_init.table(self.num_heads)
-        self.table = self.weight("table", init, (self.num_buckets, self.num_heads), (None, "heads"))
+        shape = (self.num_buckets, self.num_heads)
+        self.table = self.lookup_table("table", self.params_init, shape, (None, "heads"))
 
     def __call__(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"]:
         """The bias of keys that lie `distance` positions before their queries; after them, if it is negative."""

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
+from paxcli.config.fields import PositiveFloat, PositiveFraction, PositiveInt
 from paxcli.layers.attention.rotary_scaling import RotaryScaling
 from paxcli.layers.base import Layer
 
@@ -24,10 +25,10 @@ class Rotary(Layer):
       scaling: How the frequencies change for sequences longer than those of the first training; None = not at all.
     """
 
-    dims_per_head: int
-    fraction: float = 1.0
-    min_timescale: float = 1.0
-    max_timescale: float = 10_000.0
+    dims_per_head: PositiveInt
+    fraction: PositiveFraction = 1.0
+    min_timescale: PositiveFloat = 1.0
+    max_timescale: PositiveFloat = 10_000.0
     scaling: RotaryScaling | None = None
 
     def __call__(self, x: Float[jax.Array, "B N T H"], positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B N T H"]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import PositiveFloat, Tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +30,7 @@ class LinearScaling(RotaryScaling):
       factor: How many times longer sequences are.
     """
 
-    factor: float = 1.0
+    factor: PositiveFloat = 1.0
 
     def __call__(self, frequencies: Float[jax.Array, " R"]) -> tuple[Float[jax.Array, " R"], float]:
         return frequencies / self.factor, 1.0
@@ -49,10 +50,10 @@ class Llama31Scaling(RotaryScaling):
       original_max_seq_len: The original context.
     """
 
-    factor: float = 8.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_seq_len: int = 8192
+    factor: PositiveFloat = 8.0
+    low_freq_factor: PositiveFloat = 1.0
+    high_freq_factor: PositiveFloat = 4.0
+    original_max_seq_len: Tokens = 8192
 
     def __call__(self, frequencies: Float[jax.Array, " R"]) -> tuple[Float[jax.Array, " R"], float]:
         turns = self.original_max_seq_len * frequencies / (2 * math.pi)
@@ -74,12 +75,12 @@ class YarnScaling(RotaryScaling):
       attention_factor: What sine and cosine are multiplied by; None = `0.1 ln(factor) + 1`.
     """
 
-    factor: float = 1.0
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
-    original_max_seq_len: int = 4096
+    factor: PositiveFloat = 1.0
+    beta_fast: PositiveFloat = 32.0
+    beta_slow: PositiveFloat = 1.0
+    original_max_seq_len: Tokens = 4096
     truncate: bool = True
-    attention_factor: float | None = None
+    attention_factor: PositiveFloat | None = None
 
     def __call__(self, frequencies: Float[jax.Array, " R"]) -> tuple[Float[jax.Array, " R"], float]:
         count = len(frequencies)

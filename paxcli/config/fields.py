@@ -1,0 +1,195 @@
+"""Facts about a field, stated in its type: allowed range, unit, and what a change of the field affects.
+
+    num_heads: PositiveInt
+    warmup_steps: StepNumber = 0
+    beta1: DecayRate = 0.9
+    kernel: SafeOnResume[Kernel] = "auto"
+
+The types are `typing.Annotated`, so the field holds a plain `int` or `float`. A numeric field states a range; one
+without a range says so with `AnyInt` or `AnyFloat`. A default outside the range means that a recipe must set the field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import inspect
+import itertools
+import math
+import sys
+import types
+import typing
+from collections.abc import Iterator
+from typing import Annotated, Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The numbers that a field takes: all finite numbers within the given bounds.
+
+    Attributes:
+      min: Smallest.
+      max: Largest.
+      above: All numbers are larger than this.
+      below: All numbers are smaller than this.
+    """
+
+    min: float | None = None
+    max: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def __contains__(self, value: float) -> bool:
+        return (
+            math.isfinite(value)
+            and (self.min is None or value >= self.min)
+            and (self.max is None or value <= self.max)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        bounds = {"at least": self.min, "above": self.above, "at most": self.max, "below": self.below}
+        return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None) or "a number"
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """The physical unit of a number, in the plural."""
+
+    name: str
+
+
+class Mark(enum.Enum):
+    """What a change of a field, and of all fields below it, affects."""
+
+    SAFE_ON_RESUME = "may change between a stop and a resume, with `--allow-changed`"
+    NOT_COMPILED = "does not affect the compiled train step"
+    DERIVED = "filled in by the run where the recipe leaves it at None"
+
+
+PositiveInt = Annotated[int, Range(min=1)]
+NonNegativeInt = Annotated[int, Range(min=0)]
+AnyInt = Annotated[int, Range()]
+Seed = Annotated[int, Range(min=0, max=2**32 - 1)]
+Steps = Annotated[int, Range(min=1), Unit("steps")]
+StepNumber = Annotated[int, Range(min=0), Unit("steps")]
+Tokens = Annotated[int, Range(min=1), Unit("tokens")]
+Examples = Annotated[int, Range(min=1), Unit("examples")]
+Pixels = Annotated[int, Range(min=1), Unit("pixels")]
+
+PositiveFloat = Annotated[float, Range(above=0)]
+NonNegativeFloat = Annotated[float, Range(min=0)]
+AnyFloat = Annotated[float, Range()]
+Fraction = Annotated[float, Range(min=0, max=1)]
+PositiveFraction = Annotated[float, Range(above=0, max=1)]
+DecayRate = Annotated[float, Range(min=0, below=1)]
+
+SafeOnResume = Annotated[T, Mark.SAFE_ON_RESUME]
+NotCompiled = Annotated[T, Mark.NOT_COMPILED]
+Derived = Annotated[T, Mark.DERIVED]
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldFacts:
+    """What the type of a field states besides the type.
+
+    Attributes:
+      range: The numbers that it takes; None for a field that is not a number.
+      unit: The unit of the number, if it has one.
+      marks: What a change affects.
+    """
+
+    range: Range | None
+    unit: str | None
+    marks: frozenset[Mark]
+
+
+def field_facts(cls: type) -> dict[str, FieldFacts]:
+    """Field name → facts, for every field of a dataclass or Flax module."""
+    return {field.name: facts_of(annotation_of(cls, field.name)) for field in dataclasses.fields(cls)}  # pyrefly: ignore
+
+
+def facts_of(annotation: Any) -> FieldFacts:
+    """The facts in one annotation. Of several ranges and units, as in a union, the first counts."""
+    found = list(_nested_facts(annotation))
+    return FieldFacts(
+        range=next((fact for fact in found if isinstance(fact, Range)), None),
+        unit=next((fact.name for fact in found if isinstance(fact, Unit)), None),
+        marks=frozenset(fact for fact in _split(annotation)[1] if isinstance(fact, Mark)),
+    )
+
+
+def out_of_range(path: str, value: Any, annotation: Any) -> str | None:
+    """Names the first number in the value at `path` that its declared range excludes; None when there is none."""
+    excluded = []
+    for member in _alternatives(annotation):
+        base, facts = _split(member)
+        if base in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
+            allowed = next((fact for fact in facts if isinstance(fact, Range)), None)
+            if allowed is None or value in allowed:
+                return None
+            unit = next((f" ({fact.name})" for fact in facts if isinstance(fact, Unit)), "")
+            null = " or null" if types.NoneType in union_members(annotation) else ""
+            excluded.append(f"{path} must be {allowed}{unit}{null}, not {value}.")
+        for key, item, kind in _items(value, base):
+            excluded += filter(None, [out_of_range(f"{path}.{key}", item, kind)])
+    return excluded[0] if excluded else None
+
+
+@functools.cache
+def annotation_of(function: Any, name: str) -> Any:
+    """The declared type of a field or parameter, with its facts; `typing.Any` when none is known."""
+    for owner in getattr(function, "__mro__", (function,)):
+        annotation = inspect.get_annotations(owner).get(name)
+        if isinstance(annotation, str):
+            stub = type("_", (), {"__annotations__": {name: annotation}})
+            try:
+                return typing.get_type_hints(stub, vars(sys.modules[owner.__module__]), include_extras=True)[name]
+            except (NameError, AttributeError, TypeError, SyntaxError):
+                return Any
+        if annotation is not None:
+            return annotation
+    return Any
+
+
+def union_members(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation, without facts: `PositiveInt | None` is `(int, NoneType)`."""
+    return tuple(_split(member)[0] for member in _alternatives(annotation))
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The alternatives of an annotation, with their facts."""
+    base, _ = _split(annotation)
+    if typing.get_origin(base) in (typing.Union, types.UnionType):
+        return tuple(member for arg in typing.get_args(base) for member in _alternatives(arg))
+    return (annotation,)
+
+
+def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A type, and the facts that `Annotated` adds to it."""
+    if typing.get_origin(annotation) is Annotated:
+        base, *facts = typing.get_args(annotation)
+        return base, tuple(facts)
+    return annotation, ()
+
+
+def _nested_facts(annotation: Any) -> Iterator[Any]:
+    base, facts = _split(annotation)
+    yield from facts
+    for arg in typing.get_args(base):
+        yield from _nested_facts(arg)
+
+
+def _items(value: Any, kind: Any) -> list[tuple[Any, Any, Any]]:
+    """The items of a list, tuple or dict of this kind: key, item and declared type."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if isinstance(value, dict) and origin is dict:
+        return [(key, item, args[1]) for key, item in value.items()]
+    if not isinstance(value, list | tuple) or origin not in (list, tuple):
+        return []
+    kinds = itertools.repeat(args[0]) if origin is list or args[-1] is Ellipsis else args
+    return [(index, item, kind) for index, (item, kind) in enumerate(zip(value, kinds, strict=False))]

@@ -1,0 +1,65 @@
+"""Facts about a weight that its layer declares: what optimizers, initializers and shardings read."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import flax.linen as nn
+import flax.struct
+import jax
+
+from paxcli.mesh.sharding import is_box
+
+
+@dataclasses.dataclass(frozen=True)
+class Weight:
+    """What the dimensions of a weight mean. Dimensions are numbered without the stacked ones.
+
+    Attributes:
+      axes: The logical axis of each dimension, or None.
+      contracts: Dimensions that a matmul with the activations sums over (fan-in). Empty for scales and biases.
+      produces: Dimensions of the matmul's result (fan-out). A dimension in neither is a batch dimension, as `expert`.
+      is_table: Whether rows are looked up by ids, which is a matmul with one-hot vectors.
+      group: Weights of one layer with the same group count as one weight in statistics, such as `qkv`.
+      num_stacked: Number of leading dimensions that stack layers: `layers`, pipeline stages and their repeats.
+    """
+
+    axes: tuple[str | None, ...] = ()
+    contracts: tuple[int, ...] = ()
+    produces: tuple[int, ...] = ()
+    is_table: bool = False
+    group: str | None = None
+    num_stacked: int = 0
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the weight is contracted with activations, unlike a scale or a bias."""
+        return bool(self.contracts)
+
+
+class WeightBox(nn.LogicallyPartitioned):
+    """Flax's box of an array and its logical axes, with the declared facts. Transforms add stacked dimensions to it."""
+
+    weight: Weight = flax.struct.field(pytree_node=False, default=Weight())
+
+
+def weights_of(params: Any) -> Any:
+    """The facts of each parameter.
+
+    Args:
+      params: Abstract parameters as `Model.init` returns them, with their boxes.
+
+    Returns:
+      A tree like `params` without its boxes. A parameter of plain Flax declares nothing: one with two or more
+      dimensions counts as a kernel whose last dimension is produced and whose other dimensions are contracted.
+    """
+
+    def facts(leaf: Any) -> Weight:
+        if isinstance(leaf, WeightBox):
+            return dataclasses.replace(leaf.weight, num_stacked=len(leaf.names) - len(leaf.weight.axes))
+        axes = leaf.names if is_box(leaf) else (None,) * leaf.ndim
+        last = len(axes) - 1
+        return Weight(axes, tuple(range(last)), (last,)) if last > 0 else Weight(axes)
+
+    return jax.tree.map(facts, params, is_leaf=is_box)

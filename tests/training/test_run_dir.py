@@ -1,0 +1,54 @@
+"""Which changes of a recipe a run directory accepts."""
+
+from __future__ import annotations
+
+import fiddle as fdl
+import pytest
+
+from pax_recipes.tiny import tiny_synthetic
+from paxcli.config.assign import assign
+from paxcli.config.render import config_text
+from paxcli.errors import ConfigError
+from paxcli.layers.block import TransformerBlock
+from paxcli.layers.patterned_stack import PatternedStack
+from paxcli.training.run_dir import RunDir
+
+
+def _alternating() -> fdl.Config:
+    config = tiny_synthetic()
+    turns = (TransformerBlock.partial(), TransformerBlock.partial())
+    config.task.model.stack = PatternedStack.partial(turns=turns, block=None)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("stack.turns.0.attention.kernel", "xla"),
+        ("stack.remat_policy", "nothing"),
+        ("learner.optimizer.beta1", 0.8),
+        ("mesh.ici_mesh_shape", {"data": 1}),
+        ("eval_inputs.0.batch_size", 2),
+    ],
+)
+def test_what_may_change_with_consent(tmp_path, path, value):
+    run_dir = RunDir(tmp_path)
+    (tmp_path / "config.txt").write_text(config_text(_alternating()))
+    changed = _alternating()
+    full = assign(changed, path, value)
+    with pytest.raises(ConfigError, match=full) as caught:
+        run_dir.check_same_recipe(changed, allow_changed=False)
+    assert "--allow-changed" in caught.value.hint
+    run_dir.check_same_recipe(changed, allow_changed=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("num_layers", 2), ("random_seed", 5), ("train_input.batch_size", 2), ("turns.1.attention.logit_cap", 50.0)],
+)
+def test_what_may_not(tmp_path, path, value):
+    (tmp_path / "config.txt").write_text(config_text(_alternating()))
+    changed = _alternating()
+    full = assign(changed, path, value)
+    with pytest.raises(ConfigError, match=full):
+        RunDir(tmp_path).check_same_recipe(changed, allow_changed=True)
