@@ -94,7 +94,8 @@ class Order:
 
 def create(order: Order) -> list[str]:
     """Creates a TPU VM, or requests a queued resource without waiting for it."""
-    target, kind = order.target, order.accelerator.type
+    target = order.target
+    kind = order.accelerator.type
     runtime = order.runtime_version or order.accelerator.runtime
     if target.queued:
         argv = [*_TPUS, "queued-resources", "create", target.name, f"--accelerator-type={kind}"]

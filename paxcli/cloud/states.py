@@ -169,12 +169,14 @@ def _wait_for_phase(
     target: Target, gcloud: Gcloud, phases: set[Phase], say: Callable[[str], None], deadline: float
 ) -> Status:
     """Polls with growing intervals until one of `phases`; reports each change, and every 10 minutes without one."""
-    interval, reported, reported_at = _MIN_INTERVAL, "", time.monotonic()
+    interval = _MIN_INTERVAL
+    reported, reported_at = "", time.monotonic()
     while True:
         status = look(target, gcloud)
         if str(status) != reported:
             say(f"{target.name}: {status}")
-            reported, reported_at, interval = str(status), time.monotonic(), _MIN_INTERVAL
+            reported, reported_at = str(status), time.monotonic()
+            interval = _MIN_INTERVAL
         elif time.monotonic() - reported_at > _REMINDER:
             say(f"{target.name}: still {status}")
             reported_at = time.monotonic()

@@ -27,7 +27,8 @@ _TAIL = 4000
 
 def start(spec: dict[str, Any]) -> dict[str, Any]:
     """Starts a job and returns once it is running. If the job was already started, returns its status."""
-    job, folder = spec["job"], JOBS / spec["job"]
+    job = spec["job"]
+    folder = JOBS / job
     JOBS.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     for _ in range(_LOCK_TRIES):  # a status query also holds the lock for a moment
@@ -89,7 +90,9 @@ def follow(job: str, out: int, err: int, once: bool = False) -> None:
 
     Negative offsets are relative to the end.
     """
-    folder, at, beat = JOBS / job, {"stdout": out, "stderr": err}, time.monotonic()
+    folder = JOBS / job
+    at = {"stdout": out, "stderr": err}
+    beat = time.monotonic()
     while True:
         now = status(job)
         for name in at:

@@ -84,7 +84,8 @@ class LanguageModelFeatures(Features):
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Converts the features of SeqIO's converter to the fields of a row."""
         tf = load("tensorflow")
-        labels, is_target = row["decoder_target_tokens"], row["decoder_loss_weights"] > 0
+        labels = row["decoder_target_tokens"]
+        is_target = row["decoder_loss_weights"] > 0
         is_token = is_target
         if "decoder_causal_attention" in row:
             is_token = is_token | (row["decoder_causal_attention"] > 0)
@@ -165,7 +166,8 @@ class SequenceModelFeatures(Features):
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Converts the features of SeqIO's converter to the fields of a row."""
         tf = load("tensorflow")
-        source, is_target = row["encoder_input_tokens"], row["decoder_loss_weights"] > 0
+        source = row["encoder_input_tokens"]
+        is_target = row["decoder_loss_weights"] > 0
         source_segments = _segments(row, "encoder", source != 0)
         return {
             "ids": row["decoder_input_tokens"],

@@ -193,7 +193,8 @@ class SeqIOInput(BaseInput):
                 raise DataError(
                     f"{self._where}: this host has no examples.", "Check the task, the split and its files."
                 )
-            epoch, row = epoch + 1, 0
+            epoch += 1
+            row = 0
 
     def _read(self, epoch: int, row: int, size: int) -> Iterator[NestedMap]:
         """The rows of an epoch from `row`, `size` at a time; the last ones may be fewer."""
@@ -347,7 +348,8 @@ class SeqIOInput(BaseInput):
         functions = getattr(self.task, "score_metric_fns" if of == "scores" else "predict_metric_fns", ())
         if not functions or not self.reset_for_eval:
             return None
-        converter, metrics = self.feature_converter, f"the metrics of task `{self.task.name}`"
+        converter = self.feature_converter
+        metrics = f"the metrics of task `{self.task.name}`"
         if getattr(converter, "pack", False):
             raise ConfigError(f"{self._where}: pack=True, but {metrics} need one example per row.", "Set pack=False.")
         on_targets = getattr(converter, "weights_on_targets_only", True)

@@ -45,7 +45,8 @@ class SyntheticPairs(SyntheticInput):
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
         assert self.seq_len is not None and self.vocab_size is not None
-        length, shape = self.seq_len, (len(numbers), self.seq_len)
+        length = self.seq_len
+        shape = (len(numbers), length)
         source, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
         num_tokens = np.zeros((len(numbers), 1), np.int32)
         for index, number in enumerate(numbers):

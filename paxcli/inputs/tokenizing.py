@@ -86,7 +86,8 @@ class Tokenizing:
         Raises:
           ConfigError: The directory has parts of other files or options.
         """
-        directory, names = parts[0].path.parent, {part.path.name for part in parts}
+        directory = parts[0].path.parent
+        names = {part.path.name for part in parts}
         for path in sorted(directory.glob("part-*.bin.json")) if directory.exists() else []:
             if path.name.removesuffix(".json") not in names:
                 raise ConfigError(f"{path} is from an earlier run with other files.", _DIRECTORY_HINT)

@@ -18,7 +18,7 @@ def test_host_and_device_agree(dtype, shape):
     assert _on_host(np.asarray(x)) == int(_on_device(x))
 
 
-def test_every_flipped_bit_and_every_exchange_shows():
+def test_every_flipped_bit_and_every_swap_changes_the_fingerprint():
     x = random.standard_normal((40, 33)).astype(np.float32)
     before = fingerprints({"x": x})["x"]
     seen = {before}

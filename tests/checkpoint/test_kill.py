@@ -22,7 +22,7 @@ from tests.checkpoint.states import abstract, assert_same_bits, make_state
 SAVES = pathlib.Path(__file__).with_name("saves_until_killed.py")
 
 
-def test_a_kill_at_any_moment_leaves_only_whole_checkpoints(tmp_path):
+def test_a_kill_at_any_time_leaves_only_complete_checkpoints(tmp_path):
     directory = tmp_path / "checkpoints"
     rows = {"rows": [jax.ShapeDtypeStruct((1_000_000,), np.float32)] * 5}
     moments, newest = random.Random(0), 0
@@ -58,7 +58,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", directory], check=True)
 
 
-def test_a_full_disk_is_named_and_older_checkpoints_stay(small_disk):
+def test_a_full_disk_is_named_and_older_checkpoints_survive(small_disk):
     state = {"small": make_state(), "w": jnp.asarray(np.random.default_rng(0).random(1_000_000, np.float32))}
     with pytest.raises(MissingError, match="no space left") as caught:
         with CheckpointStore(small_disk / "checkpoints", Checkpoint(save_interval_steps=1)) as store:
@@ -70,7 +70,7 @@ def test_a_full_disk_is_named_and_older_checkpoints_stay(small_disk):
         assert_same_bits(store.restore(step, abstract(state))[0], state)
 
 
-def test_an_error_in_the_background_shows_before_the_next_save(small_disk):
+def test_a_background_error_is_raised_before_the_next_save(small_disk):
     state = {"w": jnp.asarray(np.random.default_rng(0).random(5_000_000, np.float32))}
     store = CheckpointStore(small_disk / "checkpoints", Checkpoint(save_interval_steps=1000))
     store.save(1, state, {}, force=True)

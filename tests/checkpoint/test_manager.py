@@ -25,7 +25,7 @@ def state() -> State:
     return make_state()
 
 
-def test_round_trip_with_cadence_and_retention(tmp_path, state):
+def test_round_trip_with_save_interval_and_retention(tmp_path, state):
     policy = Checkpoint(save_interval_steps=2, save_max_to_keep=2, save_keep_interval_steps=6)
     assert not (tmp_path / "run").exists()
     with CheckpointStore(tmp_path / "run", policy) as store:
@@ -53,7 +53,7 @@ def test_one_checkpoint_a_span_of_time_is_kept(tmp_path, state):
     assert store.steps() == [1, 4, 5]
 
 
-def test_a_save_holds_what_was_there_when_it_was_called(tmp_path):
+def test_a_save_has_the_values_at_the_time_of_the_call(tmp_path):
     state = {"w": jnp.zeros((256, 1024)), "step": jnp.int32(0)}
     advance = jax.jit(lambda s: jax.tree.map(lambda x: x + 1, s), donate_argnums=0)
     with CheckpointStore(tmp_path, Checkpoint(save_interval_steps=1, save_max_to_keep=None)) as store:
@@ -68,7 +68,7 @@ def test_a_save_holds_what_was_there_when_it_was_called(tmp_path):
             assert int(restored["step"]) == step and float(restored["w"].min()) == float(restored["w"].max()) == step
 
 
-def test_a_reader_leaves_a_save_under_way_alone(tmp_path, state):
+def test_a_reader_does_not_disturb_a_save_in_progress(tmp_path, state):
     with CheckpointStore(tmp_path, Checkpoint(save_interval_steps=1)) as store:
         store.save(1, state, {})
         store.wait()
@@ -83,7 +83,7 @@ def test_a_reader_leaves_a_save_under_way_alone(tmp_path, state):
     assert not under_way.exists() and store.steps() == [1, 2]
 
 
-def test_another_model_is_refused_by_name(tmp_path, state):
+def test_a_checkpoint_of_another_model_is_an_error_that_names_arrays(tmp_path, state):
     with CheckpointStore(tmp_path, Checkpoint(save_interval_steps=1)) as store:
         store.save(1, state, {})
     wider = make_state(width=48)

@@ -18,7 +18,7 @@ def test_durations(text, seconds):
 
 
 @pytest.mark.parametrize("text", ["", "h", "12 weeks", "-1h", "0h", "1h30m"])
-def test_what_is_no_duration(text):
+def test_invalid_durations(text):
     with pytest.raises(ConfigError, match="not a duration"):
         parse_duration(text)
 

@@ -39,7 +39,7 @@ def test_parameters_alone_or_everything(run_dir):
     assert report.text() == f"Loaded {len(report.matched)} arrays from {run_dir}/checkpoints/1."
 
 
-def test_what_does_not_fit_stays_and_is_reported(run_dir):
+def test_mismatched_arrays_stay_initialized_and_are_reported(run_dir):
     fresh = {**make_state(9).params, "head": jnp.ones((2, 2)), "table": jnp.ones((300, 32), jnp.bfloat16)}
     del fresh["decoder"]["b"]
     params, report = load_params(run_dir, 2, fresh)
@@ -51,7 +51,7 @@ def test_what_does_not_fit_stays_and_is_reported(run_dir):
     assert len(report.text().splitlines()) == 4
 
 
-def test_nothing_to_take_is_an_error(run_dir, tmp_path):
+def test_no_matching_array_is_an_error(run_dir, tmp_path):
     with pytest.raises(DataError, match="No array in .* matches"):
         load_params(run_dir, 2, {"other": jnp.zeros(3)})
     with pytest.raises(DataError, match="no checkpoint of step 7") as caught:
@@ -61,7 +61,7 @@ def test_nothing_to_take_is_an_error(run_dir, tmp_path):
         load_params(tmp_path / "nowhere", None, make_state().params)
 
 
-def test_a_damaged_source_is_refused(run_dir):
+def test_a_damaged_checkpoint_is_an_error(run_dir):
     for file in (run_dir / "checkpoints" / "2" / "state" / "ocdbt.process_0" / "d").iterdir():
         file.unlink()
     with pytest.raises(DataError, match="checkpoints/2 is unusable"):

@@ -49,7 +49,7 @@ def as_json(result: subprocess.CompletedProcess) -> dict:
     return json.loads(result.stdout)
 
 
-def test_json_describes_what_save_holds(pax, tmp_path):
+def test_json_describes_the_saved_batches(pax, tmp_path):
     report = as_json(pax("inspect-input", "tiny", "--num-batches", "3", "--save", "batch.npz", "--json"))
     (train,) = report["inputs"]
     saved = np.load(tmp_path / "batch.npz")
@@ -65,7 +65,7 @@ def test_json_describes_what_save_holds(pax, tmp_path):
     assert train["warnings"] == []
 
 
-def test_hosts_share_out_the_batch_of_one(pax, tmp_path):
+def test_a_batch_is_sharded_over_hosts(pax, tmp_path):
     pax("inspect-input", "tiny", "--save", "all.npz")
     for host in range(2):
         report = as_json(

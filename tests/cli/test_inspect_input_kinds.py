@@ -206,12 +206,12 @@ def _read(terminal: int) -> bytes:
         ("large ids", "but the model's vocab_size is 259"),
     ],
 )
-def test_each_fault_is_warned_of(inspect, fault, message):
+def test_each_fault_is_a_warning(inspect, fault, message):
     (found,) = inspect("wrong", sets=[f"train_input.fault={fault}"])["inputs"]
     assert any(message in warning for warning in found["warnings"]), found["warnings"]
 
 
-def test_hosts_that_share_rows_are_warned_of(inspect, capsys):
+def test_rows_shared_by_hosts_are_a_warning(inspect, capsys):
     apart, together = (
         inspect("wrong", hosts=4, host_index=1, sets=sets)["inputs"][0] for sets in ([], ["train_input.fault=one host"])
     )
@@ -221,7 +221,7 @@ def test_hosts_that_share_rows_are_warned_of(inspect, capsys):
     assert "hosts: no rows are on more than one of 2" in capsys.readouterr().out
 
 
-def test_another_tokenizer_is_warned_of(inspect):
+def test_another_tokenizer_is_a_warning(inspect):
     (found,) = inspect("other_tokenizer", split="eval")["inputs"]
     assert any("not the training input's" in warning for warning in found["warnings"])
 
@@ -249,7 +249,7 @@ def test_faults_that_are_errors(inspect, name, sets, error, message):
         ({"reset_for_eval": "true", "eval_loop_num_batches": "2"}, "full epochs"),
     ],
 )
-def test_no_split_takes_an_epoch_that_cannot_be(inspect, split, fields, message):
+def test_impossible_epochs_are_errors_in_every_split(inspect, split, fields, message):
     source = {"train": "train_input", "eval": "eval_inputs.0", "decode": "decode_inputs.1"}[split]
     with pytest.raises(ConfigError, match=message):
         inspect("text", split=split, sets=[f"{source}.{field}={value}" for field, value in fields.items()])

@@ -125,13 +125,13 @@ EVERY_GENERATION = [
 
 
 @pytest.mark.parametrize("case", GOLDEN)
-def test_a_command_line_is_the_list_it_should_be(case):
+def test_command_lines_match_literal_lists(case):
     made, golden = GOLDEN[case]
     assert made == golden
 
 
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud's own parser is not on this machine")
-def test_gclouds_own_parser_takes_every_command_line(tmp_path):
+def test_gclouds_own_parser_accepts_every_command_line(tmp_path):
     lines = [shlex.join(argv) for argv in [*(made for made, _ in GOLDEN.values()), *EVERY_GENERATION]]
     wrong = ["gcloud compute tpus tpu-vm create demo --nonsense=1"]
     file = tmp_path / "commands.json"
@@ -156,12 +156,12 @@ def test_gclouds_own_parser_takes_every_command_line(tmp_path):
     ],
     ids=str,
 )
-def test_terms_that_cannot_be_are_refused(terms):
+def test_impossible_orders_are_errors(terms):
     with pytest.raises(ConfigError):
         create_command(VM, **terms)
 
 
-def test_what_the_user_writes_for_ssh_comes_last_and_as_it_is():
+def test_ssh_arguments_of_the_user_come_last_and_unchanged():
     assert commands.ssh(VM, ssh_args=["-v", "a b"])[-4:] == [IN, "--", "-v", "a b"]
 
 
@@ -178,7 +178,7 @@ HOSTILE = ["a; touch x", "$(id)", "a\nb", "--flags-file=x", "a" * 200, "ünïcod
 @pytest.mark.parametrize(
     "field", ["network", "subnetwork", "service_account", "labels", "runtime_version", "valid_until"]
 )
-def test_hostile_terms_are_refused(field, value):
+def test_hostile_options_are_errors(field, value):
     if field in ("network", "subnetwork") and value == "a" * 200:
         return  # a valid one
     with pytest.raises(ConfigError):
@@ -186,7 +186,7 @@ def test_hostile_terms_are_refused(field, value):
 
 
 @pytest.mark.parametrize("value", HOSTILE)
-def test_hostile_names_zones_and_paths_are_refused(value):
+def test_hostile_names_zones_and_paths_are_errors(value):
     with pytest.raises(ConfigError):
         Target(value, ZONE)
     with pytest.raises(ConfigError):
@@ -198,7 +198,7 @@ def test_hostile_names_zones_and_paths_are_refused(value):
 
 
 @given(st.text())
-def test_whatever_is_typed_is_refused_or_one_inert_argument(text):
+def test_any_text_is_an_error_or_one_inert_argument(text):
     """A name that is taken adds one argument; a script arrives as one argument, which a shell reads back unchanged."""
     try:
         argv = commands.describe(Target(text, ZONE))

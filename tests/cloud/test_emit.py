@@ -51,7 +51,7 @@ def run_bash(script: str, folder, **env: str) -> tuple[int, list[dict]]:
     return done.returncode, calls
 
 
-def test_slurm_starts_a_process_a_gpu_that_jax_finds_its_place_in(tmp_path, monkeypatch):
+def test_slurm_starts_a_process_per_gpu_that_jax_detects(tmp_path, monkeypatch):
     from jax._src.clusters.slurm_cluster import SlurmCluster
 
     script = slurm(Task("tiny", COMMAND, find_machine("h100:2"), 2))
@@ -74,7 +74,7 @@ def test_slurm_starts_a_process_a_gpu_that_jax_finds_its_place_in(tmp_path, monk
     assert (tmp_path / "scontrol").read_text() == "requeue 77\n"
 
 
-def test_gke_starts_a_pod_a_host_and_a_job_a_slice():
+def test_gke_starts_a_pod_per_host_and_a_job_per_slice():
     task = Task("tiny", COMMAND, find_machine("v4-128"), 2, IMAGE)
     manifest = yaml.safe_load(gke(task))
     (job,) = manifest["spec"]["replicatedJobs"]
@@ -120,7 +120,7 @@ def test_skypilot_reads_its_task(machine, count, tmp_path):
     assert task.num_nodes == count and len(task.resources) == 1
 
 
-def test_skypilots_variables_tell_jax_the_coordinator(tmp_path):
+def test_skypilots_variables_give_jax_the_coordinator(tmp_path):
     task = yaml.safe_load(skypilot(Task("tiny", COMMAND, find_machine("h100:8"), 2)))
     assert (task["num_nodes"], task["resources"]) == (2, {"accelerators": "h100:8"})
     there = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NUM_NODES": "2"}
@@ -143,13 +143,13 @@ def test_skypilots_variables_tell_jax_the_coordinator(tmp_path):
         (skypilot, "tpu7x-8", 1, None),
     ],
 )
-def test_what_a_scheduler_cannot_do_is_refused(emit, machine, count, image):
+def test_unsupported_targets_are_errors(emit, machine, count, image):
     with pytest.raises(ConfigError):
         emit(Task("tiny", COMMAND, find_machine(machine), count, image))
 
 
 @pytest.mark.parametrize("value", ["a;b", "a\nb", "$(id)", "-x", ""])
-def test_hostile_names_and_images_are_refused(value):
+def test_hostile_names_and_images_are_errors(value):
     with pytest.raises(ConfigError):
         Task(value, COMMAND, find_machine("v4-8"), 1)
     with pytest.raises(ConfigError):

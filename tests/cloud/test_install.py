@@ -40,7 +40,7 @@ def test_each_source_is_a_requirement_of_pip_with_the_tested_pins(source, extra,
 @pytest.mark.parametrize(
     "source", ["", "conda", "git:https://x/y@$(id)", "git:ssh://x/y@z", "git:https://x/y@-z", "a;b"]
 )
-def test_another_source_is_refused(source, tmp_path):
+def test_an_unknown_source_is_an_error(source, tmp_path):
     if source == "":
         source = " "
     with pytest.raises(ConfigError):
@@ -55,7 +55,7 @@ def test_the_same_checkout_gives_the_same_wheel(tmp_path):
     assert hashes[0] == hashes[1]
 
 
-def test_here_it_takes_two_commands(tmp_path):
+def test_a_local_install_is_two_commands(tmp_path):
     package = Package("paxcli[cuda12]==1.0", ())
     make, pip = local_commands(package, tmp_path / "venv", tmp_path)
     assert make == [sys.executable, "-m", "venv", f"{tmp_path}/venv"]
@@ -93,7 +93,7 @@ exit 0
 """
 
 
-def test_where_python_is_too_old_uv_brings_one_and_a_second_time_nothing_is_done(tmp_path):
+def test_uv_installs_python_once_where_it_is_too_old(tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / ".pax").mkdir()
     for name in ("cat", "rm", "mkdir", "cp", "sh", "flock"):

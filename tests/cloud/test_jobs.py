@@ -81,7 +81,7 @@ def test_starting_again_after_a_lost_answer_does_not_run_twice(cloud):
     assert job.watch() == 0 and job.out["stdout"].count("pax") == 1
 
 
-def test_a_lost_connection_is_made_again_and_nothing_is_shown_twice(cloud):
+def test_a_lost_connection_is_reopened_without_repeated_output(cloud):
     job = Watched(prepare(cloud))
     job.start(["recipes", "ls"], {})
     cloud.play("supervisor follow", "ERROR: connection reset by peer", 255, times=2)
@@ -90,14 +90,14 @@ def test_a_lost_connection_is_made_again_and_nothing_is_shown_twice(cloud):
     assert job.out["stdout"].count("\ntiny ") == 1
 
 
-def test_the_exit_code_is_the_jobs_and_files_travel(cloud):
+def test_the_exit_code_is_the_jobs_and_files_are_sent(cloud):
     job = Watched(prepare(cloud))
     job.start(["recipes", "show", ("mine.yaml", "")], {"mine.yaml": "recipe: nosuch\n"})
     assert job.watch() == 2
     assert "nosuch" in job.out["stderr"]
 
 
-def test_arguments_arrive_as_they_were_typed(cloud, tmp_path):
+def test_arguments_arrive_unchanged(cloud, tmp_path):
     job = Watched(prepare(cloud))
     words = [f"$(touch {tmp_path}/x)", "a;b", "it's", 'quo"te', "new\nline", "ü", "--flags-file=x"]
     job.start(["recipes", "show", "--", *words], {})
@@ -113,7 +113,7 @@ def _spec_of(cloud):
             yield shlex.split(shlex.split(command.removeprefix("--command="))[2])[-1]
 
 
-def test_a_worker_without_pax_names_the_remedy(cloud):
+def test_a_worker_without_pax_has_the_install_hint(cloud):
     target = prepare(cloud, slices=2)
     (cloud.root / "workers/demo-1-w0/.pax/venv/bin/python").unlink()
     with pytest.raises(RemoteError, match="1 of 2 workers did not start; 1.0") as error:
@@ -121,7 +121,7 @@ def test_a_worker_without_pax_names_the_remedy(cloud):
     assert error.value.hint == "pax install --on demo"
 
 
-def test_too_large_a_file_does_not_travel():
+def test_files_that_are_too_large_are_an_error():
     with pytest.raises(ConfigError, match="too large"):
         jobs.start_script("job-1", ["train"], {"a.yaml": "x" * 100_000})
 

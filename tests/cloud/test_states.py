@@ -75,7 +75,7 @@ def test_creating_twice_creates_once_and_waits_for_a_deletion(cloud):
     assert len(cloud.calls_with("create")) == 2
 
 
-def test_a_slice_that_is_not_there_yet_is_waited_for():
+def test_waits_for_every_slice():
     ready = {"state": "READY", "networkEndpoints": [{}, {}]}
     assert states._combine_nodes([ready, ready]).workers == (2, 2)
     for node, phase in {
@@ -91,7 +91,7 @@ def test_a_slice_that_is_not_there_yet_is_waited_for():
     assert states._combine_nodes([ready | {"health": "UNHEALTHY_MAINTENANCE"}]).phase is Phase.WAITING
 
 
-def test_time_runs_out_without_an_end(cloud):
+def test_a_timeout_is_an_error(cloud):
     cloud.write(states=[["ACCEPTED"]])
     ensure()
     with pytest.raises(RemoteError, match="still ACCEPTED") as error:

@@ -10,7 +10,7 @@ from paxcli.errors import ConfigError
 TARGET = Target("demo", "us-central2-b", "my-project", queued=True, slices=2, accelerator="v4-128", internal_ips=True)
 
 
-def test_a_name_is_remembered_without_asking_and_forgotten(cloud):
+def test_a_target_is_remembered_and_forgotten(cloud):
     targets.remember(TARGET)
     assert targets.find_target("demo", None, None, Gcloud(), lambda _: None) == TARGET
     assert cloud.calls == []
@@ -19,7 +19,7 @@ def test_a_name_is_remembered_without_asking_and_forgotten(cloud):
         targets.find_target("demo", None, None, Gcloud(), lambda _: None)
 
 
-def test_what_is_not_remembered_is_looked_up(cloud):
+def test_an_unknown_target_is_looked_up(cloud):
     resource = {"kind": "queued-resources", "slices": 3, "states": ["ACTIVE"], "type": "v4-8"}
     cloud.write(resources={"demo": resource, "one": resource | {"kind": "tpu-vm", "slices": 1, "states": ["READY"]}})
     place = ("europe-west4-b", "other-project", Gcloud(), lambda _: None)
@@ -28,7 +28,7 @@ def test_what_is_not_remembered_is_looked_up(cloud):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "other"}', '{"name": "demo", "zone": "$(id)"}', '{"x": 1}'])
-def test_a_damaged_memory_is_none(cloud, text):
+def test_an_unreadable_remembered_target_is_none(cloud, text):
     targets.remember(TARGET)
     (file,) = cloud.root.glob("state/pax/targets/*.json")
     file.write_text(text)
@@ -36,6 +36,6 @@ def test_a_damaged_memory_is_none(cloud, text):
 
 
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-x"])
-def test_a_name_is_no_path(cloud, name):
+def test_a_name_is_not_a_path(cloud, name):
     with pytest.raises(ConfigError):
         targets.recall(name)

@@ -54,7 +54,7 @@ def test_an_evaluation_reads_every_token_once_and_in_order(files, encode):
     assert (labels[full, -1] == 1).all() and not weights[full, -1].any() and weights[full, :-1].all()
 
 
-def test_training_reads_every_token_once_a_pass(files, encode):
+def test_training_reads_every_token_once_per_epoch(files, encode):
     """In runs of a row each, whatever the order of the files."""
     data = make(c4(files[0]), is_training=True, batch_size=1)
     seen = []
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_named(files, tmp_path, content, message):
         ({"tokenizer_path": __file__}, DataError, "is not a SentencePiece model"),
     ],
 )
-def test_what_is_missing_is_named(files, fields, kind, message):
+def test_missing_data_is_named(files, fields, kind, message):
     with pytest.raises(kind, match=message):
         make(c4(files[0], **fields), is_training=True).check_data()
 

@@ -152,7 +152,7 @@ def count_rows(batch) -> collections.Counter:
     )
 
 
-def test_every_input_class_is_asked():
+def test_every_input_class_is_tested():
     found = set()
     for module in pkgutil.iter_modules(paxcli.inputs.__path__, "paxcli.inputs."):
         members = vars(importlib.import_module(module.name)).values()
@@ -172,7 +172,7 @@ def test_spec_is_the_first_batch(make):
 
 
 @pytest.mark.parametrize("hosts", [1, 2, 3, 8])
-def test_an_epoch_over_hosts_is_the_epoch_of_one(make, hosts):
+def test_an_epoch_over_hosts_equals_that_of_one_host(make, hosts):
     whole = list(make(**EPOCH).eval_batches())
     parts = [list(make(hosts, host, **EPOCH).eval_batches()) for host in range(hosts)]
     assert {len(part) for part in parts} == {len(whole)}
@@ -185,7 +185,7 @@ def test_an_epoch_over_hosts_is_the_epoch_of_one(make, hosts):
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 8])
-def test_training_over_hosts_is_the_training_of_one(make, hosts):
+def test_training_over_hosts_equals_that_of_one_host(make, hosts):
     if isinstance(make(), SHARDED):
         pytest.skip("test_seqio_input.py asks it whether its hosts read different examples, and all")
     whole = take(make(is_training=True), 12)
@@ -194,7 +194,7 @@ def test_training_over_hosts_is_the_training_of_one(make, hosts):
         assert_same(batch, join(shares))
 
 
-def test_training_drops_nothing_and_takes_each_epoch_in_another_order(make):
+def test_training_has_every_row_in_each_epoch_in_another_order(make):
     rows = join(make(**EPOCH).eval_batches())
     data = make(is_training=True)
     size = num_rows(data)
@@ -232,7 +232,7 @@ def test_resumes_exactly_from_anywhere_on_any_number_of_hosts(make):
     assert len(json.dumps(state)) < 200
 
 
-def test_another_seed_is_another_stream(make):
+def test_another_seed_gives_another_stream(make):
     same, other = make(is_training=True, input_random_seed=42), make(is_training=True, input_random_seed=7)
     batch = make(is_training=True).get_next()
     assert_same(batch, same.get_next())
@@ -246,7 +246,7 @@ def test_reset_starts_over(make):
     assert_same(first, take(data, 3))
 
 
-def test_peek_takes_nothing(make):
+def test_peek_does_not_advance(make):
     data, untouched = make(is_training=True), make(is_training=True)
     for _ in range(3):
         assert_same(data.peek(), data.peek())
@@ -271,22 +271,22 @@ class TestEvalTable:
         stopped.close()
         assert_same(first, next(data.eval_batches()))
 
-    def test_no_reset_and_a_number_rolls_on(self, make):
+    def test_without_reset_an_eval_takes_the_next_batches(self, make):
         data = make(eval_loop_num_batches=2)
         runs = [list(data.eval_batches()) for _ in range(3)]
         assert [len(run) for run in runs] == [2, 2, 2]
         assert_same([batch for run in runs for batch in run], take(make(), 6))
 
-    def test_reset_and_a_number_is_refused(self, make):
+    def test_reset_with_a_number_of_batches_is_an_error(self, make):
         with pytest.raises(ConfigError, match="full epochs"):
             make(reset_for_eval=True, eval_loop_num_batches=2).eval_batches()
 
-    def test_no_reset_and_all_is_refused(self, make):
+    def test_without_reset_a_number_of_batches_is_required(self, make):
         with pytest.raises(ConfigError, match="nothing restarts"):
             make(eval_loop_num_batches=None).eval_batches()
 
     @pytest.mark.parametrize("repeating", [{"repeat": True}, {"is_training": True}])
-    def test_an_epoch_without_end_is_refused(self, make, repeating):
+    def test_an_infinite_epoch_is_an_error(self, make, repeating):
         with pytest.raises(ConfigError, match="reset_for_eval=True needs"):
             make(**EPOCH, **repeating).validate()
 
@@ -310,14 +310,14 @@ class TestEvalTable:
         ({"num_examples": None, "repeat": False}, "is infinite"),
     ],
 )
-def test_settings_that_cannot_work_are_named(fields, message):
+def test_invalid_settings_are_named(fields, message):
     good = {"batch_size": 2, "seq_len": 4, "vocab_size": 8, "num_examples": 3}
     SyntheticInput(**good).validate()
     with pytest.raises(ConfigError, match=message):
         SyntheticInput(**{**good, **fields}).get_next()
 
 
-def test_an_input_may_change_what_another_returns():
+def test_a_subclass_may_change_batches():
     class Doubled(SyntheticInput):
         def get_next(self):
             batch = super().get_next()

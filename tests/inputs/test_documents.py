@@ -39,7 +39,7 @@ def directory(tmp_path_factory):
 
 @pytest.mark.parametrize("files", ["all.jsonl.gz", "all.parquet", "all.arrayrecord", "foreign.bin", "part-*.bin"])
 @pytest.mark.parametrize("packing", ["concat", "first_fit"])
-def test_every_format_holds_the_same(directory, files, packing):
+def test_every_format_has_the_same_documents(directory, files, packing):
     plain = text_input(directory / "*.txt", packing=packing)
     data = text_input(directory / files, packing=packing)
     if files != "part-*.bin":  # rows do not span several token files
@@ -161,7 +161,7 @@ class TestBadFiles:
         (tmp_path / "a.arrayrecord").write_bytes(b"nonsense" * 100)
         self.check("a.arrayrecord", tmp_path / "a.arrayrecord")
 
-    def test_token_files_beside_others(self, directory):
+    def test_token_files_mixed_with_other_formats(self, directory):
         with pytest.raises(ConfigError, match="token file, but `files` also has other formats"):
             text_input(directory / "*.txt", directory / "*.bin").check_data()
 
@@ -177,6 +177,6 @@ class TestBadFiles:
         ({"drop_longer_than": 0}, "drop_longer_than must be at least 1"),
     ],
 )
-def test_settings_that_cannot_work_are_named(fields, message):
+def test_invalid_settings_are_named(fields, message):
     with pytest.raises(ConfigError, match=message):
         text_input("a", **fields).validate()

@@ -56,7 +56,7 @@ class TestWarnings:
         self.check(Weightless(batch_size=2, seq_len=8, vocab_size=99), "all weights are zero")
 
 
-def test_hosts_that_share_no_row_and_hosts_that_do():
+def test_rows_shared_by_hosts_are_counted():
     apart = [functools.partial(synthetic, num_infeed_hosts=4, infeed_host_index=host) for host in range(4)]
     assert rows_of_several_hosts(apart, 3) == 0
     assert rows_of_several_hosts([synthetic] * 4, 3) == 6

@@ -39,7 +39,7 @@ def assert_same(a, b):
 
 
 class TestAdaptor:
-    def test_an_eval_reads_in_order_once_and_again(self, data, tmp_path):
+    def test_every_eval_reads_all_data_in_order(self, data, tmp_path):
         source = LingvoInputAdaptor(input=data.numbers(tmp_path, 22, 1, repeat_count=1), **IN_ORDER)
         epoch = list(source.eval_batches())
         expected = [[*range(i, i + 4)] for i in range(0, 20, 4)] + [[20, 21, 20, 20]]
@@ -71,7 +71,7 @@ class TestAdaptor:
         assert [batches(host)[0].host.tolist() for host in range(2)] == [[0] * 4, [1] * 4]
         assert params.file_random_seed == 0  # The recipe's own params are left alone.
 
-    def test_a_fixed_seed_must_be_meant_and_is_moved_by_the_host(self, data, tmp_path):
+    def test_a_fixed_seed_must_be_allowed_and_differs_by_host(self, data, tmp_path):
         params = data.numbers(tmp_path, file_random_seed=301)
         with pytest.raises(ConfigError, match="file_random_seed=301"):
             LingvoInputAdaptor(input=params, is_training=True).get_next()
@@ -80,7 +80,7 @@ class TestAdaptor:
         same = LingvoInputAdaptor(input=params.Copy().Set(file_random_seed=302), **fixed)
         assert nums(take(moved, 3)) == nums(take(same, 3))
 
-    def test_resumes_exactly_and_peeks_without_taking(self, data, tmp_path):
+    def test_resumes_exactly_and_peeks_without_advancing(self, data, tmp_path):
         def make():
             return LingvoInputAdaptor(input=data.numbers(tmp_path), is_training=True, input_random_seed=3)
 
@@ -117,7 +117,7 @@ class TestAdaptor:
         runs = [[int(b.data[0]) for b in rolling.eval_batches()] for _ in range(3)]
         assert runs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 0]]
 
-    def test_its_batches_may_be_changed(self, data):
+    def test_a_subclass_of_an_adaptor_may_change_batches(self, data):
         class Doubled(LingvoInputAdaptor):
             def get_next(self):
                 batch = super().get_next()
@@ -129,7 +129,7 @@ class TestAdaptor:
         take(source, 3)
         assert source.peek().doubled == source.get_next().doubled == 6
 
-    def test_a_new_batch_size_cuts_packed_batches(self, data, tmp_path):
+    def test_a_new_batch_size_splits_packed_batches(self, data, tmp_path):
         params = data.packed_pairs(tmp_path)
         large = LingvoInputAdaptor(input=params, is_training=True)
         small = LingvoInputAdaptorNewBatchSize(input=params, batch_size=2, is_training=True)
@@ -143,7 +143,7 @@ class TestAdaptor:
         with pytest.raises(ConfigError, match="not a multiple of batch_size=3"):
             LingvoInputAdaptorNewBatchSize(input=params, batch_size=3, is_training=True).get_next()
 
-    def test_inspection_shows_what_was_packed(self, data, tmp_path):
+    def test_inspection_shows_packed_segments(self, data, tmp_path):
         source = LingvoInputAdaptor(input=data.packed_pairs(tmp_path), is_training=True)
         found = inspect_batches(source, 1)
         assert found.segments_per_row > 1 and 0 < found.padding_share < 1
@@ -155,7 +155,7 @@ class TestAdaptor:
 class TestEvalAdaptor:
     @pytest.mark.parametrize("hosts", [1, 2, 3])
     @pytest.mark.parametrize("order", ["in order", "shuffled"])
-    def test_hosts_share_out_one_epoch(self, data, tmp_path, hosts, order):
+    def test_an_epoch_is_sharded_over_hosts(self, data, tmp_path, hosts, order):
         reads = {"cluster_do_eval": True} if order == "in order" else {"num_batches": 101}
         params = data.numbers(tmp_path, 101, 1, batch_size=1, repeat_count=1 if order == "in order" else -1)
         parts = [
@@ -209,12 +209,12 @@ class TestEvalAdaptor:
         (LingvoEvalAdaptor, {"batch_size": 4, **EPOCH}, {}, ConfigError, "reset_for_eval=True needs"),
     ],
 )
-def test_settings_that_cannot_work_are_named(data, tmp_path, cls, fields, params, error, message):
+def test_invalid_settings_are_named(data, tmp_path, cls, fields, params, error, message):
     with pytest.raises(error, match=message):
         cls(input=data.numbers(tmp_path, **params), **fields).check_data()
 
 
-def test_what_is_no_generator_is_named(data):
+def test_a_value_that_is_not_a_generator_is_named(data):
     with pytest.raises(ConfigError, match="input is 3"):
         LingvoInputAdaptor(input=3).validate()
     with pytest.raises(ConfigError, match="reset_for_eval=True needs"):

@@ -28,7 +28,7 @@ def share_of_b(data: MixtureInput, batches: int) -> float:
 
 
 @pytest.mark.parametrize("weights", [[3, 1], [0.75, 0.25], [0.5, 0.5], [1, 9]])
-def test_every_stretch_has_the_shares(letters, weights):
+def test_every_interval_has_the_proportions(letters, weights):
     data = mixture(letters, weights, is_training=True)
     expected = weights[1] / sum(weights)
     for _ in range(5):
@@ -41,11 +41,11 @@ def test_an_epoch_is_every_row_once(letters):
     assert (ids == ord("a") + 3).sum() == 1000 and (ids == ord("b") + 3).sum() == 100
 
 
-def test_other_weights_are_another_stream(letters):
+def test_other_weights_give_another_stream(letters):
     assert mixture(letters, [1, 1]).data_fingerprint() != mixture(letters, [1, 2]).data_fingerprint()
 
 
-def test_inputs_without_end(letters):
+def test_infinite_inputs(letters):
     inputs = [TextInput(files=letters), SyntheticInput()]
     data = MixtureInput(inputs=inputs, weights=[1, 1], seq_len=10, vocab_size=259, batch_size=10, is_training=True)
     assert data.num_rows() is None
@@ -77,7 +77,7 @@ def test_wrong_weights_are_named(letters, weights, message):
         mixture(letters, weights).validate()
 
 
-def test_inputs_that_cannot_be_mixed_are_named(letters):
+def test_inputs_without_random_access_are_named(letters):
     with pytest.raises(ConfigError, match="has no inputs"):
         mixture([], []).validate()
     data = mixture(letters, [1, 1])

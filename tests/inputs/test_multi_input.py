@@ -33,7 +33,7 @@ def assert_same(a, b):
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
-def test_batches_are_those_of_its_inputs(make):
+def test_batches_equal_those_of_the_inputs(make):
     data = make()
     batch = data.get_next()
     assert (batch.text.ids.shape, batch.walk.ids.shape) == ((4, 2, 4), (4, 3, 4))

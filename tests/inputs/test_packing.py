@@ -58,7 +58,7 @@ def test_minus_one_is_a_row_of_padding():
     assert not batch.segment_ids[[0, 2]].any()
 
 
-def test_checksum_tells_packings_apart():
+def test_checksums_of_packings_differ():
     def checksum(documents, seq_len=4):
         arrays = [np.array(document, np.uint16) for document in documents]
         return PackedTokens.pack(arrays, seq_len=seq_len, pad_id=PAD, eos_id=EOS).checksum
@@ -69,7 +69,7 @@ def test_checksum_tells_packings_apart():
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 12))
-def test_first_fit_keeps_every_token_and_cuts_only_what_is_longer_than_a_row(lengths, seq_len):
+def test_first_fit_keeps_every_token_and_splits_only_long_documents(lengths, seq_len):
     documents = [np.arange(length) + 1000 * (1 + number) for number, length in enumerate(lengths)]
     concat = PackedTokens.pack(documents, seq_len=seq_len, pad_id=PAD, eos_id=EOS)
     packed = dataclasses.replace(concat, packing="first_fit")
@@ -90,5 +90,5 @@ def test_first_fit_keeps_every_token_and_cuts_only_what_is_longer_than_a_row(len
     assert packed.num_rows == 0 or packed.checksum != concat.checksum
 
 
-def test_first_fit_takes_the_first_row_with_room():
+def test_first_fit_uses_the_first_row_with_space():
     assert first_fit(np.array([5, 7, 4, 3, 1, 10, 1]), 10).tolist() == [0, 1, 0, 1, 0, 2, 3]

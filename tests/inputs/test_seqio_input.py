@@ -87,7 +87,7 @@ def test_sequence_rows_are_those_of_seqio(seqio, pack):
 
 
 @pytest.mark.parametrize("kind", ["language", "sequence"])
-def test_what_was_packed_before_is_as_if_packed_now(seqio, kind):
+def test_stored_packed_rows_equal_rows_packed_now(seqio, kind):
     """A task whose examples are the rows that SeqIO packed."""
     own = seqio.PrefixLMFeatureConverter(pack=True) if kind == "language" else seqio.EncDecFeatureConverter(pack=True)
     rows = seqio.get_dataset("pax_toy", LENGTHS, own)
@@ -102,7 +102,7 @@ def test_what_was_packed_before_is_as_if_packed_now(seqio, kind):
     assert_same(list(data.eval_batches()), list(make(now(pack=True), **EPOCH).eval_batches()))
 
 
-def test_which_tokens_weigh():
+def test_weights_of_tokens():
     import tensorflow as tf
 
     row = {"inputs": [5, 6, 7], "targets": [-8, 9, 1]}
@@ -121,7 +121,7 @@ def test_which_tokens_weigh():
     }
 
 
-def test_reversed_rows_hold_each_token_at_its_place():
+def test_reversed_rows_have_each_token_at_its_position():
     """Packed or alone in a row, an example has the same labels and weights."""
     converters = [LanguageModelFeatures(pack=pack, reverse_bos_padding=True, eos_id=2) for pack in (False, True)]
     seen = []
@@ -141,7 +141,7 @@ def test_reversed_rows_hold_each_token_at_its_place():
 
 
 @pytest.mark.parametrize("hosts", [2, 3, pytest.param(8, marks=pytest.mark.slow)])
-def test_hosts_train_on_different_examples_and_on_all(hosts):
+def test_hosts_together_train_on_every_example_once(hosts):
     """One epoch of each host; examples are identified by their first target, which is unique."""
     seen = []
     for host in range(hosts):
@@ -155,7 +155,7 @@ def test_hosts_train_on_different_examples_and_on_all(hosts):
     assert sorted(seen) == [3 + i for i in range(NUM_EXAMPLES)]
 
 
-def test_a_position_is_refused_elsewhere():
+def test_a_position_of_other_settings_is_an_error():
     state = make(is_training=True).get_state()
     for other in ({"split_name": "validation"}, {"num_infeed_hosts": 2}, {"input_random_seed": 7}):
         with pytest.raises(DataError, match="was saved with"):
@@ -171,7 +171,7 @@ def test_a_mixture_is_one_infinite_epoch():
     assert_same(take(other, 5), whole[30:35])
 
 
-def test_an_evaluation_may_be_cut_short():
+def test_an_evaluation_may_be_limited():
     batches = list(make(eval_num_examples=6, **EPOCH).eval_batches())
     assert [batch.example_id.tolist() for batch in batches] == [[0, 1, 2, 3], [4, 5, -1, -1]]
     assert batches[1].eval_sample_weights.tolist() == [1, 1, 0, 0] and not batches[1].weights[2:].any()
@@ -203,13 +203,13 @@ def test_text_and_tokenizer():
         ({**EPOCH, "repeat": True}, "reset_for_eval=True needs", "repeat"),
     ],
 )
-def test_settings_that_cannot_work_are_named(fields, message, hint):
+def test_invalid_settings_are_named(fields, message, hint):
     with pytest.raises(ConfigError, match=message) as caught:
         make(**fields).check_data()
     assert hint in (caught.value.hint or "")
 
 
-def test_an_id_outside_the_vocabulary_stops_the_run(seqio):
+def test_an_id_beyond_the_vocabulary_is_an_error(seqio):
     source = seqio.TaskRegistry.get("pax_toy_lm").source
     feature = seqio.Feature(seqio.PassThroughVocabulary(50), add_eos=False)
     task = seqio.Task("lies", source=source, preprocessors=[], output_features={"targets": feature})

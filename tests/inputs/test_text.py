@@ -25,7 +25,7 @@ def documents(data: TextInput) -> list[bytes]:
     return [bytes(part[1:] - 3) for part in np.split(ids, np.flatnonzero(ids == ByteTokenizer.bos_id))[1:]]
 
 
-def test_an_epoch_is_the_files(tmp_path):
+def test_an_epoch_has_all_documents_of_the_files(tmp_path):
     texts = {"b.txt": "second", "a.txt": "first: naïve ☃", "sub/c.txt": "x" * 30}
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -67,7 +67,7 @@ class TestSplit:
         assert sorted(train + held_out) == sorted(name.encode() for name in names)
         assert 5 < len(held_out) < 40
 
-    def test_without_a_file_is_refused(self, tmp_path):
+    def test_no_files_is_an_error(self, tmp_path):
         (tmp_path / "only").write_text("abc")
         with pytest.raises(DataError, match="none of 1 files is in split `eval`"):
             text_input(tmp_path / "*", split="eval").check_data()
@@ -105,11 +105,11 @@ class TestBadData:
         (tmp_path / "dangling.txt").symlink_to(tmp_path / "nowhere")
         self.check("dangling.txt", tmp_path / "*.txt")
 
-    def test_ids_that_the_model_lacks(self, tmp_path):
+    def test_ids_beyond_the_models_vocabulary(self, tmp_path):
         (tmp_path / "a").write_text("abc")
         self.check("has 259 ids, but the model's vocab_size is 256", tmp_path / "a", vocab_size=256, error=ConfigError)
 
-    def test_other_data_than_the_state_is_of(self, tmp_path):
+    def test_a_position_in_other_data_is_an_error(self, tmp_path):
         (tmp_path / "a").write_text("abc")
         state = text_input(tmp_path / "a").get_state()
         (tmp_path / "a").write_text("abd")
@@ -127,7 +127,7 @@ class TestBadData:
         ({"seq_len": 0}, "seq_len must be at least 1"),
     ],
 )
-def test_settings_that_cannot_work_are_named(fields, message):
+def test_invalid_settings_are_named(fields, message):
     with pytest.raises(ConfigError, match=message):
         text_input("a", **fields).validate()
 
@@ -162,7 +162,7 @@ class TestStdlib:
             StdlibInput(**EPOCH, seq_len=8, files=["a"]).validate()
 
 
-def test_order_and_splits_are_what_saved_positions_mean(tmp_path):
+def test_order_and_splits_never_change(tmp_path):
     """If these numbers change, old runs no longer resume where they were, and held-out files are trained on."""
     (tmp_path / "a").write_text("x" * 159)
     data = text_input(tmp_path / "a", seq_len=16, reset_for_eval=False, eval_loop_num_batches=1, is_training=True)

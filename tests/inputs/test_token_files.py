@@ -29,7 +29,7 @@ def write_foreign(path: pathlib.Path, ids: list[int], **sidecar) -> pathlib.Path
     return path
 
 
-def test_documents_end_at_eos_and_the_last_may_be_cut_off(tmp_path):
+def test_documents_end_at_eos_and_the_last_may_be_incomplete(tmp_path):
     path = write_foreign(tmp_path / "a.bin", [50256, 5, 6, 50256, 50256, 7, 8, 9])
     batch = token_input(path, batch_size=1).get_next()
     assert batch.ids[0].tolist() == [5, 6, 7, 8, 0, 0, 0, 0]
@@ -45,7 +45,7 @@ def test_wide_ids(tmp_path):
     assert batch.ids[0, :2].tolist() == [2**20 - 1, 70_000] and batch.labels[0, :2].tolist() == [70_000, 1]
 
 
-def test_without_their_tokenizer_ids_are_shown(tmp_path):
+def test_without_their_tokenizer_ids_are_numbers(tmp_path):
     path = write_foreign(tmp_path / "a.bin", [5, 6, 50256])
     data = token_input(path)
     assert data.ids_to_strings(data.get_next().ids[:1], [2]) == ["5 6"]
@@ -54,7 +54,7 @@ def test_without_their_tokenizer_ids_are_shown(tmp_path):
         _ = data.text_tokenizer
 
 
-def test_other_data_than_the_state_is_of(tmp_path):
+def test_a_position_in_other_data_is_an_error(tmp_path):
     path = write_foreign(tmp_path / "a.bin", [5, 6, 7, 50256] * 20)
     state = token_input(path).get_state()
     token_input(path).set_state(state)
@@ -85,7 +85,7 @@ class TestBadFiles:
     def test_bad_sidecar(self, tmp_path, sidecar, message):
         self.check(message, write_foreign(tmp_path / "a.bin", [1], **sidecar))
 
-    def test_sidecar_is_no_json(self, tmp_path):
+    def test_invalid_description(self, tmp_path):
         path = write_foreign(tmp_path / "a.bin", [1])
         for text in ("{", "[]", '{"dtype": "uint16"}'):
             (tmp_path / "a.bin.json").write_text(text)

@@ -23,7 +23,7 @@ def test_bytes_round_trip(text):
     assert tokenizer.decode(np.array([tokenizer.bos_id, *ids, tokenizer.eos_id, tokenizer.pad_id])) == text
 
 
-def test_bytes_that_are_no_text_are_shown_as_such():
+def test_invalid_utf8_decodes_to_replacement_characters():
     tokenizer = ByteTokenizer()
     assert tokenizer.decode(np.array([ord("a") + 3, 0xFF + 3, 259, 511])) == "a\ufffd\ufffd\ufffd"
 
@@ -71,7 +71,7 @@ def test_hugging_face(hugging_face_file):
     "make",
     [lambda path: SentencePieceTokenizer(path=path), lambda path: HuggingFaceTokenizer(path=path, eos_token="a")],
 )
-def test_a_file_that_is_missing_or_another_kind_is_named(make, tmp_path):
+def test_missing_and_wrong_tokenizer_files_are_named(make, tmp_path):
     wrong = tmp_path / "wrong"
     wrong.write_text("{}")
     for path in (str(wrong), str(Path(tmp_path, "missing"))):

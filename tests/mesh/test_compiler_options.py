@@ -32,7 +32,7 @@ def _own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_pax_asks_for_nothing_that_xla_has_dropped(monkeypatch, caplog):
+def test_presets_skip_options_that_xla_has_removed(monkeypatch, caplog):
     """All of pax's own options for GPUs exist; those that are gone are left out by name. Asked once for a version."""
     monkeypatch.setattr(log, "propagate", True)
     groups, expected = room._load_presets(), room._presets(*H200, num_devices=2)
@@ -55,7 +55,7 @@ def test_options_of_the_recipe_and_of_the_environment_come_first(monkeypatch):
     assert "xla_gpu_enable_while_loop_double_buffering" not in options
 
 
-def test_each_device_gets_its_own(monkeypatch):
+def test_each_device_kind_has_its_options(monkeypatch):
     """By generation, version and number; a CPU gets none."""
     monkeypatch.setattr(room, "_option_errors", lambda platform, options: dict.fromkeys(options))
     monkeypatch.setattr(room, "_package", lambda platform: "libtpu 0.0.42.1" if platform == "tpu" else "jaxlib 0.10.2")

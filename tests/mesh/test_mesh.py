@@ -73,7 +73,7 @@ def test_mistakes_are_found_without_a_device(fields, message, hint):
     assert hint is None or hint in caught.value.hint
 
 
-def test_a_mesh_must_take_every_device():
+def test_a_mesh_must_use_every_device():
     with pytest.raises(ConfigError) as caught:
         build_mesh(Mesh([3, 1, 2]), [Device(i) for i in range(8)])
     assert caught.value.message == "mesh data=3 × tensor=2 needs 6 devices, found 8."
@@ -85,7 +85,7 @@ def test_a_mesh_must_take_every_device():
     assert "mesh.dcn_mesh_shape=null" in caught.value.hint
 
 
-def test_without_a_shape_all_devices_lie_on_data():
+def test_without_a_shape_all_devices_are_on_data():
     mesh = build_mesh(Mesh())
     assert describe(mesh.shape) == f"data={jax.device_count()}"
     assert mesh.axis_types == (jax.sharding.AxisType.Auto,) * 6

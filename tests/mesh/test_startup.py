@@ -126,7 +126,7 @@ def test_jax_detects_managed_jobs_itself(monkeypatch, env):
         (job("a:1", 2), "does not match"),
     ],
 )
-def test_half_an_announcement_is_refused(monkeypatch, env, message):
+def test_incomplete_job_variables_are_an_error(monkeypatch, env, message):
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
@@ -170,6 +170,6 @@ def test_libtpu_gets_the_recipes_options_once(monkeypatch):
 
 
 @pytest.mark.parametrize("options", [{"--xla_a": 1}, {"xla_a": "1 --xla_b"}, {"xla_a": "'"}])
-def test_what_is_no_option_of_libtpu_is_refused(options):
+def test_invalid_libtpu_options_are_errors(options):
     with pytest.raises(ConfigError, match="not a libtpu option"):
         Mesh(libtpu_options=options).validate()
