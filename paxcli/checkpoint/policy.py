@@ -1,4 +1,4 @@
-"""When checkpoints are written and which of them are kept."""
+"""When checkpoints are saved, and which are kept."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclasses.dataclass
 class Checkpoint(Configurable):
-    """Cadence and retention.
+    """Checkpoint interval and retention.
 
     Args:
-      save_interval_steps: A checkpoint is written whenever the step is a multiple of this.
-      save_max_to_keep: The most recent ones that are kept; None keeps all.
-      save_keep_interval_steps: Besides, every step that is a multiple of this is kept.
-      save_keep_interval_duration: Besides, one for each such span of time is kept, such as "12h".
-      async_save: Write in the background, while training goes on.
+      save_interval_steps: Steps between checkpoints.
+      save_max_to_keep: How many of the most recent checkpoints to keep; None = all.
+      save_keep_interval_steps: Also keep every checkpoint whose step is a multiple of this.
+      save_keep_interval_duration: Also keep one checkpoint per interval of time, such as "12h".
+      async_save: Whether to write in the background while training continues.
     """
 
     save_interval_steps: Steps = 1000
@@ -32,16 +32,16 @@ class Checkpoint(Configurable):
     async_save: bool = True
 
     def validate(self) -> None:
-        """Raises ConfigError when a field makes no sense."""
+        """Raises ConfigError when a duration cannot be read."""
         if self.save_keep_interval_duration is not None:
             parse_duration(self.save_keep_interval_duration)
 
 
 def parse_duration(text: str) -> datetime.timedelta:
-    """`30s`, `15m`, `2h`, `1d`, or a bare number of seconds.
+    """Parses `30s`, `15m`, `2h`, `1d`, or a number of seconds.
 
     Raises:
-      ConfigError: Anything else, or a duration of nothing.
+      ConfigError: Anything else, or a duration of zero.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(text))
     duration = datetime.timedelta(**{_UNITS[match[2] or "s"]: float(match[1])}) if match else datetime.timedelta(0)
