@@ -1,4 +1,4 @@
-"""The checkpoint policy: when checkpoints are saved and which are kept."""
+"""When checkpoints are saved, and which are kept."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclasses.dataclass
 class Checkpoint(Configurable):
-    """Save interval and retention policy.
+    """Checkpoint interval and retention.
 
     Args:
-      save_interval_steps: Save a checkpoint at every multiple of this step count.
-      save_max_to_keep: How many of the latest checkpoints to keep; None keeps all.
-      save_keep_interval_steps: Also keep the checkpoints at every multiple of this step count.
-      save_keep_interval_duration: Also keep one checkpoint per interval of this duration, such as "12h".
-      async_save: Write checkpoints in the background, while training continues.
+      save_interval_steps: Steps between checkpoints.
+      save_max_to_keep: How many of the most recent checkpoints to keep; None = all.
+      save_keep_interval_steps: Also keep every checkpoint whose step is a multiple of this.
+      save_keep_interval_duration: Also keep one checkpoint per interval of time, such as "12h".
+      async_save: Whether to write in the background while training continues.
     """
 
     save_interval_steps: Steps = 1000
@@ -32,7 +32,7 @@ class Checkpoint(Configurable):
     async_save: bool = True
 
     def validate(self) -> None:
-        """Raises ConfigError if the duration cannot be parsed."""
+        """Raises ConfigError when a duration cannot be read."""
         if self.save_keep_interval_duration is not None:
             parse_duration(self.save_keep_interval_duration)
 
@@ -41,7 +41,7 @@ def parse_duration(text: str) -> datetime.timedelta:
     """Parses `30s`, `15m`, `2h`, `1d`, or a number of seconds.
 
     Raises:
-      ConfigError: The text is not a duration, or the duration is 0.
+      ConfigError: Anything else, or a duration of zero.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(text))
     duration = datetime.timedelta(**{_UNITS[match[2] or "s"]: float(match[1])}) if match else datetime.timedelta(0)

@@ -1,4 +1,4 @@
-"""What every layer shares: configs, and parameters that declare what their dimensions mean."""
+"""The base class of layers: configs, and parameters that declare what their dimensions mean."""
 
 from __future__ import annotations
 

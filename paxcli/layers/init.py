@@ -1,4 +1,4 @@
-"""How weights start. An initializer is chosen once, at the model, and flows down to every layer."""
+"""Weight initializers. The model sets one, and every layer inherits it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Init(Configurable):
-    """Draws a weight given which of its dimensions are contracted (`fan_in`) and produced (`fan_out`)."""
+    """Makes initializers from the contracted (`fan_in`) and produced (`fan_out`) dimensions of a weight."""
 
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
-        """An initializer `(key, shape, dtype) -> array` of a projection.
+        """The initializer `(key, shape, dtype) -> array` of a weight.
 
         Args:
-          fan_in: Which dimensions of the shape are contracted.
-          fan_out: Which are produced.
-          fused: How many weights of this shape share one input and could be stored as one: 3 for query, key and value.
+          fan_in: The contracted dimensions of the shape.
+          fan_out: The produced dimensions.
+          fused: Number of weights of this shape that share one input and could be stored as one: 3 for query, key and
+            value.
         """
         raise NotImplementedError
 
     def table(self, dims: int) -> Initializer:
-        """An initializer of an embedding table whose rows have `dims` features."""
+        """The initializer of an embedding table whose rows have `dims` features."""
         return jax.nn.initializers.normal(dims**-0.5)
 
 
@@ -51,11 +52,11 @@ class Xavier(Init):
 
 @dataclasses.dataclass(frozen=True)
 class PraxisXavier(Init):
-    """Xavier as praxis computes it, for the same start as in Pax.
+    """Xavier as praxis computes it, to initialize as Pax does.
 
-    A matrix is as in `Xavier`. Of a weight with more dimensions, praxis takes the last two for in and out, and both
-    times all the others. Its attention projections are [D, N, H], and query, key and value are one weight
-    [3, D, N, H], so their limits are sqrt(6 / (D * (N + H))) and sqrt(6 / (3 * D * (N + H))): far below Xavier's.
+    Matrices are as in `Xavier`. For a weight with more dimensions, praxis takes the last two as fan-in and fan-out, and
+    multiplies both by all the others. Its attention projections are [D, N, H], and query, key and value are one weight
+    [3, D, N, H], so the limits are sqrt(6 / (D * (N + H))) and sqrt(6 / (3 * D * (N + H))): far below Xavier's.
 
     Attributes:
       combine_qkv: Whether query, key and value count as one weight (Pax: `combine_qkv`).
@@ -65,7 +66,7 @@ class PraxisXavier(Init):
 
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
-            # Where two dimensions are in or out together, they are the heads, which praxis has last.
+            # Two dimensions contracted or produced together are heads and head size, which are last in praxis.
             last_two = next((axes for axes in (fan_in, fan_out) if len(axes) == 2), range(len(shape))[-2:])
             others = math.prod(shape) // _size(shape, last_two)
             if len(shape) > 2 and self.combine_qkv:
@@ -78,11 +79,11 @@ class PraxisXavier(Init):
 
 @dataclasses.dataclass(frozen=True)
 class Gaussian(Init):
-    """Normal with one standard deviation for every weight, and one for every table.
+    """Normal with one standard deviation for all weights, and one for all tables.
 
     Attributes:
-      stddev: The deviation; None = 1 / sqrt(fan_in) for weights and 1 / sqrt(dims) for tables.
-      table_stddev: That of tables, if it is another.
+      stddev: Standard deviation; None = 1 / sqrt(fan_in) for weights and 1 / sqrt(dims) for tables.
+      table_stddev: Standard deviation of tables; None = `stddev`.
     """
 
     stddev: NonNegativeFloat | None = None

@@ -1,4 +1,4 @@
-"""Adafactor as Pax had it."""
+"""Adafactor with the update rule of Pax."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from paxcli.optim.base import Optimizer, corrected_decay
 
 
 class AdafactorState(NamedTuple):
-    """Updates so far, and for each parameter the moments that it has; `optax.MaskedNode` where it has none.
+    """The number of updates, and the moments of each parameter; `optax.MaskedNode` where it has none.
 
-    `row` and `column` are the second moments of a factored parameter, without its factored column and row dimension;
-    `full` is that of any other. `momentum` has the learning rates of the past in it.
+    `row` and `column` are the factored second moment of a matrix: its means over columns and over rows. `full` is the
+    second moment of any other parameter. `momentum` averages updates that the learning rate already multiplies.
     """
 
     count: jax.Array
@@ -40,27 +40,27 @@ class _Slots(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ShardedAdafactor(Optimizer):
-    """Adam with the second moment of a matrix kept as the moments of its rows and columns (Shazeer and Stern, 2018).
+    """Adafactor: the second moment of a matrix is factored into row and column moments (Shazeer and Stern, 2018).
 
-    Pax: `praxis.optimizers.ShardedAdafactor`; its momentum in whole numbers (`quantized_dtype`) is left out: momentum
-    is float32. Scale, then clip, then learning rate, then momentum, then decay. Each scanned layer is a tensor for
-    itself. Without sorting, a weight of more than two dimensions is a stack of matrices; that of an attention's output
-    is [N, H, D] here and [D, N, H] in Pax, so it is factored along other dimensions.
+    Pax: `praxis.optimizers.ShardedAdafactor`, without its quantized momentum (`quantized_dtype`): momentum is float32.
+    Order: scale, clip, learning rate, momentum, weight decay. Each stacked layer is a tensor of its own. Without
+    sorting, a weight with more than two dimensions is a stack of matrices; the output projection of attention is
+    [N, H, D] here and [D, N, H] in Pax, so it is factored along other dimensions.
 
     Attributes:
       decay_method: The second moment's decay: `adam` is `decay_adam`, corrected for bias; `pow` is
         1 - step ** -`decay_pow`.
       decay_adam: Decay of the second moment, for `adam`.
       decay_pow: Exponent, for `pow`.
-      beta1: Decay of the momentum; 0 = none.
+      beta1: Decay of the momentum; 0 = no momentum.
       clipping_threshold: Largest root-mean-square of a parameter's update; None = off.
-      factored: Whether second moments are factored.
-      sort_factored_second_moment_dims: Whether the two largest dimensions are factored, rather than the last two.
-      min_dim_size_to_factor: Smallest of the two dimensions that is still factored, when they are sorted.
-      multiply_by_parameter_scale: Whether updates are relative to the root-mean-square of the parameter.
+      factored: Whether second moments of matrices are factored.
+      sort_factored_second_moment_dims: Whether to factor the two largest dimensions instead of the last two.
+      min_dim_size_to_factor: Smallest size of the two dimensions that is factored, with sorting.
+      multiply_by_parameter_scale: Whether to multiply updates by the root-mean-square of the parameter.
       epsilon1_grad_sq_reg: Added to squared gradients.
-      epsilon2_param_scale_reg: Smallest scale of a parameter.
-      weight_decay: Share of a parameter taken off, times the learning rate; 0 = none.
+      epsilon2_param_scale_reg: Lower bound of that root-mean-square.
+      weight_decay: Weight decay, multiplied by the learning rate; 0 = none.
       decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
     """
 
@@ -123,7 +123,7 @@ class ShardedAdafactor(Optimizer):
     def _update_one(
         self, decay: Any, learning_rate: Any, weight_decay: float, grad: jax.Array, param: jax.Array, slots: _Slots
     ) -> tuple[jax.Array, _Slots]:
-        """What one tensor loses, and its new moments."""
+        """The update of one tensor, to subtract, and its new moments."""
         squared = jnp.square(grad) + self.epsilon1_grad_sq_reg
         dims = self._factored_dims(grad.shape)
         if dims is None:
@@ -148,7 +148,7 @@ class ShardedAdafactor(Optimizer):
         return update + learning_rate * weight_decay * param, slots
 
     def _factored_dims(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
-        """The dimensions over which the row and the column moment are means; None when there are none."""
+        """The dimensions that the row and the column moment average over; None for an unfactored tensor."""
         if not self.factored or len(shape) < 2:
             return None
         if not self.sort_factored_second_moment_dims:

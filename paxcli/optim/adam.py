@@ -1,4 +1,4 @@
-"""Adam as Pax had it."""
+"""Adam with the update rule of Pax."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paxcli.optim.base import Optimizer, corrected_decay
 
 
 class AdamState(NamedTuple):
-    """Updates so far, and both moments with their bias correction in them."""
+    """The number of updates, and both moments, already bias-corrected."""
 
     count: jax.Array
     first_moment: dict
@@ -25,18 +25,18 @@ class AdamState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam with the bias correction inside the moments, and updates clipped (Pax: `praxis.optimizers.ShardedAdam`).
+    """Adam with bias-corrected moments and clipped updates (Pax: `praxis.optimizers.ShardedAdam`).
 
-    The decay rates are corrected as in Adafactor (Shazeer and Stern, 2018, section 7.1). Moments, then clip, then
+    The decay rates are corrected as in Adafactor (Shazeer and Stern, 2018, section 7.1). Order: moments, clip, weight
     decay.
 
     Attributes:
       beta1: Decay of the first moment.
       beta2: Decay of the second moment.
-      epsilon: Added outside the root.
-      epsilon_root: Added inside the root.
-      clip_threshold: Largest root-mean-square of a parameter's update, each layer for itself; None = off.
-      weight_decay: Share of a parameter taken off, times the learning rate; 0 = none.
+      epsilon: Added to the square root of the second moment.
+      epsilon_root: Added to the second moment under the square root.
+      clip_threshold: Largest root-mean-square of a parameter's update, per layer; None = off.
+      weight_decay: Weight decay, multiplied by the learning rate; 0 = none.
       decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
     """
 

@@ -1,4 +1,4 @@
-"""AdamW, as most language models are trained today."""
+"""AdamW, the usual optimizer of language models."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paxcli.optim.base import Optimizer, decay_mask
 
 @dataclasses.dataclass(frozen=True)
 class AdamW(Optimizer):
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), the decay scaled by the learning rate.
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), multiplied by the learning rate.
 
     Attributes:
       beta1: Decay of the first moment.
       beta2: Decay of the second moment.
-      epsilon: Added to the root of the second moment.
-      weight_decay: Share of a parameter taken off, times the learning rate; 0 = none.
-      mu_dtype: Type in which the first moment is kept.
+      epsilon: Added to the square root of the second moment.
+      weight_decay: Weight decay, multiplied by the learning rate; 0 = none.
+      mu_dtype: Dtype of the first moment.
       decay_norms_and_biases: Whether scales and biases decay too.
     """
 

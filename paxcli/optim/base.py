@@ -1,4 +1,4 @@
-"""What the learner asks of an optimizer."""
+"""The optimizer interface that the learner calls."""
 
 from __future__ import annotations
 

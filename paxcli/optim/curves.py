@@ -1,4 +1,4 @@
-"""Schedules along one curve, from a point (step, factor) to another."""
+"""Schedules that follow one curve from a point (step, factor) to another."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Point = tuple[StepNumber, NonNegativeFloat]
 
 @dataclasses.dataclass(frozen=True)
 class Polynomial(Schedule):
-    """From `start` to `limit` along a power; before and after, their factors hold (Pax: the same name).
+    """Polynomial from `start` to `limit`, constant before and after (Pax: the same name).
 
     Attributes:
       start: First step of the curve, and the factor there.
       limit: Last step, and the factor there.
-      power: Of the polynomial.
-      origin: End at which the curve has slope 0, for a power above 1.
+      power: Exponent.
+      origin: The end at which the slope is 0, for a power above 1.
     """
 
     start: Point = (0, 1.0)
@@ -43,7 +43,7 @@ class Polynomial(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearSchedule(Schedule):
-    """From `start` to `limit` in a straight line; before and after, their factors hold (Pax: `Linear`).
+    """Linear from `start` to `limit`, constant before and after (Pax: `Linear`).
 
     Attributes:
       start: First step of the line, and the factor there.
@@ -64,7 +64,7 @@ class LinearSchedule(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class Exponential(Schedule):
-    """From `start` to `limit` by the same ratio each step; before and after, their factors hold (Pax: the same name).
+    """Exponential from `start` to `limit`, constant before and after (Pax: the same name).
 
     Attributes:
       start: First step of the curve, and the factor there.
@@ -84,7 +84,7 @@ class Exponential(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class DelayedCosine(Schedule):
-    """From `start` to `limit` along half a cosine; before and after, their factors hold (Pax: the same name).
+    """Half a cosine from `start` to `limit`, constant before and after (Pax: the same name).
 
     Attributes:
       start: First step of the curve, and the factor there.
@@ -104,10 +104,10 @@ class DelayedCosine(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class Cosine(Schedule):
-    """From step 0 to `total_steps` along half a cosine; then the last factor holds (Pax: the same name).
+    """Half a cosine from step 0 to `total_steps`, then constant (Pax: the same name).
 
     Attributes:
-      initial_value: Factor of step 0.
+      initial_value: Factor at step 0.
       final_value: Factor at and after `total_steps`.
       total_steps: Last step of the curve; None = the run's `num_train_steps`.
     """
@@ -126,13 +126,13 @@ class Cosine(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class ContinuousSchedule(Schedule):
-    """Flat, then halved every so many steps, down to a smallest share (Pax: the same name).
+    """Constant, then exponential decay with a half-life, down to a minimum (Pax: the same name).
 
     Attributes:
-      initial_value: Factor until `start_step`.
+      initial_value: Factor before `start_step`.
       start_step: First step of the decay.
       half_life_steps: Steps in which the factor halves.
-      min: Smallest share of `initial_value`.
+      min: Lower bound, as a fraction of `initial_value`.
     """
 
     initial_value: NonNegativeFloat = 1.0
@@ -146,7 +146,7 @@ class ContinuousSchedule(Schedule):
 
 
 def _progress(step: jax.Array, start: Point, limit: Point) -> jax.Array:
-    """The share of the way from `start` to `limit`, from 0 to 1."""
+    """How far `step` is from `start` to `limit`, as a fraction from 0 to 1."""
     return jnp.clip((step - start[0]) / (limit[0] - start[0]), 0.0, 1.0)
 
 

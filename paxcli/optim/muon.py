@@ -28,7 +28,7 @@ class Muon(Optimizer):
       epsilon: Added to the norm of a momentum matrix, and to the root of Adam's second moment.
       consistent_rms: Root-mean-square of a matrix's update, whatever its shape: 0.2 is about that of AdamW, whose
         learning rate and decay then fit (Liu et al., 2025). None = scale by sqrt(max(1, produced / contracted)).
-      weight_decay: Share of a matrix subtracted, times the learning rate; 0 = none.
+      weight_decay: Weight decay of the matrices, multiplied by the learning rate; 0 = none.
       adam_beta1: Decay of Adam's first moment.
       adam_beta2: Decay of Adam's second moment.
     """

@@ -1,4 +1,4 @@
-"""Schedules made of several pieces."""
+"""Piecewise schedules."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paxcli.optim.schedules import Schedule
 
 @dataclasses.dataclass(frozen=True)
 class PiecewiseConstant(Schedule):
-    """One factor after the other (Pax: the same name).
+    """A sequence of constant factors (Pax: the same name).
 
     Attributes:
-      boundaries: Steps at which the next factor begins.
-      values: The factors, one more than boundaries.
+      boundaries: Steps at which the next factor starts.
+      values: The factors, one more than `boundaries`.
     """
 
     boundaries: tuple[Steps, ...] = ()
@@ -36,11 +36,11 @@ class PiecewiseConstant(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearRampupPiecewiseConstant(Schedule):
-    """Up linearly to the first factor at the first boundary, then one after the other (Pax: the same name).
+    """Linear warmup to the first factor at the first boundary, then constant factors (Pax: the same name).
 
     Attributes:
-      boundaries: Steps at which a factor begins, the first after the ramp.
-      values: The factors, as many as boundaries.
+      boundaries: Steps at which a factor starts; the first ends the warmup.
+      values: The factors, as many as `boundaries`.
     """
 
     boundaries: tuple[Steps, ...] = (1,)
@@ -50,7 +50,7 @@ class LinearRampupPiecewiseConstant(Schedule):
         _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries))
         _check_order(self, self.boundaries)
         if not self.boundaries:
-            raise ConfigError("LinearRampupPiecewiseConstant: the ramp ends at the first of `boundaries`: give one.")
+            raise ConfigError("LinearRampupPiecewiseConstant: the warmup ends at the first of `boundaries`: give one.")
 
     def __call__(self, step: jax.Array) -> jax.Array:
         ramp = jnp.minimum(step / self.boundaries[0], 1.0)
@@ -59,11 +59,11 @@ class LinearRampupPiecewiseConstant(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class PiecewiseSchedule(Schedule):
-    """One schedule after the other, each counting steps from its own beginning (Pax: the same name).
+    """A sequence of schedules, each of which counts steps from its own start (Pax: the same name).
 
     Attributes:
-      boundaries: Steps at which the next schedule begins.
-      schedules: The schedules, one more than boundaries.
+      boundaries: Steps at which the next schedule starts.
+      schedules: The schedules, one more than `boundaries`.
     """
 
     boundaries: tuple[Steps, ...] = ()
@@ -84,11 +84,11 @@ class PiecewiseSchedule(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class CycleSchedule(Schedule):
-    """Several schedules in turn, over and over, each given the step of the run (Pax: the same name).
+    """Cycles through several schedules, each of which gets the step of the run (Pax: the same name).
 
     Attributes:
       schedules: The schedules.
-      steps: How many steps each runs before the next one does.
+      steps: How many steps each schedule runs before the next.
     """
 
     schedules: tuple[Schedule, ...] = ()

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: a factor for each step, from 0 on. The learning rate is `learning_rate * schedule(step)`."""
+"""Learning-rate schedules: a factor per step, from step 0. The learning rate is `learning_rate * schedule(step)`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from paxcli.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(Configurable):
-    """A function of the step. After its end, the last value holds."""
+    """A function of the step. After its end, it keeps its last value."""
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        """The factor of the update that leads from `step` to `step + 1`."""
+        """The factor of the update from `step` to `step + 1`."""
         raise NotImplementedError
 
     def validate(self) -> None:
-        """Raises a ConfigError when the fields do not fit each other."""
+        """Raises a ConfigError when fields contradict each other."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,10 +46,10 @@ class Constant(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearRampupCosineDecay(Schedule):
-    """Up linearly over `warmup_steps`, flat until `decay_start`, down along a cosine (Pax: the same name).
+    """Linear warmup, constant until `decay_start`, then cosine decay (Pax: the same name).
 
     Attributes:
-      warmup_steps: Steps from 0 to 1.
+      warmup_steps: Steps of the warmup from 0 to 1.
       decay_start: First step of the decay; None = `warmup_steps`.
       decay_end: Last step of the decay; None = the run's `num_train_steps`.
       min_ratio: Factor at and after `decay_end`.
@@ -72,10 +72,10 @@ class LinearRampupCosineDecay(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearRampupExponentialDecay(Schedule):
-    """Up linearly over `warmup_steps`, flat until `decay_start`, down exponentially (Pax: the same name).
+    """Linear warmup, constant until `decay_start`, then exponential decay (Pax: the same name).
 
     Attributes:
-      warmup_steps: Steps from 0 to 1.
+      warmup_steps: Steps of the warmup from 0 to 1.
       decay_start: First step of the decay.
       decay_end: Last step of the decay.
       min_ratio: Factor at and after `decay_end`.
@@ -93,13 +93,13 @@ class LinearRampupExponentialDecay(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearRampupPolynomialDecay(Schedule):
-    """Up linearly over `warmup_steps`, flat until `decay_start`, down along a power (Pax: the same name).
+    """Linear warmup, constant until `decay_start`, then polynomial decay (Pax: the same name).
 
     Attributes:
-      warmup_steps: Steps from 0 to 1.
+      warmup_steps: Steps of the warmup from 0 to 1.
       decay_start: First step of the decay; None = `warmup_steps`.
       decay_end: Last step of the decay; None = the run's `num_train_steps`.
-      power: The share of the way down is (share of the steps) ** power.
+      power: Exponent: the factor falls with (fraction of the decay steps) ** power.
       min_ratio: Factor at and after `decay_end`.
     """
 
@@ -121,11 +121,11 @@ class LinearRampupPolynomialDecay(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class LinearRampupSqrtDecay(Schedule):
-    """Up linearly to `peak`, down with the inverse square root of the step (Pax: the same name).
+    """Linear warmup to `peak`, then decay with the inverse square root of the step (Pax: the same name).
 
     Attributes:
       peak: Factor at `warmup_steps`.
-      warmup_steps: Steps to the peak. The factor of step 0 is that of step 1.
+      warmup_steps: Steps of the warmup. Step 0 has the factor of step 1.
     """
 
     peak: NonNegativeFloat = 1.0
@@ -138,12 +138,12 @@ class LinearRampupSqrtDecay(Schedule):
 
 @dataclasses.dataclass(frozen=True)
 class SqrtDecay(Schedule):
-    """The inverse square root of the step, flat at first (Pax: the same name).
+    """The inverse square root of the step, constant at first (Pax: the same name).
 
     Attributes:
-      decay_start: Until here the factor is that of this step.
-      multiplier: Times this.
-      offset: Taken off the step.
+      decay_start: The factor is constant until this step.
+      multiplier: Multiplies the factor.
+      offset: Subtracted from the step.
     """
 
     decay_start: Steps = 10_000
@@ -161,10 +161,10 @@ class NoamSchedule(Schedule):
     Vaswani et al., 2017, who trained the first Transformers with it; named for Noam Shazeer. Pax: `Transformer`.
 
     Attributes:
-      warmup_steps: Steps to the peak, for one worker.
-      model_dim: The factor is scaled by 1 / sqrt(`model_dim`).
-      worker_replicas: The ramp is this many times as long.
-      decay_end: From here on the factor stays; None = the run's `num_train_steps`.
+      warmup_steps: Steps of the warmup, for one worker.
+      model_dim: Width of the model: the factor is scaled by 1 / sqrt(`model_dim`).
+      worker_replicas: Multiplies the length of the warmup.
+      decay_end: The factor is constant from this step; None = the run's `num_train_steps`.
     """
 
     pax_name = "Transformer"
@@ -181,7 +181,7 @@ class NoamSchedule(Schedule):
 
 
 def require(schedule: Schedule, field: str, value: int | None) -> int:
-    """The end of a schedule, which the experiment fills in; but not in schedules that are pieces of another."""
+    """The value of a field that the experiment fills in, except in schedules that are part of another schedule."""
     if value is None:
         raise ConfigError(
             f"{type(schedule).__name__} inside another schedule has no `{field}`.", f"Give it a `{field}`."

@@ -13,11 +13,11 @@ from paxcli.optim.base import Optimizer
 
 @dataclasses.dataclass(frozen=True)
 class Sgd(Optimizer):
-    """Gradient descent, with momentum if asked for.
+    """Gradient descent, optionally with momentum.
 
     Attributes:
-      momentum: Decay of the running sum of gradients; None = plain gradients.
-      nesterov: Whether to look ahead along the momentum.
+      momentum: Decay of the running sum of gradients; None = no momentum.
+      nesterov: Whether to use Nesterov momentum.
     """
 
     momentum: DecayRate | None = None

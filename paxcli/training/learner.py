@@ -1,4 +1,4 @@
-"""From gradients to new parameters."""
+"""The learner: turns gradients into new parameters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paxcli.optim.schedules import Constant, Schedule
 
 
 class Averaged(NamedTuple):
-    """The optimizer's state of a learner with `ema_decay`, and the average of the parameters that it trains."""
+    """The state of a learner with `ema_decay`: the optimizer's, and the moving average of the trained parameters."""
 
     optimizer: Any
     ema: Any
@@ -28,23 +28,23 @@ class Averaged(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Learner(Configurable):
-    """Clips gradients, asks the optimizer, scales by the learning rate, and refuses steps that are not finite.
+    """Clips gradients, computes the update, applies the learning rate, and skips steps whose gradients are not finite.
 
-    Pax: `paxml.learners.Learner`, and what `praxis.optimizers.BaseOptimizer` shares between optimizers.
+    Pax: `paxml.learners.Learner`, and the parts of `praxis.optimizers.BaseOptimizer` that all optimizers share.
 
     Attributes:
-      optimizer: Direction of the update.
+      optimizer: Computes the direction of the update.
       learning_rate: Peak learning rate.
       schedule: Factor of the learning rate at each step.
       clip_gradient_norm_to_value: Largest global norm of the gradients; None = off.
-      clip_gradient_single_norm_to_value: Largest norm of each gradient alone, instead; None = off.
-      skip_invalid_gradients: Whether a step whose gradients are not finite leaves parameters and optimizer as they are.
-      skip_step_gradient_norm_value: Global norm, before clipping, above which a step is skipped too; None = off.
+      clip_gradient_single_norm_to_value: Instead, the largest norm of each gradient; None = off.
+      skip_invalid_gradients: Whether to skip the update of a step whose gradients are not finite.
+      skip_step_gradient_norm_value: Also skip a step whose global norm, before clipping, is above this; None = off.
       ema_decay: Decay of a moving average of the parameters, which evaluation and decoding use; None = off. As in Pax,
-        it is at most (1 + n) / (10 + n) at step n, and averages the parameters that a step begins with.
-      bprop_variable_exclusion: Regular expressions; parameters whose path, as in `stack/layers/attention/query`, one of
-        them matches stay as they are, without optimizer state.
-      bprop_variable_inclusion: The same for the only parameters that are trained, instead.
+        the decay is at most (1 + n) / (10 + n) at step n, and the average takes the parameters before the update.
+      bprop_variable_exclusion: Regular expressions. Parameters whose path, such as `stack/layers/attention/query`,
+        matches one of them are frozen and have no optimizer state.
+      bprop_variable_inclusion: Instead, train only the parameters that match.
     """
 
     optimizer: Optimizer = part(AdamW)
@@ -59,7 +59,7 @@ class Learner(Configurable):
     bprop_variable_inclusion: tuple[str, ...] = ()
 
     def validate(self) -> None:
-        """Raises a ConfigError when the fields do not fit each other."""
+        """Raises a ConfigError when fields contradict each other."""
         self.schedule.validate()
         if self.clip_gradient_norm_to_value is not None and self.clip_gradient_single_norm_to_value is not None:
             raise ConfigError(
@@ -74,7 +74,7 @@ class Learner(Configurable):
             try:
                 re.compile(regex)
             except re.error as error:
-                raise ConfigError(f"{regex!r} is no regular expression: {error}.") from None
+                raise ConfigError(f"{regex!r} is not a regular expression: {error}.") from None
         if self.skip_step_gradient_norm_value is not None and not self.skip_invalid_gradients:
             raise ConfigError(
                 "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",
@@ -89,19 +89,19 @@ class Learner(Configurable):
           weights: A tree like `params` of the `Weight` of each.
 
         Raises:
-          ConfigError: A regular expression matches no parameter, or nothing is left to train.
+          ConfigError: A regular expression matches no parameter, or no parameter is left to train.
         """
-        trained = self._trained(params)
-        return self._averaging(params, self._transformation(trained, weights).init(params), trained)
+        trained = self._trained_mask(params)
+        return self._with_average(params, self._transformation(trained, weights).init(params), trained)
 
     def warm_start(self, params: dict, opt_state: Any) -> Any:
-        """`opt_state` for parameters that come from elsewhere: their average begins with them."""
+        """`opt_state` for parameters from another run: their moving average starts from them."""
         if self.ema_decay is None:
             return opt_state
-        return self._averaging(params, opt_state.optimizer, self._trained(params))
+        return self._with_average(params, opt_state.optimizer, self._trained_mask(params))
 
     def evaluated(self, params: dict, opt_state: Any) -> dict:
-        """The parameters to evaluate: the moving averages of those that have one."""
+        """The parameters to evaluate: the moving average where a parameter has one."""
         if self.ema_decay is None:
             return params
         return jax.tree.map(lambda p, e: p if _is_masked(e) else e, params, opt_state.ema)
@@ -114,10 +114,10 @@ class Learner(Configurable):
         Returns:
           New parameters, new optimizer state, and `learning_rate`, `grad_norm` (before clipping) and `valid`.
         """
-        trained = self._trained(params)
+        trained = self._trained_mask(params)
         if trained is not None:
             grads = jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
-        grad_norm = optax.tree.norm(_wide(grads))
+        grad_norm = optax.tree.norm(_as_float32(grads))
         valid = jnp.isfinite(grad_norm)
         if self.skip_step_gradient_norm_value is not None:
             valid &= grad_norm <= self.skip_step_gradient_norm_value
@@ -125,9 +125,9 @@ class Learner(Configurable):
 
         def updated(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old_state = opt_state if self.ema_decay is None else opt_state.optimizer
-            # Widened here: what enters the `cond` below lies in memory.
+            # Cast inside: the operands of the `cond` below are materialized in memory.
             updates, new_state = self._transformation(trained, weights).update(
-                self._clipped(_wide(grads), grad_norm), old_state, params, learning_rate=learning_rate
+                self._clipped(_as_float32(grads), grad_norm), old_state, params, learning_rate=learning_rate
             )
             new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
             if self.ema_decay is None:
@@ -157,8 +157,8 @@ class Learner(Configurable):
             return jax.tree.map(lambda g: g * jnp.minimum(1.0, largest / jnp.linalg.norm(g.ravel())), grads)
         return grads
 
-    def _averaging(self, params: dict, opt_state: Any, trained: Any) -> Any:
-        """`opt_state` with averages that begin with `params`, if there are any."""
+    def _with_average(self, params: dict, opt_state: Any, trained: Any) -> Any:
+        """`opt_state` with a moving average that starts from `params`, if `ema_decay` is set."""
         if self.ema_decay is None:
             return opt_state
         if trained is None:
@@ -167,8 +167,8 @@ class Learner(Configurable):
             opt_state, jax.tree.map(lambda p, keep: jnp.copy(p) if keep else optax.MaskedNode(), params, trained)
         )
 
-    def _trained(self, params: dict) -> Any:
-        """Whether each parameter is trained; None when all are."""
+    def _trained_mask(self, params: dict) -> Any:
+        """A tree of whether each parameter is trained; None when all are."""
         regexes = self.bprop_variable_inclusion or self.bprop_variable_exclusion
         if not regexes:
             return None
@@ -184,7 +184,7 @@ class Learner(Configurable):
         return jax.tree.unflatten(jax.tree.structure(params), trained)
 
 
-def _wide(grads: dict) -> dict:
+def _as_float32(grads: dict) -> dict:
     return jax.tree.map(lambda g: g.astype(jnp.float32), grads)
 
 

@@ -1,4 +1,4 @@
-"""Variational noise."""
+"""Variational noise on the parameters."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from paxcli.training.task import VariationalNoise
 
 @jax.named_scope(NOISE)
 def add_noise(params: dict, noise: VariationalNoise | None, step: jax.Array, key: jax.Array) -> dict:
-    """Parameters with Gaussian noise on those that `noise.regex` names.
+    """Adds Gaussian noise to the parameters that `noise.regex` matches.
 
     Raises:
-      ConfigError: No parameter is named.
+      ConfigError: The regex matches no parameter.
     """
     if noise is None:
         return params
@@ -25,7 +25,7 @@ def add_noise(params: dict, noise: VariationalNoise | None, step: jax.Array, key
     names = ["/".join(str(part.key) for part in path) for path, _ in flat]
     chosen = [noise.regex is None or re.search(noise.regex, name) is not None for name in names]
     if not any(chosen):
-        raise ConfigError(f"vn.regex {noise.regex!r} names no parameter.", f"Parameters: {', '.join(names[:8])}, …")
+        raise ConfigError(f"vn.regex {noise.regex!r} matches no parameter.", f"Parameters: {', '.join(names[:8])}, …")
     scale = jnp.where(step >= noise.start_step, noise.scale, 0.0)
     keys = jax.random.split(key, len(flat))
     noisy = [

@@ -1,4 +1,4 @@
-"""The directory of a run: one writer, and everything needed to repeat it."""
+"""The run directory: its files, its lock, and the recipe that it belongs to."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paxcli.errors import ConfigError, DataError, MissingError
 
 
 class RunDir:
-    """`path` with the files of design: `recipe.yaml`, `config.txt`, `environment.json`, metrics and checkpoints."""
+    """A run directory: `recipe.yaml`, `config.txt`, `environment.json`, metrics and checkpoints, with one writer."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = epath.Path(path)
@@ -30,20 +30,20 @@ class RunDir:
 
     @property
     def checkpoints(self) -> epath.Path:
-        """Where checkpoints are."""
+        """Directory of the checkpoints."""
         return self.path / "checkpoints"
 
     @property
     def profile(self) -> epath.Path:
-        """Where traces and profiles are."""
+        """Directory of traces and profiles."""
         return self.path / "profile"
 
     def create(self) -> None:
-        """Makes the directory and checks that it can be written.
+        """Creates the directory and checks that it is writable.
 
         Raises:
           ConfigError: The path is a file.
-          MissingError: It cannot be written.
+          MissingError: It is not writable.
         """
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"The run directory {self.path} is a file.", "Give another one with `--run-dir`.")
@@ -59,15 +59,15 @@ class RunDir:
             ) from error
 
     def require_checkpoint(self) -> None:
-        """Raises DataError when no checkpoint was ever saved here: known before any device starts."""
+        """Raises DataError when the directory has no checkpoint. Starts no device."""
         if not self.checkpoints.exists() or not any(path.name.isdigit() for path in self.checkpoints.iterdir()):
             raise DataError(f"There is no checkpoint in {self.path}.", "Train first, or give the run with `--run-dir`.")
 
     def lock(self) -> None:
-        """Becomes the one writer until the process ends. Remote directories have no lock.
+        """Locks the directory until the process ends. Remote directories have no lock.
 
         Raises:
-          ConfigError: Another process writes here.
+          ConfigError: Another process has the lock.
         """
         if "://" in os.fspath(self.path):
             return
@@ -87,15 +87,15 @@ class RunDir:
         self._lock.flush()
 
     def begun_with(self) -> dict[str, Any]:
-        """Path → value of the config that this run began with; empty before that."""
+        """Path → value of the config that this run started with; empty for a new run."""
         path = self.path / "config.txt"
         return parse_config_text(path.read_text()) if path.exists() else {}
 
     def check_same_recipe(self, config, allow_changed: bool) -> None:
-        """Refuses to go on with another recipe than the one that began here.
+        """Refuses to resume with a recipe that differs from the one that this run started with.
 
         Raises:
-          ConfigError: Names the fields that differ.
+          ConfigError: Fields differ, and `allow_changed` is false or they are not safe to change. Names them.
         """
         before = self.begun_with()
         if not before:
@@ -109,12 +109,12 @@ class RunDir:
             return
         hint = "Give another `--run-dir`, or undo the change."
         if not unsafe:
-            hint = "Add `--allow-changed` to go on with the new values, or give another `--run-dir`."
+            hint = "Add `--allow-changed` to resume with the new values, or give another `--run-dir`."
         listed = changed_lines(before, now, refused)
-        raise ConfigError(f"{self.path} was begun with another recipe:\n{listed}", hint)
+        raise ConfigError(f"{self.path} was started with another recipe:\n{listed}", hint)
 
     def describe(self, config, recipe_text: str) -> None:
-        """Writes what was asked for, what it resolved to, and where it runs."""
+        """Writes the recipe, the resolved config and the environment."""
         import jax
 
         self._write_recipe(recipe_text)
@@ -133,7 +133,7 @@ class RunDir:
         (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
 
     def _write_recipe(self, text: str) -> None:
-        """A recipe that is this directory's own, with more on it, keeps the old one as its base, beside it."""
+        """Writes `recipe.yaml`. If `text` is based on the old `recipe.yaml`, that is renamed and stays its base."""
         own, content = self.path / "recipe.yaml", yaml.safe_load(text)
         if epath.Path(content["recipe"]) == epath.Path(located(own)):
             more, kept = {**content, "recipe": None}, {**yaml.safe_load(own.read_text()), "recipe": None}

@@ -1,4 +1,4 @@
-"""What a run carries from step to step, and saves."""
+"""The training state: what each step updates and checkpoints hold."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from paxcli.training.task import SingleTask
 
 
 class TrainState(flax.struct.PyTreeNode):
-    """Everything that training changes.
+    """Everything that a training step updates.
 
     Attributes:
       step: Updates made, int32.
       params: Parameters, float32.
       opt_state: The optimizer's state.
-      fp8: Scales of the products in FP8, and the largest values of the steps before; empty without such products.
-      key: Root of the run's randomness, uint32 [2]; each step folds its number in.
-      skipped_steps: Updates refused because a gradient was not finite, int32.
+      fp8: Scales of FP8 matmuls and their history of largest values; empty without FP8.
+      key: Random key of the run, uint32 [2]; each step folds its number into it.
+      skipped_steps: Number of skipped updates, int32.
       weights: The `Weight` of each parameter, in the order of the leaves of `params`. Static: it is not saved.
     """
 
@@ -42,7 +42,7 @@ class TrainState(flax.struct.PyTreeNode):
 
 
 def _create(task: SingleTask, batch: NestedMap, seed: jax.Array) -> TrainState:
-    """A new state whose parameters still carry their logical axes."""
+    """A new state whose parameters still have their boxes."""
     root = jax.random.key(seed)
     variables = task.model.init({"params": jax.random.fold_in(root, 0)}, batch)
     params = variables["params"]
@@ -59,17 +59,17 @@ def _create(task: SingleTask, batch: NestedMap, seed: jax.Array) -> TrainState:
 
 
 def example_batch(spec: NestedMap, rows: int) -> NestedMap:
-    """Zeros with `rows` rows in the shape of a batch: enough to learn a model's shapes."""
+    """A batch of zeros with `rows` rows, to trace a model with."""
     return jax.tree.map(lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype), spec)
 
 
 def abstract_params(task: SingleTask, spec: NestedMap) -> dict:
-    """Shapes and logical axes of the parameters, without touching a device."""
+    """Shapes of the parameters, in boxes with their facts (`mesh/weights.py`). Starts no device."""
     return jax.eval_shape(lambda: task.model.init({"params": jax.random.key(0)}, example_batch(spec, 1))["params"])
 
 
 def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) -> TrainState:
-    """Shapes and shardings of the state, without computing any of it.
+    """Shapes and shardings of the state. Computes nothing.
 
     Args:
       task: The task.
@@ -86,23 +86,23 @@ def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) 
 
 
 def create_state(task: SingleTask, spec: NestedMap, abstract: TrainState) -> TrainState:
-    """A new state, each array made on the devices that will hold it."""
+    """A new state, each array created on the devices that hold it."""
 
     def create(seed: jax.Array) -> TrainState:
         return nn.meta.unbox(_create(task, example_batch(spec, 1), seed))
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     on_cpu = all(device.platform == "cpu" for device in abstract.step.sharding.device_set)
-    # It runs once, so on a CPU it is worth little of the compiler's time.
+    # Runs once, so on a CPU optimizing it takes longer than it saves.
     options = {"xla_backend_optimization_level": 0} if on_cpu else None
     return jax.jit(create, out_shardings=shardings, compiler_options=options)(jnp.uint32(task.train.random_seed))
 
 
 def bytes_per_device(tree: Any) -> int:
-    """What one device holds of arrays, or of their shapes, that are laid out over a mesh."""
+    """Bytes on one device of sharded arrays, or of their shapes."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def count_parameters(params: dict) -> int:
-    """Number of trained numbers."""
+    """Number of parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(nn.meta.unbox(params)))

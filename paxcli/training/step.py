@@ -1,4 +1,4 @@
-"""The compiled steps: one update, and one evaluation batch."""
+"""The compiled steps: one update, one evaluation batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Ar
 def make_train_step(
     task: SingleTask, abstract: TrainState, compiler_options: Mapping[str, Any] | None = None
 ) -> jax.stages.Wrapped:
-    """The jitted `(state, batch) -> (state, metrics)`. The old state's memory is reused for the new one.
+    """The jitted train step `(state, batch) -> (state, metrics)`. It donates the old state.
 
     Call it under `use_mesh`. The metrics stay on the device: `loss`, every metric of the model, `learning_rate`,
     `grad_norm`, `param_norm` and `skipped_steps`.
@@ -36,7 +36,7 @@ def make_train_step(
         def loss_of(params: dict, fp8: Any, rows: NestedMap):
             return task.loss(params, rows, model_key, accumulating(fp8))
 
-        # The gradients have the type of these: half of float32's memory, and every bit of what was computed.
+        # Gradients have the dtype of the cast parameters: in bfloat16, half the memory, and no computed bit is lost.
         cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
         grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
         with jax.named_scope(OPTIMIZER):
@@ -65,10 +65,10 @@ def make_train_step(
 def _gradients(
     loss_of: Callable, params: dict, fp8: Any, batch: NestedMap, num_microbatches: int
 ) -> tuple[dict, Any, dict]:
-    """Gradients, new FP8 state and metrics of the mean loss over a batch, taken in `num_microbatches` slices in turn.
+    """Gradients, new FP8 state and metrics of the mean loss over a batch, accumulated over `num_microbatches` slices.
 
-    Each slice counts by its weight, so the result does not depend on how the batch is cut. FP8 scales follow from the
-    largest values of all slices.
+    Slices are weighted, so the result does not depend on their number. FP8 scales follow from the largest values of all
+    slices.
     """
     gradient = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
 
@@ -89,7 +89,7 @@ def _gradients(
             total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))
             return (jax.tree.map(jnp.maximum, largest, new_fp8), *total), None
 
-    # Microbatch m takes rows m, m + M, …: every device keeps the rows that it has.
+    # Microbatch m takes rows m, m + M, …, so that no row moves to another device.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch)
     shapes = jax.eval_shape(of_slice, jax.tree.map(lambda x: x[0], slices))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
@@ -99,20 +99,20 @@ def _gradients(
 
 
 def make_eval_step(task: SingleTask) -> jax.stages.Wrapped:
-    """Compiles `(params, batch) -> {metric: (sum, weight)}`: combine these over batches, then divide."""
+    """The jitted eval step `(params, batch) -> {metric: (sum, weight)}`; see `Metrics.combined`."""
     return jax.jit(lambda params, batch: _evaluated(task, params, batch)[0])
 
 
 def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict, dict[str, jax.Array]]]:
-    """Compiles `(params, batch) ->` what an eval step returns, and `example_id` and `scores` of all examples, [B]."""
+    """The jitted `(params, batch) -> (metrics, {example_id, scores})`: an eval step with scores [B] of the examples."""
 
     def score_step(params: dict, batch: NestedMap) -> tuple[dict, dict[str, jax.Array]]:
         sums, examples = _evaluated(task, params, batch)
         if "scores" not in examples:
-            raise ConfigError(f"{type(task.model).__name__} has no `scores`, which metrics of an evaluation need.")
+            raise ConfigError(f"{type(task.model).__name__} has no `scores`, which the metrics of an evaluation need.")
         found = {"example_id": batch.example_id, "scores": examples.scores}
-        whole = jax.sharding.PartitionSpec()  # so that each process can read those of all
-        return sums, jax.tree.map(lambda array: jax.lax.with_sharding_constraint(array, whole), found)
+        replicated = jax.sharding.PartitionSpec()  # so that every process can read all scores
+        return sums, jax.tree.map(lambda array: jax.lax.with_sharding_constraint(array, replicated), found)
 
     return jax.jit(score_step)
 

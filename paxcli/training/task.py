@@ -1,4 +1,4 @@
-"""What is trained: a model, its loss, and how long and by what rule it learns."""
+"""The task: a model, its loss and metrics, and how it is trained."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from paxcli.training.learner import Learner
 
 @dataclasses.dataclass(frozen=True)
 class LossAggregator(Configurable):
-    """Sums some of a model's metrics into the loss (Pax: `LossAggregator`, `MultiLossAggregator`).
+    """Computes the loss as a weighted sum of metrics (Pax: `LossAggregator`, `MultiLossAggregator`).
 
     Attributes:
       loss_keys: Names of the metrics to sum.
-      loss_weights: What each is multiplied by; None = 1.
+      loss_weights: The factor of each; None = 1.
     """
 
     loss_keys: tuple[str, ...] = ("loss",)
@@ -44,7 +44,7 @@ class LossAggregator(Configurable):
         """The loss, and the weight of the first of its metrics.
 
         Raises:
-          ConfigError: The model has no metric of such a name, or the weights are not as many.
+          ConfigError: The model has no metric of that name, or the number of weights differs.
         """
         factors = self.loss_weights or (1.0,) * len(self.loss_keys)
         if len(factors) != len(self.loss_keys):
@@ -63,21 +63,21 @@ class LossAggregator(Configurable):
 
 @dataclasses.dataclass(frozen=True)
 class Metrics(Configurable):
-    """Which of a model's metrics are reported beside `loss`, in training and evaluation (Pax: `SingleTask.metrics`).
+    """The metrics that are reported besides `loss`, in training and evaluation (Pax: `SingleTask.metrics`).
 
     Attributes:
-      names: The metrics; None = all.
-      maxima: Those of which an evaluation reports the largest value of a batch; of others it is the mean by weight.
+      names: Names of the metrics; None = all that the model has.
+      maxima: Metrics of which an evaluation reports the maximum over batches, instead of the weighted mean.
     """
 
     names: tuple[str, ...] | None = None
     maxima: tuple[str, ...] = ()
 
     def reported(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        """The reported ones of `metrics`.
+        """Those of `metrics` that are reported.
 
         Raises:
-          ConfigError: The model has no metric of such a name.
+          ConfigError: The model has no metric of that name.
         """
         for name in (*(self.names or ()), *self.maxima):
             if name not in metrics:
@@ -86,7 +86,7 @@ class Metrics(Configurable):
         return {name: value for name, value in metrics.items() if name in names}
 
     def of_batch(self, metrics: WeightedScalars) -> WeightedScalars:
-        """Reported metrics of a batch as (sum, weight), or (value, 1) for maxima."""
+        """The reported metrics of a batch as (sum, weight), or (value, 1) for maxima."""
 
         def one(name: str, value: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
             value = value.astype(jnp.float32)
@@ -95,18 +95,18 @@ class Metrics(Configurable):
         return {name: one(name, *pair) for name, pair in self.reported(metrics).items()}
 
     def combined(self, one: WeightedScalars, other: WeightedScalars) -> WeightedScalars:
-        """What `of_batch` would be for two batches together."""
+        """Combines the results of `of_batch` for two batches."""
         combine = {name: jnp.maximum if name in self.maxima else jnp.add for name in one}
         return {name: jax.tree.map(combine[name], one[name], other[name]) for name in one}
 
 
 @dataclasses.dataclass(frozen=True)
 class VariationalNoise(Configurable):
-    """Gaussian noise added to the parameters in training, fresh at each step (Graves, 2011; Pax: `vn`).
+    """Gaussian noise added to the parameters in training, drawn anew at each step (Graves, 2011; Pax: `vn`).
 
     Attributes:
-      scale: Its standard deviation.
-      regex: Which parameters get it, by their path; None = all.
+      scale: Standard deviation.
+      regex: Selects the parameters by their path; None = all.
       start_step: First step with noise.
     """
 
@@ -120,14 +120,14 @@ class Train(Configurable):
     """How the task is trained.
 
     Attributes:
-      learner: From gradients to new parameters.
-      num_train_steps: Optimizer steps in all.
-      global_batch_size: Examples in a step, over all devices; this or `percore_batch_size`.
-      percore_batch_size: Examples in a step for each device.
-      num_microbatches: Slices of the batch whose gradients are summed one after the other, to save memory.
+      learner: Turns gradients into new parameters.
+      num_train_steps: Total number of optimizer steps.
+      global_batch_size: Examples per step over all devices; set this or `percore_batch_size`.
+      percore_batch_size: Examples per step and device.
+      num_microbatches: Gradient accumulation: slices of the batch that run one at a time, to save memory.
       summary_interval_steps: Steps between reports.
       eval_interval_steps: Steps between evaluations; None = only after the last step.
-      random_seed: Root of the randomness of parameters and noise; `train_input.input_random_seed` is that of the data.
+      random_seed: Seed of parameters and noise; the seed of the data is `train_input.input_random_seed`.
     """
 
     learner: SafeOnResume[Learner] = part(Learner)
@@ -142,13 +142,13 @@ class Train(Configurable):
 
 @dataclasses.dataclass(frozen=True)
 class SingleTask(Configurable):
-    """A model and how it is trained (Pax: `paxml.tasks_lib.SingleTask`).
+    """A model and how to train it (Pax: `paxml.tasks_lib.SingleTask`).
 
     Attributes:
       model: The network.
-      train: How it is trained.
-      loss_aggregator: Which of the model's metrics make up the loss.
-      metrics: Which of the model's metrics are reported.
+      train: How to train it.
+      loss_aggregator: Computes the loss from the model's metrics.
+      metrics: Selects the metrics to report.
       vn: Noise on the parameters; None = off.
       name: Shown in reports.
     """
@@ -163,7 +163,7 @@ class SingleTask(Configurable):
     def loss(
         self, params: dict, batch: NestedMap, key: jax.Array, fp8: Any = None
     ) -> tuple[jax.Array, tuple[jax.Array, WeightedScalars]]:
-        """The loss of a training batch, with its weight and the model's metrics, from what `Model.measured` takes."""
+        """The loss of a training batch, its weight and the model's metrics. Takes the arguments of `Model.measured`."""
         metrics, _ = self.model.measured(params, batch, key, fp8)
         loss, weight = self.loss_aggregator(metrics)
         loss = loss.astype(jnp.float32)

@@ -99,7 +99,7 @@ def test_variational_noise_is_of_its_scale_and_from_its_step_on():
     assert quiet[0]["loss"] == noisy[0]["loss"]
     assert quiet[1]["loss"] != noisy[1]["loss"]
     config.task.vn.regex = "no_such_parameter"
-    with pytest.raises(ConfigError, match="names no parameter"):
+    with pytest.raises(ConfigError, match="matches no parameter"):
         _run(config, 1)
 
 
