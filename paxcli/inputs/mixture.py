@@ -107,7 +107,7 @@ class MixtureInput(RandomAccessInput):
     @property
     def text_tokenizer(self) -> Any:
         """The first input's tokenizer, or None."""
-        return getattr(self.inputs[0], "text_tokenizer", None)
+        return self.inputs[0].text_tokenizer
 
     @property
     def bad_records(self) -> list[str]:
