@@ -18,8 +18,8 @@ from paxcli.mesh.sharding import constrain
 class FeedForward(Layer):
     """`act(x @ w_in) @ w_out.T`, or gated: `(act(x @ w_gate) * (x @ w_in)) @ w_out.T` (Shazeer, 2020).
 
-    Gated with `silu` it is SwiGLU, gated with `gelu` GeGLU. Pax: `praxis.layers.TransformerFeedForward` without norm and
-    residual, which the block has.
+    Gated with `silu` it is SwiGLU, gated with `gelu` GeGLU. Pax: `praxis.layers.TransformerFeedForward` less its norm
+    and residual, which the block has.
 
     Attributes:
       model_dims: D.

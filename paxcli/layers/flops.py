@@ -20,11 +20,11 @@ class Flops:
       attention: Queries times keys, and probabilities times values.
     """
 
-    weights: float = 0
-    attention: float = 0
+    weights: int | float = 0
+    attention: int | float = 0
 
     @property
-    def total(self) -> float:
+    def total(self) -> int | float:
         """Both kinds together."""
         return self.weights + self.attention
 
@@ -50,7 +50,7 @@ def matrix_flops(rows: Iterable[int], parameters: int) -> Flops:
     return Flops(weights=2 * math.prod(rows) * parameters)
 
 
-def visible_pairs(length: int, causal: bool, window: int | None = None) -> float:
+def visible_pairs(length: int, causal: bool, window: int | None = None) -> int | float:
     """Query-key pairs of one row that the mask leaves visible.
 
     A causal mask counts half the square, so its diagonal by half, as Megatron-LM and MaxText (since July 2025) do.

@@ -167,7 +167,7 @@ class Attention(CachedLayer):
             (keys,), self.model_dims * self._kv_heads * both
         )
 
-    def _pair_flops(self, pairs: float) -> Flops:
+    def _pair_flops(self, pairs: int | float) -> Flops:
         """Of query times key, and probability times value."""
         return Flops(attention=2 * pairs * self.num_heads * (self.dims_per_head + self._value_dims))
 
