@@ -43,16 +43,13 @@ def task_of(recipe: str, overlays: list[str], sets: list[str]) -> dict:
     import fiddle as fdl
 
     from paxcli.config.resolve import resolve
-    from paxcli.metrics.flops import transformer_flops_per_step
+    from paxcli.inputs.base_input import language_spec
     from paxcli.training.experiment import global_batch_size
 
     config = resolve(recipe, overlays, sets).config
     model, batch = config.task.model, global_batch_size(config, 1)
     fields = ("num_layers", "model_dims", "hidden_dims", "num_heads", "num_kv_heads", "vocab_size")
-    shape = fdl.build(model).matmul_shape()
-    causal, full = (
-        transformer_flops_per_step(batch, model.max_seq_len, **shape, causal=causal).total for causal in (True, False)
-    )
+    flops = fdl.build(model).step_flops(language_spec(batch, model.max_seq_len))
     return {name: getattr(model, name) for name in fields} | {
         "kind": "gpt2" if model.head is None else "llama",
         "seq_len": model.max_seq_len,
@@ -62,8 +59,8 @@ def task_of(recipe: str, overlays: list[str], sets: list[str]) -> dict:
         "recipe": recipe,
         "overlays": overlays,
         "sets": sets,
-        "flops_causal": causal,
-        "flops_full": full,
+        "flops_causal": flops.total,
+        "flops_full": flops.total + flops.attention,
     }
 
 

@@ -59,7 +59,7 @@ def measure(recipe: str, overlays: list[str], sets: list[str], steps: int) -> di
     from paxcli.training.session import open_session
     from paxcli.training.state import count_parameters, create_state
     from paxcli.training.step import make_train_step
-    from paxcli.training.summary import model_flops, tokens_in
+    from paxcli.training.summary import tokens_in
 
     with open_session(resolve(recipe, overlays, sets).config) as session:
         task, source = session.experiment.task, session.experiment.train_input
@@ -79,7 +79,7 @@ def measure(recipe: str, overlays: list[str], sets: list[str], steps: int) -> di
                 state, metrics = step(state, batch)
             jax.block_until_ready(metrics)
             seconds, cpu_seconds = (time.perf_counter() - began) / count, (time.process_time() - used) / count
-        memory, flops = step.memory_analysis(), model_flops(task.model, session.spec)
+        memory, flops = step.memory_analysis(), task.model.step_flops(session.spec)
         device = session.mesh.devices.flat[0].device_kind
         peak = peak_flops(device)
         return {

@@ -144,6 +144,11 @@ class BaseInput(Configurable, abc.ABC):
         """
         return [" ".join(map(str, row[:length])) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
+    @property
+    def text_tokenizer(self) -> Any:
+        """The tokenizer of this input's text; None if it has none."""
+        return None
+
     def special_tokens(self) -> dict[int, str]:
         """Ids of special tokens, such as padding, and the text to show for each."""
         return {}

@@ -104,7 +104,7 @@ class MixtureInput(RandomAccessInput):
     @property
     def text_tokenizer(self) -> Any:
         """The tokenizer of the first input, or None."""
-        return getattr(self.inputs[0], "text_tokenizer", None)
+        return self.inputs[0].text_tokenizer
 
     @property
     def bad_records(self) -> list[str]:

@@ -1,19 +1,33 @@
-"""The base class of layers: configs, and parameters that declare what their dimensions mean."""
+"""The base classes of layers: configs, weights that declare their axes, FLOPs, stacks and decode caches."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import flax.linen as nn
 import jax
+import jax.typing
 
 from paxcli.config.configurable import Configurable
+from paxcli.errors import ConfigError
+from paxcli.layers.flops import Flops
 from paxcli.layers.init import Init, Initializer
 from paxcli.mesh.weights import Weight, WeightBox
+
+if TYPE_CHECKING:
+    from paxcli.layers.stack import Stack
+
+Cache = Any  # a decode cache: a pytree of arrays whose structure is its layer's own
 
 
 class Layer(Configurable, nn.Module):
     """A Flax module with `.config()` and `.partial()`.
 
     A layer computes in the dtype of its parameters: the training step casts them once, to `fprop_dtype`.
+
+    `matmul_flops` and `stacks` need only the layer's fields: they also work on a layer made with `parent=None`, without
+    parameters. A layer that holds others makes them the same way to ask them.
     """
 
     def weight(
@@ -58,3 +72,53 @@ class Layer(Configurable, nn.Module):
             return WeightBox(init(*args), facts.axes, weight=facts)
 
         return nn.meta.unbox(self.param(name, boxed, shape))
+
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        """Matmul FLOPs of one forward pass; None = unknown, so that the MFU of the model is unknown too.
+
+        Args:
+          *shape: Leading dimensions of the input, without features: (B, T) of tokens; (B, T, S) where S source tokens
+            are read as well; (B, height, width) of images.
+        """
+        return None
+
+    @nn.nowrap
+    def stacks(self) -> Mapping[str, Stack]:
+        """The stacks of blocks inside, by their path of fields, such as `stack` or `network.stack`."""
+        return {}
+
+
+class CachedLayer(Layer):
+    """A layer that can decode token by token with a cache: attention, and blocks and stacks of it.
+
+    It is called with a cache and returns the updated one; without a cache it gets and returns None.
+    """
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
+        """An empty decode cache (KV cache) for `length` tokens in each of `batch_size` rows: any pytree of arrays.
+
+        Raises:
+          ConfigError: With these fields the layer cannot decode.
+        """
+        raise NotImplementedError
+
+
+def flops_of(layer: nn.Module, *shape: int) -> Flops | None:
+    """`Layer.matmul_flops`; None of a Flax module that is not a `Layer`."""
+    return layer.matmul_flops(*shape) if isinstance(layer, Layer) else None
+
+
+def cache_of(layer: nn.Module, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
+    """`CachedLayer.init_cache`.
+
+    Raises:
+      ConfigError: The layer has no decode cache.
+    """
+    if isinstance(layer, CachedLayer):
+        return layer.init_cache(batch_size, length, dtype)
+    raise ConfigError(
+        f"{type(layer).__name__} has no decode cache, so a model that holds it cannot decode.",
+        "Derive it from `paxcli.layers.base.CachedLayer` and define `init_cache`.",
+    )

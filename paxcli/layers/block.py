@@ -1,19 +1,23 @@
-"""One layer of a transformer."""
+"""One layer of a transformer: attention and feed-forward with norms and residual connections."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
+import flax.linen as nn
 import jax
+import jax.typing
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError
-from paxcli.layers.attention.attention import Attention, KVCache
-from paxcli.layers.base import Layer
+from paxcli.layers.attention.attention import Attention
+from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
 from paxcli.layers.feed_forward import FeedForward
+from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import Precision
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
@@ -22,13 +26,13 @@ from paxcli.layers.scopes import ATTENTION
 from paxcli.mesh.sharding import constrain, layout
 
 _ROWS = ("activation_batch", "activation_length")
-_RESIDUAL, _FACTOR = (*_ROWS, "activation_residual"), (*_ROWS, "activation_embed")
+_RESIDUAL, _MATMUL_INPUT = (*_ROWS, "activation_residual"), (*_ROWS, "activation_embed")
 
 
-class TransformerBlock(Layer):
-    """Attention and feed-forward, each behind a norm and beside a residual (Pax: `Transformer`, pre-norm).
+class TransformerBlock(CachedLayer):
+    """Pre-norm block: `x + attention(norm(x))`, then `x + feed_forward(norm(x))` (Pax: `Transformer`).
 
-    Any layer with this signature can take its place in a stack.
+    A stack takes any `CachedLayer` with these first six fields and this `__call__`.
 
     Attributes:
       model_dims: D.
@@ -39,10 +43,11 @@ class TransformerBlock(Layer):
       norm: Template of the two norms.
       attention: Template of the attention.
       feed_forward: Template of the feed-forward layer.
-      post_norms: Whether what is added to a residual passes a norm first (Ding et al., 2021: "sandwich").
-      zero_padding: Whether the feed-forward adds nothing at padding (segment 0), as in Pax. Its values reach no token.
-      precision: `fp8` multiplies activations by weights in 8 bits, in training; None = in the activations' type.
-      params_init: How weights start.
+      post_norms: Whether a norm also follows attention and feed-forward, before the residual is added ("sandwich" norm:
+        Ding et al., 2021).
+      zero_padding: Whether the feed-forward adds 0 at padding (segment 0), as in Pax. No token depends on it.
+      precision: `fp8` computes matmuls with weights in 8 bits in training; None = in the dtype of the activations.
+      params_init: Initializer of the weights.
     """
 
     model_dims: PositiveInt
@@ -60,23 +65,9 @@ class TransformerBlock(Layer):
 
     def setup(self) -> None:
         self.attention_norm = self.norm(dims=self.model_dims)
-        self._attention = self.attention(
-            name=ATTENTION,
-            model_dims=self.model_dims,
-            num_heads=self.num_heads,
-            dims_per_head=self.dims_per_head,
-            num_kv_heads=self.num_kv_heads,
-            params_init=self.params_init,
-            **self._precision_of(self.attention),
-        )
+        self._attention = self._attention_template(name=ATTENTION)
         self.feed_forward_norm = self.norm(dims=self.model_dims)
-        self._feed_forward = self.feed_forward(
-            name="feed_forward",
-            model_dims=self.model_dims,
-            hidden_dims=self.hidden_dims,
-            params_init=self.params_init,
-            **self._precision_of(self.feed_forward),
-        )
+        self._feed_forward = self._feed_forward_template(name="feed_forward")
         if self.post_norms:
             self.attention_post_norm = self.norm(dims=self.model_dims)
             self.feed_forward_post_norm = self.norm(dims=self.model_dims)
@@ -84,33 +75,61 @@ class TransformerBlock(Layer):
     def __call__(
         self,
         x: Float[jax.Array, "B T D"],
-        cache: KVCache | None,
+        cache: Cache,
         segment_ids: Int[jax.Array, "B T"],
         segment_pos: Int[jax.Array, "B T"],
-    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
         x = as_residual(x)
-        attended, cache = self._attended(self.attention_norm(x), cache, segment_ids, segment_pos)
+        attended, cache = self._attend(self.attention_norm(x), cache, segment_ids, segment_pos)
         x = x + attended
-        return x + self._fed_forward(self.feed_forward_norm(x), segment_ids), cache
+        return x + self._feed(self.feed_forward_norm(x), segment_ids), cache
 
-    def _precision_of(self, part: functools.partial) -> dict[str, Any]:
-        """What a part of the layer is told of `precision`."""
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        layers = (self._attention_template(parent=None), self._feed_forward_template(parent=None))
+        return sum_flops(flops_of(layer, *shape) for layer in layers)
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
+        return cache_of(self._attention_template(parent=None), batch_size, length, dtype)
+
+    @property
+    def _attention_template(self) -> functools.partial:
+        return functools.partial(self._with_precision(self.attention), **self._attention_widths)
+
+    @property
+    def _feed_forward_template(self) -> functools.partial:
+        widths = dict(model_dims=self.model_dims, hidden_dims=self.hidden_dims, params_init=self.params_init)
+        return functools.partial(self._with_precision(self.feed_forward), **widths)
+
+    @property
+    def _attention_widths(self) -> dict[str, Any]:
+        return dict(
+            model_dims=self.model_dims,
+            num_heads=self.num_heads,
+            dims_per_head=self.dims_per_head,
+            num_kv_heads=self.num_kv_heads,
+            params_init=self.params_init,
+        )
+
+    def _with_precision(self, part: functools.partial) -> functools.partial:
+        """The template of a sub-layer, with this layer's `precision`."""
         if self.precision is None:
-            return {}
-        if not hasattr(part.func, "precision"):
+            return part
+        if "precision" not in {field.name for field in dataclasses.fields(part.func)}:  # pyrefly: ignore
             raise ConfigError(f"{part.func.__name__} does not compute in {self.precision}.", "Set `precision` to null.")
-        return {"precision": self.precision}
+        return functools.partial(part, precision=self.precision)
 
-    def _attended(
-        self, x: jax.Array, cache: KVCache | None, segment_ids: jax.Array, segment_pos: jax.Array
-    ) -> tuple[jax.Array, KVCache | None]:
-        """What attention adds to the residual, given the normed `x`."""
-        y, cache = self._attention(as_factor(x), segment_ids, segment_pos, cache)
+    def _attend(
+        self, x: jax.Array, cache: Cache, segment_ids: jax.Array, segment_pos: jax.Array
+    ) -> tuple[jax.Array, Cache]:
+        """What attention adds to the residual stream, from the normed `x`."""
+        y, cache = self._attention(as_matmul_input(x), segment_ids, segment_pos, cache)
         return self.attention_post_norm(y) if self.post_norms else y, cache
 
-    def _fed_forward(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        """What the feed-forward adds."""
-        y = self._feed_forward(as_factor(x))
+    def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
+        """What the feed-forward adds to the residual stream, from the normed `x`."""
+        y = self._feed_forward(as_matmul_input(x))
         y = self.feed_forward_post_norm(y) if self.post_norms else y
         return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y
 
@@ -124,31 +143,32 @@ class ParallelBlock(TransformerBlock):
     def __call__(
         self,
         x: Float[jax.Array, "B T D"],
-        cache: KVCache | None,
+        cache: Cache,
         segment_ids: Int[jax.Array, "B T"],
         segment_pos: Int[jax.Array, "B T"],
-    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
         x = as_residual(x)
         normed = self.attention_norm(x)
-        attended, cache = self._attended(normed, cache, segment_ids, segment_pos)
-        return x + attended + self._fed_forward(normed, segment_ids), cache
+        attended, cache = self._attend(normed, cache, segment_ids, segment_pos)
+        return x + attended + self._feed(normed, segment_ids), cache
 
 
 class EncoderBlock(TransformerBlock):
-    """A block whose positions see all of their segment (Devlin et al., 2019; Pax: `mask_self_attention=False`)."""
+    """A block with bidirectional attention (Devlin et al., 2019; Pax: `mask_self_attention=False`)."""
 
     attention: functools.partial = template(Attention, causal=False)
 
 
 def as_residual(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
-    """`x` as it is kept between layers, under its name for remat."""
+    """`x` with the sharding of the residual stream between layers, and its name for remat policies."""
     return save_as("layer_input", constrain(x, *_RESIDUAL) if _differ(x) else x)
 
 
-def as_factor(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
-    """`x` as a product with weights takes it."""
-    return constrain(x, *_FACTOR) if _differ(x) else x
+def as_matmul_input(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+    """`x` with the sharding that matmuls with weights need."""
+    return constrain(x, *_MATMUL_INPUT) if _differ(x) else x
 
 
 def _differ(x: jax.Array) -> bool:
-    return layout(x.shape, *_RESIDUAL) != layout(x.shape, *_FACTOR)
+    """Whether the residual stream and matmul inputs are sharded differently on the mesh in use."""
+    return layout(x.shape, *_RESIDUAL) != layout(x.shape, *_MATMUL_INPUT)

@@ -1,39 +1,42 @@
-"""Layers that write one sequence while they read another."""
+"""The decoder of an encoder-decoder: causal self-attention, cross-attention to the source, and feed-forward."""
 
 from __future__ import annotations
 
 import functools
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
+import jax.typing
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
-from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.attention.cross_attention import CrossAttention
+from paxcli.layers.base import Cache, flops_of
 from paxcli.layers.block import TransformerBlock, as_residual
+from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.stack import Stack
 
 
 class DecoderCache(NamedTuple):
-    """What a decoder keeps between tokens.
+    """The decode cache of a decoder block.
 
     Attributes:
-      own: Keys and values of the tokens written so far.
-      source: Keys and values of the sequence that is read; None before the first call, which makes them.
+      own: The cache of its self-attention.
+      source: Keys and values of the source; None before the first call, which computes them.
     """
 
-    own: KVCache
-    source: KVCache | None = None
+    own: Cache
+    source: Cache = None
 
 
 class DecoderBlock(TransformerBlock):
-    """Causal self-attention, attention to the source, and feed-forward, each behind a norm and beside a residual.
+    """Pre-norm block of causal self-attention, cross-attention to the source, and feed-forward, each with a residual.
 
     Pax: `praxis.layers.Transformer` with `use_cross_attention`.
 
     Attributes:
-      cross_attention: Template of the attention to the source. The other fields are those of `TransformerBlock`.
+      cross_attention: Template of the cross-attention. The other fields are those of `TransformerBlock`.
     """
 
     cross_attention: functools.partial = template(CrossAttention)
@@ -41,15 +44,7 @@ class DecoderBlock(TransformerBlock):
     def setup(self) -> None:
         super().setup()
         self.cross_attention_norm = self.norm(dims=self.model_dims)
-        self._cross_attention = self.cross_attention(
-            name="cross_attention",
-            model_dims=self.model_dims,
-            num_heads=self.num_heads,
-            dims_per_head=self.dims_per_head,
-            num_kv_heads=self.num_kv_heads,
-            params_init=self.params_init,
-            **self._precision_of(self.cross_attention),
-        )
+        self._cross_attention = self._cross_attention_template(name="cross_attention")
         if self.post_norms:
             self.cross_attention_post_norm = self.norm(dims=self.model_dims)
 
@@ -63,23 +58,36 @@ class DecoderBlock(TransformerBlock):
         source_segment_ids: Int[jax.Array, "B S"],
     ) -> tuple[Float[jax.Array, "B T D"], DecoderCache | None]:
         x = as_residual(x)
-        attended, own = self._attended(self.attention_norm(x), cache.own if cache else None, segment_ids, segment_pos)
+        attended, own = self._attend(self.attention_norm(x), cache.own if cache else None, segment_ids, segment_pos)
         x = x + attended
         read, keys = self._cross_attention(
             self.cross_attention_norm(x), segment_ids, source, source_segment_ids, cache and cache.source
         )
         x = x + (self.cross_attention_post_norm(read) if self.post_norms else read)
-        return x + self._fed_forward(self.feed_forward_norm(x), segment_ids), None if own is None else DecoderCache(
-            own, keys
-        )
+        x = x + self._feed(self.feed_forward_norm(x), segment_ids)
+        return x, None if own is None else DecoderCache(own, keys)
+
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        batch, length, _ = shape
+        own, cross = super().matmul_flops(batch, length), flops_of(self._cross_attention_template(parent=None), *shape)
+        return sum_flops((own, cross))
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> DecoderCache:
+        return DecoderCache(super().init_cache(batch_size, length, dtype))
+
+    @property
+    def _cross_attention_template(self) -> functools.partial:
+        return functools.partial(self._with_precision(self.cross_attention), **self._attention_widths)
 
 
 class Decoder(Stack):
-    """A stack of such blocks."""
+    """A stack of `DecoderBlock`."""
 
     block: functools.partial = template(DecoderBlock)
 
-    _num_shared = 4
+    _num_broadcast = 4
 
     def __call__(  # pyrefly: ignore[bad-override]
         self,

@@ -1,4 +1,4 @@
-"""Token embeddings, and the logits that share their table."""
+"""Token embeddings, tied to the output head: one table looks tokens up and scores them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
+from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.init import Gaussian, Init
 from paxcli.layers.output_head import Scorer
 from paxcli.mesh.sharding import constrain, split
@@ -20,16 +21,16 @@ _AXES = {"table": ("vocab", "embed"), "bias": ("vocab",)}
 
 
 class TiedEmbedding(Layer):
-    """One table for looking tokens up and for scoring them (Pax: `praxis.layers.SharedEmbeddingSoftmax`).
+    """One table [V, D] for token embeddings and logits (weight tying; Pax: `praxis.layers.SharedEmbeddingSoftmax`).
 
     Attributes:
       vocab_size: V.
       model_dims: D.
       scale_sqrt_depth: Whether looked-up vectors are multiplied by sqrt(D).
       scale_logits_sqrt_depth: Whether logits are divided by sqrt(D), before the bias.
-      use_bias: Whether each token has a bias in its logit.
-      logit_cap: `cap * tanh(logit / cap)`; None = off.
-      params_init: How the table starts.
+      use_bias: Whether each token's logit has a bias.
+      logit_cap: `cap * tanh(logit / cap)` (soft cap); None = off.
+      params_init: Initializer of the table.
     """
 
     vocab_size: PositiveInt
@@ -50,12 +51,17 @@ class TiedEmbedding(Layer):
         """Looks tokens up."""
         table = self.table
         if split(ids.shape, "activation_batch", None) != split(ids.shape, "activation_microbatch", None):
-            # Where stages share the rows, XLA would replicate the vectors of all, unless the table lies as they do.
+            # Where pipeline stages share the rows, XLA would replicate all vectors if the table were not sharded alike.
             table = constrain(table, None, "activation_residual")
         vectors = jnp.take(table, ids, axis=0)
         if self.scale_sqrt_depth:
             vectors = vectors * jnp.asarray(self.model_dims**0.5, vectors.dtype)
         return constrain(vectors, "activation_batch", "activation_length", "activation_residual")
+
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        """Of the logits; a look-up is not a matmul."""
+        return matrix_flops(shape, self.model_dims * self.vocab_size)
 
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
         """Scores every token of the vocabulary."""
@@ -63,7 +69,7 @@ class TiedEmbedding(Layer):
         return scorer.score(scorer.params, x)
 
     def scorer(self) -> Scorer:
-        """What `logits` does, apart from this layer."""
+        """The function and parameters of `logits`, for a loss that scores tokens in chunks."""
         params = {"table": self.table} | ({"bias": self.bias} if self.use_bias else {})
         divisor = self.model_dims**0.5 if self.scale_logits_sqrt_depth else None
         score = functools.partial(_score, divisor=divisor, logit_cap=self.logit_cap)

@@ -1,4 +1,4 @@
-"""The position-wise feed-forward layer, plain or gated."""
+"""The position-wise feed-forward layer: plain MLP, or gated as in SwiGLU and GeGLU."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jaxtyping import Float
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
+from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.remat import save_as
@@ -18,16 +19,17 @@ from paxcli.mesh.sharding import constrain
 class FeedForward(Layer):
     """`act(x @ w_in) @ w_out.T`, or gated: `(act(x @ w_gate) * (x @ w_in)) @ w_out.T` (Shazeer, 2020).
 
-    Pax: `praxis.layers.TransformerFeedForward` without its norm and residual, which the block has.
+    Gated with `silu` it is SwiGLU, gated with `gelu` GeGLU. Pax: `praxis.layers.TransformerFeedForward` less its norm
+    and residual, which the block has.
 
     Attributes:
       model_dims: D.
       hidden_dims: F.
       activation: Name of the activation.
-      gated: Whether a second projection, activated, gates the first.
-      use_bias: Whether both matrices have biases.
-      precision: `fp8` multiplies by the matrices in 8 bits, in training; None = in the activations' type.
-      params_init: How the matrices start.
+      gated: Whether a second projection, with the activation, gates the first.
+      use_bias: Whether `w_in` and `w_out` have biases.
+      precision: `fp8` computes the matmuls in 8 bits in training; None = in the dtype of the activations.
+      params_init: Initializer of the matrices.
     """
 
     model_dims: PositiveInt
@@ -43,7 +45,7 @@ class FeedForward(Layer):
         if self.gated:
             self.w_gate = self.weight("w_gate", self.params_init, shape, axes, contracts=(0,), produces=(1,))
         self.w_in = self.weight("w_in", self.params_init, shape, axes, contracts=(0,), produces=(1,))
-        # [D, F] like the others: its gradient is then a product that XLA runs faster on a CPU.
+        # [D, F] like the others: XLA then runs the matmul of its gradient faster on a CPU.
         self.w_out = self.weight("w_out", self.params_init, shape, axes, contracts=(1,), produces=(0,))
         if self.use_bias:
             self.b_in = self.weight("b_in", nn.initializers.zeros, (self.hidden_dims,), ("mlp",))
@@ -51,6 +53,10 @@ class FeedForward(Layer):
         self.in_product, self.out_product = product(self.precision), product(self.precision)
         if self.gated:
             self.gate_product = product(self.precision)
+
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        return matrix_flops(shape, self.model_dims * self.hidden_dims * (3 if self.gated else 2))
 
     def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
         act = activation(self.activation)

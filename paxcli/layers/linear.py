@@ -1,4 +1,4 @@
-"""A projection of the last dimension."""
+"""Linear projection of the last dimension."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from jaxtyping import Float
 
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.base import Layer
+from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.init import Init, Xavier
 
 
@@ -18,10 +19,10 @@ class Linear(Layer):
     Attributes:
       input_dims: Size of the last dimension of the input.
       output_dims: Size of the last dimension of the output.
-      use_bias: Whether to add a bias, which starts at 0.
+      use_bias: Whether to add a bias, initially 0.
       input_axis: Logical axis of the input dimension of `w` [input_dims, output_dims].
       output_axis: Logical axis of its output dimension.
-      params_init: How `w` starts.
+      params_init: Initializer of `w`.
     """
 
     input_dims: PositiveInt
@@ -36,6 +37,10 @@ class Linear(Layer):
         self.w = self.weight("w", self.params_init, shape, axes, contracts=(0,), produces=(1,))
         if self.use_bias:
             self.b = self.weight("b", nn.initializers.zeros, (self.output_dims,), (self.output_axis,))
+
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        return matrix_flops(shape, self.input_dims * self.output_dims)
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch F"]:
         y = jnp.dot(x, self.w)

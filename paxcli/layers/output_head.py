@@ -1,4 +1,4 @@
-"""Logits from a matrix of their own."""
+"""The output head (LM head): logits from a matrix of its own, not tied to the embedding."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jaxtyping import Float
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
+from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.init import Init, Xavier
 from paxcli.mesh.sharding import constrain
 
@@ -21,7 +22,7 @@ _AXES = {"w": ("embed", "vocab"), "b": ("vocab",)}
 
 
 class Scorer(NamedTuple):
-    """What a loss needs to score tokens a few at a time, and to make gradients of the scores itself.
+    """What a loss needs to compute logits in chunks of tokens, with gradients of its own.
 
     Attributes:
       score: `(params, x) -> logits`, [B, T, D] to [B, T, V].
@@ -35,14 +36,14 @@ class Scorer(NamedTuple):
 
 
 class OutputHead(Layer):
-    """`x @ w (+ b)`, capped: scores of all tokens, not by the table that looks them up (Pax: `FullSoftmax`).
+    """Logits `x @ w (+ b)`, optionally soft-capped (untied head; Pax: `FullSoftmax`).
 
     Attributes:
       vocab_size: V.
       model_dims: D.
-      use_bias: Whether each token has a bias in its logit.
+      use_bias: Whether each token's logit has a bias.
       logit_cap: `cap * tanh(logit / cap)`; None = off.
-      params_init: How `w` [D, V] starts.
+      params_init: Initializer of `w` [D, V].
     """
 
     vocab_size: PositiveInt
@@ -57,13 +58,17 @@ class OutputHead(Layer):
         if self.use_bias:
             self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
 
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        return matrix_flops(shape, self.model_dims * self.vocab_size)
+
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
         """Scores every token of the vocabulary."""
         scorer = self.scorer()
         return scorer.score(scorer.params, x)
 
     def scorer(self) -> Scorer:
-        """What `logits` does, apart from this layer."""
+        """The function and parameters of `logits`, for a loss that scores tokens in chunks."""
         params = {"w": self.w} | ({"b": self.b} if self.use_bias else {})
         return Scorer(
             functools.partial(_score, logit_cap=self.logit_cap), params, {name: _AXES[name] for name in params}

@@ -1,4 +1,4 @@
-"""Layers on top of each other, in stages that work side by side."""
+"""A stack in pipeline stages (pipeline parallel): GPipe with microbatches, over the mesh axis `stage`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.fields import Examples, PositiveInt, SafeOnResume
-from paxcli.layers.attention.attention import KVCache
+from paxcli.layers.base import Cache
 from paxcli.layers.fp8 import FP8_STATE, of_round, recomputing_fp8
 from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable
@@ -24,24 +24,24 @@ _WEIGHTS = "round_weights"
 
 
 class PipelinedStack(Stack):
-    """What `Stack` computes, with the layers cut into stages that lie on the mesh axis `stage`.
+    """Computes what `Stack` computes, in pipeline stages that are sharded over the mesh axis `stage`.
 
-    Pax: `PipelinedTransformer`. `paxcli/layers/pipeline.py` says how it runs, and how its parameters lie. On a mesh
-    without stages each device runs all of them, and computes the same. With a cache, for decoding, the layers run one
+    Pax: `PipelinedTransformer`. `paxcli/layers/pipeline.py` describes the schedule and the layout of the parameters. On
+    a mesh without stages every device runs all of them, with the same result. With a decode cache the layers run one
     after the other.
 
     Attributes:
       num_stages: S, the size of the mesh axis `stage`.
-      num_microbatches: How many slices of the batch are under way one after the other; this or `microbatch_size`.
-      microbatch_size: Rows in a slice, over all devices of a stage.
-      circular_repeat: How many groups of layers a stage holds; microbatches pass all stages as often. More groups,
-        shorter bubbles.
-      stream_io: Whether the stages share the work of holding inputs and outputs, which saves memory and broadcasts.
-      gather_weights_once: Whether FSDP gathers the weights of a stage, and scatters their gradients, once in a step and
-        not for each microbatch: less traffic for the memory of two whole copies.
+      num_microbatches: M, microbatches per batch; this or `microbatch_size`.
+      microbatch_size: Rows of a microbatch, over all devices of a stage.
+      circular_repeat: Groups of layers per stage (circular schedule); microbatches pass all stages as often. More
+        groups make shorter bubbles.
+      stream_io: Whether inputs and outputs are spread over the stages, which saves memory and broadcasts.
+      gather_weights_once: Whether FSDP gathers the weights of a stage, and scatters their gradients, once per step
+        instead of once per microbatch: less traffic, but memory for two unsharded copies.
 
-    The other fields are those of `Stack`; `scan` and `unroll` are about the layers inside a stage. `remat_policy` says
-    what is kept of a stage's work on one microbatch, as in Pax: with `nothing`, what came in.
+    The other fields are those of `Stack`; `scan` and `unroll` apply to the layers inside a stage. `remat_policy`
+    decides what is saved of a stage's work on one microbatch, as in Pax: with `nothing`, only its input.
     """
 
     num_stages: PositiveInt = 1
@@ -52,44 +52,45 @@ class PipelinedStack(Stack):
     gather_weights_once: SafeOnResume[bool] = False
 
     def setup(self) -> None:
-        """Nothing: the parameters lie in stages, and `__call__` makes them."""
+        """Makes nothing: `__call__` makes the parameters, by stage."""
 
     @nn.compact
     def __call__(
         self,
         x: Float[jax.Array, "B T D"],
-        cache: KVCache | None,
+        cache: Cache,
         segment_ids: Int[jax.Array, "B T"],
         segment_pos: Int[jax.Array, "B T"],
-    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
-        """Runs all layers. The arrays of a cache have a leading `layers` dimension."""
+    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
+        """Runs all layers."""
         variables = self._variables()
-        if self.is_initializing():  # on one row, of which there are no microbatches
+        if self.is_initializing():  # on one row, which does not divide into microbatches
             return x, cache
         if cache is not None:
             in_order = self._stack(self.num_layers).bind({"params": to_layers(variables["params"])})
             return in_order(x, cache, segment_ids, segment_pos)
-        # From here on a stage comes first, and its rounds, if any, last: [S, (K,) (R,) …].
+        # From here on parameters are [S, (K,) (R,) …]: stages first, rounds, if any, last.
         if self.circular_repeat > 1:
             move = functools.partial(jnp.moveaxis, source=0, destination=2 if self.scan else 1)
             stages = {name: jax.tree.map(move, tree["repeats"]["stages"]) for name, tree in variables.items()}
         else:
             stages = {name: tree["stages"] for name, tree in variables.items()}
-        return self._pipeline.run(self._stage(), stages, x, segment_ids, segment_pos), None
+        return self.pipeline.run(self._stage(), stages, x, segment_ids, segment_pos), None
 
     @property
-    def _pipeline(self) -> Pipeline:
+    def pipeline(self) -> Pipeline:
+        """The schedule: stages, microbatches and rounds."""
         return Pipeline(
             self.num_stages, self.num_microbatches, self.microbatch_size, self.circular_repeat, self.stream_io
         )
 
     def _stack(self, num_layers: int) -> Stack:
-        """A plain stack of such layers, which belongs to nobody."""
+        """An unbound `Stack` of such layers."""
         return Stack(num_layers, **self._widths, block=self.block, scan=self.scan, unroll=self.unroll, parent=None)
 
     def _variables(self) -> dict[str, Any]:
         """Parameters and FP8 state, if any: `{"stages": …}` each, or in rounds `{"repeats": {"stages": …}}`."""
-        stack = self._stack(self._pipeline.layers_per_group(self.num_layers))
+        stack = self._stack(self.pipeline.layers_per_group(self.num_layers))
         ids = jnp.ones((1, 1), jnp.int32)
 
         def init(key: jax.Array) -> Any:
@@ -147,14 +148,14 @@ class PipelinedStack(Stack):
             return x
 
         policy = saveable(self.remat_policy, self.offload)
-        if policy is None and rounds > 1:  # the backward pass takes its weights from the parameters, too
+        if policy is None and rounds > 1:  # the backward pass slices its weights from the parameters again
             policy = recomputing_fp8(jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS))
-        # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
+        # Inside a scan, XLA cannot merge recomputation with the forward pass (CSE), so nothing needs to prevent it.
         return stage if policy is None else jax.checkpoint(stage, policy=policy, prevent_cse=False)
 
 
 def _copies(init: Callable[[jax.Array], Any], count: int, logical_axis: str) -> Callable[[jax.Array], Any]:
-    """`init` drawn `count` times, along a new leading dimension."""
+    """`init` with `count` keys, along a new leading dimension."""
 
     def init_all(key: jax.Array) -> Any:
         params = jax.vmap(init)(jax.random.split(key, count))

@@ -1,31 +1,33 @@
-"""Layers on top of each other."""
+"""Stacks of transformer blocks: scanned over stacked parameters, or unrolled."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import jax.typing
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt, SafeOnResume
-from paxcli.layers.attention.attention import KVCache
-from paxcli.layers.base import Layer
+from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
 from paxcli.layers.block import EncoderBlock, TransformerBlock
+from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.remat import Activation, RematPolicy, saveable
 
 
-class Stack(Layer):
+class Stack(CachedLayer):
     """`num_layers` blocks, as one scan over stacked parameters or unrolled.
 
     Pax: `StackedTransformerRepeated` (scan) and `StackedTransformer`. Scanned parameters have a leading `layers`
-    dimension, compile in constant time, and are the default.
+    dimension, and the compile time does not grow with `num_layers`. A decode cache has a leading `layers` dimension
+    either way.
 
     Attributes:
       num_layers: L.
@@ -36,10 +38,10 @@ class Stack(Layer):
       num_kv_heads: K; None = N.
       block: Template of one layer.
       scan: Whether the layers are scanned.
-      unroll: How many scanned layers one iteration runs.
-      remat_policy: Which activations are kept for the backward pass.
-      offload: Which are kept besides, in the host's memory: of `remat.Activation`.
-      params_init: How weights start.
+      unroll: Layers per iteration of the scan.
+      remat_policy: Which activations are saved for the backward pass (activation checkpointing).
+      offload: Activations saved besides in pinned host memory, by their names in `remat.Activation`.
+      params_init: Initializer of the weights.
     """
 
     num_layers: PositiveInt
@@ -55,7 +57,7 @@ class Stack(Layer):
     offload: SafeOnResume[tuple[Activation, ...]] = ()
     params_init: Init = Xavier()
 
-    _num_shared = 2  # what every layer is called with alike, after `x` and the cache
+    _num_broadcast = 2  # arguments broadcast to every layer, after `x` and the cache
 
     def setup(self) -> None:
         block = self._with_remat(self.block)
@@ -63,6 +65,25 @@ class Stack(Layer):
             self.layers: Any = self._scanned(block.func, self.num_layers)(**{**block.keywords, **self._widths})
         else:
             self.layers = [block(**self._widths) for _ in range(self.num_layers)]
+
+    @property
+    def blocks(self) -> tuple[functools.partial, ...]:
+        """Templates of the blocks that repeat: layer i is made from block i modulo their number."""
+        return (self.block,)
+
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        counts = [flops_of(block, *shape) for block in self._unbound_blocks()]
+        return sum_flops(counts[i % len(counts)] for i in range(self.num_layers))
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
+        (block,) = self._unbound_blocks()
+        return repeat_cache(cache_of(block, batch_size, length, dtype), self.num_layers)
+
+    @nn.nowrap
+    def _unbound_blocks(self) -> list[nn.Module]:
+        return [block(**self._widths, parent=None) for block in self.blocks]
 
     @property
     def _widths(self) -> dict[str, Any]:
@@ -78,23 +99,24 @@ class Stack(Layer):
     def __call__(
         self,
         x: Float[jax.Array, "B T D"],
-        cache: KVCache | None,
+        cache: Cache,
         segment_ids: Int[jax.Array, "B T"],
         segment_pos: Int[jax.Array, "B T"],
-    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
-        """Runs all layers. The arrays of a cache have a leading `layers` dimension."""
+    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
+        """Runs all layers."""
         return self._run(x, cache, segment_ids, segment_pos)
 
-    def _run(self, x: jax.Array, cache: Any, *shared: Any) -> tuple[jax.Array, Any]:
+    def _run(self, x: jax.Array, cache: Cache, *broadcast: Any) -> tuple[jax.Array, Cache]:
         if self.scan:
-            return self.layers(x, cache, *shared)
-        return run_in_order(self.layers, x, cache, *shared)
+            return self.layers(x, cache, *broadcast)
+        x, caches = run_in_order(self.layers, x, [cache_at(cache, i) for i in range(self.num_layers)], *broadcast)
+        return x, stack_caches(caches)
 
     def _with_remat(self, block: functools.partial) -> functools.partial:
         policy = saveable(self.remat_policy, self.offload)
         if policy is None:
             return block
-        # Inside a scan, XLA cannot merge the recomputation with the forward pass, so nothing needs to prevent it.
+        # Inside a scan, XLA cannot merge recomputation with the forward pass (CSE), so nothing needs to prevent it.
         return functools.partial(nn.remat(block.func, policy=policy, prevent_cse=not self.scan), **block.keywords)
 
     def _scanned(self, block_class: Any, length: int) -> Any:
@@ -102,7 +124,7 @@ class Stack(Layer):
             block_class,
             variable_axes={"params": 0, "metrics": 0, FP8_STATE: 0},
             split_rngs={"params": True},
-            in_axes=(0, *(nn.broadcast,) * self._num_shared),
+            in_axes=(0, *(nn.broadcast,) * self._num_broadcast),
             out_axes=0,
             length=length,
             unroll=self.unroll,
@@ -116,11 +138,32 @@ class Encoder(Stack):
     block: functools.partial = template(EncoderBlock)
 
 
-def run_in_order(layers: Sequence[Any], x: jax.Array, cache: Any, *shared: Any) -> tuple[jax.Array, Any]:
-    """Runs layers one after the other. The arrays of a cache have a leading dimension of as many."""
-    caches = []
-    for index, layer in enumerate(layers):
-        layer_cache = jax.tree.map(lambda array, i=index: array[i], cache)
-        x, layer_cache = layer(x, layer_cache, *shared)
-        caches.append(layer_cache)
-    return x, jax.tree.map(lambda *arrays: jnp.stack(arrays), *caches)
+def find_stacks(**layers: nn.Module) -> dict[str, Stack]:
+    """Those of a model's layers, by field, that are stacks; a user's own may be any module."""
+    return {field: layer for field, layer in layers.items() if isinstance(layer, Stack)}
+
+
+def run_in_order(
+    layers: Sequence[Any], x: jax.Array, caches: Iterable[Cache], *broadcast: Any
+) -> tuple[jax.Array, list[Cache]]:
+    """Runs layers one after the other, each with its own cache."""
+    new = []
+    for layer, cache in zip(layers, caches, strict=True):
+        x, cache = layer(x, cache, *broadcast)
+        new.append(cache)
+    return x, new
+
+
+def repeat_cache(cache: Cache, count: int) -> Cache:
+    """A cache with a leading dimension: `count` copies."""
+    return jax.tree.map(lambda array: jnp.broadcast_to(array, (count, *array.shape)), cache)
+
+
+def cache_at(cache: Cache, index: int) -> Cache:
+    """Entry `index` of the leading dimension."""
+    return jax.tree.map(lambda array: array[index], cache)
+
+
+def stack_caches(caches: Sequence[Cache]) -> Cache:
+    """Caches of one structure along a new leading dimension."""
+    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *caches)

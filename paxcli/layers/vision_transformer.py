@@ -1,9 +1,11 @@
-"""A transformer that reads an image as a sequence of patches."""
+"""Vision transformer (ViT): a transformer encoder over the patches of an image."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -11,23 +13,24 @@ from jaxtyping import Float
 from paxcli.config.configurable import template
 from paxcli.config.fields import Pixels, PositiveInt
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Layer
+from paxcli.layers.base import Layer, flops_of
+from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.linear import Linear
 from paxcli.layers.positions import LearnedPositions
-from paxcli.layers.stack import Encoder
+from paxcli.layers.stack import Encoder, Stack, find_stacks
 
 
 class VisionTransformer(Layer):
-    """Square patches, a projection, learned positions, an encoder, and logits from the mean of all positions.
+    """Square patches, a projection, learned positions, an encoder, and logits from the mean over positions.
 
-    Dosovitskiy et al., 2021; the mean in place of a class token: Zhai et al., 2022. Pax: `praxis.layers.vits`.
+    Dosovitskiy et al., 2021; mean pooling instead of a class token: Zhai et al., 2022. Pax: `praxis.layers.vits`.
 
     Attributes:
       output_dims: Size of the output.
       image_size: Height and width of an image.
-      num_channels: Its channels.
+      num_channels: Channels of an image.
       patch_size: Height and width of a patch, a divisor of `image_size`.
       model_dims: D.
       hidden_dims: F.
@@ -35,7 +38,7 @@ class VisionTransformer(Layer):
       num_heads: N, a divisor of D.
       stack: Template of the layers.
       norm: Template of the norm after them.
-      params_init: How weights start.
+      params_init: Initializer of the weights.
     """
 
     output_dims: PositiveInt
@@ -53,30 +56,64 @@ class VisionTransformer(Layer):
     def setup(self) -> None:
         if self.image_size % self.patch_size:
             raise ConfigError(f"patch_size={self.patch_size} does not divide image_size={self.image_size}.")
-        dims, init = self.model_dims, self.params_init
-        length, patch = (self.image_size // self.patch_size) ** 2, self.patch_size**2 * self.num_channels
-        self.patches = Linear(input_dims=patch, output_dims=dims, use_bias=True, input_axis=None, params_init=init)
-        self.position = LearnedPositions(model_dims=dims, max_seq_len=length)
-        self._stack = self.stack(
-            name="stack",
+        self.patches = self._patches_template()
+        self.position = LearnedPositions(model_dims=self.model_dims, max_seq_len=self.num_patches)
+        self._stack = self._stack_template(name="stack")
+        self._norm = self.norm(name="norm", dims=self.model_dims)
+        self.head = self._head_template()
+
+    @property
+    def num_patches(self) -> int:
+        """T, the length of the encoder's sequence."""
+        return (self.image_size // self.patch_size) ** 2
+
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        batch = shape[0]
+        return sum_flops(
+            (
+                flops_of(self._patches_template(parent=None), batch, self.num_patches),
+                flops_of(self._stack_template(parent=None), batch, self.num_patches),
+                flops_of(self._head_template(parent=None), batch),
+            )
+        )
+
+    @nn.nowrap
+    def stacks(self) -> Mapping[str, Stack]:
+        return find_stacks(stack=self._stack_template(parent=None))
+
+    @property
+    def _patches_template(self) -> functools.partial[Linear]:
+        patch = self.patch_size**2 * self.num_channels
+        return functools.partial(self._linear, input_dims=patch, output_dims=self.model_dims, input_axis=None)
+
+    @property
+    def _linear(self) -> functools.partial[Linear]:
+        return functools.partial(Linear, use_bias=True, params_init=self.params_init)
+
+    @property
+    def _stack_template(self) -> functools.partial:
+        return functools.partial(
+            self.stack,
             num_layers=self.num_layers,
-            model_dims=dims,
+            model_dims=self.model_dims,
             hidden_dims=self.hidden_dims,
             num_heads=self.num_heads,
-            dims_per_head=dims // self.num_heads,
-            params_init=init,
+            dims_per_head=self.model_dims // self.num_heads,
+            params_init=self.params_init,
         )
-        self._norm = self.norm(name="norm", dims=dims)
-        self.head = Linear(
-            input_dims=dims, output_dims=self.output_dims, use_bias=True, output_axis="vocab", params_init=init
-        )
+
+    @property
+    def _head_template(self) -> functools.partial[Linear]:
+        dims = dict(input_dims=self.model_dims, output_dims=self.output_dims)
+        return functools.partial(self._linear, **dims, output_axis="vocab")
 
     def __call__(self, image: Float[jax.Array, "B height width channels"]) -> Float[jax.Array, "B classes"]:
         expected = (self.image_size, self.image_size, self.num_channels)
         if image.shape[1:] != expected:
             raise ConfigError(
-                f"The network reads images of shape {expected}, and the input makes {image.shape[1:]}.",
-                "Set image_size and num_channels of network and input alike.",
+                f"The network reads images of shape {expected}, but the input makes {image.shape[1:]}.",
+                "Set the same `image_size` and `num_channels` for the network and the input.",
             )
         x = self.patches(_patches(image, self.patch_size))
         one_segment = jnp.ones(x.shape[:2], jnp.int32)

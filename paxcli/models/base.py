@@ -1,25 +1,55 @@
-"""What the training step asks of a model."""
+"""The model contract: everything that training, decoding, compiling, profiling and metrics ask of a model.
+
+A model derives from `Model`. One that decodes derives from `CausalModel` (continues prompts) or from `Seq2SeqModel`
+(source to target), and callers check that with `isinstance`. Methods other than the forward pass need only the model's
+fields: they work on a model without parameters, outside `apply`, and cost nothing.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from jaxtyping import Float, Int
 
-from paxcli.layers.base import Layer
+from paxcli.errors import ConfigError
+from paxcli.layers.base import Cache, Layer
+from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.scopes import CAST, LOSS
+from paxcli.mesh.axes import Axis
 from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
+
+_STEP_OVER_FORWARD = 3  # the backward pass computes two matmuls for each of the forward pass
+
+
+class InputSizes(NamedTuple):
+    """Sizes of a model that its inputs have to match; None = the model has no such size.
+
+    An input with a field of the same name takes the value where the recipe leaves the field at None.
+
+    Attributes:
+      seq_len: Longest sequence, in training and in decoding (prompt and continuation).
+      vocab_size: Token ids are below it, so the input's tokenizer has to fit.
+      num_classes: Class labels are below it.
+    """
+
+    seq_len: int | None = None
+    vocab_size: int | None = None
+    num_classes: int | None = None
 
 
 class Model(Layer):
     """A network with its loss (Pax: `praxis.base_model.BaseModel`).
 
     Attributes:
-      fprop_dtype: Type of activations, and of the parameters while they are used; parameters are kept in float32.
+      fprop_dtype: Dtype of activations, and of the parameters in forward and backward passes (mixed precision); the
+        stored parameters are float32.
     """
 
     fprop_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -29,22 +59,59 @@ class Model(Layer):
         raise NotImplementedError
 
     def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
-        """Metrics, `loss` among them, and arrays with one entry an example, leading dimension B."""
+        """The metrics of a batch, and arrays with one entry per example.
+
+        Returns:
+          Metric name → (mean, weight of the mean), `loss` among them; and arrays with leading dimension B, among them
+          `scores` (log-probability of the example's targets) if inputs with metrics of their own can be evaluated.
+        """
         raise NotImplementedError
 
-    def measured(
-        self, params: dict, batch: NestedMap, key: jax.Array | None = None, fp8: Any = None
-    ) -> tuple[WeightedScalars, NestedMap]:
-        """What `compute_loss` returns, on parameters that are cast, and the metrics that layers report by themselves.
+    @property
+    def input_sizes(self) -> InputSizes:
+        """Sizes that inputs have to match."""
+        return InputSizes()
 
-        Such a metric is the mean of all layers that have it, with the weight of the loss. It goes the way of Flax's
-        `sow("metrics", name, value)`.
+    @nn.nowrap
+    def validate(self, mesh: Mapping[str, int]) -> None:
+        """Checks sizes that have to fit each other or the mesh, before any device is used.
 
         Args:
-          params: The parameters, as `cast` makes them.
+          mesh: Mesh axis → size.
+
+        Raises:
+          ConfigError: Some do not; with the arithmetic and the field to change.
+        """
+
+    @nn.nowrap
+    def forward_flops(self, spec: NestedMap) -> Flops | None:
+        """Matmul FLOPs of one forward pass over a batch of these shapes; None = unknown, and so is the MFU."""
+        return None
+
+    @nn.nowrap
+    def step_flops(self, spec: NestedMap) -> Flops | None:
+        """Matmul FLOPs of one training step, forward and backward; None = unknown."""
+        forward = self.forward_flops(spec)
+        return None if forward is None else forward * _STEP_OVER_FORWARD
+
+    @nn.nowrap
+    def unchunked_logits(self, spec: NestedMap) -> tuple[int, ...] | None:
+        """Shape [B, T, V] of the logits of a batch, if `loss_chunk` could reduce them; else None."""
+        return None
+
+    def loss_and_metrics(
+        self, params: dict, batch: NestedMap, key: jax.Array | None = None, fp8: Any = None
+    ) -> tuple[WeightedScalars, NestedMap]:
+        """What `compute_loss` returns, with the metrics that layers report added.
+
+        A layer reports a metric with Flax's `sow("metrics", name, value)`. Its value is the mean over the layers that
+        report it, its weight that of the loss.
+
+        Args:
+          params: The parameters, cast by `cast`.
           batch: The batch.
-          key: Randomness of training; None in evaluation.
-          fp8: State of the products in FP8 in training; None in evaluation, and without such products.
+          key: PRNG key of training (dropout, masking); None in evaluation.
+          fp8: State of FP8 matmuls in training; None in evaluation, and without FP8.
         """
         variables = {"params": params, FP8_STATE: fp8} if fp8 else {"params": params}
         rngs = None if key is None else {"dropout": key}
@@ -66,3 +133,76 @@ class Model(Layer):
         """Parameters in `fprop_dtype`, for one forward and backward pass."""
         dtype = jnp.dtype(self.fprop_dtype)
         return jax.tree.map(lambda p: p.astype(dtype) if jnp.issubdtype(p.dtype, jnp.floating) else p, params)
+
+
+class DecodingModel(Model):
+    """A model that decodes: it predicts tokens one after the other, with a cache. `input_sizes.seq_len` is set."""
+
+    def extend(
+        self,
+        ids: Int[jax.Array, "B T"],
+        segment_ids: Int[jax.Array, "B T"],
+        segment_pos: Int[jax.Array, "B T"],
+        cache: Cache,
+    ) -> tuple[Float[jax.Array, "B T V"], Cache]:
+        """Logits of the next token after each of `ids`: a prompt (prefill) or the last token.
+
+        Args:
+          ids: Tokens that follow those in the cache.
+          segment_ids: 1 at tokens.
+          segment_pos: Positions of the tokens in their sequences.
+          cache: Decode cache of the earlier tokens.
+
+        Returns:
+          The logits, and the cache with these tokens added.
+        """
+        raise NotImplementedError
+
+    @property
+    def max_decode_len(self) -> int:
+        """Longest sequence in decoding, prompt included."""
+        seq_len = self.input_sizes.seq_len
+        assert seq_len is not None, f"{type(self).__name__}.input_sizes has no seq_len"
+        return seq_len
+
+
+class CausalModel(DecodingModel):
+    """A model that continues prompts (Hugging Face: CausalLM)."""
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, length: int) -> Cache:
+        """An empty decode cache (KV cache) for `length` tokens, prompt included: any pytree of arrays.
+
+        Raises:
+          ConfigError: With these fields the model cannot decode.
+        """
+        raise NotImplementedError
+
+    @nn.nowrap
+    def cache_bytes(self, batch_size: int, length: int) -> int:
+        """Size of that cache, unsharded."""
+        cache = jax.eval_shape(lambda: self.init_cache(batch_size, length))
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
+
+
+class Seq2SeqModel(DecodingModel):
+    """A model that reads a source and writes a target (Hugging Face: Seq2SeqLM)."""
+
+    def encode_source(self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], length: int) -> Cache:
+        """A decode cache for up to `length` target tokens, with the encoded sources, of one segment each."""
+        raise NotImplementedError
+
+
+def check_mesh_divides(mesh: Mapping[str, int], axis: Axis, **fields: int | None) -> None:
+    """Checks that a mesh axis divides fields of a model.
+
+    Raises:
+      ConfigError: It does not divide one.
+    """
+    for field, size in fields.items():
+        if size and size % mesh[axis]:
+            raise ConfigError(
+                f"task.model.{field}={size} does not divide over mesh axis {axis}={mesh[axis]} "
+                f"({size} / {mesh[axis]} = {size / mesh[axis]:g}).",
+                f"Change `{field}` or the size of `{axis}` in `mesh.ici_mesh_shape`.",
+            )

@@ -1,7 +1,7 @@
-"""The loss over a vocabulary without all of its logits: a few tokens of each device at a time.
+"""Chunked cross-entropy: logits exist for a few tokens of each device at a time.
 
-The gradients of a chunk are made while its logits are there, forward, so that nothing is computed twice. They cannot
-know what the loss is multiplied by afterwards, so the backward pass does that.
+The forward pass also computes the gradients of a chunk while its logits exist, so that nothing is recomputed. The
+backward pass multiplies them by the gradient of the loss.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import SymbolicZero
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
@@ -28,12 +28,12 @@ from paxcli.nested_map import NestedMap
 LossChunk = Tokens | Literal["auto"] | None
 
 _TOKENS = ("activation_batch", "activation_length")
-_LARGE = 4 * 2**30  # bytes of float32 logits on a device from which on `auto` takes chunks
-_CHUNK = 2**30  # and how many those of a chunk have at most
+_LARGE = 4 * 2**30  # `auto` uses chunks if the float32 logits of a device have more bytes than this
+_CHUNK = 2**30  # at most so many bytes of logits in a chunk
 
 
 def chunk_size(asked: LossChunk, tokens: tuple[int, ...], vocab_size: int) -> int | None:
-    """How many tokens of a device make a chunk, of `tokens` = (B, T) in all; None = no chunks."""
+    """Tokens per chunk and device, for a batch of `tokens` = (B, T); None = no chunks."""
     if asked != "auto":
         return asked
     parts = split((*tokens, vocab_size), *_TOKENS, "activation_vocab")
@@ -52,26 +52,26 @@ def chunked_token_metrics(
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
 ) -> tuple[WeightedScalars, NestedMap]:
-    """What `token_metrics` returns for the logits of `x`. Of the results, `loss` alone has a gradient.
+    """What `token_metrics` returns for the logits of `x`. Only `loss` has a gradient.
 
     Args:
-      scorer: What makes logits.
-      x: What they are made of.
-      labels: What came.
-      weights: How much each token counts; data, of which there is no gradient.
-      chunk: How many tokens of a device have logits at one time.
+      scorer: The output head.
+      x: Input of the output head.
+      labels: Target token ids.
+      weights: Weight of each token in the means; has no gradient.
+      chunk: Tokens per chunk and device.
       label_smoothing: As in `token_losses`.
       z_loss_weight: As in `token_losses`.
     """
-    how = _How(scorer.score, scorer.axes, chunk, label_smoothing, z_loss_weight)
-    total, xent, correct = _sums(how, scorer.params, x, labels, weights)
+    settings = _Settings(scorer.score, scorer.axes, chunk, label_smoothing, z_loss_weight)
+    total, xent, correct = _sums(settings, scorer.params, x, labels, weights)
     is_xent = not (label_smoothing or z_loss_weight)
     return means_over_tokens(total / (jnp.sum(weights) + 1e-6), is_xent, xent, correct, weights)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _How:
-    """What is the same for all tokens."""
+class _Settings:
+    """What all chunks share."""
 
     score: Callable[..., jax.Array]
     axes: dict[str, tuple[str, ...]]
@@ -79,36 +79,38 @@ class _How:
     label_smoothing: float
     z_loss_weight: float
 
-    def of_chunk(self, params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, Any]:
-        """The weighted sum of the losses of tokens, [C, D] and [C]; each one's cross-entropy and correctness."""
+    def chunk_loss(self, params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, Any]:
+        """The weighted sum of the losses of a chunk, [C, D] and [C]; cross-entropy and correctness of each token."""
         logits = self.score(params, x[None])[0]
         loss, xent, correct = token_losses(logits, labels, self.label_smoothing, self.z_loss_weight)
         return jnp.sum(loss * weights), (xent, correct)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(how: _How, params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, ...]:
-    """The weighted sum of all losses; each token's cross-entropy and correctness."""
-    return _on_shards(how, False, params, x, labels, weights)[:3]
+def _sums(
+    settings: _Settings, params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array
+) -> tuple[jax.Array, ...]:
+    """The weighted sum of all losses; cross-entropy and correctness of each token."""
+    return _on_shards(settings, False, params, x, labels, weights)[:3]
 
 
-def _forward(how: _How, params: Any, x: Any, labels: Any, weights: Any):
+def _forward(settings: _Settings, params: Any, x: Any, labels: Any, weights: Any):
     params, x, labels, weights = jax.tree.map(
         lambda primal: primal.value,
         (params, x, labels, weights),
-        is_leaf=lambda leaf: hasattr(leaf, "perturbed"),
+        is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal),
     )
-    *sums, param_grads, x_grads = _on_shards(how, True, params, x, labels, weights)
-    param_grads = {name: constrain(grad, *how.axes[name]) for name, grad in param_grads.items()}
-    # Empty arrays, for their types: the gradients of parameters are summed in float32.
+    *sums, param_grads, x_grads = _on_shards(settings, True, params, x, labels, weights)
+    param_grads = {name: constrain(grad, *settings.axes[name]) for name, grad in param_grads.items()}
+    # Empty arrays carry the dtypes: gradients of parameters are summed in float32.
     return tuple(sums), (param_grads, x_grads, {name: jnp.zeros(0, param.dtype) for name, param in params.items()})
 
 
-def _backward(how: _How, residuals: Any, grads: Any):
+def _backward(settings: _Settings, residuals: Any, grads: Any):
     total_grad, *others = grads
     if not all(isinstance(grad, SymbolicZero) for grad in others):
         raise ConfigError(
-            "A loss in chunks of tokens has a gradient for `loss` alone.",
+            "With a chunked loss, only the metric `loss` has a gradient.",
             "Set `loss_chunk` to null, or train on `loss`.",
         )
     param_grads, x_grads, types = residuals
@@ -119,30 +121,30 @@ def _backward(how: _How, residuals: Any, grads: Any):
 _sums.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _on_shards(how: _How, with_grads: bool, *arrays: Any) -> tuple[Any, ...]:
-    """`_in_chunks` of each device's tokens, summed over devices where it sums over tokens."""
+def _on_shards(settings: _Settings, with_grads: bool, *arrays: Any) -> tuple[Any, ...]:
+    """`_in_chunks` on each device's tokens; its sums over tokens are summed over devices."""
     tokens = layout(arrays[1].shape[:2], *_TOKENS)
-    run = functools.partial(_in_chunks, how, with_grads)
+    run = functools.partial(_in_chunks, settings, with_grads)
     if tokens is None:
         return run((), *arrays)
     axes = tuple(axis for entry in tokens for axis in axes_of(entry))
-    whole = PartitionSpec()
-    grads = (whole, tokens) if with_grads else ()
+    replicated = PartitionSpec()
+    grads = (replicated, tokens) if with_grads else ()
     return jax.shard_map(
         functools.partial(run, axes),
-        in_specs=(whole, tokens, tokens, tokens),
-        out_specs=(whole, tokens, tokens, *grads),
+        in_specs=(replicated, tokens, tokens, tokens),
+        out_specs=(replicated, tokens, tokens, *grads),
         axis_names=set(axes),
         check_vma=False,
     )(*arrays)
 
 
 def _in_chunks(
-    how: _How, with_grads: bool, axes: tuple[str, ...], params: Any, x: jax.Array, *facts: jax.Array
+    settings: _Settings, with_grads: bool, axes: tuple[str, ...], params: Any, x: jax.Array, *facts: jax.Array
 ) -> tuple[Any, ...]:
-    """The sum of losses, what is known of each token, and if asked for the gradients of parameters and of `x`."""
+    """The sum of losses, the metrics of each token, and optionally the gradients of parameters and of `x`."""
     count = x.shape[0] * x.shape[1]
-    size = min(how.chunk, count)
+    size = min(settings.chunk, count)
     padding = -count % size  # tokens without weight
 
     def chunks(array: jax.Array) -> jax.Array:
@@ -150,14 +152,14 @@ def _in_chunks(
         flat = jnp.pad(flat, ((0, padding), *((0, 0),) * (flat.ndim - 1)))
         return flat.reshape(-1, size, *flat.shape[1:])
 
-    def whole(array: jax.Array) -> jax.Array:
+    def unchunk(array: jax.Array) -> jax.Array:
         return array.reshape(-1, *array.shape[2:])[:count].reshape(*x.shape[:2], *array.shape[2:])
 
     def step(sums: tuple, rows: tuple) -> tuple[tuple, tuple]:
         if not with_grads:
-            total, seen = how.of_chunk(params, *rows)
+            total, seen = settings.chunk_loss(params, *rows)
             return (sums[0] + total,), seen
-        (total, seen), (of_params, of_x) = jax.value_and_grad(how.of_chunk, (0, 1), has_aux=True)(params, *rows)
+        (total, seen), (of_params, of_x) = jax.value_and_grad(settings.chunk_loss, (0, 1), has_aux=True)(params, *rows)
         return (sums[0] + total, jax.tree.map(jnp.add, sums[1], of_params)), (*seen, of_x)
 
     sums: tuple = (jnp.zeros((), jnp.float32),)
@@ -165,5 +167,5 @@ def _in_chunks(
         sums += (jax.tree.map(lambda param: jnp.zeros(param.shape, jnp.float32), params),)
     sums, per_token = jax.lax.scan(step, sums, tuple(map(chunks, (x, *facts))))
     total, *param_grads = jax.lax.psum(sums, axes) if axes else sums
-    xent, correct, *x_grads = map(whole, per_token)
+    xent, correct, *x_grads = map(unchunk, per_token)
     return (total, xent, correct, *param_grads, *x_grads)

@@ -1,30 +1,36 @@
-"""Models that choose one of several classes."""
+"""Classification models."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from paxcli.config.configurable import part, template
 from paxcli.config.fields import PositiveInt
+from paxcli.layers.base import Layer, flops_of
 from paxcli.layers.embedding import TiedEmbedding
+from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.mlp import Mlp
-from paxcli.models.base import Model
+from paxcli.layers.stack import Stack
+from paxcli.mesh.axes import Axis
+from paxcli.models.base import InputSizes, Model, check_mesh_divides
 from paxcli.models.losses import WeightedScalars, cross_entropy, token_metrics, weighted_mean
 from paxcli.nested_map import NestedMap
 
 
 class ClassificationModel(Model):
-    """A network that scores the classes of an example (Pax: `praxis.layers.models.ClassificationModel`).
+    """A network from an example to the logits of its classes (Pax: `praxis.layers.models.ClassificationModel`).
 
     Attributes:
-      num_classes: How many classes there are.
+      num_classes: Number of classes.
       input_field: The field of a batch that the network reads, [B, …].
       network: Template of a layer from that to logits [B, num_classes]; its `output_dims` is `num_classes`.
-      params_init: How weights start.
+      params_init: Initializer of the weights.
     """
 
     num_classes: PositiveInt = 0
@@ -33,14 +39,32 @@ class ClassificationModel(Model):
     params_init: Init = part(Xavier)
 
     def setup(self) -> None:
-        self._network = self.network(name="network", output_dims=self.num_classes, params_init=self.params_init)
+        self._network = self._network_template(name="network")
+
+    @property
+    def input_sizes(self) -> InputSizes:
+        return InputSizes(num_classes=self.num_classes)
+
+    @nn.nowrap
+    def forward_flops(self, spec: NestedMap) -> Flops | None:
+        return flops_of(self._network_template(parent=None), *spec[self.input_field].shape[:-1])
+
+    @nn.nowrap
+    def stacks(self) -> Mapping[str, Stack]:
+        network = self._network_template(parent=None)
+        found = network.stacks() if isinstance(network, Layer) else {}
+        return {f"network.{path}": stack for path, stack in found.items()}
+
+    @property
+    def _network_template(self) -> functools.partial:
+        return functools.partial(self.network, output_dims=self.num_classes, params_init=self.params_init)
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
         """Logits [B, num_classes]."""
         return NestedMap(logits=self._network(batch[self.input_field].astype(self.fprop_dtype)))
 
     def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
-        """Mean cross-entropy of `labels` by `weights`, both [B]; accuracy of the best class and of the best five."""
+        """Mean cross-entropy of `labels` by `weights`, both [B]; top-1 and top-5 accuracy."""
         xent, correct = cross_entropy(predictions.logits, batch.labels)
         label_logit = jnp.take_along_axis(predictions.logits, batch.labels[:, None], axis=-1)
         in_top5 = jnp.sum(predictions.logits > label_logit, axis=-1) < 5
@@ -55,15 +79,15 @@ class ClassificationModel(Model):
 class ClassificationMlpModel(Model):
     """Predicts the label of a token from that token alone: embedding, MLP, and logits from the embedding's table.
 
-    Pax: `praxis.layers.models.ClassificationMLPModel`, whose loss was the accuracy, which has no gradient.
+    Pax: `praxis.layers.models.ClassificationMLPModel`; its loss was the accuracy, which has no gradient.
 
     Attributes:
       vocab_size: V.
       model_dims: D.
       hidden_dims: F.
       num_layers: Layers of the MLP.
-      params_init: How weights start.
-      embedding: Template of the token table, which also scores the tokens.
+      params_init: Initializer of the weights.
+      embedding: Template of the token embedding, which also computes the logits.
       mlp: Template of the layers.
     """
 
@@ -76,14 +100,35 @@ class ClassificationMlpModel(Model):
     mlp: functools.partial = template(Mlp, activate_final=True)
 
     def setup(self) -> None:
-        dims = self.model_dims
-        self._embedding = self.embedding(
-            name="embedding", vocab_size=self.vocab_size, model_dims=dims, params_init=self.params_init
+        self._embedding = self._embedding_template(name="embedding")
+        self._mlp = self._mlp_template(name="mlp")
+
+    @property
+    def input_sizes(self) -> InputSizes:
+        return InputSizes(vocab_size=self.vocab_size)
+
+    @nn.nowrap
+    def validate(self, mesh: Mapping[str, int]) -> None:
+        check_mesh_divides(mesh, Axis.TENSOR, hidden_dims=self.hidden_dims)
+        check_mesh_divides(mesh, Axis.FSDP, model_dims=self.model_dims)
+
+    @nn.nowrap
+    def forward_flops(self, spec: NestedMap) -> Flops | None:
+        layers = (self._mlp_template(parent=None), self._embedding_template(parent=None))
+        return sum_flops(flops_of(layer, *spec.ids.shape) for layer in layers)
+
+    @property
+    def _embedding_template(self) -> functools.partial:
+        return functools.partial(
+            self.embedding, vocab_size=self.vocab_size, model_dims=self.model_dims, params_init=self.params_init
         )
-        self._mlp = self.mlp(
-            name="mlp",
-            input_dims=dims,
-            output_dims=dims,
+
+    @property
+    def _mlp_template(self) -> functools.partial:
+        return functools.partial(
+            self.mlp,
+            input_dims=self.model_dims,
+            output_dims=self.model_dims,
             hidden_dims=self.hidden_dims,
             num_layers=self.num_layers,
             params_init=self.params_init,

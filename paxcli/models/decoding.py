@@ -1,9 +1,9 @@
-"""Generation with a key/value cache: one pass over the prompts, then one token at a time."""
+"""Generation with a decode cache (KV cache): prefill of the prompts, then one token at a time."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,8 @@ from jaxtyping import Bool, Float, Int
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import NonNegativeFloat, PositiveFraction, PositiveInt
+from paxcli.layers.base import Cache
+from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel
 
 PROMPTS_AT_ONCE = 16  # batch size of decoding
 STATIC_ARGNAMES = ("model", "max_tokens", "eos_id", "sampling")
@@ -21,9 +23,9 @@ class Sampling(Configurable):
     """How the next token is chosen.
 
     Attributes:
-      temperature: Divides the logits; 0 = always the most likely token.
+      temperature: Divides the logits; 0 = greedy decoding.
       top_k: Only the k most likely tokens; None = all.
-      top_p: Only the most likely tokens that together have this probability; None = all.
+      top_p: Only the most likely tokens that together have this probability (nucleus sampling); None = all.
     """
 
     temperature: NonNegativeFloat = 0.0
@@ -38,7 +40,7 @@ class Generated(NamedTuple):
       ids: Prompt and continuation, [B, P + max_tokens], 0 after the end.
       log_probs: Log-probability of each token given those before it; 0 at position 0 and after the end.
       lengths: Tokens of prompt and continuation, the end token included, [B].
-      ended: Whether the end token was chosen, [B].
+      ended: Whether the end token was generated, [B].
     """
 
     ids: Int[jax.Array, "B S"]
@@ -59,7 +61,7 @@ def choose(logits: Float[jax.Array, "B V"], key: jax.Array, sampling: Sampling) 
         descending = jnp.sort(logits, axis=-1)[:, ::-1]
         probabilities = jax.nn.softmax(descending, axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        # The last token kept is the first that reaches top_p.
+        # The first token that reaches top_p is still included.
         threshold = jnp.min(jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True)
         logits = jnp.where(logits >= threshold, logits, -jnp.inf)
     return jax.random.categorical(key, logits, axis=-1)
@@ -71,7 +73,7 @@ def jit_generate() -> jax.stages.Wrapped:
 
 
 def generate(
-    model: Any,
+    model: CausalModel,
     params: dict,
     prompts: Int[jax.Array, "B P"],
     prompt_lengths: Int[jax.Array, " B"],
@@ -79,14 +81,43 @@ def generate(
     max_tokens: int,
     eos_id: int | None,
     sampling: Sampling,
-    cache: Any = None,
 ) -> Generated:
-    """Continues prompts, right-padded to P, by up to `max_tokens` tokens, or until `eos_id`.
+    """Continues prompts, right-padded to P, by up to `max_tokens` tokens, or until `eos_id`."""
+    cache = model.init_cache(len(prompts), prompts.shape[1] + max_tokens)
+    return _decode(model, params, prompts, prompt_lengths, cache, key, max_tokens, eos_id, sampling)
 
-    Args:
-      model: Has `extend`, and `empty_cache` unless a cache is given, as `LanguageModel`.
-      cache: What the model knows before the prompts; None = nothing.
-    """
+
+def transduce(
+    model: Seq2SeqModel,
+    params: dict,
+    source_ids: Int[jax.Array, "B S"],
+    source_segment_ids: Int[jax.Array, "B S"],
+    max_tokens: int,
+    bos_id: int,
+    eos_id: int | None,
+    sampling: Sampling = Sampling(),
+    key: jax.Array | None = None,
+) -> Generated:
+    """Generates the target of each source: `bos_id`, then up to `max_tokens` tokens, or until `eos_id`."""
+    cache = model.apply({"params": params}, source_ids, source_segment_ids, max_tokens + 1, method="encode_source")
+    batch = len(source_ids)
+    starts, lengths = jnp.full((batch, 1), bos_id, jnp.int32), jnp.ones(batch, jnp.int32)
+    key = jax.random.key(0) if key is None else key
+    return _decode(model, params, starts, lengths, cache, key, max_tokens, eos_id, sampling)
+
+
+def _decode(
+    model: DecodingModel,
+    params: dict,
+    prompts: Int[jax.Array, "B P"],
+    prompt_lengths: Int[jax.Array, " B"],
+    cache: Cache,
+    key: jax.Array,
+    max_tokens: int,
+    eos_id: int | None,
+    sampling: Sampling,
+) -> Generated:
+    """The decode loop: prefills the cache with the prompts, then generates token by token."""
     batch, prompt_size = prompts.shape
     size = prompt_size + max_tokens
     rows = jnp.arange(batch)
@@ -97,7 +128,7 @@ def generate(
         return logits.astype(jnp.float32), cache
 
     positions = jnp.broadcast_to(jnp.arange(prompt_size), prompts.shape)
-    logits, cache = extend(prompts, positions, model.empty_cache(batch, size) if cache is None else cache)
+    logits, cache = extend(prompts, positions, cache)
     in_prompt = positions < prompt_lengths[:, None]
     prompt_log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), prompts[:, 1:, None], axis=-1)[..., 0]
 
@@ -122,7 +153,7 @@ def generate(
         step, ids, log_probs, lengths, ended, logits, cache = carry
         token = choose(logits, jax.random.fold_in(key, step), sampling)
         log_prob = jax.nn.log_softmax(logits)[rows, token]
-        # An ended row writes its 0 behind its end, where 0 is already.
+        # An ended row rewrites the 0 after its end.
         at = jnp.minimum(lengths, size - 1)
         ids = ids.at[rows, at].set(jnp.where(ended, ids[rows, at], token))
         log_probs = log_probs.at[rows, at].set(jnp.where(ended, log_probs[rows, at], log_prob))

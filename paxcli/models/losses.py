@@ -1,4 +1,4 @@
-"""Losses of a batch, in float32."""
+"""Losses and token metrics, computed in float32."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _ROUNDING = 1e-6
 def cross_entropy(
     logits: Float[jax.Array, "*batch V"], labels: Int[jax.Array, "*batch"]
 ) -> tuple[Float[jax.Array, "*batch"], Bool[jax.Array, "*batch"]]:
-    """`-log softmax(logits)[label]` of each position, in nats, and whether no other token is likelier."""
+    """`-log softmax(logits)[label]` of each position, in nats, and whether the label is the most likely token."""
     logits = logits.astype(jnp.float32)
     best = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
     below_best = logits - best
     # A masked sum rather than a gather: its gradient is a fused select, not a scatter.
     is_label = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) == labels[..., None]
     label_logit = jnp.sum(jnp.where(is_label, below_best, 0.0), axis=-1)
-    # XLA may compute a logit in two places, and not alike to the last bit.
+    # XLA may compute a logit twice, with different rounding.
     correct = label_logit >= -_ROUNDING * jnp.abs(best[..., 0])
     return jnp.log(jnp.sum(jnp.exp(below_best), axis=-1)) - label_logit, correct
 
 
-def smoothed(
+def smooth_labels(
     xent: Float[jax.Array, "*batch"], logits: Float[jax.Array, "*batch V"], label_smoothing: float
 ) -> Float[jax.Array, "*batch"]:
-    """`xent` if the label had probability `1 - label_smoothing`, and all other tokens shared the rest evenly.
+    """`xent` with label smoothing: the target probability of the label is `1 - label_smoothing`.
 
-    Szegedy et al., 2016; Pax: `label_smoothing_prob`, which gives the label nothing of what it spreads either.
+    The rest is spread evenly over all other tokens (Szegedy et al., 2016; Pax: `label_smoothing_prob`, likewise).
     """
     others = -jnp.sum(jax.nn.log_softmax(logits.astype(jnp.float32)), axis=-1) - xent
     return (1 - label_smoothing) * xent + label_smoothing * others / (logits.shape[-1] - 1)
@@ -46,17 +46,17 @@ def token_losses(
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
 ) -> tuple[Float[jax.Array, "*batch"], Float[jax.Array, "*batch"], Bool[jax.Array, "*batch"]]:
-    """Of each token: its loss, its cross-entropy alone, and whether no other is likelier.
+    """For each token its loss, its cross-entropy alone, and whether it is the most likely one.
 
     Args:
-      logits: Scores.
-      labels: What came.
-      label_smoothing: Share of the probability that the loss gives to all other tokens.
-      z_loss_weight: Factor of the squared log of the sum of exponentials, which keeps logits near 0 (Chowdhery et al.,
-        2022, section 5; Pax: `z_loss_weight`).
+      logits: Logits.
+      labels: Target token ids.
+      label_smoothing: Probability that the loss spreads over all other tokens.
+      z_loss_weight: Weight of the z-loss, the squared log-partition function, which keeps logits near 0 (Chowdhery et
+        al., 2022, section 5; Pax: `z_loss_weight`).
     """
     xent, correct = cross_entropy(logits, labels)
-    loss = smoothed(xent, logits, label_smoothing) if label_smoothing else xent
+    loss = smooth_labels(xent, logits, label_smoothing) if label_smoothing else xent
     if z_loss_weight:
         loss = loss + z_loss_weight * jnp.square(jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1))
     return loss, xent, correct
@@ -69,7 +69,7 @@ def token_metrics(
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
 ) -> tuple[WeightedScalars, NestedMap]:
-    """Means over tokens: `loss`, `log_pplx` (cross-entropy alone) and `accuracy`; by example, `xent` and `scores`."""
+    """Means over tokens: `loss`, `log_pplx` (cross-entropy alone), `accuracy`; per example, `xent` and `scores`."""
     loss, xent, correct = token_losses(logits, labels, label_smoothing, z_loss_weight)
     return means_over_tokens(weighted_mean(loss, weights), loss is xent, xent, correct, weights)
 
@@ -81,7 +81,7 @@ def means_over_tokens(
     correct: Bool[jax.Array, "B T"],
     weights: Float[jax.Array, "B T"],
 ) -> tuple[WeightedScalars, NestedMap]:
-    """What `token_metrics` returns, of a mean loss which may be the mean cross-entropy itself."""
+    """What `token_metrics` returns, from a mean loss; `is_xent`: it is the mean cross-entropy."""
     weight = jnp.sum(weights)
     metrics = {
         "loss": (loss, weight),

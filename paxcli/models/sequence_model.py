@@ -1,83 +1,64 @@
-"""The encoder-decoder."""
+"""The encoder-decoder (sequence-to-sequence) model."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from paxcli.config.configurable import part, template
-from paxcli.config.fields import Fraction, PositiveInt, Tokens
-from paxcli.layers.attention.attention import KVCache
-from paxcli.layers.decoder import Decoder, DecoderCache
-from paxcli.layers.embedding import TiedEmbedding
-from paxcli.layers.init import Init, Xavier
+from paxcli.config.configurable import template
+from paxcli.config.fields import Fraction, PositiveInt
+from paxcli.layers.base import Cache, cache_of, flops_of
+from paxcli.layers.decoder import Decoder
+from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.positions import SinusoidPositions
-from paxcli.layers.stack import Encoder
-from paxcli.models.base import Model
-from paxcli.models.decoding import Generated, Sampling, generate
+from paxcli.layers.stack import Encoder, Stack, find_stacks
+from paxcli.models.base import Seq2SeqModel
 from paxcli.models.losses import WeightedScalars, token_metrics
+from paxcli.models.transformer import TransformerModel
 from paxcli.nested_map import NestedMap
 
-_GREEDY = Sampling()
 
-
-class Begun(NamedTuple):
-    """A target sequence under way.
+class Seq2SeqCache(NamedTuple):
+    """The decode cache of a `SequenceModel`.
 
     Attributes:
-      layers: What the decoder keeps, all layers stacked.
-      source: The encoded source [B, S, D]; None once the layers keep its keys and values.
-      source_segment_ids: Where the source has tokens, [B, S].
+      layers: The cache of the decoder.
+      source: The encoded source [B, S, D]; None once the decoder has cached its keys and values.
+      source_segment_ids: 1 at tokens of the source, 0 at padding, [B, S].
     """
 
-    layers: DecoderCache
+    layers: Cache
     source: jax.Array | None
     source_segment_ids: jax.Array
 
 
-class SequenceModel(Model):
-    """Reads a source in both directions and writes a target token by token (Vaswani et al., 2017).
+class SequenceModel(TransformerModel, Seq2SeqModel):
+    """Encodes a source with bidirectional attention and decodes a target token by token (Vaswani et al., 2017).
 
     Pax: `praxis.layers.TransformerEncoderDecoder` in `praxis.layers.models.SequenceModel`. Source and target share the
-    token table and the positions. All widths are stated here and flow down to the templates below.
+    token table, which also computes the logits, and the positions.
 
     Attributes:
-      vocab_size: V.
-      max_seq_len: Longest source and longest target.
-      model_dims: D.
-      hidden_dims: F.
-      num_layers: L, of the decoder.
-      num_encoder_layers: Layers of the encoder; None = L.
-      num_heads: N.
-      num_kv_heads: K, a divisor of N; None = N.
-      dims_per_head: H; None = D / N.
-      label_smoothing: Share of the probability that the loss gives to all other tokens; `log_pplx` is without it.
-      params_init: How weights start.
-      embedding: Template of the token table, which also scores the tokens.
+      num_encoder_layers: Layers of the encoder; None = `num_layers`, those of the decoder.
+      label_smoothing: Probability that the loss spreads over all other tokens; `log_pplx` is without it.
       position: Template of what is added to the embedding.
-      encoder: Template of the layers that read the source.
+      encoder: Template of the encoder's layers.
       encoder_norm: Template of the norm after them.
-      decoder: Template of the layers that write the target.
+      decoder: Template of the decoder's layers.
       final_norm: Template of the norm before the logits.
+
+    The other fields are those of `TransformerModel`; `max_seq_len` is that of the source and of the target.
     """
 
-    vocab_size: PositiveInt = 0
-    max_seq_len: Tokens = 0
-    model_dims: PositiveInt = 0
-    hidden_dims: PositiveInt = 0
-    num_layers: PositiveInt = 0
     num_encoder_layers: PositiveInt | None = None
-    num_heads: PositiveInt = 0
-    num_kv_heads: PositiveInt | None = None
-    dims_per_head: PositiveInt | None = None
     label_smoothing: Fraction = 0.0
-    params_init: Init = part(Xavier)
-    embedding: functools.partial = template(TiedEmbedding)
     position: functools.partial = template(SinusoidPositions)
     encoder: functools.partial = template(Encoder)
     encoder_norm: functools.partial = template(LayerNorm)
@@ -85,39 +66,25 @@ class SequenceModel(Model):
     final_norm: functools.partial = template(LayerNorm)
 
     def setup(self) -> None:
-        dims, init = self.model_dims, self.params_init
-        widths = dict(
-            model_dims=dims,
-            hidden_dims=self.hidden_dims,
-            num_heads=self.num_heads,
-            dims_per_head=self.head_dims,
-            num_kv_heads=self.num_kv_heads,
-            params_init=init,
+        dims = self.model_dims
+        self._embedding = self.embedding(name="embedding", **self._table_widths)
+        self._position = self.position(
+            name="position", model_dims=dims, max_seq_len=self.max_seq_len, params_init=self.params_init
         )
-        self._embedding = self.embedding(
-            name="embedding", vocab_size=self.vocab_size, model_dims=dims, params_init=init
-        )
-        self._position = self.position(name="position", model_dims=dims, max_seq_len=self.max_seq_len, params_init=init)
-        encoder_layers = self.num_layers if self.num_encoder_layers is None else self.num_encoder_layers
-        self._encoder = self.encoder(name="encoder", num_layers=encoder_layers, **widths)
+        self._encoder = self._encoder_template(name="encoder")
         self._encoder_norm = self.encoder_norm(name="encoder_norm", dims=dims)
-        self._decoder = self.decoder(name="decoder", num_layers=self.num_layers, **widths)
+        self._decoder = self._decoder_template(name="decoder")
         self._final_norm = self.final_norm(name="final_norm", dims=dims)
 
-    @property
-    def head_dims(self) -> int:
-        """H."""
-        return self.dims_per_head or self.model_dims // self.num_heads
-
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
-        """Logits [B, T, V] of the target, each token given the true ones before it.
+        """Logits [B, T, V] of the target, with teacher forcing.
 
         Source: `source_ids`, `source_segment_ids`, `source_segment_pos`, all [B, S]; target: `ids`, `segment_ids`,
-        `segment_pos`, all [B, T]. A target segment reads the source segment of the same number.
+        `segment_pos`, all [B, T]. A target segment attends to the source segment of the same number.
         """
         source = self.encode(batch.source_ids, batch.source_segment_ids, batch.source_segment_pos)
         x, _ = self._decoder(
-            self._embedded(batch.ids, batch.segment_pos),
+            self._embed(batch.ids, batch.segment_pos),
             None,
             batch.segment_ids,
             batch.segment_pos,
@@ -130,51 +97,55 @@ class SequenceModel(Model):
         """Mean cross-entropy of `labels` by `weights`, both [B, T]."""
         return token_metrics(predictions.logits, batch.labels, batch.weights, self.label_smoothing)
 
+    @nn.nowrap
+    def forward_flops(self, spec: NestedMap) -> Flops | None:
+        (batch, length), source_length = spec.labels.shape, spec.source_ids.shape[1]
+        return sum_flops(
+            (
+                flops_of(self._encoder_template(parent=None), batch, source_length),
+                flops_of(self._decoder_template(parent=None), batch, length, source_length),
+                flops_of(self.embedding(**self._table_widths, parent=None), batch, length),
+            )
+        )
+
+    @nn.nowrap
+    def stacks(self) -> Mapping[str, Stack]:
+        return find_stacks(encoder=self._encoder_template(parent=None), decoder=self._decoder_template(parent=None))
+
     def encode(
         self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], segment_pos: Int[jax.Array, "B S"]
     ) -> Float[jax.Array, "B S D"]:
-        """What the decoder reads."""
-        x, _ = self._encoder(self._embedded(ids, segment_pos), None, segment_ids, segment_pos)
+        """The encoded source, which the decoder attends to."""
+        x, _ = self._encoder(self._embed(ids, segment_pos), None, segment_ids, segment_pos)
         return self._encoder_norm(x)
 
-    def begin(self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], length: int) -> Begun:
-        """What `extend` needs to write up to `length` target tokens for sources of one segment each."""
+    def encode_source(
+        self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], length: int
+    ) -> Seq2SeqCache:
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-        shape = (self.num_layers, len(ids), self.num_kv_heads or self.num_heads, length, self.head_dims)
-        zeros = jnp.zeros(shape, self.fprop_dtype)
-        return Begun(DecoderCache(KVCache(zeros, zeros)), self.encode(ids, segment_ids, positions), segment_ids)
+        layers = cache_of(self._decoder_template(parent=None), len(ids), length, self.fprop_dtype)
+        return Seq2SeqCache(layers, self.encode(ids, segment_ids, positions), segment_ids)
 
     def extend(
         self,
         ids: Int[jax.Array, "B T"],
         segment_ids: Int[jax.Array, "B T"],
         segment_pos: Int[jax.Array, "B T"],
-        cache: Begun,
-    ) -> tuple[Float[jax.Array, "B T V"], Begun]:
-        """Logits of the tokens that follow target tokens at `segment_pos`."""
-        x = self._embedded(ids, segment_pos)
+        cache: Seq2SeqCache,
+    ) -> tuple[Float[jax.Array, "B T V"], Seq2SeqCache]:
+        x = self._embed(ids, segment_pos)
         x, layers = self._decoder(x, cache.layers, segment_ids, segment_pos, cache.source, cache.source_segment_ids)
-        return self._embedding.logits(self._final_norm(x)), Begun(layers, None, cache.source_segment_ids)
+        return self._embedding.logits(self._final_norm(x)), Seq2SeqCache(layers, None, cache.source_segment_ids)
 
-    def _embedded(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
+    def _embed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
         x = self._embedding.embed(ids)
         return x + self._position(positions).astype(x.dtype)
 
+    @property
+    def _encoder_template(self) -> functools.partial:
+        layers = self.num_layers if self.num_encoder_layers is None else self.num_encoder_layers
+        return functools.partial(self.encoder, num_layers=layers, **self._widths)
 
-def transduce(
-    model: SequenceModel,
-    params: dict,
-    source_ids: Int[jax.Array, "B S"],
-    source_segment_ids: Int[jax.Array, "B S"],
-    max_tokens: int,
-    bos_id: int,
-    eos_id: int | None,
-    sampling: Sampling = _GREEDY,
-    key: jax.Array | None = None,
-) -> Generated:
-    """The target of each source, greedily unless `sampling` says otherwise: `bos_id` and up to `max_tokens` tokens."""
-    begun = model.apply({"params": params}, source_ids, source_segment_ids, max_tokens + 1, method="begin")
-    batch = len(source_ids)
-    prompts, lengths = jnp.full((batch, 1), bos_id, jnp.int32), jnp.ones(batch, jnp.int32)
-    key = jax.random.key(0) if key is None else key
-    return generate(model, params, prompts, lengths, key, max_tokens, eos_id, sampling, begun)
+    @property
+    def _decoder_template(self) -> functools.partial:
+        return functools.partial(self.decoder, num_layers=self.num_layers, **self._widths)

@@ -20,6 +20,7 @@ from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import hand_to_libtpu
 from paxcli.metrics.peaks import mfu
+from paxcli.models.base import CausalModel, Model
 from paxcli.models.decoding import PROMPTS_AT_ONCE, Sampling, jit_generate
 from paxcli.nested_map import num_rows
 from paxcli.programs.collectives import Interconnect, count_collectives, find_all_gathers
@@ -32,7 +33,7 @@ from paxcli.training.experiment import Experiment
 from paxcli.training.session import Session, open_session
 from paxcli.training.state import bytes_per_device, count_parameters
 from paxcli.training.step import make_eval_step, make_train_step
-from paxcli.training.summary import model_flops, tokens_in
+from paxcli.training.summary import tokens_in
 
 Step = Literal["train", "eval", "decode"]
 
@@ -141,9 +142,9 @@ def _lower(session: Session, step: Step) -> jax.stages.Lowered:
         batch = global_spec(spec, num_rows(spec) * source.num_infeed_hosts, session.mesh)
         return make_eval_step(task).lower(params, batch)
     model = task.model
-    if not hasattr(model, "empty_cache"):
-        raise ConfigError(f"{type(model).__name__} does not continue prompts.", "Compile another step: train or eval.")
-    half = model.max_seq_len // 2
+    if not isinstance(model, CausalModel):
+        raise ConfigError(f"{type(model).__name__} has no decode of prompts.", "Compile another step: train or eval.")
+    half = model.max_decode_len // 2
     cast = jax.eval_shape(model.cast, params)
     placed = jax.tree.map(lambda x, at: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=at.sharding), cast, params)
     prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), jnp.int32)
@@ -182,11 +183,17 @@ def _sizes(session: Session, target: CompileTarget, step: Step) -> dict[str, Any
         "mesh": describe(session.mesh.shape),
         "step": step,
         "global_batch_size": session.global_batch_size,
-        "remat_policy": getattr(getattr(session.config.task.model, "stack", None), "remat_policy", None),
+        "remat_policy": _remat_policy(session.experiment.task.model),
         "parameters": count_parameters(state.params),
         "parameters_bytes_per_device": bytes_per_device(state.params),
         "optimizer_bytes_per_device": bytes_per_device(state.opt_state),
     }
+
+
+def _remat_policy(model: Model) -> str | None:
+    """The remat policy of all stacks; None if they differ."""
+    policies = {stack.remat_policy for stack in model.stacks().values()}
+    return policies.pop() if len(policies) == 1 else None
 
 
 def _memory(session: Session, compiled: jax.stages.Compiled, target: CompileTarget) -> dict[str, Any]:
@@ -270,9 +277,12 @@ def _model_flops(session: Session, step: Step) -> float | None:
     """Model FLOPs of a step, of which an evaluation has the third of the forward pass; None for decoding."""
     if step == "decode":
         return None
-    spec = session.spec if step == "train" else session.experiment.eval_inputs[0].element_spec()
-    flops = model_flops(session.experiment.task.model, spec)
-    return None if flops is None else flops.total / (1 if step == "train" else 3)
+    model = session.experiment.task.model
+    if step == "train":
+        flops = model.step_flops(session.spec)
+    else:
+        flops = model.forward_flops(session.experiment.eval_inputs[0].element_spec())
+    return None if flops is None else float(flops.total)
 
 
 def _stacked_shapes(session: Session) -> list[tuple[int, ...]]:

@@ -22,7 +22,7 @@ from paxcli.programs.prediction import is_predictable
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size
 
-_REMAT, _BATCH, _MESH = "task.model.stack.remat_policy", "task.train.percore_batch_size", "mesh.ici_mesh_shape"
+_BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
 _TENSOR_WAYS = (1, 2, 4, 8)
 _BATCHES = (0.5, 2.0)
 
@@ -123,10 +123,11 @@ def _meshes(config: fdl.Config[Experiment], target: CompileTarget, best: Assignm
 
 
 def _policies(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:
-    stack: Any = getattr(config.task.model, "stack", None)
-    for policy in get_args(RematPolicy) if stack is not None else ():
-        if policy != stack.remat_policy:
-            yield best | {_REMAT: policy}
+    stacks = fdl.build(config.task.model).stacks()
+    now = {f"task.model.{path}.remat_policy": stack.remat_policy for path, stack in stacks.items()}
+    for policy in get_args(RematPolicy) if now else ():
+        if set(now.values()) != {policy}:
+            yield best | dict.fromkeys(now, policy)
 
 
 def _batches(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:

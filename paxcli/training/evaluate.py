@@ -1,4 +1,4 @@
-"""Metrics of a model over the evaluation inputs."""
+"""Evaluation: metrics of a model on the evaluation inputs."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def evaluate(
     metrics: Metrics,
     score_step: Callable | None = None,
 ) -> dict[str, dict[str, float]]:
-    """Metrics over one evaluation run of each input: input name → metric → value.
+    """Metrics of one evaluation run on each input: input name → metric → value.
 
-    With a `score_step`, inputs that have metrics of their own compute them from the scores of their examples.
+    With a `score_step`, inputs with metrics of their own also compute those, from the scores of their examples.
     """
     return {str(source.name): _evaluate_one(eval_step, params, source, mesh, metrics, score_step) for source in inputs}
 
@@ -47,6 +47,7 @@ def _evaluate_one(
 
 
 def _by_example(batches: list[dict[str, jax.Array]]) -> dict[int, float]:
+    """`example_id` → score; rows with a negative id are padding."""
     pairs = [
         (int(number), float(score))
         for batch in jax.device_get(batches)

@@ -38,7 +38,7 @@ from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
-from paxcli.training.summary import model_flops, tokens_in
+from paxcli.training.summary import tokens_in
 
 _SEED = "train_input.input_random_seed"
 
@@ -207,7 +207,7 @@ class TrainingRun:
             _check_finite(record.step, record.values["loss"])
 
     def _meter(self) -> Meter:
-        flops = model_flops(self.task.model, self.session.spec)
+        flops = self.task.model.step_flops(self.session.spec)
         hosts = self.input.num_infeed_hosts
         tokens = tokens_in(self.session.spec)
         peak = self.session.peak_flops

@@ -118,6 +118,6 @@ def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict,
 
 
 def _evaluated(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
-    metrics, examples = task.model.measured(task.model.cast(params), batch)
+    metrics, examples = task.model.loss_and_metrics(task.model.cast(params), batch)
     loss, weight = task.loss_aggregator(metrics)
     return task.metrics.of_batch(metrics | {"loss": (loss, weight)}), examples

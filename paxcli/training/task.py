@@ -163,8 +163,8 @@ class SingleTask(Configurable):
     def loss(
         self, params: dict, batch: NestedMap, key: jax.Array, fp8: Any = None
     ) -> tuple[jax.Array, tuple[jax.Array, WeightedScalars]]:
-        """The loss of a training batch, its weight and the model's metrics. Takes the arguments of `Model.measured`."""
-        metrics, _ = self.model.measured(params, batch, key, fp8)
+        """The loss of a training batch, its weight, and the metrics of the model; for `Model.loss_and_metrics`."""
+        metrics, _ = self.model.loss_and_metrics(params, batch, key, fp8)
         loss, weight = self.loss_aggregator(metrics)
         loss = loss.astype(jnp.float32)
         return loss, (weight, metrics | {"loss": (loss, weight)})

@@ -15,7 +15,7 @@ from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import Prompts
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
 from paxcli.models.decoding import Sampling
-from paxcli.training.decode import decode, decode_data
+from paxcli.training.decode import check_decodes, decode, decode_data
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import data_of
 from paxcli.training.learner import Averaged
@@ -81,6 +81,7 @@ class TrainedRun:
         Raises:
           ConfigError: There is no prompt, and no decode input.
         """
+        check_decodes(self._session.experiment.task.model)
         inputs, metrics, params = self._session.experiment.decode_inputs, {}, self._params(step)
         data = [] if prompts else data_of(inputs)
         asked = prompts or [prompt for source in inputs if isinstance(source, Prompts) for prompt in source.prompts]

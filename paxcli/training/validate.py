@@ -1,14 +1,12 @@
-"""What can be known to be wrong before any device, download or step."""
+"""Checks of a recipe that need no device, no data and no computation."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from typing import Any
 
 import fiddle as fdl
 
-from paxcli.config.classes import class_of
 from paxcli.config.facts import check_ranges
 from paxcli.errors import ConfigError
 from paxcli.layers.pipeline import Pipeline
@@ -16,16 +14,17 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
+from paxcli.models.base import Model
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, prepared
 
 
 def validate(config: fdl.Config[Experiment], num_devices: int | None = None, reads_data: bool = True) -> None:
-    """Checks that the parts of a recipe fit each other. Opens no file and touches no device.
+    """Checks that the parts of a recipe fit each other. Opens no file and uses no device.
 
     Args:
       config: The recipe.
-      num_devices: Devices that will run it; None = those that its mesh names.
-      reads_data: Whether its inputs will be read, and so have to say where their data is.
+      num_devices: Devices that will run it; None = those of its mesh.
+      reads_data: Whether its inputs will be read, so that they have to name their data.
 
     Raises:
       ConfigError: With the arithmetic, and the field to change.
@@ -36,34 +35,15 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     fdl.build(config.checkpoint).validate()
     sizes = axis_sizes(mesh.ici_mesh_shape or {Axis.DATA: num_devices or 1}, mesh.dcn_mesh_shape)
     devices = math.prod(sizes.values())
-    _check_model(config.task.model, sizes)
+    model = fdl.build(config.task.model)
+    model.validate(sizes)
     _check_batch(config, sizes, devices)
     ready = prepared(config, devices)
     fdl.build(ready.task.train.learner).validate()
-    _check_pipeline(ready, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
+    _check_pipeline(ready, model, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
     for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():
         fdl.build(source).validate()
-    _check_inputs(ready)
-
-
-def _check_model(model: Any, sizes: dict[str, int]) -> None:
-    heads, kv_heads = getattr(model, "num_heads", None), getattr(model, "num_kv_heads", None)
-    if heads and not getattr(model, "dims_per_head", None) and model.model_dims % heads:
-        raise ConfigError(
-            f"model_dims={model.model_dims} does not divide into num_heads={heads} heads.",
-            "Change one of them, or set `dims_per_head`.",
-        )
-    if heads and kv_heads and heads % kv_heads:
-        raise ConfigError(f"num_kv_heads={kv_heads} does not divide num_heads={heads}.")
-    for axis, fields in ((Axis.TENSOR, ("num_heads", "num_kv_heads", "hidden_dims")), (Axis.FSDP, ("model_dims",))):
-        for field in fields:
-            size = getattr(model, field, None)
-            if size and size % sizes[axis]:
-                raise ConfigError(
-                    f"task.model.{field}={size} does not divide over mesh axis {axis}={sizes[axis]} "
-                    f"({size} / {sizes[axis]} = {size / sizes[axis]:g}).",
-                    f"Change `{field}` or the size of `{axis}` in `mesh.ici_mesh_shape`.",
-                )
+    _check_inputs(ready, model)
 
 
 def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
@@ -76,34 +56,41 @@ def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
         nearest = max(1, round(batch / (shards * microbatches))) * shards * microbatches
         raise ConfigError(
             f"A global batch of {batch} does not divide over {arithmetic} = {shards * microbatches}.",
-            f"The nearest batch that does: `--set global_batch_size={nearest}`.",
+            f"The nearest batch that divides: `--set global_batch_size={nearest}`.",
         )
 
 
-def _check_pipeline(config: Any, sizes: dict[str, int], batch: int, log_it: bool) -> None:
-    model, on_mesh = config.task.model, sizes[Axis.STAGE]
-    stack = getattr(model, "stack", None)
-    if class_of(stack) is not PipelinedStack:
-        if on_mesh > 1:
-            raise ConfigError(
-                f"The mesh has stage={on_mesh}, but the model has no stages: devices would repeat each other's work.",
-                "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe.",
-            )
-        return
-    pipeline = Pipeline(**{field.name: getattr(stack, field.name) for field in dataclasses.fields(Pipeline)})
-    pipeline.layers_per_group(model.num_layers)
-    if on_mesh not in (1, pipeline.num_stages):
+def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int, log_it: bool) -> None:
+    on_mesh = sizes[Axis.STAGE]
+    pipelined = {path: stack for path, stack in model.stacks().items() if isinstance(stack, PipelinedStack)}
+    if not pipelined and on_mesh > 1:
         raise ConfigError(
-            f"task.model.stack.num_stages={pipeline.num_stages}, but the mesh has stage={on_mesh}.",
-            f"Make the product of `stage` in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape` {pipeline.num_stages}; "
-            "1 runs all stages on each device.",
+            f"The mesh has stage={on_mesh}, but the model has no pipeline stages: devices would repeat each other's "
+            "work.",
+            "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe.",
         )
+    for path, stack in pipelined.items():
+        _check_stages(path, stack, on_mesh)
+        _check_microbatches(config, stack.pipeline, sizes, batch, log_it)
+
+
+def _check_stages(path: str, stack: PipelinedStack, on_mesh: int) -> None:
+    stack.pipeline.layers_per_group(stack.num_layers)
+    if on_mesh not in (1, stack.num_stages):
+        raise ConfigError(
+            f"task.model.{path}.num_stages={stack.num_stages}, but the mesh has stage={on_mesh}.",
+            f"Make the product of `stage` in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape` {stack.num_stages}; "
+            "with 1, each device runs all stages.",
+        )
+
+
+def _check_microbatches(config: Any, pipeline: Pipeline, sizes: dict[str, int], batch: int, log_it: bool) -> None:
     rows = batch // config.task.train.num_microbatches
     size = rows // pipeline.count_microbatches(rows)
     shards = math.prod(sizes[axis] for axis in BATCH_AXES)
     if size % shards and log_it:
         log.warning(
-            "Microbatches of %d rows do not divide over %s = %d: each device runs them whole.",
+            "Microbatches of %d rows do not divide over %s = %d: they are replicated.",
             size,
             " × ".join(BATCH_AXES),
             shards,
@@ -113,17 +100,17 @@ def _check_pipeline(config: Any, sizes: dict[str, int], batch: int, log_it: bool
             pipeline.count_microbatches(source.batch_size)
 
 
-def _check_inputs(config: Any) -> None:
-    model = config.task.model
+def _check_inputs(config: Any, model: Model) -> None:
     named = [("train_input", config.train_input)]
     named += [(f"eval_inputs.{i}", source) for i, source in enumerate(config.eval_inputs)]
     for kind, sources in (("evaluation", config.eval_inputs), ("decode", data_of(config.decode_inputs))):
         names = [source.name for source in sources]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"Two {kind} inputs are called `{name}`.", "Give each a `name` of its own.")
+                raise ConfigError(f"Two {kind} inputs are called `{name}`.", "Give each its own `name`.")
+    limit = model.input_sizes.seq_len
     for path, source in named:
-        length, limit = getattr(source, "seq_len", None), getattr(model, "max_seq_len", None)
+        length = fdl.ordered_arguments(source, include_defaults=True).get("seq_len")
         if length and limit and length > limit:
             raise ConfigError(
                 f"{path}.seq_len={length} is longer than task.model.max_seq_len={limit}.",

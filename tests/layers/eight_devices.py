@@ -1,4 +1,4 @@
-"""Run on eight devices by test_attention_kernels.py: a kernel on the mesh and off it."""
+"""Run on eight devices by attention/test_kernels.py: a kernel on the mesh and off it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.layers.attention.kernels import on_shards
+from paxcli.layers.attention.backend import on_shards
 from paxcli.layers.attention.splash import splash_attention
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import merge_rules

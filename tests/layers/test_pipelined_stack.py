@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.layers.attention.attention import KVCache
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.pipeline import Pipeline, to_layers, to_stages
 from paxcli.layers.pipelined_stack import PipelinedStack
@@ -70,7 +69,7 @@ def test_bubbles_leave_no_trace(rounds, scan, stream_io, inputs, params):
 def test_decoding_runs_layer_by_layer(rounds, scan, inputs, params):
     params = params if scan else _unrolled(params)
     x, _, segment_ids, segment_pos = inputs
-    cache = KVCache(*(jnp.zeros((L, B, 4, T, 4)) for _ in range(2)))
+    cache = Stack(**WIDTHS).init_cache(B, T, jnp.float32)
     expected = jax.jit(Stack(**WIDTHS, scan=scan).apply)({"params": params}, x, cache, segment_ids, segment_pos)
     stack = PipelinedStack(**WIDTHS, scan=scan, num_stages=2, microbatch_size=3, circular_repeat=rounds)
     staged = {"params": to_stages(params, 2, rounds)}

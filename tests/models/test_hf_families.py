@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.metrics.flops import transformer_flops_per_step
+from paxcli.inputs.base_input import language_spec
+from paxcli.layers.feed_forward import FeedForward
 from paxcli.nested_map import NestedMap
 from tests.models import hf_families
 from tests.tolerances import FLOAT32
@@ -54,7 +55,7 @@ def _whole(batch: NestedMap) -> NestedMap:
 def test_decoding_with_a_window_is_the_full_pass(family):
     model, variables, ids, logits = _case(family)
     extend = jax.jit(lambda *args: model.apply(variables, *args, method="extend"))
-    prompt, cache, found = 7, model.empty_cache(*ids.shape), []
+    prompt, cache, found = 7, model.init_cache(*ids.shape), []
     for part in (slice(0, prompt), *(slice(i, i + 1) for i in range(prompt, ids.shape[1]))):
         y, cache = extend(ids[:, part], jnp.ones_like(ids[:, part]), _positions(ids)[:, part], cache)
         found.append(y)
@@ -64,7 +65,7 @@ def test_decoding_with_a_window_is_the_full_pass(family):
 def test_experts_report_the_balance_that_transformers_computes():
     model, variables, ids, _ = _case("mixtral")
     batch = _whole(NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=_positions(ids)))
-    metrics, _ = jax.jit(model.measured)(variables["params"], batch)
+    metrics, _ = jax.jit(model.loss_and_metrics)(variables["params"], batch)
     balance, weight = metrics["load_balance_loss"]
     expected = hf_families.arrays_of("mixtral")["out/load_balance_loss"]
     np.testing.assert_allclose(balance, expected, **FLOAT32)
@@ -72,13 +73,18 @@ def test_experts_report_the_balance_that_transformers_computes():
 
 
 def test_flops_count_windows_in_turn_and_a_tokens_experts():
-    gemma = fdl.build(hf_families.gemma2()).matmul_shape()
-    assert gemma["sliding_window"] == (6, None) and gemma["num_gate_activations"] == 2
-    mixtral = fdl.build(hf_families.mixtral()).matmul_shape()
-    assert mixtral["hidden_dims"] == 2 * 48 and mixtral["num_experts"] == 4
-    counts = [
-        transformer_flops_per_step(2, 20, **gemma | {"sliding_window": w}).attention for w in (6, None, (6, None))
-    ]
-    assert counts[2] == (counts[0] + counts[1]) / 2
-    routers = transformer_flops_per_step(2, 20, **mixtral).weights
-    assert routers - transformer_flops_per_step(2, 20, **mixtral | {"num_experts": 0}).weights == 6 * 40 * 2 * 32 * 4
+    spec = language_spec(2, 20)
+    config = hf_families.gemma2()
+    attentions = [turn.attention for turn in config.stack.turns]
+    assert [attention.window for attention in attentions] == [6, None]
+    alternating = fdl.build(config).forward_flops(spec).attention
+    config.stack.turns[0].attention.window = None
+    without = fdl.build(config).forward_flops(spec).attention
+    config.stack.turns[0].attention.window = config.stack.turns[1].attention.window = 6
+    assert alternating == (without + fdl.build(config).forward_flops(spec).attention) / 2
+    config = hf_families.mixtral()
+    experts = fdl.build(config).forward_flops(spec).weights
+    config.stack.block.feed_forward = FeedForward.partial(gated=True)
+    dense = fdl.build(config).forward_flops(spec).weights
+    expert, router = 3 * 32 * 48, 32 * 4
+    assert experts - dense == 2 * 40 * 2 * (expert + router)  # two experts a token, two layers

@@ -10,6 +10,7 @@ import pytest
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.models.base import DecodingModel
 from paxcli.models.masked_language_model import MaskedLanguageModel
 from paxcli.nested_map import NestedMap
 from tests.models import transformer_in_numpy as plain
@@ -29,7 +30,7 @@ def _batch(batch_size: int = 2) -> NestedMap:
 
 def _masked(labels, weights, key=None, **fields):
     rngs = {} if key is None else {"dropout": jax.random.key(key)}
-    return map(np.asarray, _model(**fields).apply({}, labels, weights, method="masked", rngs=rngs))
+    return map(np.asarray, _model(**fields).apply({}, labels, weights, method="mask", rngs=rngs))
 
 
 @pytest.fixture(scope="module")
@@ -104,16 +105,16 @@ def test_masks_of_the_data_are_used(params):
     batch.masked_ids = batch.labels.at[:, 4].set(7)
     batch.masked_pos = jnp.zeros(batch.ids.shape).at[:, 4].set(1)
     metrics, _ = _model().apply({"params": params}, batch)
-    logits, _ = _model().apply(
-        {"params": params}, batch.masked_ids, batch.segment_ids, batch.segment_pos, None, method="extend"
-    )
+    logits = _model().apply({"params": params}, batch, method="compute_predictions").logits
     expected = optax.softmax_cross_entropy_with_integer_labels(logits[:, 4], batch.labels[:, 4])
     np.testing.assert_allclose(metrics["loss"][0], expected.mean(), rtol=1e-5)
     assert metrics["loss"][1] == 2
 
 
-def test_what_it_cannot_do_is_said():
+def test_a_mask_outside_the_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="mask_id=400"):
         _model(mask_id=V).init(jax.random.key(0), _batch())
-    with pytest.raises(ConfigError, match="continues no text"):
-        _model().empty_cache(1, 8)
+
+
+def test_it_does_not_decode():
+    assert not isinstance(_model(), DecodingModel)

@@ -13,7 +13,8 @@ from paxcli.errors import ConfigError
 from paxcli.inputs.synthetic_pairs import SyntheticPairs
 from paxcli.layers.attention.cross_attention import CrossAttention
 from paxcli.layers.decoder import Decoder
-from paxcli.models.sequence_model import SequenceModel, transduce
+from paxcli.models.decoding import transduce
+from paxcli.models.sequence_model import SequenceModel
 from paxcli.nested_map import NestedMap
 from tests.models import transformer_in_numpy as plain
 from tests.tolerances import FLOAT32

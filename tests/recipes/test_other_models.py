@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pax_recipes import bert, classification, sequence
+from paxcli.inputs.base_input import language_spec
 from paxcli.training.session import open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
@@ -16,8 +17,11 @@ from tests.training.runs import on_meshes
 
 
 def test_bert_does_not_count_half_of_its_attention():
-    model = fdl.build(bert.bert_adam_l4_h128().task.model)
-    assert model.matmul_shape()["causal"] is False
+    config = bert.bert_adam_l4_h128().task.model
+    full = fdl.build(config).step_flops(language_spec(2, 128))
+    config.stack.block.attention.causal = True
+    causal = fdl.build(config).step_flops(language_spec(2, 128))
+    assert full.attention == 2 * causal.attention and full.weights == causal.weights
 
 
 def _losses(config: fdl.Config, steps: int = 20) -> np.ndarray:

@@ -27,7 +27,7 @@ def test_the_error_of_xla_says_what_to_change(session, tmp_path):
     with pytest.raises(ConfigError) as caught, out_of_memory_explained(session, epath.Path(tmp_path / "profile")):
         jax.block_until_ready(jnp.zeros((1 << 45,)))
     assert caught.value.exit_code == 2
-    assert "does not hold this recipe: Out of memory allocating" in caught.value.message
+    assert "does not fit into the memory of cpu: Out of memory allocating" in caught.value.message
     hint = caught.value.hint
     assert [hint.index(way) for way in ("num_microbatches=2", "remat_policy=nothing", "logits", "fsdp")]
     assert SNAPSHOT in caught.value.message

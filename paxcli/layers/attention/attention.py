@@ -1,4 +1,4 @@
-"""Self-attention with grouped key/value heads, windows, caps, biases, packing masks and a cache for decoding."""
+"""Self-attention: GQA and multi-query heads, sliding windows, soft caps, biases, packed segments, and a KV cache."""
 
 from __future__ import annotations
 
@@ -10,82 +10,62 @@ from typing import NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Bool, Float, Int
+import jax.typing
+from jaxtyping import Float, Int
 
 from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume, Tokens
 from paxcli.errors import ConfigError
-from paxcli.layers.activations import soft_cap
-from paxcli.layers.attention.causal import causal_attention
-from paxcli.layers.attention.kernels import HEADS, Kernel, fast_attention
+from paxcli.layers.attention.backend import HEADS, Demand
+from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
-from paxcli.layers.base import Layer
+from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
+from paxcli.layers.base import CachedLayer
+from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Initializer, Xavier
 from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
-from paxcli.layers.scopes import ATTENTION_CORE, ATTENTION_PROJECTION
-from paxcli.mesh.sharding import constrain
+from paxcli.layers.scopes import ATTENTION_PROJECTION
+from paxcli.mesh.sharding import constrain, split
 
 
 class KVCache(NamedTuple):
-    """Keys and values of the positions seen so far, [B, K, S, H] each."""
+    """Keys [B, K, S, H] and values [B, K, S, Hv] of the positions seen so far."""
 
     key: jax.Array
     value: jax.Array
 
 
-@jax.named_scope(ATTENTION_CORE)
-def dot_product_attention(
-    query: Float[jax.Array, "B N T H"],
-    key: Float[jax.Array, "B K S H"],
-    value: Float[jax.Array, "B K S H"],
-    mask: Bool[jax.Array, "B T S"],
-    logit_cap: float | None = None,
-    bias: Float[jax.Array, "... N T S"] | None = None,
-) -> Float[jax.Array, "B N T H"]:
-    """Attention of scaled queries; head n reads key/value head n // (N / K). The softmax is float32.
+class Attention(CachedLayer):
+    """Multi-head self-attention (Vaswani et al., 2017), GQA (grouped-query attention: Ainslie et al., 2023) if K < N.
 
-    A bias is added to the capped logits.
-    """
-    batch, heads, length, dims = query.shape
-    grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], length, dims)
-    logits = jnp.einsum("bkgth,bksh->bkgts", grouped, key, preferred_element_type=jnp.float32)
-    logits = soft_cap(logits, logit_cap)
-    if bias is not None:
-        logits = logits + bias.reshape(*bias.shape[:-3], *logits.shape[1:3], *bias.shape[-2:])
-    logits = jnp.where(mask[:, None, None], logits, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
-    return jnp.einsum("bkgts,bksh->bkgth", weights, value).reshape(query.shape)
-
-
-class Attention(Layer):
-    """Multi-head self-attention (Vaswani et al., 2017; grouped: Ainslie et al., 2023).
+    With K = 1 it is multi-query attention (Shazeer, 2019).
 
     Pax: `praxis.layers.DotProductAttention` with `combine_qkv`, and `MultiQueryDotProductAttention` when grouped.
 
     Attributes:
       model_dims: D.
       num_heads: N.
-      dims_per_head: H.
+      dims_per_head: H, the head size of queries and keys.
       num_kv_heads: K, a divisor of N; None = N.
+      value_dims_per_head: Hv, the head size of values; None = H. Fused kernels need Hv = H; others run on `xla`.
       use_bias: Whether the projections have biases.
-      query_scale: What queries are multiplied by; None = 1 / sqrt(H). Their weights start smaller the larger it is, so
-        that with 1 they carry the root themselves, as in T5.
-      per_dim_scale: Whether they are also multiplied by a learned `softplus(s) / ln 2` for each feature, which starts
-        at 1.
-      qk_norm: Template of a norm of each head's queries and keys, such as `RmsNorm.partial()`; None = off.
-      logit_cap: `cap * tanh(logit / cap)` before masking; None = off.
+      query_scale: What queries are multiplied by; None = 1 / sqrt(H). The initial query weights are scaled inversely,
+        so that with 1, as in T5, they carry the 1 / sqrt(H) themselves.
+      per_dim_scale: Whether queries are also multiplied by a learned `softplus(s) / ln 2` per feature, initially 1.
+      qk_norm: Template of a norm of each head's queries and keys (QK-norm), such as `RmsNorm.partial()`; None = off.
+      logit_cap: `cap * tanh(logit / cap)` before masking (soft cap); None = off.
       causal: Whether a position sees only itself and earlier ones.
-      window: How many positions it sees of those, itself among them (Beltagy et al., 2020); None = all.
-      segmented: Whether it sees its own segment only. False: the whole row before it, other documents too, as GPT-2 was
-        trained; it takes causal attention, and saves kernels the mask.
-      relative_bias: Template of a learned bias for the distance, such as `RelativeBias.partial()`; None = off.
-      rotary: Template of a rotation of queries and keys, such as `Rotary.partial()`; None = off.
-      kernel: What computes it in training and evaluation: `splash` (TPU), `cudnn` (GPU), or plain `xla`; `auto` takes
-        the kernel of the mesh's devices where it can serve, and says so.
-      precision: `fp8` computes the projections in 8 bits, in training; None = in the activations' type.
-      params_init: How the projections start.
+      window: Sliding window: number of positions seen, the query's own included (Beltagy et al., 2020); None = all.
+      segmented: Whether a position sees only its own segment (packed document). False: also the documents before it in
+        its row, as GPT-2 was trained; requires `causal`, and saves kernels the mask.
+      relative_bias: Template of a learned bias by distance, such as `RelativeBias.partial()`; None = off.
+      rotary: Template of RoPE for queries and keys, such as `Rotary.partial()`; None = off.
+      kernel: Backend in training and evaluation: `splash` (TPU), `cudnn` (GPU), or plain `xla`; `auto` uses the kernel
+        of the mesh's devices where it can serve, else `xla`, and logs which. Decoding runs on `xla`.
+      precision: `fp8` computes the projections in 8 bits in training; None = in the dtype of the activations.
+      params_init: Initializer of the projections.
     """
 
     model_dims: PositiveInt
@@ -105,27 +85,28 @@ class Attention(Layer):
     kernel: SafeOnResume[Kernel] = "auto"
     precision: Precision | None = None
     params_init: Init = Xavier()
+    value_dims_per_head: PositiveInt | None = None
 
     def setup(self) -> None:
         if self.window is not None and not self.causal:
             raise ConfigError(
-                f"window={self.window}: a window needs causal attention.",
+                f"window={self.window}: a sliding window requires causal attention.",
                 "Set `window` to null, or `causal` to true.",
             )
         if not (self.segmented or self.causal):
             raise ConfigError(
-                "segmented=false: attention that is not causal would see the padding of its row.",
+                "segmented=false: attention that is not causal would also see the padding of its row.",
                 "Set `segmented` or `causal` to true.",
             )
         dims = self.dims_per_head
         start = 1.0 if self.query_scale is None else dims**-0.5 / self.query_scale
         self.query, self.query_bias = self._projection("query", self.num_heads, "heads", start)
         self.key, self.key_bias = self._projection("key", self._kv_heads, "kv_heads")
-        self.value, self.value_bias = self._projection("value", self._kv_heads, "kv_heads")
+        self.value, self.value_bias = self._projection("value", self._kv_heads, "kv_heads", dims=self._value_dims)
         self.post = self.weight(
             "post",
             self.params_init,
-            (self.num_heads, dims, self.model_dims),
+            (self.num_heads, self._value_dims, self.model_dims),
             ("heads", "head_dim", "embed"),
             contracts=(0, 1),
             produces=(2,),
@@ -156,58 +137,80 @@ class Attention(Layer):
         query, key, value = self._queries(x), *self._keys_and_values(x)
         if self.rotary is not None:
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
-        query, key, value = map(laid_out, ("query", "key", "value"), (query, key, value))
+        query, key, value = map(shard_heads, ("query", "key", "value"), (query, key, value))
         if cache is not None:
             cache = _write(cache, key, value, segment_pos[:, 0])
             distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
-            visible = self._reaches(distance)
+            visible = is_visible(distance, self.window)
             context = dot_product_attention(query, *cache, visible, self.logit_cap, self._bias(distance))
             return self._merged(context), cache
-        fast = None
-        if not self.is_initializing():  # on few and short rows, for their shapes only
-            fast = self._on_kernel(query, key, value, segment_ids if self.segmented else None)
-        if fast is not None:
-            return self._merged(fast, is_named=True), None
-        return self._merged(self._on_xla(query, key, value, segment_ids)), None
+        demand = self._demand(query, value)
+        # Initialization runs on one short row, for shapes only.
+        backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
+        bias = self._bias(distances(x.shape[1])) if demand.biased else None
+        context = backend.attend(query, key, value, segment_ids if self.segmented else None, bias, demand)
+        return self._merged(context, is_named=backend.names_context), None
 
-    def _on_kernel(
-        self, query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array | None
-    ) -> jax.Array | None:
-        biased = self.relative_bias is not None
-        how = (self.causal, self.logit_cap, self.window, biased)
-        return fast_attention(self.kernel, query, key, value, segment_ids, *how)
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        batch, length = shape
+        return self._projection_flops(batch * length, batch * length) + self._pair_flops(
+            batch * visible_pairs(length, self.causal, self.window)
+        )
 
-    def _on_xla(self, query: jax.Array, key: jax.Array, value: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        if not self.segmented:
-            segment_ids = jnp.ones_like(segment_ids)
-        if self.causal and self.relative_bias is None:
-            groups = self.num_heads // self._kv_heads
-            key, value = (jnp.repeat(part, groups, axis=1) if groups > 1 else part for part in (key, value))
-            return causal_attention(query, key, value, segment_ids, self.logit_cap, self.window)
-        # Inside a segment, positions lie as far apart as they do in the row.
-        distance = jnp.arange(query.shape[2])[:, None] - jnp.arange(query.shape[2])
-        visible = segment_ids[:, :, None] == segment_ids[:, None, :]
-        visible = visible & self._reaches(distance) if self.causal else visible
-        return dot_product_attention(query, key, value, visible, self.logit_cap, self._bias(distance))
+    @nn.nowrap
+    def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
+        if not self.causal:
+            raise ConfigError("Attention that is not causal cannot decode: earlier tokens would see later ones.")
+        shape = (batch_size, self._kv_heads, length)
+        return KVCache(jnp.zeros((*shape, self.dims_per_head), dtype), jnp.zeros((*shape, self._value_dims), dtype))
 
-    def _reaches(self, distance: Int[jax.Array, "... T S"]) -> Bool[jax.Array, "... T S"]:
-        """Whether a query sees a key that lies so many positions before it."""
-        return distance >= 0 if self.window is None else (distance >= 0) & (distance < self.window)
+    def _projection_flops(self, queries: int, keys: int) -> Flops:
+        """Of all four projections, for so many query and key/value positions."""
+        both = self.dims_per_head + self._value_dims
+        return matrix_flops((queries,), self.model_dims * self.num_heads * both) + matrix_flops(
+            (keys,), self.model_dims * self._kv_heads * both
+        )
+
+    def _pair_flops(self, pairs: int | float) -> Flops:
+        """Of query times key, and probability times value."""
+        return Flops(attention=2 * pairs * self.num_heads * (self.dims_per_head + self._value_dims))
+
+    def _demand(self, query: jax.Array, value: jax.Array) -> Demand:
+        return Demand(
+            length=query.shape[2],
+            dims_per_head=query.shape[3],
+            dtype=query.dtype.name,
+            value_dims_per_head=value.shape[3],
+            causal=self.causal,
+            logit_cap=self.logit_cap,
+            window=self.window,
+            biased=self.relative_bias is not None,
+            length_parts=split(query.shape, *HEADS)[2],
+        )
 
     def _bias(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"] | None:
+        """The learned bias for query position minus key position, if there is one."""
         return None if self.relative_bias is None else self._distance_bias(distance)
 
     @property
     def _kv_heads(self) -> int:
         return self.num_kv_heads or self.num_heads
 
-    def _projection(self, name: str, heads: int, axis: str, start: float = 1.0) -> tuple[jax.Array, jax.Array | None]:
-        """A weight [D, N, H], which starts `start` times as large as others, and its bias [N, H], if there is one."""
-        one_shape = self._kv_heads == self.num_heads
+    @property
+    def _value_dims(self) -> int:
+        return self.value_dims_per_head or self.dims_per_head
+
+    def _projection(
+        self, name: str, heads: int, axis: str, start: float = 1.0, dims: int | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """A weight [D, N, H], its initial values times `start`, and its bias [N, H], if there is one."""
+        dims = dims or self.dims_per_head
+        one_shape = self._kv_heads == self.num_heads and self._value_dims == self.dims_per_head
         w = self.weight(
             name,
             self.params_init if start == 1.0 else _Scaled(self.params_init, start),
-            (self.model_dims, heads, self.dims_per_head),
+            (self.model_dims, heads, dims),
             ("embed", axis, "head_dim"),
             contracts=(0,),
             produces=(1, 2),
@@ -216,7 +219,7 @@ class Attention(Layer):
         )
         if not self.use_bias:
             return w, None
-        return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, self.dims_per_head), (axis, "head_dim"))
+        return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, dims), (axis, "head_dim"))
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _queries(self, x: jax.Array) -> jax.Array:
@@ -231,14 +234,14 @@ class Attention(Layer):
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _keys_and_values(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Both [B, K, S, H] of [B, S, D]."""
+        """Keys [B, K, S, H] and values [B, K, S, Hv] of [B, S, D]."""
         key = _project(self.key_product, x, self.key, self.key_bias)
         value = _project(self.value_product, x, self.value, self.value_bias)
         return key if self.qk_norm is None else self.key_norm(key), value
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _merged(self, context: jax.Array, is_named: bool = False) -> jax.Array:
-        """The output projection: [B, N, T, H] to [B, T, D]."""
+        """The output projection: [B, N, T, Hv] to [B, T, D]."""
         context = constrain(context, *HEADS)
         context = context if is_named else save_as(CONTEXT, context)
         y = self.post_product("bnth,nhd->btd", context, self.post)
@@ -246,8 +249,8 @@ class Attention(Layer):
         return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
 
 
-def laid_out(name: str, heads: Float[jax.Array, "B N T H"]) -> Float[jax.Array, "B N T H"]:
-    """Queries, keys or values where they belong, under their name for remat policies."""
+def shard_heads(name: str, heads: Float[jax.Array, "B N T H"]) -> Float[jax.Array, "B N T H"]:
+    """Queries, keys or values with their sharding constraint and their name for remat policies."""
     return save_as(name, constrain(heads, *HEADS))
 
 
@@ -270,7 +273,7 @@ def _project(product: Callable[..., jax.Array], x: jax.Array, w: jax.Array, bias
 
 
 def _write(cache: KVCache, key: jax.Array, value: jax.Array, start: Int[jax.Array, " B"]) -> KVCache:
-    """Puts new keys and values [B, K, T, H] into the slots from `start` on, row by row."""
+    """Writes new keys and values [B, K, T, H] at positions from `start` on, row by row."""
 
     def write_row(old: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0, at, 0))

@@ -1,8 +1,8 @@
-"""Exact causal attention in blocks: skips what the mask hides, and keeps no [T, T] array for the backward pass.
+"""Exact causal attention in blocks: skips blocks that the mask hides, and saves no [T, T] array for the backward pass.
 
-The idea is FlashAttention's (Dao et al., 2022), in plain JAX: a query block sees keys up to its own end only, and the
-backward pass computes probabilities again from the saved log-sum-exp, one key block at a time and transposed, so that
-every product is one that XLA runs at full speed on a CPU.
+The idea is FlashAttention's (Dao et al., 2022), in plain JAX: a query block reads keys up to its own end only, and the
+backward pass recomputes the probabilities from the saved log-sum-exp, one key block at a time and transposed, because
+XLA runs these matmuls at full speed on a CPU.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from jaxtyping import Float, Int
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.scopes import ATTENTION_CORE
 
-_MASKED = -1e30  # finite: a row that sees nothing but itself still has a maximum
+_MASKED = -1e30  # finite, so that a row with only masked keys has a maximum too
 _LEAST_BLOCK = 64
-_MOST_BLOCKS = 4  # more skip little more, and cost more calls
-_WINDOWED_BLOCKS = (32, 16, 8)  # with a window they do skip more, while a block is no smaller than the window
+_MOST_BLOCKS = 4  # more blocks skip little more, and cost more calls
+_WINDOWED_BLOCKS = (32, 16, 8)  # with a window they skip more, as long as a block is at least as long as the window
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def causal_attention(
     query: Float[jax.Array, "B N T H"],
     key: Float[jax.Array, "B N T H"],
-    value: Float[jax.Array, "B N T H"],
+    value: Float[jax.Array, "B N T Hv"],
     segment_ids: Int[jax.Array, "B T"],
     logit_cap: float | None = None,
     window: int | None = None,
-) -> Float[jax.Array, "B N T H"]:
-    """Attention of scaled queries to keys of the same segment that are not later in the row. The softmax is float32.
+) -> Float[jax.Array, "B N T Hv"]:
+    """Causal attention of scaled queries within segments, with a float32 softmax.
 
-    With a `window`, a query sees only the last so many keys, its own among them.
+    With a `window` (sliding-window attention), a query sees only the last `window` keys, its own included.
     """
     return _forward(query, key, value, segment_ids, logit_cap, window)[0]
 
@@ -64,7 +64,7 @@ def _backward(logit_cap, window, residuals, context_grad):
     for start, end in _blocks(length, window):
         later = slice(start, length if window is None else min(length, end - 1 + window))
         later_query, later_grad = query[:, :, later], context_grad[:, :, later]
-        # Everything here is transposed: keys are rows, the queries that may see them are columns.
+        # Everything here is transposed: rows are keys, columns are the queries that may see them.
         logits = soft_cap(_rows_by_rows(key[:, :, start:end], later_query), logit_cap)
         visible = jnp.swapaxes(_visible(segment_ids, later, slice(start, end), window), 2, 3)
         weights = jnp.where(visible, jnp.exp(logits - log_totals[:, :, None, later]), 0.0)
@@ -86,7 +86,7 @@ causal_attention.defvjp(_forward, _backward)
 
 
 def _blocks(length: int, window: int | None) -> list[tuple[int, int]]:
-    """Start and end of the blocks of a row."""
+    """Start and end of each block of a row."""
     least = {_MOST_BLOCKS: _LEAST_BLOCK, 2: _LEAST_BLOCK}
     if window is not None:
         least |= dict.fromkeys(_WINDOWED_BLOCKS, max(window, _LEAST_BLOCK))
@@ -96,7 +96,7 @@ def _blocks(length: int, window: int | None) -> list[tuple[int, int]]:
 
 
 def _visible(segment_ids: jax.Array, queries: slice, keys: slice, window: int | None) -> jax.Array:
-    """[B, 1, queries, keys]: same segment, not later, and not before the window."""
+    """The mask [B, 1, queries, keys]: same segment, not later, not before the window."""
     same = segment_ids[:, queries, None] == segment_ids[:, None, keys]
     distance = jnp.arange(queries.start, queries.stop)[:, None] - jnp.arange(keys.start, keys.stop)
     seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)

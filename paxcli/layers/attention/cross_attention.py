@@ -1,19 +1,23 @@
-"""Attention from one sequence to another."""
+"""Cross-attention: from the positions of one sequence to those of another."""
 
 from __future__ import annotations
 
+import flax.linen as nn
 import jax
+import jax.typing
 from jaxtyping import Float, Int
 
 from paxcli.errors import ConfigError
-from paxcli.layers.attention.attention import Attention, KVCache, dot_product_attention, laid_out
+from paxcli.layers.attention.attention import Attention, KVCache, shard_heads
+from paxcli.layers.attention.xla import dot_product_attention
+from paxcli.layers.flops import Flops
 
 
 class CrossAttention(Attention):
     """Multi-head attention whose keys and values come from a source sequence (Vaswani et al., 2017, section 3.2.3).
 
-    Pax: the `cross_attention` of `praxis.layers.Transformer`. The fields are those of `Attention`, except that there is
-    no order between the two sequences: `causal` stays False, `rotary`, `window` and `relative_bias` None.
+    Pax: the `cross_attention` of `praxis.layers.Transformer`. The fields are those of `Attention`. The positions of the
+    two sequences have no common order, so `causal` has to be False, and `rotary`, `window` and `relative_bias` None.
     """
 
     causal: bool = False
@@ -21,7 +25,7 @@ class CrossAttention(Attention):
     def setup(self) -> None:
         if self.causal or self.rotary is not None or self.relative_bias is not None:
             raise ConfigError(
-                "Cross-attention knows no order of positions.",
+                "Cross-attention has no order of positions.",
                 "Leave `causal` False, `rotary` and `relative_bias` None.",
             )
         if self.kernel not in ("auto", "xla"):
@@ -39,15 +43,25 @@ class CrossAttention(Attention):
         """Attends to the source positions of the same segment.
 
         Args:
-          x: Where the queries come from.
+          x: Input of the queries.
           segment_ids: Segments of `x`.
-          source: Where keys and values come from; unused with a cache.
-          source_segment_ids: Segments of the source, whose padding is segment 0.
-          cache: What an earlier call returned for this source.
+          source: Input of keys and values; unused with a cache.
+          source_segment_ids: Segments of the source; padding is segment 0.
+          cache: Keys and values of this source, as an earlier call returned them.
         """
-        query = laid_out("query", self._queries(x))
+        query = shard_heads("query", self._queries(x))
         if cache is None:
             assert source is not None
-            cache = KVCache(*map(laid_out, ("key", "value"), self._keys_and_values(source)))
+            cache = KVCache(*map(shard_heads, ("key", "value"), self._keys_and_values(source)))
         same = segment_ids[:, :, None] == source_segment_ids[:, None, :]
         return self._merged(dot_product_attention(query, *cache, same, self.logit_cap)), cache
+
+    @nn.nowrap
+    def matmul_flops(self, *shape: int) -> Flops | None:
+        batch, length, source_length = shape
+        pairs = batch * length * source_length
+        return self._projection_flops(batch * length, batch * source_length) + self._pair_flops(pairs)
+
+    @nn.nowrap
+    def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
+        raise ConfigError("Cross-attention has no empty cache: its first call computes the keys of the source.")

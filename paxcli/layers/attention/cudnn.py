@@ -1,4 +1,4 @@
-"""Attention by cuDNN's flash kernel, on NVIDIA's GPUs."""
+"""Attention by cuDNN's flash-attention kernel, on NVIDIA GPUs."""
 
 from __future__ import annotations
 
@@ -10,36 +10,48 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.errors import first_line
+from paxcli.layers.attention.backend import Demand, FusedKernel, on_shards
+from paxcli.layers.scopes import ATTENTION_CORE
 
 
-def cudnn_refusal(
-    dtype: str, dims_per_head: int, length: int, logit_cap: float | None, capability: str | None
-) -> str | None:
-    """Why cuDNN cannot do an attention; None if it can.
+class CudnnAttention(FusedKernel):
+    """`cudnn_attention` on the devices of the mesh."""
 
-    Args:
-      dtype: Of queries, keys and values.
-      dims_per_head: H.
-      length: T.
-      logit_cap: Soft cap on the logits.
-      capability: The GPU's compute capability, such as `9.0`; None = not known.
-    """
-    most = 256 if float(capability or 0) >= 9.0 else 128
-    if logit_cap is not None:
-        return "it has no soft cap of the logits"
-    if dtype not in ("bfloat16", "float16"):
-        return f"it takes bfloat16, not {dtype}: set `fprop_dtype`"
-    if dims_per_head > most or dims_per_head % 8:
-        return f"dims_per_head={dims_per_head} is above {most}, or no multiple of 8"
-    if length % 2:
-        return f"the length, {length}, is odd"
-    return None
+    name = "cudnn"
+    platform = "gpu"
+
+    def refusal(self, demand: Demand, capability: str | None = None) -> str | None:
+        if reason := super().refusal(demand, capability):
+            return reason
+        most = 256 if float(capability or 0) >= 9.0 else 128
+        if demand.logit_cap is not None:
+            return "it has no soft cap of the logits"
+        if demand.dtype not in ("bfloat16", "float16"):
+            return f"it takes bfloat16, not {demand.dtype}: set `fprop_dtype`"
+        if demand.dims_per_head > most or demand.dims_per_head % 8:
+            return f"dims_per_head={demand.dims_per_head} is above {most}, or not a multiple of 8"
+        if demand.length % 2:
+            return f"the length, {demand.length}, is odd"
+        return _compile_failure(demand.length, demand.dims_per_head, demand.dtype, demand.causal, demand.window)
+
+    @jax.named_scope(ATTENTION_CORE)
+    def attend(
+        self,
+        query: Float[jax.Array, "B N T H"],
+        key: Float[jax.Array, "B K T H"],
+        value: Float[jax.Array, "B K T H"],
+        segment_ids: Int[jax.Array, "B T"] | None,
+        bias: Float[jax.Array, "N T T"] | None,
+        demand: Demand,
+    ) -> Float[jax.Array, "B N T H"]:
+        attend = functools.partial(cudnn_attention, causal=demand.causal, window=demand.window)
+        return on_shards(attend, query, key, value, segment_ids)
 
 
 @functools.cache
-def cudnn_failure(length: int, dims_per_head: int, dtype: str, causal: bool, window: int | None) -> str | None:
+def _compile_failure(length: int, dims_per_head: int, dtype: str, causal: bool, window: int | None) -> str | None:
     """Why cuDNN fails to compile such an attention and its gradient on this machine's GPU; None if it compiles."""
-    if jax.default_backend() != "gpu":  # compiling for a GPU elsewhere
+    if jax.default_backend() != "gpu":  # compiling for a GPU on another machine
         return None
 
     def compile_one() -> None:
@@ -48,10 +60,10 @@ def cudnn_failure(length: int, dims_per_head: int, dtype: str, causal: bool, win
         attend = functools.partial(cudnn_attention, causal=causal, window=window)
         jax.jit(jax.grad(lambda *args: attend(*args).sum(), (0, 1, 2))).lower(heads, heads, heads, ids).compile()
 
-    with ThreadPoolExecutor(1) as pool:  # a thread of its own, which knows neither the mesh nor the tracing under way
+    with ThreadPoolExecutor(1) as pool:  # a new thread, outside the mesh and the tracing under way
         try:
             pool.submit(compile_one).result()
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on without cuDNN
+        except Exception as error:  # noqa: BLE001 - whatever it is, training continues without cuDNN
             return first_line(error)
     return None
 
@@ -64,17 +76,17 @@ def cudnn_attention(
     causal: bool = True,
     window: int | None = None,
 ) -> Float[jax.Array, "B N T H"]:
-    """What `dot_product_attention` computes of scaled queries, on one GPU.
+    """What `dot_product_attention` computes from scaled queries, on one GPU.
 
-    Segments become a mask, which cuDNN takes as a bias [B, 1, T, T] in the type of the queries.
+    Segments become a mask, which cuDNN takes as a bias [B, 1, T, T] in the dtype of the queries.
 
     Args:
       query: Scaled queries.
-      key: Keys; head n of the queries reads head n // (N / K).
+      key: Keys; query head n reads key/value head n // (N / K) (GQA).
       value: Values, likewise.
-      segment_ids: Who sees whom; None = all.
+      segment_ids: Positions see their own segment only; None = the whole row.
       causal: Whether a position sees only itself and earlier ones.
-      window: How many positions it sees of those, itself among them; None = all.
+      window: Number of positions seen, the query's own included; None = all.
     """
     mask = None
     if segment_ids is not None:

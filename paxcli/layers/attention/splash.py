@@ -1,17 +1,60 @@
-"""Attention by JAX's splash kernel, on TPUs: causal blocks that see nothing are skipped, and no [T, T] array exists."""
+"""Attention by JAX's splash kernel, on TPUs: skips the blocks that the mask hides, and stores no [T, T] array."""
 
 from __future__ import annotations
+
+import dataclasses
+import functools
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Float, Int
 
+from paxcli.layers.attention.backend import Demand, FusedKernel, on_shards
 from paxcli.layers.remat import CONTEXT
+from paxcli.layers.scopes import ATTENTION_CORE
 
-LANES = 128  # a row has to be a multiple of this
-# Backward in one kernel saves two of seven products, but holds the gradient of the queries once for each block of keys.
+_LANES = 128  # rows have to be a multiple of this
+# The fused backward kernel saves two of seven matmuls, but holds one query gradient for each block of keys.
 _MOST_PARTIAL_SUMS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class SplashAttention(FusedKernel):
+    """`splash_attention` on the devices of the mesh.
+
+    Attributes:
+      interpret: Whether to run on any device, slowly.
+    """
+
+    interpret: bool = False
+
+    name = "splash"
+    platform = "tpu"
+
+    def refusal(self, demand: Demand, capability: str | None = None) -> str | None:
+        if reason := super().refusal(demand, capability):
+            return reason
+        return None if demand.length % _LANES == 0 else f"the length, {demand.length}, is not a multiple of {_LANES}"
+
+    @jax.named_scope(ATTENTION_CORE)
+    def attend(
+        self,
+        query: Float[jax.Array, "B N T H"],
+        key: Float[jax.Array, "B K T H"],
+        value: Float[jax.Array, "B K T H"],
+        segment_ids: Int[jax.Array, "B T"] | None,
+        bias: Float[jax.Array, "N T T"] | None,
+        demand: Demand,
+    ) -> Float[jax.Array, "B N T H"]:
+        attend = functools.partial(
+            splash_attention,
+            causal=demand.causal,
+            logit_cap=demand.logit_cap,
+            window=demand.window,
+            interpret=self.interpret,
+        )
+        return on_shards(attend, query, key, value, segment_ids)
 
 
 def splash_attention(
@@ -24,18 +67,18 @@ def splash_attention(
     window: int | None = None,
     interpret: bool = False,
 ) -> Float[jax.Array, "B N T H"]:
-    """What `dot_product_attention` computes of scaled queries, on one TPU core.
+    """What `dot_product_attention` computes from scaled queries, on one TPU core.
 
-    Its output and the log-sum-exp that the backward pass needs bear the name of the context, for remat policies.
+    The output, and the log-sum-exp that the backward pass needs, are named as the context for remat policies.
 
     Args:
       query: Scaled queries.
-      key: Keys; head n of the queries reads head n // (N / K).
+      key: Keys; query head n reads key/value head n // (N / K) (GQA).
       value: Values, likewise.
-      segment_ids: Who sees whom; None = all.
+      segment_ids: Positions see their own segment only; None = the whole row.
       causal: Whether a position sees only itself and earlier ones.
       logit_cap: `cap * tanh(logit / cap)`; None = off.
-      window: How many positions it sees of those, itself among them; None = all.
+      window: Number of positions seen, the query's own included; None = all.
       interpret: Whether to run on any device, slowly.
     """
     heads, length, dims = query.shape[1:]
@@ -54,17 +97,17 @@ def splash_attention(
         interpret=interpret,
     )
 
-    def of_row(query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array | None) -> jax.Array:
+    def attend_row(query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array | None) -> jax.Array:
         segments = None if ids is None else splash.SegmentIds(ids, ids)
         return kernel(query, key, value, segments)  # pyrefly: ignore[bad-return]
 
-    return jax.vmap(of_row)(query, key, value, segment_ids)
+    return jax.vmap(attend_row)(query, key, value, segment_ids)
 
 
 def _block_sizes(length: int, dims: int, itemsize: int) -> splash.BlockSizes:
-    """At least two blocks, so that there is something to skip; the largest that fit the 16 MiB of VMEM of any TPU."""
-    most = 1024 if dims <= LANES and itemsize <= 2 else 512
-    size = next((size for size in (1024, 512, 256) if size <= min(most, length // 2) and length % size == 0), LANES)
+    """At least two blocks, so that some can be skipped; the largest that fit the 16 MiB of VMEM of any TPU."""
+    most = 1024 if dims <= _LANES and itemsize <= 2 else 512
+    size = next((size for size in (1024, 512, 256) if size <= min(most, length // 2) and length % size == 0), _LANES)
     sizes = dict(block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size)
     if length // size <= _MOST_PARTIAL_SUMS:
         return splash.BlockSizes(**sizes, use_fused_bwd_kernel=True)

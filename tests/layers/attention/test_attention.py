@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.layers.attention.attention import Attention, KVCache, dot_product_attention
+from paxcli.layers.attention.attention import Attention
 from paxcli.layers.attention.causal import causal_attention
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
+from paxcli.layers.attention.xla import dot_product_attention
 from paxcli.layers.rms_norm import RmsNorm
 from tests.tolerances import BFLOAT16, FLOAT32
 
@@ -106,7 +107,10 @@ def test_logit_cap_and_bias_against_numpy():
     np.testing.assert_allclose(y, expected, **FLOAT32)
 
 
-@pytest.mark.parametrize("fields", [{}, {"window": 3}, {"relative_bias": functools.partial(RelativeBias)}])
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"window": 3}, {"relative_bias": functools.partial(RelativeBias)}, {"value_dims_per_head": 5}],
+)
 def test_packed_equals_separate(fields):
     layer, variables = _layer(**fields)
     x = _normal(7, 1, T, D)
@@ -126,6 +130,7 @@ def test_packed_equals_separate(fields):
     [
         {},
         {"num_kv_heads": 2, "window": 4},
+        {"num_kv_heads": 2, "value_dims_per_head": 10, "rotary": functools.partial(Rotary)},
         {"num_kv_heads": 2, "relative_bias": functools.partial(RelativeBias, num_buckets=6, max_distance=9)},
         {"rotary": functools.partial(Rotary), "per_dim_scale": True, "qk_norm": functools.partial(RmsNorm)},
     ],
@@ -134,7 +139,8 @@ def test_cache_equals_full_pass(fields):
     layer, variables = _layer(**fields)
     x, kv_heads = _normal(8, B, T, D), fields.get("num_kv_heads", N)
     full, _ = layer.apply(variables, x, jnp.ones((B, T), jnp.int32), _positions(B, T))
-    cache = KVCache(jnp.zeros((B, kv_heads, T, H)), jnp.zeros((B, kv_heads, T, H)))
+    cache = layer.init_cache(B, T, jnp.float32)
+    assert cache.key.shape == (B, kv_heads, T, H)
     prompt = 7
     first, cache = layer.apply(variables, x[:, :prompt], jnp.ones((B, prompt), jnp.int32), _positions(B, prompt), cache)
     outputs = [first]
@@ -161,3 +167,27 @@ def test_per_dim_scale_starts_as_the_fixed_scale():
 def test_a_window_without_order_is_refused():
     with pytest.raises(ConfigError, match="window=3"):
         _layer(window=3, causal=False)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_values_of_another_size_against_numpy(causal):
+    """Forward and gradients, with GQA: queries and keys of 6 features a head, values of 10."""
+    layer, variables = _layer(num_kv_heads=2, value_dims_per_head=10, causal=causal)
+    x, ones = _normal(6, B, T, D), jnp.ones((B, T), jnp.int32)
+
+    def reference(params, x):
+        q, k, v = (jnp.einsum("btd,dnh->btnh", x, params[name]) for name in ("query", "key", "value"))
+        k, v = (jnp.repeat(heads, 2, axis=2) for heads in (k, v))
+        logits = jnp.einsum("btnh,bsnh->bnts", q, k) * H**-0.5
+        logits = jnp.where(jnp.tril(jnp.ones((T, T), bool)) | (not causal), logits, -jnp.inf)
+        context = jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(logits), v)
+        return jnp.sum(jnp.sin(jnp.einsum("btnh,nhd->btd", context, params["post"])))
+
+    def ours(params, x):
+        return jnp.sum(jnp.sin(layer.apply({"params": params}, x, ones, _positions(B, T))[0]))
+
+    assert variables["params"]["value"].shape == (D, 2, 10) and variables["params"]["post"].shape == (N, 10, D)
+    found, expected = (jax.jit(jax.grad(f, (0, 1)))(variables["params"], x) for f in (ours, reference))
+    np.testing.assert_allclose(ours(variables["params"], x), reference(variables["params"], x), rtol=1e-5)
+    for ours_grad, reference_grad in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(ours_grad, reference_grad, **FLOAT32)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import re
 import subprocess
 import sys
@@ -15,12 +14,14 @@ from jax.experimental import topologies
 from jax.sharding import NamedSharding, PartitionSpec
 
 from paxcli.errors import ConfigError
-from paxcli.layers.attention import kernels as attention_kernels
-from paxcli.layers.attention.attention import Attention, dot_product_attention
+from paxcli.layers.attention import attention as attention_module
+from paxcli.layers.attention.attention import Attention
+from paxcli.layers.attention.backend import AttentionBackend, Demand
 from paxcli.layers.attention.cross_attention import CrossAttention
 from paxcli.layers.attention.cudnn import cudnn_attention
-from paxcli.layers.attention.kernels import Demand, choose
-from paxcli.layers.attention.splash import splash_attention
+from paxcli.layers.attention.kernels import BACKENDS, choose
+from paxcli.layers.attention.splash import SplashAttention, splash_attention
+from paxcli.layers.attention.xla import dot_product_attention
 from paxcli.layers.remat import saveable
 from paxcli.layers.stack import Stack
 from paxcli.mesh.mesh import Mesh, build_mesh
@@ -67,10 +68,10 @@ def test_splash_equals_the_masked_softmax(length, num_heads, kv_heads, dims, opt
 
 
 def test_the_devices_choose_the_kernel():
-    assert choose("auto", DEMAND, "tpu") == ("splash", None)
-    assert choose("auto", DEMAND, "gpu", "9.0") == ("cudnn", None)
-    assert choose("auto", DEMAND, "cpu") == ("xla", None)
-    assert choose("xla", DEMAND, "tpu") == ("xla", None)
+    assert choose("auto", DEMAND, "tpu") == (BACKENDS["splash"], None)
+    assert choose("auto", DEMAND, "gpu", "9.0") == (BACKENDS["cudnn"], None)
+    assert choose("auto", DEMAND, "cpu") == (BACKENDS["xla"], None)
+    assert choose("xla", DEMAND, "tpu") == (BACKENDS["xla"], None)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,8 @@ def test_the_devices_choose_the_kernel():
         ("tpu", Demand(1000, 128, "bfloat16"), "1000"),
         ("tpu", Demand(256, 128, "bfloat16", biased=True), "bias"),
         ("tpu", Demand(256, 128, "bfloat16", length_parts=2), "2 devices"),
+        ("tpu", Demand(256, 128, "bfloat16", value_dims_per_head=64), "one size"),
+        ("gpu", Demand(256, 128, "bfloat16", value_dims_per_head=64), "one size"),
         ("gpu", Demand(256, 128, "bfloat16", logit_cap=50.0), "soft cap"),
         ("gpu", Demand(256, 128, "float32"), "fprop_dtype"),
         ("gpu", Demand(256, 256, "bfloat16"), "above 128"),
@@ -86,10 +89,29 @@ def test_the_devices_choose_the_kernel():
     ],
 )
 def test_what_the_kernel_cannot_do_runs_on_xla_or_is_refused(platform, demand, reason):
-    kernel, why = choose("auto", demand, platform, "8.0")
-    assert kernel == "xla" and reason in why
+    backend, why = choose("auto", demand, platform, "8.0")
+    assert backend is BACKENDS["xla"] and reason in why
     with pytest.raises(ConfigError, match=reason):
         choose("splash" if platform == "tpu" else "cudnn", demand, platform, "8.0")
+
+
+class MeanAttention(AttentionBackend):
+    """A backend of one's own: every position gets the mean of all values."""
+
+    name = "mean"
+
+    def attend(self, query, key, value, segment_ids, bias, demand):
+        mean = jnp.mean(value, axis=(1, 2), keepdims=True)
+        return jnp.broadcast_to(mean, (*query.shape[:3], value.shape[3]))
+
+
+def test_another_backend_is_one_class(monkeypatch):
+    attention = Attention(model_dims=8, num_heads=2, dims_per_head=4)
+    x, ids = jax.random.normal(jax.random.key(1), (1, 6, 8)), jnp.ones((1, 6), jnp.int32)
+    params = attention.init(jax.random.key(0), x, ids, ids)
+    monkeypatch.setattr(attention_module, "choose_on_mesh", lambda *_: MeanAttention())
+    found, _ = attention.apply(params, x, ids, ids)
+    np.testing.assert_allclose(found, jnp.broadcast_to(found[:, :1], found.shape), **FLOAT32)
 
 
 def test_a_kernel_of_other_devices_is_refused():
@@ -97,7 +119,7 @@ def test_a_kernel_of_other_devices_is_refused():
     ids = jnp.ones((1, 128), jnp.int32)
     x = jnp.ones((1, 128, 8))
     params = attention.init(jax.random.key(0), x, ids, ids)
-    with pytest.raises(ConfigError, match="runs on TPUs, and the mesh is of CPUs"):
+    with pytest.raises(ConfigError, match="runs on TPUs, and the devices of the mesh are CPUs"):
         attention.apply(params, x, ids, ids)
     cross = CrossAttention(model_dims=8, num_heads=2, dims_per_head=4, kernel="cudnn")
     with pytest.raises(ConfigError, match="no kernel `cudnn`"):
@@ -106,8 +128,7 @@ def test_a_kernel_of_other_devices_is_refused():
 
 def test_policies_keep_what_the_kernel_computes(monkeypatch):
     """One context and its log-sum-exp, so that the backward pass does not run the forward kernel again."""
-    monkeypatch.setattr(attention_kernels, "choose", lambda *_: ("splash", None))
-    monkeypatch.setattr(attention_kernels, "splash_attention", functools.partial(splash_attention, interpret=True))
+    monkeypatch.setattr(attention_module, "choose_on_mesh", lambda *_: SplashAttention(interpret=True))
     attention = Attention(model_dims=8, num_heads=2, dims_per_head=4)
     ids, x = jnp.ones((1, 128), jnp.int32), jnp.ones((1, 128, 8))
     params = attention.init(jax.random.key(0), x, ids, ids)

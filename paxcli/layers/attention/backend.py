@@ -1,0 +1,135 @@
+"""What computes attention: the interface of a backend, and what fused kernels share."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Float, Int
+
+from paxcli.mesh.sharding import layout, split
+
+HEADS = ("activation_batch", "activation_heads", "activation_length", None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Demand:
+    """What an attention layer asks of a backend.
+
+    Attributes:
+      length: T.
+      dims_per_head: H, of queries and keys.
+      dtype: Of queries, keys and values.
+      value_dims_per_head: Hv, of values; None = H.
+      causal: Whether a position sees only itself and earlier ones.
+      logit_cap: Soft cap on the logits; None = off.
+      window: Number of positions seen, the query's own included; None = all.
+      biased: Whether a learned bias is added to the logits.
+      length_parts: Number of devices that each row is sharded over.
+    """
+
+    length: int
+    dims_per_head: int
+    dtype: str
+    value_dims_per_head: int | None = None
+    causal: bool = True
+    logit_cap: float | None = None
+    window: int | None = None
+    biased: bool = False
+    length_parts: int = 1
+
+
+class AttentionBackend(abc.ABC):
+    """One implementation of attention, registered by name in `kernels.py`.
+
+    Attributes:
+      name: Its name in recipes: `attention.kernel`.
+      platform: The JAX platform it runs on: `tpu` or `gpu`; None = all.
+      names_context: Whether it names its output, and the residuals of its backward pass, for remat policies.
+    """
+
+    name: ClassVar[str]
+    platform: ClassVar[str | None] = None
+    names_context: ClassVar[bool] = False
+
+    def refusal(self, demand: Demand, capability: str | None = None) -> str | None:
+        """Why it cannot serve a demand on its platform; None if it can.
+
+        Args:
+          demand: What it has to compute.
+          capability: A GPU's compute capability, such as `9.0`; None = unknown.
+        """
+        return None
+
+    @abc.abstractmethod
+    def attend(
+        self,
+        query: Float[jax.Array, "B N T H"],
+        key: Float[jax.Array, "B K T H"],
+        value: Float[jax.Array, "B K T Hv"],
+        segment_ids: Int[jax.Array, "B T"] | None,
+        bias: Float[jax.Array, "N T T"] | None,
+        demand: Demand,
+    ) -> Float[jax.Array, "B N T Hv"]:
+        """Attention of scaled queries in training and evaluation, with a float32 softmax.
+
+        Args:
+          query: Scaled queries.
+          key: Keys; query head n reads key/value head n // (N / K) (GQA).
+          value: Values, likewise.
+          segment_ids: Positions see their own segment only; None = the whole row.
+          bias: Added to the logits.
+          demand: The fields of the attention layer, and the sizes of these arrays.
+        """
+
+
+class FusedKernel(AttentionBackend):
+    """A flash-attention kernel, which runs on each device's rows and heads."""
+
+    names_context = True
+
+    def refusal(self, demand: Demand, capability: str | None = None) -> str | None:
+        if demand.biased:
+            return "it does not support a learned bias of the logits"
+        if demand.length_parts > 1:
+            return f"each row is sharded over {demand.length_parts} devices"
+        if demand.value_dims_per_head not in (None, demand.dims_per_head):
+            return (
+                f"values have {demand.value_dims_per_head} features a head, queries and keys {demand.dims_per_head}, "
+                "and it supports one size"
+            )
+        return None
+
+
+def on_shards(
+    attend: Callable[..., jax.Array],
+    query: Float[jax.Array, "B N T H"],
+    key: Float[jax.Array, "B K T H"],
+    value: Float[jax.Array, "B K T H"],
+    segment_ids: Int[jax.Array, "B T"] | None,
+) -> Float[jax.Array, "B N T H"]:
+    """`attend(query, key, value, segment_ids)` on each device's rows and heads: XLA cannot partition a kernel."""
+    sharded = layout(query.shape, *HEADS)
+    if sharded is None:
+        return attend(query, key, value, segment_ids)
+    rows, heads = sharded[0], sharded[1]
+    ways = split(query.shape, *HEADS)[1]
+    num_heads, kv_heads = query.shape[1], key.shape[1]
+    # With fewer key/value heads than devices, each device gets a copy of the one that its queries read.
+    copies = next(
+        n for n in range(1, num_heads // kv_heads + 1) if (num_heads // kv_heads) % n == 0 == kv_heads * n % ways
+    )
+    if copies > 1:
+        key, value = (jnp.repeat(part, copies, axis=1) for part in (key, value))
+    spec = PartitionSpec(rows, heads)
+    return jax.shard_map(
+        attend,
+        in_specs=(spec, spec, spec, None if segment_ids is None else PartitionSpec(rows)),
+        out_specs=spec,
+        check_vma=False,
+    )(query, key, value, segment_ids)

@@ -1,0 +1,84 @@
+"""What transformer models share: the widths, stated once at the model, and the checks on them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+
+from paxcli.config.configurable import part, template
+from paxcli.config.fields import PositiveInt, Tokens
+from paxcli.errors import ConfigError
+from paxcli.layers.embedding import TiedEmbedding
+from paxcli.layers.init import Init, Xavier
+from paxcli.mesh.axes import Axis
+from paxcli.models.base import InputSizes, Model, check_mesh_divides
+
+
+class TransformerModel(Model):
+    """A model of tokens made of transformer blocks. Its widths are passed down to the templates of its layers.
+
+    Attributes:
+      vocab_size: V.
+      max_seq_len: Longest sequence, in training and in decoding (prompt included).
+      model_dims: D.
+      hidden_dims: F.
+      num_layers: L.
+      num_heads: N.
+      num_kv_heads: K, a divisor of N; None = N. Fewer is GQA, 1 multi-query attention.
+      dims_per_head: H; None = D / N.
+      params_init: Initializer of the weights.
+      embedding: Template of the token embedding, which also computes the logits unless the model has another head.
+    """
+
+    vocab_size: PositiveInt = 0
+    max_seq_len: Tokens = 0
+    model_dims: PositiveInt = 0
+    hidden_dims: PositiveInt = 0
+    num_layers: PositiveInt = 0
+    num_heads: PositiveInt = 0
+    num_kv_heads: PositiveInt | None = None
+    dims_per_head: PositiveInt | None = None
+    params_init: Init = part(Xavier)
+    embedding: functools.partial = template(TiedEmbedding)
+
+    @property
+    def head_dims(self) -> int:
+        """H."""
+        return self.dims_per_head or self.model_dims // self.num_heads
+
+    @property
+    def input_sizes(self) -> InputSizes:
+        return InputSizes(seq_len=self.max_seq_len, vocab_size=self.vocab_size)
+
+    @nn.nowrap
+    def validate(self, mesh: Mapping[str, int]) -> None:
+        if not self.dims_per_head and self.model_dims % self.num_heads:
+            raise ConfigError(
+                f"model_dims={self.model_dims} does not divide into num_heads={self.num_heads} heads.",
+                "Change one of them, or set `dims_per_head`.",
+            )
+        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
+            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}.")
+        heads = dict(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads)
+        check_mesh_divides(mesh, Axis.TENSOR, **heads, hidden_dims=self.hidden_dims)
+        check_mesh_divides(mesh, Axis.FSDP, model_dims=self.model_dims)
+
+    @property
+    def _widths(self) -> dict[str, Any]:
+        """The fields of a stack, but its number of layers."""
+        return dict(
+            model_dims=self.model_dims,
+            hidden_dims=self.hidden_dims,
+            num_heads=self.num_heads,
+            dims_per_head=self.head_dims,
+            num_kv_heads=self.num_kv_heads,
+            params_init=self.params_init,
+        )
+
+    @property
+    def _table_widths(self) -> dict[str, Any]:
+        """The fields of the embedding and the head."""
+        return dict(vocab_size=self.vocab_size, model_dims=self.model_dims, params_init=self.params_init)
