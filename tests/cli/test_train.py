@@ -238,8 +238,8 @@ def test_an_own_layer_and_recipe(tmp_path, pax):
                 params_init: Init = Xavier()
 
                 def setup(self):
-                    shape = (self.model_dims, self.hidden_dims)
-                    self.w = self.weight("w", self.params_init.weight((0,), (1,)), shape, ("embed", "mlp"))
+                    shape, axes = (self.model_dims, self.hidden_dims), ("embed", "mlp")
+                    self.w = self.weight("w", self.params_init, shape, axes, contracts=(0,), produces=(1,))
 
                 def __call__(self, x):
                     return jnp.square(jnp.maximum(x @ self.w, 0)) @ self.w.T
