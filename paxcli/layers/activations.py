@@ -1,4 +1,4 @@
-"""Activation functions by name, and the soft cap on logits."""
+"""Activation functions by name, and the soft cap of logits."""
 
 from __future__ import annotations
 

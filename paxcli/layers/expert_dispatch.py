@@ -1,4 +1,4 @@
-"""Tokens to their experts and back."""
+"""Dispatch of tokens to their experts and back (expert parallel), with expert capacity or dropless."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from jaxtyping import Float, Int
 
 from paxcli.mesh.sharding import axes_of, constrain, layout
 
-Activation = Callable[[jax.Array], jax.Array]
+ActivationFunction = Callable[[jax.Array], jax.Array]
 
 
 class Routing(NamedTuple):
-    """The experts of each token, and what each counts."""
+    """The chosen experts of each token, and their weights."""
 
     chosen: Int[jax.Array, "B T k"]
     weights: Float[jax.Array, "B T k"]
 
 
 class Experts(NamedTuple):
-    """The matrices of all experts; without gates, `w_gate` is None."""
+    """The matrices of all experts; `w_gate` is None without gates."""
 
     w_gate: Float[jax.Array, "E D F"] | None
     w_in: Float[jax.Array, "E D F"]
@@ -32,11 +32,11 @@ class Experts(NamedTuple):
 
 
 def with_capacity(
-    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: Activation, capacity: int
+    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationFunction, capacity: int
 ) -> Float[jax.Array, "B T D"]:
-    """Each expert takes the first `capacity` choices of it in each row, by position; later ones add nothing.
+    """Each expert takes the first `capacity` tokens of each row that chose it; later ones are dropped and add 0.
 
-    Experts read slots, [E, B, C, D]; on a mesh with an `expert` axis rows and experts change places there and back.
+    Experts read slots [E, B, C, D]; on a mesh with an `expert` axis these are exchanged by all-to-alls.
     """
     batch, length, dims = x.shape
     num_experts, choices = experts.w_in.shape[0], routing.chosen.shape[-1]
@@ -47,31 +47,31 @@ def with_capacity(
     slot = jnp.where(place < capacity, flat * capacity + place, nowhere)
     of_choice = jnp.broadcast_to(jnp.arange(length * choices) // choices, slot.shape)
     token = jax.vmap(lambda at, tokens: jnp.full(nowhere, length).at[at].set(tokens, mode="drop"))(slot, of_choice)
-    slots = _rows_at(x, token).reshape(batch, num_experts, capacity, dims).swapaxes(0, 1)
+    slots = _take_rows(x, token).reshape(batch, num_experts, capacity, dims).swapaxes(0, 1)
     slots = constrain(slots, "activation_expert", "activation_batch", None, "activation_embed")
     hidden = _hidden(functools.partial(jnp.einsum, "ebcd,edf->ebcf"), slots, experts, act)
     hidden = constrain(hidden, "activation_expert", "activation_batch", None, "activation_mlp")
     y = jnp.einsum("ebcf,efd->ebcd", hidden, experts.w_out)
     y = constrain(y, "activation_expert", "activation_batch", None, "activation_embed")
     y = constrain(y.swapaxes(0, 1).reshape(batch, nowhere, dims), "activation_batch", None, "activation_embed")
-    return _combined(_rows_at(y, slot), routing.weights)
+    return _combine(_take_rows(y, slot), routing.weights)
 
 
 def dropless(
-    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: Activation
+    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationFunction
 ) -> Float[jax.Array, "B T D"]:
-    """Every choice is heard: choices are sorted by expert, and one ragged product multiplies each by its matrix.
+    """Dropless: sorts the choices by expert, and one ragged matmul multiplies each by its expert's matrix.
 
-    On a mesh whose axis `expert` divides the rows, devices along it collect each other's tokens, and each adds what its
-    own experts say.
+    Where the mesh axis `expert` shards the rows, the devices along it all-gather their tokens, and reduce-scatter the
+    outputs of their own experts.
     """
     tokens = layout(x.shape, "activation_batch", "activation_length", None)
     wide = layout(experts.w_in.shape, "expert", None, "mlp")
     if tokens is None or wide is None or not set(axes_of(wide[0])) <= set(axes_of(tokens[0])):
-        return _dropless(x, routing, experts, act)  # XLA collects the matrices
+        return _dropless(x, routing, experts, act)  # XLA gathers the matrices
     on, split = axes_of(wide[0]), axes_of(wide[2])
 
-    def of_device(x: jax.Array, routing: Routing, experts: Experts) -> jax.Array:
+    def on_device(x: jax.Array, routing: Routing, experts: Experts) -> jax.Array:
         if not on:
             y = _dropless(x, routing, experts, act)
             return jax.lax.psum(y, split) if split else y
@@ -81,11 +81,11 @@ def dropless(
         return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True)
 
     matrices = jax.tree.map(lambda _: wide, experts)._replace(w_out=PartitionSpec(wide[0], wide[2]))
-    return jax.shard_map(of_device, in_specs=(tokens, tokens, matrices), out_specs=tokens)(x, routing, experts)
+    return jax.shard_map(on_device, in_specs=(tokens, tokens, matrices), out_specs=tokens)(x, routing, experts)
 
 
-def _dropless(x: jax.Array, routing: Routing, experts: Experts, act: Activation, first: int | jax.Array = 0):
-    """What experts number `first` and following say. Choices of others are sorted behind theirs, and add nothing."""
+def _dropless(x: jax.Array, routing: Routing, experts: Experts, act: ActivationFunction, first: int | jax.Array = 0):
+    """The outputs of experts `first` and following. Choices of other experts are sorted last, and add 0."""
     num_experts, choices = experts.w_in.shape[0], routing.chosen.shape[-1]
     flat = routing.chosen.reshape(-1) - first
     flat = jnp.where((flat >= 0) & (flat < num_experts), flat, num_experts)
@@ -95,19 +95,19 @@ def _dropless(x: jax.Array, routing: Routing, experts: Experts, act: Activation,
     multiply = functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
     y = multiply(_hidden(multiply, tokens, experts, act), experts.w_out)
     y = jnp.where((jnp.arange(len(y)) < jnp.sum(sizes))[:, None], y, 0)
-    return _combined(y[jnp.argsort(order)].reshape(x.shape[0], -1, x.shape[-1]), routing.weights)
+    return _combine(y[jnp.argsort(order)].reshape(x.shape[0], -1, x.shape[-1]), routing.weights)
 
 
-def _hidden(multiply: Callable[..., jax.Array], x: jax.Array, experts: Experts, act: Activation) -> jax.Array:
+def _hidden(multiply: Callable[..., jax.Array], x: jax.Array, experts: Experts, act: ActivationFunction) -> jax.Array:
     hidden = multiply(x, experts.w_in)
     return act(hidden) if experts.w_gate is None else act(multiply(x, experts.w_gate)) * hidden
 
 
-def _rows_at(x: Float[jax.Array, "B S D"], at: Int[jax.Array, "B R"]) -> Float[jax.Array, "B R D"]:
-    """Of each row the vectors at these positions; zeros for positions behind its end."""
+def _take_rows(x: Float[jax.Array, "B S D"], at: Int[jax.Array, "B R"]) -> Float[jax.Array, "B R D"]:
+    """The vectors of each row at these positions; zeros beyond its end."""
     return jax.vmap(lambda row, where: row.at[where].get(mode="fill", fill_value=0))(x, at)
 
 
-def _combined(y: Float[jax.Array, "B R D"], weights: Float[jax.Array, "B T k"]) -> Float[jax.Array, "B T D"]:
-    """The weighted sum of what a token's experts said; R = T * k."""
+def _combine(y: Float[jax.Array, "B R D"], weights: Float[jax.Array, "B T k"]) -> Float[jax.Array, "B T D"]:
+    """The weighted sum of the outputs of each token's experts; R = T * k."""
     return jnp.einsum("btkd,btk->btd", y.reshape(*weights.shape, y.shape[-1]), weights)

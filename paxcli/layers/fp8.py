@@ -1,4 +1,4 @@
-"""Products of activations and weights in 8-bit floating point, scaled by what earlier steps saw."""
+"""Matmuls of activations and weights in FP8, with delayed scaling."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from jaxtyping import Bool, Int
 
 Precision = Literal["fp8"]
 
-# The collection of the products' scales and histories, by Flax's name: its "gradient" is its new value.
+# Flax's name of the collection of scales and histories: its "gradient" is its new value.
 FP8_STATE = fp8_ops.OVERWRITE_WITH_GRADIENT
 
 
 def product(precision: Precision | None) -> Callable[..., jax.Array]:
-    """`(equation, activations, weights) -> jnp.einsum(…)`, for a layer to keep under a name in its `setup`."""
+    """A function `(equation, activations, weights) -> jnp.einsum(…)`; in FP8 a module, to be named in `setup`."""
     return jnp.einsum if precision is None else Fp8Product()
 
 
 class Fp8Product(nn.Fp8Einsum):
-    """`jnp.einsum` of E4M3 operands whose gradients come from an E5M2 one (Micikevicius et al., 2022).
+    """`jnp.einsum` with E4M3 operands, and E5M2 gradients in the backward pass (Micikevicius et al., 2022).
 
-    Delayed scaling: each operand's scale follows from its largest absolute values in the last `amax_history_length`
-    steps. Where the state is not given, in evaluation and decoding, operands keep their type.
+    Delayed scaling: the scale of each operand follows from its largest absolute values in the last
+    `amax_history_length` steps. Without the state, in evaluation and decoding, operands keep their dtype.
     """
 
     def setup(self) -> None:
@@ -41,12 +41,12 @@ class Fp8Product(nn.Fp8Einsum):
 
 
 def accumulating(state: Any) -> Any:
-    """The state in the type whose gradients add up by their maximum: over microbatches, over the turns of a scan."""
+    """The state in a dtype whose gradients accumulate by maximum: over microbatches, and over scan iterations."""
     return jax.tree.map(_as_maximum, state)
 
 
 def recomputing_fp8(policy: Callable[..., bool]) -> Callable[..., bool]:
-    """A remat policy that keeps no 8-bit numbers: JAX rounds what it keeps, by an operation that does not know E4M3."""
+    """A remat policy that saves no FP8 arrays: JAX rounds saved arrays by an operation that does not support E4M3."""
 
     def is_saveable(primitive: Any, *avals: Any, **params: Any) -> bool:
         return params.get("new_dtype") not in (jnp.float8_e4m3fn, jnp.float8_e5m2) and policy(
@@ -58,7 +58,7 @@ def recomputing_fp8(policy: Callable[..., bool]) -> Callable[..., bool]:
 
 @jax.custom_vjp
 def of_round(state: Any, number: Int[jax.Array, ""], in_bubble: Bool[jax.Array, ""]) -> Any:
-    """Entry `number` of each array of what `accumulating` returned; a bubble leaves no trace in its gradient."""
+    """Entry `number` of each array that `accumulating` returned; pipeline bubbles do not change its gradient."""
 
     def entry(x: jax.Array) -> jax.Array:
         return _as_maximum(jax.lax.dynamic_index_in_dim(_as_float(x), number, 0, keepdims=False))
@@ -72,10 +72,10 @@ def _of_round_forward(state: Any, number: jax.Array, in_bubble: jax.Array) -> tu
 
 
 def _of_round_backward(residuals: tuple, new: Any) -> tuple[Any, None, None]:
-    (is_heard,) = residuals
+    (is_used,) = residuals
 
     def spread(x: jax.Array) -> jax.Array:
-        mask = is_heard.reshape(-1, *[1] * x.ndim)
+        mask = is_used.reshape(-1, *[1] * x.ndim)
         return _as_maximum(jnp.where(mask, _as_float(x), -jnp.inf))
 
     return jax.tree.map(spread, new), None, None

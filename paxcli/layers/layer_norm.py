@@ -16,13 +16,13 @@ from paxcli.layers.base import Layer
 class LayerNorm(Layer):
     """`(x - mean) / sqrt(var + epsilon) * (1 + scale) + bias` (Ba et al., 2016; Pax: `praxis.layers.LayerNorm`).
 
-    The stored scale starts at 0, so that decaying it pulls the norm towards the identity.
+    The scale is initially 0, so that weight decay pulls the norm towards the identity.
 
     Attributes:
       dims: Size of the last dimension.
       epsilon: Added to the variance.
       use_bias: Whether there is a bias.
-      reductions_in_fp32: Whether mean and variance are float32 when the input is narrower. Pax's default is not.
+      reductions_in_fp32: Whether mean and variance are float32 when the input is narrower (Pax's default: False).
     """
 
     dims: PositiveInt
@@ -37,13 +37,13 @@ class LayerNorm(Layer):
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch D"]:
         wide = x.astype(jnp.float32) if self.reductions_in_fp32 else x
-        y = _standardized(wide, self.epsilon).astype(x.dtype) * (1 + self.scale)
+        y = _standardize(wide, self.epsilon).astype(x.dtype) * (1 + self.scale)
         return y + self.bias if self.use_bias else y
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _standardized(x: jax.Array, epsilon: float) -> jax.Array:
-    """`(x - mean) / sqrt(var + epsilon)`. Its gradient needs the result and one number a row, and no more."""
+def _standardize(x: jax.Array, epsilon: float) -> jax.Array:
+    """`(x - mean) / sqrt(var + epsilon)`. Its backward pass needs only the result and one number per row."""
     return _forward(x, epsilon)[0]
 
 
@@ -60,4 +60,4 @@ def _backward(_: float, residuals: tuple[jax.Array, jax.Array], grad: jax.Array)
     return ((grad - jnp.mean(grad, axis=-1, keepdims=True) - along_y) * inverse,)
 
 
-_standardized.defvjp(_forward, _backward)
+_standardize.defvjp(_forward, _backward)

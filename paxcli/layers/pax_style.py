@@ -1,6 +1,6 @@
 """Layers written in Pax's documented style: `class HParams(BaseHParams)`, `create_variable`, `create_child`, `fprop`.
 
-For code that people bring along. pax's own layers are plain Flax, and both kinds hold each other.
+For layers ported from Pax. pax's own layers are plain Flax; both kinds can contain each other.
 
     class Linear(BaseLayer):
         class HParams(BaseHParams):
@@ -55,7 +55,7 @@ def sub_config_field(hparams: type[BaseHParams]) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class WeightInit:
-    """How a variable starts, by Pax's names."""
+    """Initializers by Pax's names."""
 
     initializer: Initializer
 
@@ -66,7 +66,7 @@ class WeightInit:
 
     @classmethod
     def Constant(cls, scale: float = 0.0) -> WeightInit:  # noqa: N802 - Pax's name
-        """`scale` everywhere."""
+        """The constant `scale`."""
         return cls(nn.initializers.constant(scale))
 
     @classmethod
@@ -77,7 +77,7 @@ class WeightInit:
 
 @dataclasses.dataclass(frozen=True)
 class WeightHParams:
-    """Shape and start of a variable; without a start, Xavier for matrices and 0 for vectors."""
+    """Shape and initializer of a variable; default: Xavier for matrices and 0 for vectors."""
 
     shape: Sequence[int]
     init: WeightInit | None = None
@@ -89,7 +89,7 @@ class WeightHParams:
 
 
 class BaseLayer(Layer):
-    """A Flax module whose fields stand in `HParams` and whose forward pass is `fprop`."""
+    """A Flax module whose fields are declared in `HParams` and whose forward pass is `fprop`."""
 
     HParams: ClassVar[type[BaseHParams]] = BaseHParams
 
@@ -103,7 +103,7 @@ class BaseLayer(Layer):
             if name in own.__dict__:
                 setattr(cls, name, own.__dict__[name])
         cls.__annotations__ = annotations
-        # Each layer has an HParams of its own, so that it knows which layer it configures.
+        # A subclass of HParams for each layer, which refers to the layer it configures.
         cls.HParams = type("HParams", (own or cls.HParams,), {"layer": cls, "__module__": cls.__module__})
         super().__init_subclass__(**kwargs)
 
@@ -125,7 +125,7 @@ class BaseLayer(Layer):
         return _Theta(self)
 
     def create_variable(self, name: str, spec: WeightHParams) -> None:
-        """Makes a trained variable, `self.theta.<name>` from then on."""
+        """Creates a trainable variable, available as `self.theta.<name>`."""
         shape = tuple(spec.shape)
         last = len(shape) - 1
         dims: dict[str, Any] = dict(contracts=tuple(range(last)), produces=(last,)) if last > 0 else {}
@@ -133,20 +133,20 @@ class BaseLayer(Layer):
         setattr(self, _Theta.PREFIX + name, weight)
 
     def create_child(self, name: str, template: Template | fdl.Buildable | nn.Module) -> None:
-        """Makes a sub-layer, `self.<name>` from then on. One config used twice makes one layer."""
+        """Creates a sub-layer, available as `self.<name>`. A config used twice makes one layer."""
         if isinstance(template, fdl.Buildable):
             template = fdl.build(template)
         setattr(self, name, template.instantiate() if isinstance(template, Template) else template)
 
 
 class Template:
-    """A sub-layer that is not made yet."""
+    """A sub-layer before it is instantiated."""
 
     def __init__(self, module: nn.Module, changes: dict[str, Any] | None = None):
         self._module, self._changes = module, dict(changes or {})
 
     def clone(self) -> Template:
-        """A copy that can be changed alone."""
+        """An independent copy."""
         return Template(self._module, self._changes)
 
     def set(self, **fields: Any) -> Template:
@@ -159,7 +159,7 @@ class Template:
         return self
 
     def instantiate(self) -> nn.Module:
-        """The layer: the given one when nothing was changed, else a new one."""
+        """The layer: the given one if nothing was changed, else a changed copy."""
         return self._module.clone(parent=None, name=None, **self._changes) if self._changes else self._module
 
     def __getattr__(self, name: str) -> Any:
@@ -167,7 +167,7 @@ class Template:
 
 
 class _View:
-    """A layer's fields as Pax's code reads them."""
+    """A layer's fields, with sub-layers as templates, as code for Pax reads them."""
 
     def __init__(self, layer: BaseLayer):
         self._layer = layer
@@ -178,7 +178,7 @@ class _View:
 
 
 class _Theta:
-    """A layer's variables as Pax's code reads them."""
+    """A layer's variables by name, as code for Pax reads them."""
 
     PREFIX = "theta_"
 

@@ -1,10 +1,10 @@
-"""GPipe as one program: every stage works on another microbatch, and hands its result to the next stage.
+"""Pipeline parallelism (GPipe, Huang et al., 2019) as one program, with a circular schedule as an option.
 
-The stages are a dimension of each array, sharded over the mesh axis `stage`, and one iteration runs them side by side.
-Between iterations the results shift by one stage, which XLA turns into a permutation between neighbours (GSPMD: Xu et
-al., 2021, section 3.3; Pax: `LayerwiseShardablePipelined`). With S stages, M microbatches and R rounds there are
-R * M + S - 1 iterations. The S - 1 in which a stage has nothing to do, the bubble, compute on real rows whose results
-nobody reads: they cost time, and leave no trace in values or gradients.
+The stages are a dimension of each array, sharded over the mesh axis `stage`; one iteration runs all stages, each on its
+own microbatch. Between iterations the results shift by one stage, which XLA compiles to a collective permute (GSPMD: Xu
+et al., 2021, section 3.3; Pax: `LayerwiseShardablePipelined`). With S stages, M microbatches and R rounds there are
+R * M + S - 1 iterations. In the S - 1 iterations of its bubble, a stage computes on real rows and its results are
+discarded: they cost time, but change neither values nor gradients.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _ROWS = ("activation_microbatch", "activation_length", "activation_embed")
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
-    """How layers are cut into stages and rows into microbatches.
+    """How layers are divided into stages, and rows into microbatches.
 
     Attributes:
       num_stages: S.
       num_microbatches: M; this or `microbatch_size`.
-      microbatch_size: Rows in a microbatch.
-      circular_repeat: R, how often a microbatch passes all stages; a stage holds R groups of layers.
-      stream_io: Whether inputs and outputs are spread over the stages and handed along, too, not held by all of them.
+      microbatch_size: Rows of a microbatch.
+      circular_repeat: R, rounds: how often a microbatch passes all stages; a stage holds R groups of layers.
+      stream_io: Whether inputs and outputs are sharded over the stages and shifted along, instead of replicated.
     """
 
     num_stages: int
@@ -43,21 +43,21 @@ class Pipeline:
     stream_io: bool = False
 
     def layers_per_group(self, num_layers: int) -> int:
-        """How many layers a microbatch meets in one stage and one round.
+        """Layers per stage and round.
 
         Raises:
           ConfigError: The stages do not divide the layers.
         """
         groups = self.num_stages * self.circular_repeat
         if num_layers % groups:
-            cut = f"num_stages={self.num_stages}"
+            parts = f"num_stages={self.num_stages}"
             if self.circular_repeat > 1:
-                cut += f" × circular_repeat={self.circular_repeat} = {groups}"
+                parts += f" × circular_repeat={self.circular_repeat} = {groups}"
             raise ConfigError(
-                f"num_layers={num_layers} does not divide into {cut} ({num_layers} / {groups} = "
+                f"num_layers={num_layers} does not divide into {parts} ({num_layers} / {groups} = "
                 f"{num_layers / groups:g}).",
                 f"Choose a multiple of {groups} layers, such as "
-                f"`--set num_layers={max(1, round(num_layers / groups)) * groups}`, or other stages.",
+                f"`--set num_layers={max(1, round(num_layers / groups)) * groups}`, or another `num_stages`.",
             )
         return num_layers // groups
 
@@ -65,7 +65,7 @@ class Pipeline:
         """M for a batch of `rows`.
 
         Raises:
-          ConfigError: The rows do not divide into microbatches, or the microbatches do not suit the stages.
+          ConfigError: The rows do not divide into microbatches, or their number does not fit the schedule.
         """
         given = {"num_microbatches": self.num_microbatches, "microbatch_size": self.microbatch_size}
         given = {field: value for field, value in given.items() if value is not None}
@@ -80,20 +80,20 @@ class Pipeline:
             nearest = max((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: -abs(n - parts))
             raise ConfigError(
                 f"A batch of {rows} rows does not divide by {field}={parts} ({rows} / {parts} = {rows / parts:g}).",
-                f"The nearest that does: `--set stack.{field}={nearest}`.",
+                f"The nearest that divides: `--set stack.{field}={nearest}`.",
             )
         count = parts if field == "num_microbatches" else rows // parts
         if self.circular_repeat > 1 and count < self.num_stages:
             raise ConfigError(
                 f"circular_repeat={self.circular_repeat} needs as many microbatches as stages: {rows} rows make "
                 f"{count}, and num_stages={self.num_stages}.",
-                "Cut the batch into more microbatches, or set `circular_repeat=1`.",
+                "Use more microbatches, or set `circular_repeat=1`.",
             )
         if self.stream_io and count % self.num_stages:
             raise ConfigError(
                 f"stream_io spreads the microbatches over the stages: {rows} rows make {count}, which num_stages="
                 f"{self.num_stages} does not divide ({count} / {self.num_stages} = {count / self.num_stages:g}).",
-                "Cut the batch into another number of microbatches, or set `stream_io=false`.",
+                "Use another number of microbatches, or set `stream_io=false`.",
             )
         return count
 
@@ -104,25 +104,25 @@ class Pipeline:
         x: Float[jax.Array, "B T D"],
         *row_facts: Int[jax.Array, "B T"],
     ) -> Float[jax.Array, "B T D"]:
-        """All rows through all stages, as often as there are rounds.
+        """Runs all rows through all stages, in all rounds.
 
         Args:
-          stage: `(params of a stage, number of the round, whether this is a bubble, x, *row_facts) -> x` for one
+          stage: `(params of the stage, number of the round, whether this is a bubble, x, *row_facts) -> x` for one
             microbatch.
           params: Arrays with a leading dimension of S.
           x: Activations.
-          *row_facts: What a stage must know of its rows; each travels with its microbatch.
+          *row_facts: Arrays by row that the stages read, such as segment ids; they move with their microbatch.
         """
         stages, rounds, count = self.num_stages, self.circular_repeat, self.count_microbatches(x.shape[0])
         facts = [_microbatches(fact, count) for fact in row_facts]
         at = jnp.arange(stages)
         is_first, is_last = (mask.reshape(-1, 1, 1, 1) for mask in (at == 0, at == stages - 1))
         run_stages = map_along("activation_stage", stage)
-        # Inputs not yet taken and outputs, in one buffer: [places, columns, …]. Iteration t takes column t % columns of
-        # the first place, moves that column one place up, and puts an output into its last place.
-        places = stages if self.stream_io else 1
-        columns = count // places
-        # A microbatch comes back to the first stage `wait` iterations before its next round begins.
+        # One buffer [slots, columns, …] holds pending inputs and finished outputs. Iteration t reads column t % columns
+        # of the first slot, shifts that column by one slot, and writes an output into its last slot.
+        slots = stages if self.stream_io else 1
+        columns = count // slots
+        # A microbatch returns to the first stage `wait` iterations before its next round begins.
         wait = count - stages if rounds > 1 else 0
 
         def iteration(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
@@ -135,29 +135,29 @@ class Pipeline:
                     returning = jax.lax.dynamic_index_in_dim(waiting, t % wait, 1, keepdims=False)
                     waiting = jax.lax.dynamic_update_index_in_dim(waiting, arriving, t % wait, 1)
                 entering = jnp.where(t < count, column, returning)
-            passed = t - at  # microbatches that each stage has done, over all rounds
-            theirs = [_lay(jnp.take(fact, passed % count, axis=0), "activation_stage") for fact in facts]
-            here = _lay(jnp.where(is_first, entering, arriving), "activation_stage")
+            passed = t - at  # microbatches that each stage has completed, over all rounds
+            theirs = [_constrain(jnp.take(fact, passed % count, axis=0), "activation_stage") for fact in facts]
+            here = _constrain(jnp.where(is_first, entering, arriving), "activation_stage")
             in_bubble = (passed < 0) | (passed >= rounds * count)
             y = run_stages(params, jnp.clip(passed // count, 0, rounds - 1), in_bubble, here, *theirs)
-            y = _lay(y, "activation_stage")
+            y = _constrain(y, "activation_stage")
             left = jnp.where(is_last, y, jnp.roll(column, -1, axis=0)) if self.stream_io else y[-1:]
-            io = self._lay_io(jax.lax.dynamic_update_index_in_dim(io, left, t % columns, 1))
-            return (io, _lay(jnp.roll(y, 1, axis=0), "activation_stage"), waiting), None
+            io = self._constrain_io(jax.lax.dynamic_update_index_in_dim(io, left, t % columns, 1))
+            return (io, _constrain(jnp.roll(y, 1, axis=0), "activation_stage"), waiting), None
 
         io = _microbatches(x, count)
-        io = self._lay_io(io.reshape(places, columns, *io.shape[1:]))
-        # The first bubbles read this: real rows, so that no layer meets values that never occur in training.
+        io = self._constrain_io(io.reshape(slots, columns, *io.shape[1:]))
+        # The first bubbles compute on this: real rows, since layers may produce NaNs on arbitrary values.
         arriving = jax.lax.stop_gradient(jnp.broadcast_to(io[:, 0], (stages, *io.shape[2:])))
         waiting = jnp.zeros((stages, wait, *io.shape[2:]), io.dtype)
-        start = (io, _lay(arriving, "activation_stage"), _lay(waiting, "activation_stage", None))
+        start = (io, _constrain(arriving, "activation_stage"), _constrain(waiting, "activation_stage", None))
         (io, _, _), _ = jax.lax.scan(iteration, start, jnp.arange(rounds * count + stages - 1))
-        # Microbatch m came out S - 1 iterations after its last round began.
+        # Microbatch m leaves S - 1 iterations after its last round begins.
         y = jnp.roll(io, 1 - stages, axis=1).reshape(count, *io.shape[2:])
         return constrain(jnp.moveaxis(y, 0, 1).reshape(x.shape), "activation_batch", *_ROWS[1:])
 
-    def _lay_io(self, io: jax.Array) -> jax.Array:
-        return _lay(io, "activation_stage" if self.stream_io else None, None)
+    def _constrain_io(self, io: jax.Array) -> jax.Array:
+        return _constrain(io, "activation_stage" if self.stream_io else None, None)
 
 
 def to_stages(params: Any, num_stages: int, circular_repeat: int = 1) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def to_stages(params: Any, num_stages: int, circular_repeat: int = 1) -> dict[st
 
     `layers/…` [L, …] becomes `stages/layers/…` [S, K, …], or in rounds `repeats/stages/layers/…` [R, S, K, …]: layers
     (r * S + s) * K onwards are group r of stage s. Unrolled, `layers_0/…` to `layers_{L-1}/…` become
-    `stages/layers_0/…` [S, …] to `layers_{K-1}`. The names of a path say in order what its leading dimensions count.
+    `stages/layers_0/…` [S, …] to `layers_{K-1}`. A path names its leading dimensions in order.
     """
     lead = (circular_repeat, num_stages) if circular_repeat > 1 else (num_stages,)
     if "layers" in params:
@@ -181,7 +181,7 @@ def to_stages(params: Any, num_stages: int, circular_repeat: int = 1) -> dict[st
 
 
 def to_layers(params: Any) -> dict[str, Any]:
-    """What `to_stages` began with: the parameters of a `Stack` from those of a `PipelinedStack`."""
+    """The inverse of `to_stages`: parameters of a `Stack` from those of a `PipelinedStack`."""
     lead, stages = (2, params["repeats"]["stages"]) if "repeats" in params else (1, params["stages"])
     if "layers" in stages:
         return {"layers": jax.tree.map(lambda p: p.reshape(-1, *p.shape[lead + 1 :]), stages["layers"])}
@@ -194,13 +194,13 @@ def to_layers(params: Any) -> dict[str, Any]:
 
 
 def _microbatches(rows: jax.Array, count: int) -> jax.Array:
-    """[B, …] to [M, b, …]. Microbatch m takes rows m, m + M, …: every device keeps the rows that it has.
+    """[B, …] to [M, b, …]. Microbatch m has rows m, m + M, …, so that every device keeps its rows.
 
-    The stages, the last mesh axis that the batch lies on, share the microbatches then, as `stream_io` wants them.
+    The batch is sharded over `stage` last, so that the stages share the microbatches, as `stream_io` needs.
     """
     return jnp.moveaxis(rows.reshape(-1, count, *rows.shape[1:]), 1, 0)
 
 
-def _lay(x: jax.Array, *leading: str | None) -> jax.Array:
-    """`x` whose leading dimensions are these, and whose others are rows, positions and perhaps features."""
+def _constrain(x: jax.Array, *leading: str | None) -> jax.Array:
+    """`x` with a sharding constraint: these leading axes, then those of rows, positions and perhaps features."""
     return constrain(x, *leading, *_ROWS[: x.ndim - len(leading)])

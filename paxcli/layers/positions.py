@@ -1,4 +1,4 @@
-"""Where a token stands: signals added to the embedding."""
+"""Absolute position embeddings, added to the token embedding."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from paxcli.mesh.sharding import constrain
 
 
 class SinusoidPositions(Layer):
-    """All sines, then all cosines, over geometric time scales (Pax: `praxis.layers.PositionalEmbedding`).
+    """Sinusoidal positions: sines, then cosines, over geometric time scales (Pax: `praxis.layers.PositionalEmbedding`).
 
     Attributes:
       model_dims: D, even.
-      max_seq_len: Unused: any position has a signal.
+      max_seq_len: Unused: every position has an embedding.
       min_timescale: Period / 2π of the fastest feature.
       max_timescale: Period / 2π of the slowest feature.
     """
@@ -39,12 +39,12 @@ class SinusoidPositions(Layer):
 
 
 class LearnedPositions(Layer):
-    """One learned vector a position (Pax: `praxis.layers.TrainablePositionalEmbedding`).
+    """One learned vector per position (Pax: `praxis.layers.TrainablePositionalEmbedding`).
 
     Attributes:
       model_dims: D.
-      max_seq_len: Longest sequence. A longer input is refused by validation, before anything runs.
-      num_positions: Rows of the table; None = `max_seq_len`. Those beyond are never read.
+      max_seq_len: Longest sequence. Validation refuses longer inputs.
+      num_positions: Rows of the table; None = `max_seq_len`. Rows beyond `max_seq_len` are never read.
     """
 
     model_dims: PositiveInt
@@ -56,13 +56,13 @@ class LearnedPositions(Layer):
         rows = self.max_seq_len if self.num_positions is None else self.num_positions
         if rows < self.max_seq_len:
             raise ConfigError(
-                f"The table of positions has num_positions={rows}, fewer than max_seq_len={self.max_seq_len}.",
+                f"The position table has num_positions={rows}, fewer than max_seq_len={self.max_seq_len}.",
                 "Raise `num_positions`, or set it to null.",
             )
         shape = (rows, self.model_dims)
         self.table = self.lookup_table("table", self.params_init, shape, (None, "embed"))
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
-        # Cut as the vectors are: otherwise XLA may replicate the gradients of all rows to add them up.
+        # Sharded like the vectors: otherwise XLA may replicate the gradients of all rows to sum them.
         table = constrain(self.table, None, "activation_residual")
         return jnp.take(table, positions, axis=0)

@@ -1,4 +1,7 @@
-"""Which activations the backward pass keeps, and which it computes again. The same names work scanned and unrolled."""
+"""Remat (activation checkpointing): which activations are saved for the backward pass, which are recomputed.
+
+The same policies work for scanned and unrolled layers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from paxcli.mesh.sharding import memory_kinds
 
 _HOST = "pinned_host"
 
-CONTEXT = "context"  # what attention gathers from the values, before its output projection
+CONTEXT = "context"  # the output of attention before its output projection
 
 RematPolicy = Literal[
     "everything",
@@ -50,7 +53,7 @@ _FEED_FORWARD_IN = ("feed_forward_in", "feed_forward_gate")
 
 
 def _is_cudnn_context(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether this is cuDNN's attention, which names nothing."""
+    """Whether this is cuDNN's attention, which has no named outputs."""
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
@@ -87,37 +90,41 @@ _POLICIES: dict[str, Saveable] = {
 
 
 def save_as(name: str, x: jax.Array) -> jax.Array:
-    """Names an activation, so that a remat policy can keep it."""
+    """Names an activation, so that a remat policy can save it."""
     return checkpoint_name(x, name)
 
 
 def saveable(policy: RematPolicy, offload: Sequence[Activation] = ()) -> Saveable | None:
-    """JAX's predicate for a policy; None for `everything`, which needs no rematerialization.
+    """JAX's checkpoint policy; None for `everything`, which needs no remat.
 
     Args:
-      policy: What is kept.
-      offload: What is kept besides, in the host's memory.
+      policy: Which activations are saved.
+      offload: Activations saved besides, in pinned host memory.
 
     Raises:
-      ConfigError: Activations are to be kept in the host's memory, which these devices cannot reach.
+      ConfigError: Activations are offloaded, but these devices have no pinned host memory.
     """
     if (offload or policy.endswith("_offloaded")) and _HOST not in memory_kinds():
         raise ConfigError(
-            f"{f'offload={list(offload)}' if offload else f'remat_policy={policy}'} keeps activations in the host's "
-            "memory, which these devices cannot write to.",
-            "Set `offload` to [], and a policy that computes them again, such as `nothing`.",
+            f"{f'offload={list(offload)}' if offload else f'remat_policy={policy}'} saves activations in pinned host "
+            "memory, which these devices do not have.",
+            "Set `offload` to [], and a policy that recomputes them, such as `nothing`.",
         )
     if policy == "everything":
         if offload:
-            raise ConfigError("remat_policy=everything leaves nothing to offload.", "Choose another, or no `offload`.")
+            raise ConfigError(
+                "remat_policy=everything leaves nothing to offload.", "Choose another policy, or set `offload` to []."
+            )
         return None
-    kept = _POLICIES[policy]
-    return _with_offloaded(kept, _offloaded(*offload)) if offload else kept
+    saved = _POLICIES[policy]
+    return _offload_or(saved, _offloaded(*offload)) if offload else saved
 
 
-def _with_offloaded(kept: Saveable, offloaded: Saveable) -> Saveable:
+def _offload_or(saved: Saveable, offloaded: Saveable) -> Saveable:
+    """A policy that offloads some activations, and treats the others like `saved`."""
+
     def decide(*args: Any, **params: Any) -> Any:
         decision = offloaded(*args, **params)
-        return kept(*args, **params) if decision is Recompute else decision
+        return saved(*args, **params) if decision is Recompute else decision
 
     return decide

@@ -1,4 +1,4 @@
-"""Root-mean-square normalization."""
+"""RMSNorm: root-mean-square normalization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RmsNorm(Layer):
     Attributes:
       dims: Size of the last dimension.
       epsilon: Added to the mean square.
-      direct_scale: Whether what is stored is the factor itself, which starts at 1, and not what is added to 1.
+      direct_scale: Whether the parameter is the factor itself, initially 1, instead of the factor less 1.
     """
 
     dims: PositiveInt

@@ -187,7 +187,15 @@ def _sizes(session: Session, target: CompileTarget, step: Step) -> dict[str, Any
         "parameters": count_parameters(state.params),
         "parameters_bytes_per_device": bytes_per_device(state.params),
         "optimizer_bytes_per_device": bytes_per_device(state.opt_state),
+        **_cache_size(session.experiment.task.model, step),
     }
+
+
+def _cache_size(model: Model, step: Step) -> dict[str, int]:
+    """Of the decode step: bytes of its KV cache, unsharded."""
+    if step != "decode" or not isinstance(model, CausalModel):
+        return {}
+    return {"cache_bytes": model.cache_bytes(PROMPTS_AT_ONCE, 2 * (model.max_decode_len // 2))}
 
 
 def _remat_policy(model: Model) -> str | None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.layers.init import PraxisXavier, Xavier
+from paxcli.layers.init import Gaussian, PraxisXavier, Xavier
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
 
@@ -62,3 +62,11 @@ def test_the_1b_model(fan_in, fan_out, shape, fused, stddev):
     np.testing.assert_allclose(np.std(w), stddev, rtol=0.005)
     w = Xavier().weight(fan_in, fan_out, fused)(jax.random.key(0), shape)
     np.testing.assert_allclose(np.std(w), 0.0198, rtol=0.005)
+
+
+def test_xavier_limits():
+    w = Xavier().weight((0,), (1, 2))(jax.random.key(0), (30, 5, 8))
+    limit = np.sqrt(6 / 70)
+    assert limit * 0.97 < np.abs(w).max() <= limit
+    w = Gaussian().weight((0,), (1,))(jax.random.key(0), (400, 100))
+    np.testing.assert_allclose(np.std(w), 0.05, rtol=0.02)

@@ -89,7 +89,7 @@ def test_pipelines_that_do_not_fit(mesh, fields, message):
 def test_what_else_must_fit():
     config = tiny_synthetic()
     config.mesh.ici_mesh_shape = [2, 1, 1, 1]
-    with pytest.raises(ConfigError, match="the model has no stages"):
+    with pytest.raises(ConfigError, match="the model has no pipeline stages"):
         validate(config)
     config.task.model.stack = PipelinedStack.partial(num_stages=2, num_microbatches=4)
     config.task.train.num_microbatches = 4  # gradients are accumulated over slices of 2 rows

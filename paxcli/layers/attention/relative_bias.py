@@ -1,4 +1,4 @@
-"""A bias for how far apart query and key are."""
+"""Relative position bias (T5)."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from paxcli.layers.init import Gaussian, Init
 
 
 class RelativeBias(Layer):
-    """One learned number for each head and range of distances (T5: Raffel et al., 2020; Pax: `RelativeBias`).
+    """One learned logit bias per head and bucket of distances (T5: Raffel et al., 2020; Pax: `RelativeBias`).
 
-    Half of the ranges hold one distance each; the others widen in geometric steps; all from
-    `max_distance` on are one.
+    Half of the buckets hold one distance each; the others widen geometrically, and the last holds all distances from
+    `max_distance` on.
 
     Attributes:
       num_heads: N.
-      num_buckets: How many ranges, of both directions together.
-      max_distance: Where the last begins.
-      bidirectional: Whether half of the ranges are for keys that come after the query; these else count as distance 0.
-      params_init: How the table [ranges, N] starts.
+      num_buckets: Number of buckets, for both directions together.
+      max_distance: Smallest distance of the last bucket.
+      bidirectional: Whether half of the buckets are for keys after the query; otherwise these count as distance 0.
+      params_init: Initializer of the table [buckets, N].
     """
 
     num_heads: PositiveInt
@@ -39,7 +39,7 @@ class RelativeBias(Layer):
         self.table = self.lookup_table("table", self.params_init, shape, (None, "heads"))
 
     def __call__(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"]:
-        """The bias of keys that lie `distance` positions before their queries; after them, if it is negative."""
+        """The bias of keys `distance` positions before their queries; a negative distance is after them."""
         return jnp.moveaxis(jnp.take(self.table, self._bucket(distance), axis=0), -1, -3)
 
     def _bucket(self, distance: jax.Array) -> jax.Array:
@@ -49,7 +49,7 @@ class RelativeBias(Layer):
             after, distance = jnp.where(distance < 0, buckets, 0), jnp.abs(distance)
         distance = jnp.maximum(distance, 0)
         exact = buckets // 2
-        # Share of the way from `exact` to `max_distance`, in logarithms.
+        # Position between `exact` (0) and `max_distance` (1), on a logarithmic scale.
         share = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(self.max_distance / exact)
         far = exact + (share * (buckets - exact)).astype(jnp.int32)
         return after + jnp.where(distance < exact, distance, jnp.minimum(far, buckets - 1))

@@ -1,4 +1,4 @@
-"""Where a token stands, as a rotation of queries and keys."""
+"""Rotary position embedding (RoPE)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from paxcli.layers.base import Layer
 
 
 class Rotary(Layer):
-    """Turns pairs of features (i, i + R/2) by an angle that grows with the position (Su et al., 2021).
+    """RoPE (Su et al., 2021): rotates feature pairs (i, i + R/2) by an angle proportional to the position.
 
-    Pair i turns by `position / timescale_i`, with R/2 time scales in geometric steps from `min_timescale` to just below
-    `max_timescale` (Pax: `praxis.layers.RotaryPositionalEmbedding`).
+    The angle of pair i is `position / timescale_i`, with R/2 time scales in geometric steps from `min_timescale` to
+    just below `max_timescale` (Pax: `praxis.layers.RotaryPositionalEmbedding`).
 
     Attributes:
       dims_per_head: H.
-      fraction: Share of the features that turn, the first R = `fraction` * H, an even number; the others stay.
+      fraction: Share of the features that are rotated, the first R = `fraction` * H, an even number (partial RoPE).
       min_timescale: Period / 2π of the fastest pair.
-      max_timescale: What the slowest approaches ("theta").
-      scaling: How the frequencies change for sequences longer than those of the first training; None = not at all.
+      max_timescale: Upper bound of the slowest pair's period / 2π (RoPE theta, base frequency).
+      scaling: Scaling of the frequencies for a longer context than that of pretraining; None = off.
     """
 
     dims_per_head: PositiveInt
@@ -41,5 +41,5 @@ class Rotary(Layer):
         angles = positions[:, None, :, None].astype(jnp.float32) * frequencies  # [B, 1, T, R/2]
         sin, cos = factor * jnp.sin(angles), factor * jnp.cos(angles)
         first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
-        turned = [first * cos - second * sin, second * cos + first * sin, rest]
-        return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+        rotated = [first * cos - second * sin, second * cos + first * sin, rest]
+        return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""How rotations change when a model reads sequences longer than those it was first trained on."""
+"""RoPE scaling: frequencies of a model for a longer context than that of its pretraining."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from paxcli.config.fields import PositiveFloat, Tokens
 
 @dataclasses.dataclass(frozen=True)
 class RotaryScaling(Configurable):
-    """Maps the frequencies of `Rotary`, in radians a position and falling, to those of a longer context."""
+    """Maps the frequencies of `Rotary`, in radians per position, descending, to those for a longer context."""
 
     def __call__(self, frequencies: Float[jax.Array, " R"]) -> tuple[Float[jax.Array, " R"], float]:
-        """The new frequencies, and what sine and cosine are multiplied by."""
+        """The new frequencies, and a factor for sine and cosine."""
         raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearScaling(RotaryScaling):
-    """Every position counts as `position / factor` (Chen et al., 2023).
+    """Position interpolation: `position / factor` (Chen et al., 2023).
 
     Attributes:
-      factor: How many times longer sequences are.
+      factor: Ratio of the new context length to the original one.
     """
 
     factor: PositiveFloat = 1.0
@@ -38,16 +38,16 @@ class LinearScaling(RotaryScaling):
 
 @dataclasses.dataclass(frozen=True)
 class Llama31Scaling(RotaryScaling):
-    """Slow pairs are slowed down by `factor`, fast ones are kept, and those between are mixed (Llama 3.1).
+    """Divides low frequencies by `factor`, keeps high ones, and interpolates between (Llama 3.1).
 
-    A pair is slow if it turns at most `low_freq_factor` times in the original context, fast if at least
-    `high_freq_factor` times.
+    A frequency is low if it makes at most `low_freq_factor` periods in the original context, high if it makes at least
+    `high_freq_factor` periods.
 
     Attributes:
-      factor: How many times longer sequences are.
-      low_freq_factor: Turns of the fastest of the slow pairs.
-      high_freq_factor: Turns of the slowest of the fast ones.
-      original_max_seq_len: The original context.
+      factor: Ratio of the new context length to the original one.
+      low_freq_factor: Periods of the highest low frequency.
+      high_freq_factor: Periods of the lowest high frequency.
+      original_max_seq_len: The original context length.
     """
 
     factor: PositiveFloat = 8.0
@@ -56,23 +56,23 @@ class Llama31Scaling(RotaryScaling):
     original_max_seq_len: Tokens = 8192
 
     def __call__(self, frequencies: Float[jax.Array, " R"]) -> tuple[Float[jax.Array, " R"], float]:
-        turns = self.original_max_seq_len * frequencies / (2 * math.pi)
-        kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
+        periods = self.original_max_seq_len * frequencies / (2 * math.pi)
+        kept = (periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         kept = jnp.clip(kept, 0, 1)
         return frequencies * (kept + (1 - kept) / self.factor), 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class YarnScaling(RotaryScaling):
-    """Like Llama 3.1's, but mixed by the pair's index, and with sharper attention (YaRN: Peng et al., 2023).
+    """YaRN (Peng et al., 2023): as Llama 3.1, but interpolates by the index of the pair, and sharpens attention.
 
     Attributes:
-      factor: How many times longer sequences are.
-      beta_fast: Turns in the original context of the slowest pair that is kept.
-      beta_slow: Turns of the fastest pair that is slowed down by all of `factor`.
-      original_max_seq_len: The original context.
-      truncate: Whether the indices of these two pairs are rounded outwards to whole ones.
-      attention_factor: What sine and cosine are multiplied by; None = `0.1 ln(factor) + 1`.
+      factor: Ratio of the new context length to the original one.
+      beta_fast: Periods in the original context of the lowest frequency that is kept.
+      beta_slow: Periods of the highest frequency that is divided by the full `factor`.
+      original_max_seq_len: The original context length.
+      truncate: Whether the indices of these two pairs are rounded outwards to integers.
+      attention_factor: Factor of sine and cosine; None = `0.1 ln(factor) + 1`.
     """
 
     factor: PositiveFloat = 1.0
@@ -84,12 +84,12 @@ class YarnScaling(RotaryScaling):
 
     def __call__(self, frequencies: Float[jax.Array, " R"]) -> tuple[Float[jax.Array, " R"], float]:
         count = len(frequencies)
-        # The frequencies are geometric: the index of a pair is linear in the logarithm of its turns.
+        # The frequencies are geometric: the index of a pair is linear in the logarithm of its periods.
         first, last = jnp.log(frequencies[0]), jnp.log(frequencies[-1])
         step = (first - last) / max(count - 1, 1)
 
-        def index(turns: float) -> jax.Array:
-            return (first - math.log(2 * math.pi * turns / self.original_max_seq_len)) / step
+        def index(periods: float) -> jax.Array:
+            return (first - math.log(2 * math.pi * periods / self.original_max_seq_len)) / step
 
         low, high = index(self.beta_fast), index(self.beta_slow)
         if self.truncate:

@@ -9,6 +9,7 @@ import pytest
 
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.rotary_scaling import LinearScaling, YarnScaling
+from tests.layers.arrays import random_array
 from tests.models.hf_families import arrays_of
 from tests.tolerances import FLOAT32
 
@@ -33,3 +34,15 @@ def test_time_scales_and_fraction():
     angles = position / (2.0 * 25.0 ** (np.arange(pairs) / pairs))
     turned = (flat[:3] + 1j * flat[3:6]) * np.exp(1j * angles)
     np.testing.assert_allclose(y, np.concatenate([turned.real, turned.imag, flat[6:]]), **FLOAT32)
+
+
+def test_rotary_keeps_lengths_and_sees_only_distances():
+    rotary, x, y = Rotary(dims_per_head=6), random_array(1, 1, 1, 6), random_array(1, 1, 1, 6) ** 2
+    turned = [rotary.apply({}, v, jnp.array([[p]])) for p in (2, 9) for v in (x, y)]
+    np.testing.assert_allclose(jnp.linalg.norm(turned[0]), jnp.linalg.norm(x), rtol=1e-5)
+    apart = [
+        rotary.apply({}, x, jnp.array([[5 + s]])).ravel() @ rotary.apply({}, y, jnp.array([[s]])).ravel()
+        for s in (0, 40)
+    ]
+    np.testing.assert_allclose(apart[0], apart[1], rtol=1e-4)
+    assert not np.allclose(turned[0], turned[2])
