@@ -11,8 +11,8 @@ import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
 from paxcli.cli.output import say_result
-from paxcli.cli.startup import configure_jax
 from paxcli.errors import ConfigError
+from paxcli.jax_defaults import configure_jax
 
 _GIB = 1 << 30
 

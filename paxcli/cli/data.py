@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption
-from paxcli.cli.output import say_result, use_color
+from paxcli.cli.output import say_result
+from paxcli.log import use_color
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -8,10 +8,12 @@ import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
-from paxcli.cli.startup import configure_jax, restart_tuned
+from paxcli.cli.runs import open_run
+from paxcli.cli.startup import restart_tuned
 
 WatchOption = Annotated[
-    bool, typer.Option("--watch", help="Evaluate every new checkpoint until the last step. Default: one, then stop.")
+    bool,
+    typer.Option("--watch", help="Evaluate every checkpoint as it appears, up to the last step. Default: only one."),
 ]
 
 
@@ -32,20 +34,12 @@ def evaluate(
       pax eval tiny --step 400 --json
     """
     restart_tuned()
-    configure_jax()
-    from paxcli.cli.runs import open_run
-
-    with open_run(target, overlays, sets, run_dir) as run:
-        if not watch:
-            step = run.step(step)
-            metrics = run.evaluate(step)
-            say_result({"step": step, "metrics": metrics}, metrics_text(step, metrics), as_json)
-            return
-        evaluations = []
-        for step in run.watch():
-            metrics = run.evaluate(step)
-            evaluations.append({"step": step, "metrics": metrics})
-            if not as_json:
-                say(metrics_text(step, metrics))
-        if as_json:
-            say_result(evaluations[-1] | {"evaluations": evaluations}, "", as_json)
+    run = open_run(target, overlays, sets, run_dir)
+    evaluations = []
+    for at in run.watch() if watch else [run.step(step)]:
+        metrics = run.evaluate(at)
+        evaluations.append({"step": at, "metrics": metrics})
+        if not as_json:
+            say(metrics_text(at, metrics))
+    if as_json:
+        say_result(evaluations[-1] | ({"evaluations": evaluations} if watch else {}), "", as_json)

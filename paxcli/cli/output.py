@@ -9,11 +9,12 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
 from paxcli.errors import PaxError, first_line
+from paxcli.log import use_color
 
 _BUG_HINT = "Please report it with the lines above."
 _BUCKET_HINT = "See that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
@@ -64,11 +65,6 @@ def metrics_text(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:
         f"step {step} · {name} · " + " · ".join(f"{metric} {value:.4f}" for metric, value in values.items())
         for name, values in metrics.items()
     )
-
-
-def use_color(stream: TextIO) -> bool:
-    """Whether control codes are welcome on `stream`."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:

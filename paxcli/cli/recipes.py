@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, SetOption, complete_recipe
-from paxcli.cli.output import say_result, use_color
+from paxcli.cli.output import say_result
+from paxcli.log import use_color
 
 if TYPE_CHECKING:
     from paxcli.config.resolve import Resolved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,19 @@ class Resolved:
     values: dict[str, Value]
 
 
-def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Resolved:
-    """Loads a recipe and puts overlays, in order, and then `PATH=VALUE` assignments on it.
+def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Mapping[str, Any] = ()) -> Resolved:
+    """Loads a recipe and applies overlays, in order, and then `sets`.
+
+    Args:
+      target: The recipe, as `load` takes it.
+      overlays: Names or files of overlays.
+      sets: `PATH=VALUE` texts, or a mapping of paths to plain values.
 
     Raises:
       ConfigError: Something is unknown, ambiguous, of the wrong type or missing.
     """
-    layers = [*map(read_overlay, overlays), Layer("--set", _assignments(sets))]
+    assignments = sets if isinstance(sets, Mapping) else parse_assignments(sets)
+    layers = [*map(read_overlay, overlays), Layer("--set", assignments)]
     loaded = load(target)
     config = loaded.config
     sources: dict[str, str] = {}
@@ -89,7 +95,8 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] = ())
     )
 
 
-def _assignments(sets: Sequence[str]) -> dict[str, Any]:
+def parse_assignments(sets: Sequence[str]) -> dict[str, Any]:
+    """`PATH=VALUE` texts as a mapping of paths to values, which the type of each field reads."""
     values: dict[str, Any] = {}
     for path, value in map(split_assignment, sets):
         if path in values:

@@ -42,6 +42,7 @@ class Inspection:
       rows_per_second: How fast this process alone can take rows, once the data is open.
       tokens_per_second: The same in positions of text, if there are any.
       warnings: What is probably a mistake.
+      shared_rows: How many rows are in the batches of more than one host.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Inspection:
     rows_per_second: float
     tokens_per_second: float | None
     warnings: list[str]
+    shared_rows: int = 0
 
     def report(self) -> dict[str, Any]:
         """All but the batches themselves, as JSON can hold it."""
