@@ -427,7 +427,7 @@ def compile(
 def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:
     from paxcli.models.decoding import Sampling
 
-    return Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    return Sampling(temperature=float(temperature), top_k=top_k, top_p=top_p)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import typer
 
 from paxcli.cli.options import JsonOption, RunDirOption, RunOrRecipeArgument, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
+from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import open_run
 from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
@@ -37,6 +38,7 @@ SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the sampling. D
 
 
 def decode(
+    ctx: typer.Context,
     target: RunOrRecipeArgument,
     prompts: PromptOption = None,
     prompts_file: PromptsFileOption = None,
@@ -48,6 +50,7 @@ def decode(
     top_p: TopPOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
+    on: OnOption = None,
 ) -> None:
     """Generate text from a run's checkpoint. Prints one JSON line per prompt into a pipe; also writes RUN_DIR/decoded/.
 
@@ -56,6 +59,8 @@ def decode(
       pax decode runs/tiny --prompt "def "
       pax decode runs/tiny --prompt "import " --temperature 0 --max-tokens 40
     """
+    if on is not None:
+        run_on(on, ctx)
     restart_tuned()
     run = open_run(target, None, None, run_dir)
     step = run.step(step)

@@ -8,6 +8,7 @@ import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
+from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import open_run
 from paxcli.cli.startup import restart_tuned
 
@@ -18,6 +19,7 @@ WatchOption = Annotated[
 
 
 def evaluate(
+    ctx: typer.Context,
     target: RunOrRecipeArgument,
     sets: SetOption = None,
     overlays: OverlayOption = None,
@@ -25,6 +27,7 @@ def evaluate(
     step: StepOption = None,
     watch: WatchOption = False,
     as_json: JsonOption = False,
+    on: OnOption = None,
 ) -> None:
     """Evaluate a run's checkpoint on the recipe's evaluation inputs.
 
@@ -33,6 +36,8 @@ def evaluate(
       pax eval runs/tiny
       pax eval tiny --step 400 --json
     """
+    if on is not None:
+        run_on(on, ctx)
     restart_tuned()
     run = open_run(target, overlays, sets, run_dir)
     evaluations = []

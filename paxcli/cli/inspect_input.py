@@ -12,6 +12,7 @@ import typer
 import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
 from paxcli.cli.output import say_result
+from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError, MissingError
 from paxcli.log import use_color
@@ -41,6 +42,7 @@ SaveOption = Annotated[
 
 
 def inspect_input(
+    ctx: typer.Context,
     recipe: RecipeArgument,
     split: SplitOption = Split.TRAIN,
     num_batches: NumBatches = 2,
@@ -50,6 +52,7 @@ def inspect_input(
     sets: SetOption = None,
     overlays: OverlayOption = None,
     as_json: JsonOption = False,
+    on: OnOption = None,
 ) -> None:
     """Print batches: shapes, text with segment boundaries, padding, sharding over hosts, speed. Starts no device.
 
@@ -58,6 +61,8 @@ def inspect_input(
       pax inspect-input tiny
       pax inspect-input tiny --split eval --hosts 4 --host-index 1
     """
+    if on is not None:
+        run_on(on, ctx)
     found = pax.inspect_input(load_recipe(recipe, overlays, sets), num_batches, split.value, hosts, host_index)
     if save is not None:
         _save(save, found.inputs)

@@ -11,6 +11,7 @@ import typer
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
+from paxcli.cli.remote import OnOption, run_on
 from paxcli.log import use_color
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ OutOption = Annotated[
 
 
 def plot(
+    ctx: typer.Context,
     run_dirs: RunDirsArgument,
     metrics: MetricOption = None,
     out: OutOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
+    on: OnOption = None,
 ) -> None:
     """Draw the curves of runs, finished or not, to a picture and in the terminal.
 
@@ -45,6 +48,8 @@ def plot(
       pax plot runs/tiny
       pax plot runs/a runs/b --metric log_pplx --out compare.png
     """
+    if on is not None:
+        run_on(on, ctx, everywhere=False)
     from paxcli.metrics.curves import default_metrics, plot_text, read_runs
 
     runs = read_runs(run_dirs)

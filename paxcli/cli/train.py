@@ -11,6 +11,7 @@ import typer
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
+from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import load_recipe
 from paxcli.cli.startup import restart_tuned
 
@@ -61,12 +62,12 @@ PglePercentileOption = Annotated[
     ),
 ]
 ExpectPgleOption = Annotated[
-    bool,
-    typer.Option("--expect-pgle", help="Use the program that --auto-pgle left in JAX's cache. Default: off."),
+    bool, typer.Option("--expect-pgle", help="Use the program that --auto-pgle left in JAX's cache. Default: off.")
 ]
 
 
 def train(
+    ctx: typer.Context,
     recipe: RecipeArgument,
     sets: SetOption = None,
     overlays: OverlayOption = None,
@@ -82,6 +83,7 @@ def train(
     expect_pgle: ExpectPgleOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
+    on: OnOption = None,
 ) -> None:
     """Train a recipe. Resumes from the latest checkpoint in the run directory, if there is one.
 
@@ -91,6 +93,8 @@ def train(
       pax train tiny --set num_layers=2 --set num_train_steps=200 --run-dir runs/small
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
+    if on is not None:
+        run_on(on, ctx)
     from paxcli.profiling.instruments import Instrumentation
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
