@@ -12,6 +12,8 @@ from rich.progress import BarColumn, Progress, TextColumn
 from paxcli.log import use_color
 from paxcli.metrics.meter import Record
 
+_UNWRAPPED = 10_000  # the width of a console whose lines are not wrapped, in characters
+
 
 class Reporter(Protocol):
     """Receives a run's progress: start, steps, evaluations, messages."""
@@ -51,12 +53,12 @@ def in_notebook() -> bool:
 
 
 def progress_console() -> Console:
-    """A console for progress: stderr, or in a notebook stdout, since notebooks show stderr like an error."""
-    stream = sys.stdout if in_notebook() else sys.stderr
-    width = None if stream.isatty() else 10_000  # in a pipe or a notebook a report is one line, however long
-    return Console(
-        file=stream, force_jupyter=False, no_color=not use_color(stream), highlight=False, soft_wrap=True, width=width
-    )
+    """A console for progress: stderr; in a notebook stdout, since notebooks show stderr like an error."""
+    if in_notebook():
+        return Console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=_UNWRAPPED, highlight=False)
+    width = None if sys.stderr.isatty() else _UNWRAPPED
+    no_color = not use_color(sys.stderr)
+    return Console(file=sys.stderr, no_color=no_color, highlight=False, soft_wrap=True, width=width)
 
 
 class ProgressPrinter:

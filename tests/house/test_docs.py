@@ -23,6 +23,8 @@ READING_ORDER = (
     "recipes",
     "inputs",
     "training",
+    "api",
+    "own-parts",
     "profiling",
     "fast-paths",
     "compile",
