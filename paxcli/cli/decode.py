@@ -23,9 +23,9 @@ PromptOption = Annotated[
 PromptsFileOption = Annotated[
     Path | None, typer.Option("--prompts-file", metavar="FILE", help="A file with one prompt per line. Default: none.")
 ]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens to generate. Default: 128.")]
+MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens to generate.")]
 TemperatureOption = Annotated[
-    float, typer.Option("--temperature", min=0.0, help="0 = the most probable token each time. Default: 0.7.")
+    float, typer.Option("--temperature", min=0.0, help="0 = the most probable token each time.")
 ]
 TopKOption = Annotated[
     int | None, typer.Option("--top-k", min=1, help="Sample from the k most probable tokens. Default: all.")
@@ -34,7 +34,7 @@ TopPOption = Annotated[
     float | None,
     typer.Option("--top-p", min=0.0, max=1.0, help="Sample from the most probable tokens that sum to p. Default: all."),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the sampling. Default: 0.")]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the sampling.")]
 
 
 def decode(

@@ -50,7 +50,7 @@ OverlayOption = Annotated[
         autocompletion=complete_overlay,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout. Default: text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON. Default: text.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen. Default: do it.")]
 RunDirOption = Annotated[
     # A `Path` would drop a slash of gs://.

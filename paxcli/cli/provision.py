@@ -46,13 +46,13 @@ app = typer.Typer(
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the TPU VM or queued resource.")]
 ZoneOption = Annotated[
     str | None,
-    typer.Option("--zone", help="Zone. Default: that of NAME, $CLOUDSDK_COMPUTE_ZONE, gcloud's configuration."),
+    typer.Option("--zone", help="Zone. Default: recorded for NAME, else $CLOUDSDK_COMPUTE_ZONE, else gcloud's."),
 ]
 ProjectOption = Annotated[
     str | None,
     typer.Option(
         "--project",
-        help="Project. Default: that of NAME, $CLOUDSDK_CORE_PROJECT, gcloud's configuration.",
+        help="Project. Default: recorded for NAME, else $CLOUDSDK_CORE_PROJECT, else gcloud's.",
     ),
 ]
 AcceleratorOption = Annotated[str, typer.Option("--accelerator", metavar="TYPE", help="Slice type, such as v4-128.")]
@@ -64,8 +64,8 @@ UntilOption = Annotated[
     str | None,
     typer.Option("--valid-until", metavar="WHEN", help="Leave the queue after 6h, or at a time. Default: never."),
 ]
-NetworkOption = Annotated[str | None, typer.Option("--network", help="Default: the project's default network.")]
-SubnetworkOption = Annotated[str | None, typer.Option("--subnetwork", help="Default: the network's.")]
+NetworkOption = Annotated[str | None, typer.Option("--network", help="Network. Default: the project's.")]
+SubnetworkOption = Annotated[str | None, typer.Option("--subnetwork", help="Subnetwork. Default: the network's.")]
 InternalOption = Annotated[bool, typer.Option("--internal-ips", help="No external IP addresses. Default: with them.")]
 AccountOption = Annotated[
     str | None, typer.Option("--service-account", metavar="EMAIL", help="Service account. Default: Compute Engine's.")

@@ -58,7 +58,7 @@ PglePercentileOption = Annotated[
         "--pgle-percentile",
         min=1,
         max=100,
-        help="With --auto-pgle: which percentile of an instruction's costs to use. Default: 90.",
+        help="With --auto-pgle: the percentile of an instruction's costs to use. Default: 90.",
     ),
 ]
 ExpectPgleOption = Annotated[

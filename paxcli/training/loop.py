@@ -83,14 +83,14 @@ class TrainingRun:
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)
         if warm_start is not None:
-            state, report = _warm_started(state, warm_start, self.task.train.learner)
+            state, report = _load_warm_start(state, warm_start, self.task.train.learner)
             self.report.message(report.text())
         return state
 
     def run(self, warm_start: WarmStart | None) -> None:
         """Trains from the latest checkpoint, or from the start, to the last step or to a signal."""
-        began = time.perf_counter()
-        train_step, state = self._compiled(warm_start)
+        started = time.perf_counter()
+        train_step, state = self._compile(warm_start)
         first_step = int(state.step) + 1
         self.meter = self._meter()
         self.writer = self._writers(first_step - 1)
@@ -110,7 +110,7 @@ class TrainingRun:
                 self._after(step, state, metrics["loss"])
             self._emit(self.meter.flush())
         finally:
-            self.seconds = time.perf_counter() - began
+            self.seconds = time.perf_counter() - started
             self.instrument.close()
             self.writer.close()
             self.store.close()
@@ -124,7 +124,7 @@ class TrainingRun:
                 "Leave its repeat unset, or train fewer steps.",
             ) from None
 
-    def _compiled(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
+    def _compile(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
         """The compiled step and the initial state; compiles in another thread while this one makes the state."""
         session = self.session
         compiled = self.instrument.prepare(session)
@@ -167,7 +167,7 @@ class TrainingRun:
             metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
-        self.report.evaluated(step, metrics)
+        self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
         for record in records:
@@ -250,13 +250,13 @@ def train(
         done = run.store.latest_step() or 0
         if done >= run.num_train_steps:
             report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
-            return finished(run_dir, done) if is_first else None
+            return run_summary(run_dir, done) if is_first else None
         if is_first:
             run_dir.describe(config, recipe_text)
-        report.began(_facts(session, run, done))
+        report.start(_facts(session, run, done))
         with out_of_memory_explained(session, run_dir.profile):
             run.run(warm_start)
-    return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
+    return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
 
 def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
@@ -270,7 +270,7 @@ def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
     return seed
 
 
-def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:
+def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
     """A run's summary, from its last logged metrics."""
     last = {line["split"]: line for line in read_runs([run_dir.path])[0].lines}
     train = last.get("train", {})
@@ -286,7 +286,7 @@ def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:
 def _check_finite(step: int, loss: float | None) -> None:
     if loss is None or not math.isfinite(loss):
         raise DivergedError(
-            f"The loss of step {step} is {loss}. The checkpoints before it are kept.",
+            f"The loss of step {step} is {loss}. Earlier checkpoints are kept.",
             "Lower `learning_rate` or `clip_gradient_norm_to_value`, lengthen the warm-up, or look at the batches with "
             "`pax inspect-input`.",
         )
@@ -306,7 +306,7 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
     }
 
 
-def _warm_started(state: TrainState, source: WarmStart, learner: Learner) -> tuple[TrainState, Report]:
+def _load_warm_start(state: TrainState, source: WarmStart, learner: Learner) -> tuple[TrainState, Report]:
     """`state` with the parameters, or everything, of another run's checkpoint."""
     if source.everything:
         return load_params(source.run_dir, source.step, state, "all")

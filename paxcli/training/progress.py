@@ -18,13 +18,13 @@ _UNWRAPPED = 10_000  # the width of a console whose lines are not wrapped, in ch
 class Reporter(Protocol):
     """Receives a run's progress: start, steps, evaluations, messages."""
 
-    def began(self, facts: dict[str, Any]) -> None:
+    def start(self, facts: dict[str, Any]) -> None:
         """The run starts or resumes. `facts`: sizes, devices, the first step."""
 
     def step(self, record: Record) -> None:
         """The metrics of a logged step."""
 
-    def evaluated(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
+    def evaluation(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
         """The metrics of an evaluation: input name → metric → value."""
 
     def message(self, text: str) -> None:
@@ -34,13 +34,13 @@ class Reporter(Protocol):
 class Silent:
     """Discards all progress; used on every process but process 0."""
 
-    def began(self, facts: dict[str, Any]) -> None:
+    def start(self, facts: dict[str, Any]) -> None:
         """Nothing."""
 
     def step(self, record: Record) -> None:
         """Nothing."""
 
-    def evaluated(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
+    def evaluation(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
         """Nothing."""
 
     def message(self, text: str) -> None:
@@ -76,7 +76,7 @@ class ProgressPrinter:
         if self._progress is not None:
             self._progress.stop()
 
-    def began(self, facts: dict[str, Any]) -> None:
+    def start(self, facts: dict[str, Any]) -> None:
         """Prints sizes and devices, and on a terminal starts the progress bar."""
         self._peak = facts["peak_flops_per_device"]
         tokens = facts["tokens_per_step"]
@@ -113,7 +113,7 @@ class ProgressPrinter:
         if self._progress is not None:
             self._progress.update(self._task, completed=record.step, description=f"step {record.step}, {left} left")
 
-    def evaluated(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
+    def evaluation(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
         """Prints a line for each evaluation input."""
         for name, values in metrics.items():
             shown = " · ".join(f"{metric} {value:.4f}" for metric, value in values.items())
