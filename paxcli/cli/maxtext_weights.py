@@ -53,8 +53,8 @@ def export_weights(
     config: fdl.Config, run_dir: Path | None, recipe: str, checkpoint: str, result: dict[str, Any], dry_run: bool
 ) -> None:
     """Writes the run's newest checkpoint into `checkpoint`, and adds the key that loads it to the command's."""
-    from paxcli.cli.runs import default_run_dir
     from paxcli.convert.maxtext.weights import export_maxtext
+    from paxcli.training.run_dir import default_run_dir
 
     layout = layout_of(
         result["keys"]["decoder_block"],

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption
-from paxcli.cli.output import say_result, use_color
+from paxcli.cli.output import say_result
+from paxcli.cli.remote import OnOption, run_on
+from paxcli.log import use_color
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,11 +33,13 @@ OutOption = Annotated[
 
 
 def plot(
+    ctx: typer.Context,
     run_dirs: RunDirsArgument,
     metrics: MetricOption = None,
     out: OutOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
+    on: OnOption = None,
 ) -> None:
     """Plot the curves of runs, finished or running, as an image and in the terminal.
 
@@ -43,15 +48,14 @@ def plot(
       pax plot runs/tiny
       pax plot runs/a runs/b --metric log_pplx --out compare.png
     """
-    from paxcli.metrics.curves import check_metric, default_metrics, plot_png, plot_text, read_runs
+    if on is not None:
+        run_on(on, ctx, everywhere=False)
+    from paxcli.metrics.curves import default_metrics, plot_text, read_runs
 
     runs = read_runs(run_dirs)
     metrics = metrics or default_metrics(runs)
-    for metric in metrics:
-        check_metric(runs, metric)
     path = out or (f"{run_dirs[0].rstrip('/')}/{metrics[0]}.png" if len(run_dirs) == 1 else "plot.png")
-    if not dry_run:
-        plot_png(runs, metrics, path)
+    pax.Run(run_dirs[0]).plot(*run_dirs[1:], metrics=metrics, path=None if dry_run else path)
     width = min(shutil.get_terminal_size().columns, 120)
     drawn = [] if as_json else [plot_text(runs, metric, width, 18, use_color(sys.stdout)) for metric in metrics]
     result = {"path": path, "metrics": metrics, "runs": _summary(runs, metrics)}

@@ -6,12 +6,16 @@ import io
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from paxcli.errors import ConfigError, DataError, MissingError, did_you_mean
 from paxcli.metrics.writers import TRAIN, parse_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE_NAME = "metrics.jsonl"
 
@@ -79,6 +83,23 @@ def series(run: Run, metric: str) -> list[Series]:
     ]
 
 
+def columns(run: Run, split: str = TRAIN) -> dict[str, np.ndarray]:
+    """The lines of one split as arrays of equal length: `step`, then every metric, NaN where a line lacks it.
+
+    Raises:
+      ConfigError: The run has no such split.
+    """
+    lines = [line for line in run.lines if line["split"] == split]
+    if not lines:
+        splits = list(dict.fromkeys(line["split"] for line in run.lines))
+        raise ConfigError(
+            f"Run {run.name} has no split `{split}`.", did_you_mean(split, splits) or f"It has: {', '.join(splits)}."
+        )
+    names = dict.fromkeys(name for line in lines for name in line if name not in ("step", "split"))
+    found = {"step": np.array([line["step"] for line in lines])}
+    return found | {name: np.array([line.get(name) for line in lines], float) for name in names}
+
+
 def check_metric(runs: Sequence[Run], metric: str) -> None:
     """Checks that every run has values of a metric.
 
@@ -98,26 +119,33 @@ def check_metric(runs: Sequence[Run], metric: str) -> None:
             )
 
 
-def plot_png(runs: Sequence[Run], metrics: Sequence[str], path: epath.PathLike) -> None:
-    """Draws one panel for each metric, with every run in it, to a picture of the kind that the file name ends in."""
+def draw(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
+    """A figure with one panel for each metric, which has the curves of every run."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it caches fonts
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    path = epath.Path(path)
-    picture = io.BytesIO()
+    from paxcli.metrics.figure import NotebookFigure
+
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
-        kinds = FigureCanvasAgg(figure).get_supported_filetypes()
-        if path.suffix[1:] not in kinds:
-            raise ConfigError(f"{path} is no picture that can be written.", f"End it in one of {', '.join(kinds)}.")
+        figure = NotebookFigure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         for panel, metric in zip(panels, metrics, strict=True):
             _draw_panel(panel, runs, metric)
         figure.suptitle(_title(runs), fontsize=11, fontweight="bold")
-        figure.savefig(picture, format=path.suffix[1:])
-    _write_picture(path, picture.getvalue())
+    return figure
+
+
+def save_figure(figure: Figure, path: epath.PathLike) -> None:
+    """Writes a figure as an image of the format that the file name's suffix names."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    path = epath.Path(path)
+    formats = FigureCanvasAgg(figure).get_supported_filetypes()
+    if path.suffix[1:] not in formats:
+        raise ConfigError(f"{path} cannot be written as an image.", f"End it in one of {', '.join(formats)}.")
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix[1:])
+    _write_picture(path, image.getvalue())
 
 
 def plot_text(runs: Sequence[Run], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
