@@ -9,6 +9,7 @@ import typer
 
 from paxcli import __version__
 from paxcli.cli import (
+    checkpoints,
     compile,
     data,
     decode,
@@ -41,6 +42,7 @@ app.command("eval")(on_workers(eval.evaluate))
 app.command("decode")(on_workers(decode.decode))
 app.command("inspect-input")(on_workers(inspect_input.inspect_input))
 app.command("compile")(compile.compile)
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(data.app, name="data")
 app.add_typer(pgle.app, name="pgle")
 app.command("pgle-profile")(pgle.pgle_profile)

@@ -100,12 +100,19 @@ class RunDir:
         except BlockingIOError:
             self._lock.seek(0)
             owner = self._lock.read().strip() or "another process"
+            self.unlock()
             raise ConfigError(
                 f"{self.path} is in use by {owner}.", "Wait for it, stop it, or give another `--run-dir`."
             ) from None
         self._lock.truncate(0)
         self._lock.write(f"process {os.getpid()} on {platform.node()}")
         self._lock.flush()
+
+    def unlock(self) -> None:
+        """Lets another process write here."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
 
     def begun_with(self) -> dict[str, Any]:
         """Path → value of the config that this run began with; empty before that."""
