@@ -9,6 +9,7 @@ import typer
 
 from paxcli import __version__
 from paxcli.cli import (
+    checkpoints,
     compile,
     data,
     decode,
@@ -40,6 +41,7 @@ app.command("eval")(eval.evaluate)
 app.command("decode")(decode.decode)
 app.command("inspect-input")(inspect_input.inspect_input)
 app.command("compile")(compile.compile)
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(data.app, name="data")
 app.add_typer(pgle.app, name="pgle")
 app.command("pgle-profile")(pgle.pgle_profile)
