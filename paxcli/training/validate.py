@@ -57,7 +57,7 @@ def _check_numbers(config: Any) -> None:
 def _check_model_numbers(model: fdl.Config[Model]) -> None:
     fields = fdl.ordered_arguments(model, include_defaults=True)
     for field in ("vocab_size", "num_classes", "max_seq_len", "model_dims", "hidden_dims", "num_layers", "num_heads"):
-        if field in fields and fields[field] < 1:
+        if fields.get(field) is not None and fields[field] < 1:
             raise ConfigError(f"task.model.{field} must be at least 1, not {fields[field]}.")
 
 
