@@ -1,4 +1,4 @@
-"""What every layer shares: configs, parameters with named axes, and what a layer declares to those that hold it."""
+"""Base classes of layers: configs, parameters with named axes, and declarations of FLOPs, caches and stacks."""
 
 from __future__ import annotations
 

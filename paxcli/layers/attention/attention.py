@@ -128,7 +128,7 @@ class Attention(CachedLayer):
         segment_pos: Int[jax.Array, "B T"],
         cache: KVCache | None = None,
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
-        """Attends within segments. With a cache, `segment_pos` says where to write and how far each query sees."""
+        """Attends within segments. With a cache, `segment_pos` is where to write and the last position that is visible."""
         query, key, value = self._queries(x), *self._keys_and_values(x)
         if self.rotary is not None:
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
@@ -161,14 +161,14 @@ class Attention(CachedLayer):
         return KVCache(jnp.zeros((*shape, self.dims_per_head), dtype), jnp.zeros((*shape, self._value_dims), dtype))
 
     def _projection_flops(self, queries: int, keys: int) -> Flops:
-        """Of all four projections, for so many query and key/value positions."""
+        """FLOPs of the four projections, for so many query and key/value positions."""
         both = self.dims_per_head + self._value_dims
         return matrix_flops((queries,), self.model_dims * self.num_heads * both) + matrix_flops(
             (keys,), self.model_dims * self._kv_heads * both
         )
 
     def _pair_flops(self, pairs: int | float) -> Flops:
-        """Of query times key, and probability times value."""
+        """FLOPs of queries times keys, and of probabilities times values."""
         return Flops(attention=2 * pairs * self.num_heads * (self.dims_per_head + self._value_dims))
 
     def _demand(self, query: jax.Array, value: jax.Array) -> Demand:
