@@ -30,8 +30,8 @@ _RESIDUAL, _MATMUL_INPUT = (*_ROWS, "activation_residual"), (*_ROWS, "activation
 class TransformerBlock(CachedLayer):
     """Pre-norm block: `x + attention(norm(x))`, then `x + feed_forward(norm(x))` (Pax: `Transformer`).
 
-    A stack takes any Flax module with this `__call__` and the fields `model_dims` to `num_kv_heads` and `params_init`. A
-    `CachedLayer` can also count its FLOPs and decode.
+    A stack takes any Flax module with this `__call__` and the fields `model_dims` to `num_kv_heads` and `params_init`.
+    To count its FLOPs and to decode, it derives from `CachedLayer`.
 
     Attributes:
       model_dims: D.

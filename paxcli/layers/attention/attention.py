@@ -19,7 +19,7 @@ from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
 from paxcli.layers.base import CachedLayer
-from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
+from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Initializer, Xavier
 from paxcli.layers.remat import CONTEXT, save_as
@@ -128,7 +128,7 @@ class Attention(CachedLayer):
         segment_pos: Int[jax.Array, "B T"],
         cache: KVCache | None = None,
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
-        """Attends within segments. With a cache, `segment_pos` is where to write and the last position that is visible."""
+        """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         query, key, value = self._queries(x), *self._keys_and_values(x)
         if self.rotary is not None:
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
@@ -149,9 +149,8 @@ class Attention(CachedLayer):
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
-        return self._projection_flops(batch * length, batch * length) + self._pair_flops(
-            batch * visible_pairs(length, self.causal, self.window)
-        )
+        tokens, pairs = batch * length, batch * visible_pairs(length, self.causal, self.window)
+        return self._projection_flops(tokens, tokens) + self._pair_flops(pairs)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
@@ -162,10 +161,8 @@ class Attention(CachedLayer):
 
     def _projection_flops(self, queries: int, keys: int) -> Flops:
         """FLOPs of the four projections, for so many query and key/value positions."""
-        both = self.dims_per_head + self._value_dims
-        return matrix_flops((queries,), self.model_dims * self.num_heads * both) + matrix_flops(
-            (keys,), self.model_dims * self._kv_heads * both
-        )
+        heads = queries * self.num_heads + keys * self._kv_heads
+        return Flops(weights=2 * heads * self.model_dims * (self.dims_per_head + self._value_dims))
 
     def _pair_flops(self, pairs: int | float) -> Flops:
         """FLOPs of queries times keys, and of probabilities times values."""
@@ -201,7 +198,8 @@ class Attention(CachedLayer):
     ) -> tuple[jax.Array, jax.Array | None]:
         """A weight [D, N, H], its initial values times `start`, and its bias [N, H], if there is one."""
         dims = dims_per_head or self.dims_per_head
-        init = self.params_init.weight((0,), (1, 2), fused=3 if self._kv_heads == self.num_heads else 1)
+        one_shape = self._kv_heads == self.num_heads and self._value_dims == self.dims_per_head
+        init = self.params_init.weight((0,), (1, 2), fused=3 if one_shape else 1)
         init = init if start == 1.0 else _scaled(init, start)
         w = self.weight(name, init, (self.model_dims, heads, dims), ("embed", axis, "head_dim"))
         if not self.use_bias:
