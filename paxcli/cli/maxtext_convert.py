@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import datetime
 
     from paxcli.convert.maxtext.conversion import Converted
-    from paxcli.convert.maxtext.launch import Launch, Reading
+    from paxcli.convert.maxtext.launch import Launch, LaunchFile
 
 ScriptArgument = Annotated[
     list[str] | None,
@@ -124,8 +124,8 @@ def maxtext_convert(
     return None
 
 
-def _read(script: list[str], model: str | None, args: list[str]) -> tuple[Reading, str]:
-    from paxcli.convert.maxtext.launch import Launch, Pair, Reading
+def _read(script: list[str], model: str | None, args: list[str]) -> tuple[LaunchFile, str]:
+    from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
     from paxcli.convert.maxtext.source import read_source
     from paxcli.errors import ConfigError
 
@@ -135,7 +135,7 @@ def _read(script: list[str], model: str | None, args: list[str]) -> tuple[Readin
         )
     given = dict(_pair(text) for text in args)
     if model is not None:
-        return Reading([Launch(1, pairs=[Pair("model_name", model, 1)])]), model
+        return LaunchFile([Launch(1, pairs=[Pair("model_name", model, 1)])]), model
     is_file = len(script) == 1 and "=" not in script[0]
     return read_source(script, given), Path(script[0]).name if is_file else "maxtext"
 
@@ -184,7 +184,7 @@ def _run_dir(out: str | None, launches: int, python: bool) -> str:
     return out
 
 
-def _result(converted: Converted, reading: Reading, python: bool, check: bool) -> dict[str, Any]:
+def _result(converted: Converted, reading: LaunchFile, python: bool, check: bool) -> dict[str, Any]:
     from paxcli.config.assign import assign
     from paxcli.convert.maxtext.building import config_with
     from paxcli.convert.maxtext.writing import printable, recipe_python, recipe_yaml, report, table_of
@@ -198,7 +198,7 @@ def _result(converted: Converted, reading: Reading, python: bool, check: bool) -
         validate(config)
     sizes = summarize(config)
     text = report(converted, sizes["parameters"])
-    skipped = [f"line {s.line}: {s.text}: {s.why}" for s in (*reading.skipped, *reading.others)]
+    skipped = [f"line {s.line}: {s.text}: {s.reason}" for s in (*reading.skipped, *reading.others)]
     text += "".join(["\n\nPassed over:", *(f"\n  {printable(line)}" for line in skipped)]) if skipped else ""
     result = {
         "recipe": recipe_python(converted) if python else recipe_yaml(converted),
@@ -210,7 +210,7 @@ def _result(converted: Converted, reading: Reading, python: bool, check: bool) -
         "maxtext_tflops_per_device": converted.flops.total,
         "flops_formula": converted.flops.formula,
         "table": table_of(converted),
-        "dropped": [{"key": d.key, "value": d.value, "line": d.line, "why": d.why} for d in converted.dropped],
+        "dropped": [{"key": d.key, "value": d.value, "line": d.line, "why": d.reason} for d in converted.dropped],
         "approximated": converted.approximated,
         "undecided": converted.settings.undecided,
         "warnings": converted.settings.warnings,

@@ -157,4 +157,4 @@ def _cell(value: Any) -> str:
 
 def _dropped(dropped: Any) -> str:
     where = f"line {dropped.line}: " if dropped.line else ""
-    return f"{where}{dropped.key}={dropped.value}: {dropped.why}"
+    return f"{where}{dropped.key}={dropped.value}: {dropped.reason}"

@@ -19,7 +19,7 @@ from paxcli.convert.maxtext.back import command_line, to_maxtext
 from paxcli.convert.maxtext.building import config_with
 from paxcli.convert.maxtext.conversion import Converted, convert
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.script import read_script
+from paxcli.convert.maxtext.shell import read_script
 from paxcli.convert.maxtext.source import read_file
 from paxcli.convert.maxtext.topology import devices_of
 from paxcli.convert.maxtext.writing import recipe_python, recipe_yaml, report
