@@ -147,7 +147,7 @@ def _unknown(text: str) -> Word:
 
 def _expansion(node: Node, text: str, variables: Variables, depth: int) -> Word:
     if node.type == "simple_expansion":
-        length = 2 if text[1].isdigit() else len(text)  # the grammar takes `$1b` for one variable
+        length = 2 if text[1:2].isdigit() else len(text)  # the grammar takes `$1b` for one variable
         return join([_variable(text[1:length], variables), Word(text[length:])])
     if node.type == "arithmetic_expansion":
         return _arithmetic(node, text, variables, depth)
