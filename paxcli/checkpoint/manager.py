@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.fingerprint import in_host_memory
 from paxcli.checkpoint.manifest import Manifest, describe_state, to_json
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import (
     MANIFEST,
     STATE,
-    listing,
     named_leaves,
     nested,
     read_arrays,
@@ -272,18 +272,10 @@ def _machine_fault(error: BaseException | None) -> str | None:
 
 
 def _check_same_state(step: int, wanted: dict[str, Any], manifest: Manifest) -> None:
-    saved = manifest.arrays
-    missing, unused = [n for n in wanted if n not in saved], [n for n in saved if n not in wanted]
-    changed = [
-        f"`{name}` is {saved[name].dtype}{list(saved[name].shape)} there, {leaf.dtype}{list(leaf.shape)} here"
-        for name, leaf in wanted.items()
-        if name in saved and (saved[name].shape, saved[name].dtype) != (tuple(leaf.shape), str(leaf.dtype))
-    ]
-    problems = ["; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")] * bool(changed)
-    problems += [f"it lacks {listing(missing)}"] * bool(missing) + [f"only it has {listing(unused)}"] * bool(unused)
-    if problems:
+    differences = compare_arrays(wanted, manifest.arrays)
+    if differences:
         raise DataError(
-            f"The checkpoint of step {step} is not of this model and optimizer: {'; '.join(problems)}.",
+            f"The checkpoint of step {step} is not of this model and optimizer: {differences.text()}.",
             "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights.",
         )
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 from etils import epath
 
+from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
 from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
 from paxcli.errors import ConfigError, DataError
@@ -81,8 +82,8 @@ def load_params(
     leaves = {prefix + name: leaf for name, leaf in named_leaves(state).items()}
     try:
         manifest = read_manifest(step_dir)
-        saved = {name: (entry.shape, entry.dtype) for name, entry in manifest.arrays.items()}
-        fits = {n: leaf for n, leaf in leaves.items() if saved.get(n) == (tuple(leaf.shape), str(leaf.dtype))}
+        differences = compare_arrays(leaves, manifest.arrays)
+        fits = {name: leaves[name] for name in differences.matched}
         taken = read_arrays(step_dir, manifest, fits) if fits else {}
     except DataError as error:
         hint = f"Steps there: {listing_of_steps(steps)}; choose one with --from {run_dir}@STEP."
@@ -90,13 +91,9 @@ def load_params(
     report = Report(
         source=str(step_dir),
         matched=list(taken),
-        missing=[name for name in leaves if name not in saved],
-        unused=[name for name in saved if name not in leaves and name.startswith(prefix)],
-        mismatched=[
-            f"`{name}` is {saved[name][1]}{list(saved[name][0])} there, {leaf.dtype}{list(leaf.shape)} here"
-            for name, leaf in leaves.items()
-            if name in saved and name not in fits
-        ],
+        missing=differences.missing,
+        unused=[name for name in differences.unexpected if name.startswith(prefix)],
+        mismatched=list(differences.mismatched.values()),
     )
     if not taken:
         raise DataError(f"Nothing in {step_dir} fits this model.", report.text())
