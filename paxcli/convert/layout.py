@@ -25,6 +25,7 @@ from paxcli.errors import ConfigError
 Kind = Literal["params", "mu", "nu"]
 """What tensors hold: parameters, or Adam's first or second moments of them."""
 
+Side = Literal["theirs", "ours"]
 Arrays = Sequence[np.ndarray]
 
 
@@ -120,7 +121,7 @@ class Rule:
     scale: float = 1.0
     shift: float = 0.0
 
-    def names(self, side: Literal["theirs", "ours"]) -> tuple[str, ...]:
+    def names(self, side: Side) -> tuple[str, ...]:
         """The names on one side."""
         found = self.theirs if side == "theirs" else self.ours
         return (found,) if isinstance(found, str) else found
@@ -244,15 +245,21 @@ class Layout:
     theirs: Layers = _NO_LAYERS
     ours: Layers = _NO_LAYERS
 
-    def only(self, params: Collection[str]) -> Layout:
-        """The rules whose parameters this model has: a table may list more, such as biases."""
-        rules = (r for r in self.rules if all(set(self.ours.tensors(n)) <= set(params) for n in r.names("ours")))
-        return dataclasses.replace(self, rules=tuple(rules))
+    def only(self, names: Collection[str], side: Side = "ours") -> Layout:
+        """The rules whose tensors all exist on one side: a table may list more, such as biases."""
+        rules = tuple(rule for rule in self.rules if self._tensors(rule, side) <= set(names))
+        return dataclasses.replace(self, rules=rules)
 
-    def without_rule(self, params: Collection[str]) -> list[str]:
-        """Parameters that no rule has."""
-        covered = {name for rule in self.rules for n in rule.names("ours") for name in self.ours.tensors(n)}
-        return sorted(set(params) - covered)
+    def without_rule(self, names: Collection[str], side: Side = "ours") -> list[str]:
+        """The tensors of one side that no rule has."""
+        return sorted(set(names).difference(*(self._tensors(rule, side) for rule in self.rules)))
+
+    def layers(self, name: str, side: Side) -> Layers:
+        """The layers that a name in a rule refers to."""
+        return (self.theirs if side == "theirs" else self.ours) if "{" in name else _NO_LAYERS
+
+    def _tensors(self, rule: Rule, side: Side) -> set[str]:
+        return {tensor for name in rule.names(side) for tensor in self.layers(name, side).tensors(name)}
 
 
 def to_pax(layout: Layout, tensors: Source, kind: Kind = "params") -> Iterator[tuple[str, np.ndarray]]:
@@ -277,13 +284,13 @@ def compare_to_model(
     """
     expected = {}
     for rule in layout.rules:
-        one_layer = [_layers(layout, "ours", name).read(_Shapes(params), name, [0]) for name in rule.names("ours")]
-        for name, layer in zip(
-            rule.names("theirs"), dataclasses.replace(rule, scale=1.0, shift=0.0).from_pax(one_layer), strict=True
-        ):
-            theirs = _layers(layout, "theirs", name)
-            for full_name, numbers in theirs.tensors(name).items():
-                expected[full_name] = theirs.arrange(numbers, np.broadcast_to(layer, (len(numbers), *layer.shape[1:])))
+        ours = [layout.layers(name, "ours").read(_Shapes(params), name, [0]) for name in rule.names("ours")]
+        for step in reversed(rule.steps):
+            ours = step.from_pax(ours)
+        for name, x in zip(rule.names("theirs"), ours, strict=True):
+            layers = layout.layers(name, "theirs")
+            for tensor, numbers in layers.tensors(name).items():
+                expected[tensor] = layers.arrange(numbers, np.broadcast_to(x, (len(numbers), *x.shape[1:])))
     return compare_arrays(expected, tensors, dtypes=False)
 
 
@@ -294,22 +301,13 @@ class _Shapes(dict):
         return np.broadcast_to(np.bool_(0), tuple(super().__getitem__(name).shape))
 
 
-def _layers(layout: Layout, side: Literal["theirs", "ours"], name: str) -> Layers:
-    if "{" not in name:
-        return _NO_LAYERS
-    return layout.theirs if side == "theirs" else layout.ours
-
-
-def _convert(
-    layout: Layout, source: Source, kind: Kind, to: Literal["theirs", "ours"]
-) -> Iterator[tuple[str, np.ndarray]]:
-    back: Literal["theirs", "ours"] = "theirs" if to == "ours" else "ours"
+def _convert(layout: Layout, source: Source, kind: Kind, to: Side) -> Iterator[tuple[str, np.ndarray]]:
+    back: Side = "theirs" if to == "ours" else "ours"
     for rule in layout.rules:
         from_names, to_names = rule.names(back), rule.names(to)
-        target = _layers(layout, to, to_names[0])
-        for numbers in target.tensors(to_names[0]).values():
-            arrays = [_layers(layout, back, name).read(source, name, numbers) for name in from_names]
+        layers = layout.layers(to_names[0], to)
+        for numbers in layers.tensors(to_names[0]).values():
+            arrays = [layout.layers(name, back).read(source, name, numbers) for name in from_names]
             arrays = rule.to_pax(arrays, kind) if to == "ours" else rule.from_pax(arrays, kind)
             for name, x in zip(to_names, arrays, strict=True):
-                fields = target.slots[numbers[0]].fields
-                yield name.format_map(fields), target.arrange(numbers, x)
+                yield name.format_map(layers.slots[numbers[0]].fields), layers.arrange(numbers, x)
