@@ -198,7 +198,7 @@ class Layers:
         names = [name.format_map(slot.fields) for slot in slots]
         if slots[0].index is not None and len(set(names)) == 1:
             stack = self._layers_first(tensors[names[0]])
-            indices = [slot.index for slot in slots]
+            indices = [slot.index or 0 for slot in slots]
             return stack if indices == list(range(len(stack))) else stack[indices]
         arrays = [(slot, tensors[name]) for slot, name in zip(slots, names, strict=True)]
         return np.stack([x if slot.index is None else self._layers_first(x)[slot.index] for slot, x in arrays])

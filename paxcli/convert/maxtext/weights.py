@@ -38,7 +38,7 @@ _MOMENTS: dict[str, Kind] = {"mu": "mu", "first_moment": "mu", "nu": "nu", "seco
 
 
 @dataclasses.dataclass(frozen=True)
-class Carried:
+class ConvertedWeights:
     """What became of a checkpoint.
 
     Attributes:
@@ -115,7 +115,7 @@ def import_maxtext(
     run_dir: str | os.PathLike[str],
     layout: MaxTextLayout,
     dry_run: bool = False,
-) -> Carried:
+) -> ConvertedWeights:
     """Begins a run with a MaxText checkpoint: `recipe.yaml`, and the checkpoint in our form.
 
     A whole training state resumes at its step, with its data from the beginning; parameters alone make a new run's
@@ -163,7 +163,7 @@ def import_maxtext(
         with store:
             store.save(step, jax.tree.unflatten(jax.tree.structure(model.abstract), arrays), {}, force=True)
     sizes = [leaf.size for leaf in model.params.values()]
-    return Carried(str(source.path), step, sum(sizes), with_optimizer, layout.scanned, str(run_dir))
+    return ConvertedWeights(str(source.path), step, sum(sizes), with_optimizer, layout.scanned, str(run_dir))
 
 
 def export_maxtext(
@@ -172,7 +172,7 @@ def export_maxtext(
     checkpoint: str,
     layout: MaxTextLayout,
     dry_run: bool = False,
-) -> Carried:
+) -> ConvertedWeights:
     """Writes a run's newest checkpoint as MaxText does: the whole state, or at step 0 the parameters alone.
 
     Raises:
@@ -199,7 +199,7 @@ def export_maxtext(
         raise DataError(f"{step_dir} is not of this recipe: {listing(unlike)}.", "Use the run's own recipe.yaml.")
     target = maxtext_folder(checkpoint, step)
     size = sum(leaf.size for leaf in model.params.values())
-    carried = Carried(str(step_dir), step, size, bool(step), layout.scanned, target)
+    carried = ConvertedWeights(str(step_dir), step, size, bool(step), layout.scanned, target)
     if dry_run:
         return carried
     arrays = {name: np.asarray(x) for name, x in read_arrays(step_dir, manifest, wanted).items()}
@@ -262,8 +262,8 @@ def _abstract(config: fdl.Config[Experiment]) -> TrainState:
 def _differences(config: fdl.Config[Experiment], layout: MaxTextLayout) -> Differences:
     """How the numbers of this recipe's parameters differ from MaxText's."""
     model = config.task.model
-    is_patterned = issubclass(fdl.get_callable(model.stack), PatternedStack)
-    block = model.stack.turns[0] if is_patterned else model.stack.block
+    stack_class: Any = fdl.get_callable(model.stack)
+    block = model.stack.turns[0] if issubclass(stack_class, PatternedStack) else model.stack.block
     attention, norm = block.attention, block.norm
     root = fdl.build(model).head_dims ** -0.5
     ours = attention.query_scale if attention.query_scale is not None else root

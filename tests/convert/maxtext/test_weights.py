@@ -15,12 +15,11 @@ import pytest
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import named_leaves, nested, read_manifest
-from paxcli.cli.maxtext_weights import layout_of as layout_of_block
-from paxcli.convert.maxtext.building import config_with
 from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
-from paxcli.convert.maxtext.conversion import convert
+from paxcli.convert.maxtext.convert import maxtext_layout
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.weights import Carried, _Model, export_maxtext, import_maxtext
+from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
+from paxcli.convert.maxtext.weights import ConvertedWeights, _Model, export_maxtext, import_maxtext
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 from tests.convert.maxtext import maxtext_checkpoints
@@ -40,12 +39,12 @@ def config_of(family: str, **more: Any) -> fdl.Config:
 
 
 def layout_of(config: fdl.Config, family: str, **more: Any) -> MaxTextLayout:
-    return layout_of_block(KEYS[family]["decoder_block"], config.task.model.num_layers, **more)
+    return maxtext_layout(KEYS[family]["decoder_block"], config.task.model.num_layers, **more)
 
 
 def carried(
     tmp_path: pathlib.Path, family: str, checkpoint: pathlib.Path, name: str = "run", **more: Any
-) -> tuple[Carried, dict[str, np.ndarray]]:
+) -> tuple[ConvertedWeights, dict[str, np.ndarray]]:
     """The checkpoint as a run; the arrays of that, by name."""
     config = config_of(family, **more)
     done = import_maxtext(config, "recipe: x\n", str(checkpoint), tmp_path / name, layout_of(config, family))
@@ -110,7 +109,7 @@ def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None
         for block in getattr(stack, "turns", None) or [stack.block]:
             block.norm.direct_scale = block.attention.qk_norm.direct_scale = False
             block.attention.query_scale = 0.5
-        layout = layout_of_block(keys["decoder_block"], 8)
+        layout = maxtext_layout(keys["decoder_block"], 8)
         model = _Model(config, layout)
         random = np.random.RandomState(0)
         ours = {name: random.randn(*leaf.shape).astype(np.float32) for name, leaf in model.params.items()}
