@@ -76,8 +76,8 @@ def compile(
             "--search cannot be combined with --save, --hlo or --step.", "Compile the best settings with `--set`."
         )
     if save and step is not _Step.TRAIN:
-        raise ConfigError("--save keeps train steps only.", "Leave out `--step`.")
-    # A CPU's program out of the cache, written once more, lacks parts; and the time is to be that of compiling.
+        raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
+    # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     resolved = load_recipe(recipe, overlays, sets)
     from paxcli.cli.progress import waiting
@@ -91,7 +91,7 @@ def compile(
     if search:
         _search(resolved, target, what, as_json)
         return
-    with waiting(f"Compiling the {step} step of {resolved.name} for {what}; it takes minutes."):
+    with waiting(f"Compiling the {step} step of {resolved.name} for {what}; this takes minutes."):
         compiled = pax.compile(resolved, topology, slices, step.value, save)
     report = {"recipe": resolved.name} | compiled.report
     if hlo and compiled.text:

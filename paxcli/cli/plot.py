@@ -17,7 +17,7 @@ from paxcli.log import use_color
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paxcli.metrics.curves import Run
+    from paxcli.metrics.curves import RunMetrics
 
 RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, plotted together.")]
 MetricOption = Annotated[
@@ -62,7 +62,7 @@ def plot(
     say_result(result, "\n".join([*drawn, f"{'Would write' if dry_run else 'Wrote'} {path}"]), as_json)
 
 
-def _summary(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+def _summary(runs: Sequence[RunMetrics], metrics: Sequence[str]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """Run → metric → split → number of points, and the last one."""
     from paxcli.metrics.curves import series
 

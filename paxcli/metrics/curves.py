@@ -33,7 +33,7 @@ _TEXT_TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # one for each run
 _TEXT_EVAL_MARKERS = "●■◆▲▼"
 
 
-class Run(NamedTuple):
+class RunMetrics(NamedTuple):
     """The logged lines of a run's `metrics.jsonl`."""
 
     name: str
@@ -48,29 +48,29 @@ class Series(NamedTuple):
     values: list[float]
 
 
-def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[Run]:
+def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[RunMetrics]:
     """Reads the metrics of runs. A run is named after its directory, or by the full path if two have the same name."""
     paths = [epath.Path(run_dir) for run_dir in run_dirs]
     names = [path.resolve().name for path in paths]
     return [
-        Run(name if names.count(name) == 1 else os.fspath(path), _read_lines(path))
+        RunMetrics(name if names.count(name) == 1 else os.fspath(path), _read_lines(path))
         for name, path in zip(names, paths, strict=True)
     ]
 
 
-def metric_names(runs: Sequence[Run]) -> list[str]:
+def metric_names(runs: Sequence[RunMetrics]) -> list[str]:
     """All metrics of the runs, in the order in which they were logged."""
     names = {name: None for run in runs for line in run.lines for name in line}
     return [name for name in names if name not in ("step", "split")]
 
 
-def default_metrics(runs: Sequence[Run]) -> list[str]:
+def default_metrics(runs: Sequence[RunMetrics]) -> list[str]:
     """Metrics to plot by default: the loss, and the log-perplexity if it differs from the loss."""
     differs = any(line.get("log_pplx") not in (None, line.get("loss")) for run in runs for line in run.lines)
     return ["loss", "log_pplx"] if differs else ["loss"]
 
 
-def series(run: Run, metric: str) -> list[Series]:
+def series(run: RunMetrics, metric: str) -> list[Series]:
     """The curves of one metric: training first, then each evaluation input. Missing values are skipped."""
     points: dict[str, dict[int, float]] = {TRAIN: {}}
     for line in run.lines:
@@ -83,7 +83,7 @@ def series(run: Run, metric: str) -> list[Series]:
     ]
 
 
-def columns(run: Run, split: str = TRAIN) -> dict[str, np.ndarray]:
+def columns(run: RunMetrics, split: str = TRAIN) -> dict[str, np.ndarray]:
     """The lines of one split as arrays of equal length: `step`, then every metric, NaN where a line lacks it.
 
     Raises:
@@ -100,7 +100,7 @@ def columns(run: Run, split: str = TRAIN) -> dict[str, np.ndarray]:
     return found | {name: np.array([line.get(name) for line in lines], float) for name in names}
 
 
-def check_metric(runs: Sequence[Run], metric: str) -> None:
+def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
     """Checks that every run has values of a metric.
 
     Raises:
@@ -119,7 +119,7 @@ def check_metric(runs: Sequence[Run], metric: str) -> None:
             )
 
 
-def draw(runs: Sequence[Run], metrics: Sequence[str]) -> Figure:
+def draw(runs: Sequence[RunMetrics], metrics: Sequence[str]) -> Figure:
     """A figure with one panel for each metric, which has the curves of every run."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it caches fonts
     import matplotlib
@@ -148,7 +148,7 @@ def save_figure(figure: Figure, path: epath.PathLike) -> None:
     _write_picture(path, image.getvalue())
 
 
-def plot_text(runs: Sequence[Run], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
+def plot_text(runs: Sequence[RunMetrics], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
     """Draws one metric of every run as text of `width` by `height` characters."""
     import plotext
 
@@ -186,7 +186,7 @@ def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _draw_panel(panel: Any, runs: Sequence[Run], metric: str) -> None:
+def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str) -> None:
     markers = _eval_markers(runs, metric, _EVAL_MARKERS)
     for index, run in enumerate(runs):
         for curve in series(run, metric):
@@ -201,19 +201,19 @@ def _draw_panel(panel: Any, runs: Sequence[Run], metric: str) -> None:
     panel.legend()
 
 
-def _eval_markers(runs: Sequence[Run], metric: str, markers: str) -> dict[str, str]:
+def _eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[str, str]:
     """A marker for each split except training."""
     splits = {curve.split: None for run in runs for curve in series(run, metric) if curve.split != TRAIN}
     return {split: markers[index % len(markers)] for index, split in enumerate(splits)}
 
 
-def _label(runs: Sequence[Run], run: Run, curve: Series) -> str:
+def _label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> str:
     """Name of a curve, with its last value: late differences are too small to read off the plot."""
     run_name = f"{run.name} " if len(runs) > 1 else ""
     return f"{run_name}{curve.split}, last {curve.values[-1]:.4g}"
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[RunMetrics]) -> str:
     return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
 
 
