@@ -68,7 +68,7 @@ class Mark(enum.Enum):
 
     SAFE_ON_RESUME = "may change between a stop and a resume, with `--allow-changed`"
     NOT_COMPILED = "does not affect the compiled train step"
-    DERIVED = "filled in by the run where the recipe leaves it at None"
+    DERIVED = "filled in when the run starts"
 
 
 PositiveInt = Annotated[int, Range(min=1)]
