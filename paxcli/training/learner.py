@@ -60,6 +60,11 @@ class Learner(Configurable):
 
     def validate(self) -> None:
         """Raises a ConfigError when fields contradict each other."""
+        if not isinstance(self.optimizer, Optimizer):
+            raise ConfigError(
+                f"`optimizer` is a {type(self.optimizer).__name__}, which is not an Optimizer of pax.",
+                "Wrap an optax optimizer: `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`.",
+            )
         self.schedule.validate()
         if self.clip_gradient_norm_to_value is not None and self.clip_gradient_single_norm_to_value is not None:
             raise ConfigError(
