@@ -5,8 +5,8 @@
     beta1: DecayRate = 0.9
     kernel: SafeOnResume[Kernel] = "auto"
 
-The types are `typing.Annotated`, so the field holds a plain `int` or `float`. A numeric field states a range; one
-without a range says so with `AnyInt` or `AnyFloat`. A default outside the range means that a recipe must set the field.
+The types are `typing.Annotated`, so the field holds a plain `int` or `float`. Every numeric field states a range;
+`AnyInt` and `AnyFloat` take any finite number. A default outside the range means that a recipe must set the field.
 """
 
 from __future__ import annotations
