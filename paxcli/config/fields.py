@@ -5,8 +5,8 @@
     beta1: DecayRate = 0.9
     kernel: SafeOnResume[Kernel] = "auto"
 
-The types are `typing.Annotated`, so the field holds a plain `int` or `float`. A numeric field states a range; one
-without a range says so with `AnyInt` or `AnyFloat`. A default outside the range means that a recipe must set the field.
+The types are `typing.Annotated`, so the field holds a plain `int` or `float`. Every numeric field states a range;
+`AnyInt` and `AnyFloat` take any finite number. A default outside the range means that a recipe must set the field.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Mark(enum.Enum):
 
     SAFE_ON_RESUME = "may change between a stop and a resume, with `--allow-changed`"
     NOT_COMPILED = "does not affect the compiled train step"
-    DERIVED = "filled in by the run where the recipe leaves it at None"
+    DERIVED = "filled in when the run starts"
 
 
 PositiveInt = Annotated[int, Range(min=1)]

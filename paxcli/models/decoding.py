@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.facts import check_fields
 from paxcli.config.fields import NonNegativeFloat, PositiveFraction, PositiveInt
 from paxcli.layers.base import Cache
 from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel
@@ -31,6 +32,9 @@ class Sampling(Configurable):
     temperature: NonNegativeFloat = 0.0
     top_k: PositiveInt | None = None
     top_p: PositiveFraction | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class Generated(NamedTuple):

@@ -63,9 +63,9 @@ class Adam(Optimizer):
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v + self.epsilon_root) + self.epsilon), first, second)
         if self.clip_threshold is not None:
             steps = _clip_by_rms(steps, weights, self.clip_threshold)
-        return jax.tree.map(self._decayed, steps, params, weights), AdamState(count, first, second)
+        return jax.tree.map(self._add_decay, steps, params, weights), AdamState(count, first, second)
 
-    def _decayed(self, update: jax.Array, param: jax.Array, weight: Weight) -> jax.Array:
+    def _add_decay(self, update: jax.Array, param: jax.Array, weight: Weight) -> jax.Array:
         decays = self.decay_norms_and_biases or weight.is_matrix
         return update + self.weight_decay * param if decays else update
 

@@ -60,6 +60,11 @@ class Learner(Configurable):
 
     def validate(self) -> None:
         """Raises a ConfigError when fields contradict each other."""
+        if not isinstance(self.optimizer, Optimizer):
+            raise ConfigError(
+                f"`optimizer` is a {type(self.optimizer).__name__}, which is not an Optimizer of pax.",
+                "Wrap an optax optimizer: `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`.",
+            )
         self.schedule.validate()
         if self.clip_gradient_norm_to_value is not None and self.clip_gradient_single_norm_to_value is not None:
             raise ConfigError(
@@ -123,11 +128,11 @@ class Learner(Configurable):
             valid &= grad_norm <= self.skip_step_gradient_norm_value
         learning_rate = self.learning_rate * self.schedule(step)
 
-        def updated(params: dict, opt_state: Any) -> tuple[dict, Any]:
+        def apply_update(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old_state = opt_state if self.ema_decay is None else opt_state.optimizer
             # Cast inside: the operands of the `cond` below are materialized in memory.
             updates, new_state = self._transformation(trained, weights).update(
-                self._clipped(_as_float32(grads), grad_norm), old_state, params, learning_rate=learning_rate
+                self._clip(_as_float32(grads), grad_norm), old_state, params, learning_rate=learning_rate
             )
             new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
             if self.ema_decay is None:
@@ -137,9 +142,9 @@ class Learner(Configurable):
             return new_params, Averaged(new_state, ema)
 
         if self.skip_invalid_gradients:
-            new_params, new_opt_state = jax.lax.cond(valid, updated, lambda *old: old, params, opt_state)
+            new_params, new_opt_state = jax.lax.cond(valid, apply_update, lambda *old: old, params, opt_state)
         else:
-            new_params, new_opt_state = updated(params, opt_state)
+            new_params, new_opt_state = apply_update(params, opt_state)
         return new_params, new_opt_state, {"learning_rate": learning_rate, "grad_norm": grad_norm, "valid": valid}
 
     def _transformation(self, trained: Any, weights: Any) -> optax.GradientTransformationExtraArgs:
@@ -148,7 +153,7 @@ class Learner(Configurable):
         weights = jax.tree.map(lambda weight, keep: weight if keep else optax.MaskedNode(), weights, trained)
         return optax.masked(self.optimizer.scaled(weights), trained)
 
-    def _clipped(self, grads: dict, grad_norm: jax.Array) -> dict:
+    def _clip(self, grads: dict, grad_norm: jax.Array) -> dict:
         if self.clip_gradient_norm_to_value is not None:
             scale = jnp.minimum(1.0, self.clip_gradient_norm_to_value / grad_norm)
             return jax.tree.map(lambda g: g * scale, grads)

@@ -100,14 +100,14 @@ def _gradients(
 
 def make_eval_step(task: SingleTask) -> jax.stages.Wrapped:
     """The jitted eval step `(params, batch) -> {metric: (sum, weight)}`; see `Metrics.combined`."""
-    return jax.jit(lambda params, batch: _evaluated(task, params, batch)[0])
+    return jax.jit(lambda params, batch: _eval_batch(task, params, batch)[0])
 
 
 def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict, dict[str, jax.Array]]]:
     """The jitted `(params, batch) -> (metrics, {example_id, scores})`: an eval step with scores [B] of the examples."""
 
     def score_step(params: dict, batch: NestedMap) -> tuple[dict, dict[str, jax.Array]]:
-        sums, examples = _evaluated(task, params, batch)
+        sums, examples = _eval_batch(task, params, batch)
         if "scores" not in examples:
             raise ConfigError(f"{type(task.model).__name__} has no `scores`, which the metrics of an evaluation need.")
         found = {"example_id": batch.example_id, "scores": examples.scores}
@@ -117,7 +117,7 @@ def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict,
     return jax.jit(score_step)
 
 
-def _evaluated(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
+def _eval_batch(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
     metrics, examples = task.model.loss_and_metrics(task.model.cast(params), batch)
     loss, weight = task.loss_aggregator(metrics)
     return task.metrics.of_batch(metrics | {"loss": (loss, weight)}), examples

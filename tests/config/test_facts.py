@@ -16,6 +16,7 @@ from paxcli.layers.init import Gaussian
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.models.decoding import Sampling
 from paxcli.optim.schedules import LinearRampupCosineDecay
+from paxcli.training.learner import Learner
 
 OUT_OF_RANGE = [
     ("num_kv_heads", 0, "at least 1 or null"),
@@ -70,10 +71,13 @@ def test_a_number_out_of_range_is_refused_at_assignment_and_in_a_recipe(path, va
 
 
 def test_an_object_is_checked_too():
-    check_fields(Sampling(temperature=0.0, top_k=1, top_p=1.0))
+    check_fields(Learner(learning_rate=0.0))
+    with pytest.raises(ConfigError, match="learner.ema_decay must be above 0 and below 1 or null, not 1"):
+        check_fields(Learner(ema_decay=1.0), "learner.")
+    Sampling(temperature=0.0, top_k=1, top_p=1.0)
     for fields in (dict(temperature=-0.1), dict(top_k=0), dict(top_p=0.0), dict(top_p=1.1)):
-        with pytest.raises(ConfigError, match=f"sampling.{next(iter(fields))} must be"):
-            check_fields(Sampling(**fields), "sampling.")
+        with pytest.raises(ConfigError, match=f"{next(iter(fields))} must be"):
+            Sampling(**fields)
 
 
 def test_marks_hold_below_their_field_and_in_every_stack():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 
+import fiddle as fdl
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,6 +99,7 @@ def test_expressions_that_choose_nothing_are_refused(choice, message):
         (dict(clip_gradient_single_norm_to_value=1.0), "not both"),
         (dict(bprop_variable_exclusion=("a",), bprop_variable_inclusion=("b",)), "Both"),
         (dict(bprop_variable_exclusion=("a(",)), "not a regular expression"),
+        (dict(optimizer=fdl.Partial(optax.lion)), "is a partial, which is not an Optimizer"),
         (dict(skip_step_gradient_norm_value=1.0, skip_invalid_gradients=False), "no effect"),
         (dict(schedule=LinearRampupPolynomialDecay.config(decay_end=5)), None),
     ],
