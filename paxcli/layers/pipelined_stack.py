@@ -50,6 +50,8 @@ class PipelinedStack(Stack):
     stream_io: bool = False
     gather_weights_once: bool = False
 
+    matmul_flops = Stack.matmul_flops
+
     def setup(self) -> None:
         """Makes nothing: `__call__` makes the parameters, by stage."""
 
