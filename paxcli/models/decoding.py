@@ -14,6 +14,7 @@ from paxcli.layers.base import Cache
 from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel
 
 PROMPTS_AT_ONCE = 16  # batch size of decoding
+STATIC_ARGNAMES = ("model", "max_tokens", "eos_id", "sampling")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,11 @@ def generate(
     """Continues prompts, right-padded to P, by up to `max_tokens` tokens, or until `eos_id`."""
     cache = model.init_cache(len(prompts), prompts.shape[1] + max_tokens)
     return _decode(model, params, prompts, prompt_lengths, cache, key, max_tokens, eos_id, sampling)
+
+
+def jit_generate() -> jax.stages.Wrapped:
+    """`generate`, jitted with the arguments that are part of the program as static ones."""
+    return jax.jit(generate, static_argnames=STATIC_ARGNAMES)
 
 
 def transduce(

@@ -18,7 +18,7 @@ from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import hand_to_libtpu
 from paxcli.metrics.peaks import mfu
 from paxcli.models.base import CausalModel, Model
-from paxcli.models.decoding import PROMPTS_AT_ONCE, Sampling, generate
+from paxcli.models.decoding import PROMPTS_AT_ONCE, Sampling, jit_generate
 from paxcli.nested_map import num_rows
 from paxcli.programs.collectives import Wiring, count_collectives, gathered_whole
 from paxcli.programs.executable import save_executable
@@ -142,9 +142,8 @@ def _lowered(session: Session, step: Step) -> jax.stages.Lowered:
     prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), jnp.int32)
     lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    static = ("model", "max_tokens", "eos_id", "sampling")
     settings = {"max_tokens": half, "eos_id": None, "sampling": Sampling()}
-    return jax.jit(generate, static_argnames=static).lower(model, placed, prompts, lengths, key, **settings)
+    return jit_generate().lower(model, placed, prompts, lengths, key, **settings)
 
 
 def _out_of_memory(message: str) -> tuple[int | None, int | None]:

@@ -12,7 +12,14 @@ import numpy as np
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.models.base import CausalModel, DecodingModel, Model, Seq2SeqModel
-from paxcli.models.decoding import PROMPTS_AT_ONCE, Generated, Sampling, generate, transduce
+from paxcli.models.decoding import (
+    PROMPTS_AT_ONCE,
+    STATIC_ARGNAMES,
+    Generated,
+    Sampling,
+    jit_generate,
+    transduce,
+)
 from paxcli.nested_map import NestedMap
 from paxcli.training.session import Session
 
@@ -129,9 +136,8 @@ class _Decoder:
         self._params = self.model.cast(params)
         self._settings = {"max_tokens": max_tokens, "eos_id": eos_id, "sampling": sampling}
         self._key, self._batches = jax.random.key(seed), 0
-        static = ("model", *self._settings)
-        self._generate = jax.jit(generate, static_argnames=static)
-        self._transduce = jax.jit(transduce, static_argnames=(*static, "bos_id"))
+        self._generate = jit_generate()
+        self._transduce = jax.jit(transduce, static_argnames=(*STATIC_ARGNAMES, "bos_id"))
 
     def check_length(self, prompt: str, length: int) -> None:
         """Raises ConfigError for a prompt that is empty, or too long to generate `max_tokens` after it."""
