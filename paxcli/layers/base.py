@@ -77,6 +77,8 @@ class Layer(Configurable, nn.Module):
     def matmul_flops(self, *shape: int) -> Flops | None:
         """Matmul FLOPs of one forward pass; None = unknown, so that the MFU of the model is unknown too.
 
+        A subclass that overrides `__call__` has to define this as well: what it inherits does not count.
+
         Args:
           *shape: Leading dimensions of the input, without features: (B, T) of tokens; (B, T, S) where S source tokens
             are read as well; (B, height, width) of images.
@@ -106,8 +108,12 @@ class CachedLayer(Layer):
 
 
 def flops_of(layer: nn.Module, *shape: int) -> Flops | None:
-    """`Layer.matmul_flops`; None of a Flax module that is not a `Layer`."""
-    return layer.matmul_flops(*shape) if isinstance(layer, Layer) else None
+    """`Layer.matmul_flops`; None for a module that does not define it for its `__call__`."""
+    if not isinstance(layer, Layer):
+        return None
+    declares = next(cls for cls in type(layer).__mro__ if "matmul_flops" in vars(cls))
+    calls = next((cls for cls in type(layer).__mro__ if "__call__" in vars(cls)), declares)
+    return layer.matmul_flops(*shape) if issubclass(declares, calls) else None
 
 
 def cache_of(layer: nn.Module, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:

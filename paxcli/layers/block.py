@@ -141,6 +141,8 @@ class ParallelBlock(TransformerBlock):
     Its fields are those of `TransformerBlock`. Flax makes no `feed_forward_norm`, since nothing calls it.
     """
 
+    matmul_flops = TransformerBlock.matmul_flops
+
     def __call__(
         self,
         x: Float[jax.Array, "B T D"],

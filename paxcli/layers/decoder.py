@@ -88,6 +88,7 @@ class Decoder(Stack):
     block: functools.partial = template(DecoderBlock)
 
     _num_broadcast = 4
+    matmul_flops = Stack.matmul_flops
 
     def __call__(  # pyrefly: ignore[bad-override]
         self,

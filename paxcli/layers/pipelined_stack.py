@@ -51,6 +51,8 @@ class PipelinedStack(Stack):
     stream_io: SafeOnResume[bool] = False
     gather_weights_once: SafeOnResume[bool] = False
 
+    matmul_flops = Stack.matmul_flops
+
     def setup(self) -> None:
         """Makes nothing: `__call__` makes the parameters, by stage."""
 

@@ -91,6 +91,11 @@ def generate(
     return _decode(model, params, prompts, prompt_lengths, cache, key, max_tokens, eos_id, sampling)
 
 
+def jit_generate() -> jax.stages.Wrapped:
+    """`generate`, jitted with the arguments that are part of the program as static ones."""
+    return jax.jit(generate, static_argnames=STATIC_ARGNAMES)
+
+
 def transduce(
     model: Seq2SeqModel,
     params: dict,

@@ -11,7 +11,8 @@ import pytest
 
 from paxcli.layers.attention.attention import Attention
 from paxcli.layers.attention.cross_attention import CrossAttention
-from paxcli.layers.block import TransformerBlock
+from paxcli.layers.base import flops_of
+from paxcli.layers.block import ParallelBlock, TransformerBlock
 from paxcli.layers.decoder import Decoder
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, visible_pairs
@@ -107,7 +108,18 @@ class PlainFeedForward(nn.Module):
     params_init: object
 
 
+class WiderBlock(TransformerBlock):
+    """A block with one more matmul than it inherits."""
+
+    def __call__(self, x, cache, segment_ids, segment_pos):
+        x, cache = super().__call__(x, cache, segment_ids, segment_pos)
+        return x @ jnp.ones((self.model_dims, self.model_dims)), cache
+
+
 def test_an_unknown_layer_makes_the_sum_unknown():
     assert Stack(**WIDTHS, num_layers=2).matmul_flops(B, T) is not None
     assert Stack(**WIDTHS, num_layers=2, block=functools.partial(PlainBlock)).matmul_flops(B, T) is None
+    assert Stack(**WIDTHS, num_layers=2, block=functools.partial(WiderBlock)).matmul_flops(B, T) is None
+    parallel = Stack(**WIDTHS, num_layers=2, block=functools.partial(ParallelBlock))
+    assert flops_of(parallel, B, T) == Stack(**WIDTHS, num_layers=2).matmul_flops(B, T)
     assert TransformerBlock(**WIDTHS, feed_forward=functools.partial(PlainFeedForward)).matmul_flops(B, T) is None
