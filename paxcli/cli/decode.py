@@ -60,7 +60,7 @@ def decode(
       pax decode runs/tiny --prompt "import " --temperature 0 --max-tokens 40
     """
     if on is not None:
-        run_on(on, ctx)
+        return run_on(on, ctx)
     restart_tuned()
     run = open_run(target, None, None, run_dir)
     step = run.step(step)

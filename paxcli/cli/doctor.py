@@ -65,7 +65,7 @@ def doctor(ctx: typer.Context, as_json: JsonOption = False, on: OnOption = None)
       pax doctor --json
     """
     if on is not None:
-        run_on(on, ctx)
+        return run_on(on, ctx)
     packages = {name: _version(name) for name in REQUIRED}
     devices, problem = _devices() if packages["jax"] and packages["jaxlib"] else ([], None)
     result = {

@@ -37,7 +37,7 @@ def evaluate(
       pax eval tiny --step 400 --json
     """
     if on is not None:
-        run_on(on, ctx)
+        return run_on(on, ctx)
     restart_tuned()
     run = open_run(target, overlays, sets, run_dir)
     evaluations = []

@@ -62,7 +62,7 @@ def inspect_input(
       pax inspect-input tiny --split eval --hosts 4 --host-index 1
     """
     if on is not None:
-        run_on(on, ctx)
+        return run_on(on, ctx)
     found = pax.inspect_input(load_recipe(recipe, overlays, sets), num_batches, split.value, hosts, host_index)
     if save is not None:
         _save(save, found.inputs)

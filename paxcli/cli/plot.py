@@ -49,7 +49,7 @@ def plot(
       pax plot runs/a runs/b --metric log_pplx --out compare.png
     """
     if on is not None:
-        run_on(on, ctx, everywhere=False)
+        return run_on(on, ctx, everywhere=False)
     from paxcli.metrics.curves import default_metrics, plot_text, read_runs
 
     runs = read_runs(run_dirs)

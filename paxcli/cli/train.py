@@ -94,7 +94,7 @@ def train(
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
     if on is not None:
-        run_on(on, ctx)
+        return run_on(on, ctx)
     from paxcli.profiling.instruments import Instrumentation
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)

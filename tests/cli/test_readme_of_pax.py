@@ -118,7 +118,7 @@ def test_what_a_job_starts_is_one_json_argument(dry_run):
 def test_a_recipe_for_other_tpus_is_refused_here(cloud):
     remember(SLICES)
     result = CliRunner().invoke(app, ["train", "c4-22b-1xv4-128", "--on", "demo"])
-    assert "takes 64 devices, and demo has 128" in result.exception.message and cloud.calls == []
+    assert "needs 64 devices, but demo has 128" in result.exception.message and cloud.calls == []
 
 
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud's own parser is not on this machine")
