@@ -71,11 +71,6 @@ def choose(logits: Float[jax.Array, "B V"], key: jax.Array, sampling: Sampling) 
     return jax.random.categorical(key, logits, axis=-1)
 
 
-def jit_generate() -> jax.stages.Wrapped:
-    """`generate`, jitted with the arguments that are part of the program as static ones."""
-    return jax.jit(generate, static_argnames=STATIC_ARGNAMES)
-
-
 def generate(
     model: CausalModel,
     params: dict,
