@@ -1,4 +1,4 @@
-"""Parameters under paxml's names, and how closely pax computes what paxml computed.
+"""Maps paxml's parameters to pax's, and measures how closely pax reproduces what paxml computed.
 
     python -m paxcli.convert.paxml REFERENCE.npz
 
@@ -121,7 +121,7 @@ def _paxml_layers(prefix: str, num_names: int, dims: tuple[int, ...]) -> Layers:
 
 
 def model_of(params: Mapping[str, Any]) -> LanguageModel:
-    """The model that paxml computed with such parameters: of family G, or with learned positions of family M."""
+    """The model of these parameters: of Pax's family G, or, with learned positions, of family M."""
     layer, table = params["stack"]["layers"], params["embedding"]["table"]
     num_layers, model_dims, num_heads, dims_per_head = layer["attention"]["query"].shape
     config = LanguageModel.config(
@@ -160,7 +160,7 @@ def learner_of(options: Mapping[str, Any], is_family_m: bool, run: str) -> Learn
     schedule = dataclasses.replace(schedule, **given)
     known = ("beta1", "beta2", "epsilon", "epsilon_root", "clip_threshold", "weight_decay")
     fields: dict[str, Any] = {name: args[name] for name in known if name in args}
-    if fields.get("clip_threshold", 1.0) <= 0:  # off, in paxml's words
+    if fields.get("clip_threshold", 1.0) <= 0:  # off, in paxml
         fields["clip_threshold"] = None
     return Learner(
         optimizer=Adam(**fields),
@@ -171,10 +171,10 @@ def learner_of(options: Mapping[str, Any], is_family_m: bool, run: str) -> Learn
 
 
 def compare(arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Largest differences between what pax computes and what a reference file holds.
+    """The largest differences between pax's results and a reference file.
 
     Absolute for logits and parameters, relative for losses, rates and norms; of a gradient, relative to its largest
-    entry. The gradient of a key bias is 0 but for rounding, and is left out, with what Adam makes of it.
+    entry. The gradient of a key bias is 0 except for rounding, and is left out, as is its update.
     """
     params = jax.tree.map(jnp.asarray, from_paxml(_group(arrays, "param")))
     model = model_of(params)
@@ -263,7 +263,7 @@ def _relative(ours: Any, theirs: Any) -> float:
 
 
 def main() -> None:
-    """Compares with the file that the command line names."""
+    """Compares with the reference file on the command line."""
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m paxcli.convert.paxml REFERENCE.npz")
     path = pathlib.Path(sys.argv[1])

@@ -286,7 +286,7 @@ class _Evaluator:
         """The words of a command, and the line of each."""
         name = node.child_by_field_name("name")
         words, lines = [], []
-        for part in filter(None, [name, *node.children_by_field_name("argument")]):
+        for part in [*([name] if name is not None else []), *node.children_by_field_name("argument")]:
             expanded = expand(part, self.variables)
             words += expanded
             lines += [self.line or part.start_point[0] + 1] * len(expanded)
