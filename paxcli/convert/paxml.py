@@ -40,9 +40,9 @@ Arrays = dict[str, np.ndarray]
 _QKV = ("query", "key", "value")
 
 
-def _layer_rule(theirs: str, ours: str | tuple[str, ...], *steps: Step) -> Rule:
-    names = (ours,) if isinstance(ours, str) else ours
-    return Rule(f"transformer/{{layer}}/{theirs}", tuple(f"stack.{{layer}}.{name}" for name in names), steps)
+def _layer_rule(foreign: str, pax: str | tuple[str, ...], *steps: Step) -> Rule:
+    names = (pax,) if isinstance(pax, str) else pax
+    return Rule(f"transformer/{{layer}}/{foreign}", tuple(f"stack.{{layer}}.{name}" for name in names), steps)
 
 
 _RULES = (
@@ -77,16 +77,16 @@ def from_paxml(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     Raises:
       DataError: A name that is not a parameter of one of Pax's language models.
     """
-    theirs = {name.removeprefix("params/").removeprefix("lm/"): array for name, array in arrays.items()}
-    in_layers = [match for name in theirs if (match := _IN_LAYER.fullmatch(name))]
+    foreign = {name.removeprefix("params/").removeprefix("lm/"): array for name, array in arrays.items()}
+    in_layers = [match for name in foreign if (match := _IN_LAYER.fullmatch(name))]
     prefix = next((match[1] or "" for match in in_layers), "")
-    dims = next((theirs[match[0]].shape[:-1] for match in in_layers if match[3] == "layer_norm/scale"), ())
+    dims = next((foreign[match[0]].shape[:-1] for match in in_layers if match[3] == "layer_norm/scale"), ())
     layers = _paxml_layers(prefix, len({match[2] for match in in_layers}), dims)
-    layout = Layout(_RULES, layers, Layers.stacked(len(layers.slots))).only(theirs, "theirs")
-    unknown = layout.without_rule(theirs, "theirs")
+    layout = Layout(_RULES, layers, Layers.stacked(len(layers.slots))).only(foreign, "foreign")
+    unknown = layout.without_rule(foreign, "foreign")
     if unknown:
         raise DataError(f"Not parameters of one of Pax's language models: {listing(unknown)}.")
-    return nested(dict(to_pax(layout, theirs)))
+    return nested(dict(to_pax(layout, foreign)))
 
 
 def to_paxml(
@@ -100,17 +100,17 @@ def to_paxml(
       num_stages: Of a pipeline.
       repeats: Of a circular pipeline; with more than 1, arrays have a dimension for them.
     """
-    ours = {name: np.asarray(leaf) for name, leaf in named_leaves(dict(params)).items()}
-    count = len(ours["stack.layers.attention_norm.scale"])
+    pax = {name: np.asarray(leaf) for name, leaf in named_leaves(dict(params)).items()}
+    count = len(pax["stack.layers.attention_norm.scale"])
     if layers == "unrolled":
-        theirs = _paxml_layers("", count, ())
+        foreign = _paxml_layers("", count, ())
     elif layers == "repeat":
-        theirs = _paxml_layers("repeat/sub/", 1, (count,))
+        foreign = _paxml_layers("repeat/sub/", 1, (count,))
     else:
         dims = (repeats, num_stages) if repeats > 1 else (num_stages,)
-        theirs = _paxml_layers("pipeline/body/", count // math.prod(dims), dims)
-    layout = Layout(_RULES, theirs, Layers.stacked(count)).only(ours)
-    return {f"lm/{name}": array for name, array in from_pax(layout, ours)}
+        foreign = _paxml_layers("pipeline/body/", count // math.prod(dims), dims)
+    layout = Layout(_RULES, foreign, Layers.stacked(count)).only(pax)
+    return {f"lm/{name}": array for name, array in from_pax(layout, pax)}
 
 
 def _paxml_layers(prefix: str, num_names: int, dims: tuple[int, ...]) -> Layers:

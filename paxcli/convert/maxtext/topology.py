@@ -113,8 +113,8 @@ def _group(draft: Draft, group: str, total: int | None) -> dict[str, int] | None
             sizes[free.pop()] = 1
     wrong = next((key for key, size in sizes.items() if size < 1 and size != -1), None)
     if wrong or len(free) > 1:
-        said = f"{wrong}={sizes[wrong]}" if wrong else f"{' and '.join(free)} are all -1"
-        raise ConfigError(f"{said}.", "A size is a positive integer, or -1 for one axis of a group.")
+        problem = f"{wrong}={sizes[wrong]}" if wrong else f"{' and '.join(free)} are all -1"
+        raise ConfigError(f"{problem}.", "A size is a positive integer, or -1 for one axis of a group.")
     known = math.prod(size for size in sizes.values() if size != -1)
     if free:
         if total is None:

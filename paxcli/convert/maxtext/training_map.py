@@ -43,13 +43,13 @@ def _set_batch(draft: Draft) -> None:
         )
     keys = ("per_device_batch_size", "gradient_accumulation_steps")
     if draft.num_devices is not None and rows * slices != int(rows * slices):
-        whole = int(draft.num_devices * rows) * slices
-        if not whole:
+        global_rows = int(draft.num_devices * rows) * slices
+        if not global_rows:
             raise ConfigError(
                 f"per_device_batch_size={rows} on {draft.num_devices} devices is less than one row.", "Increase it."
             )
         draft.values[f"{_TRAIN}.percore_batch_size"] = None
-        draft.set(f"{_TRAIN}.global_batch_size", whole, *keys)
+        draft.set(f"{_TRAIN}.global_batch_size", global_rows, *keys)
     else:
         draft.set(f"{_TRAIN}.percore_batch_size", float(rows * slices), *keys)
     draft.set(f"{_TRAIN}.num_microbatches", slices, "gradient_accumulation_steps")
