@@ -1,8 +1,8 @@
 """Maps the tensors of another format to pax's parameters, and back, by rules that are data.
 
-A `Layout` is a list of rules, each with names on both sides and the steps between their tensors, and the layers of both
-sides: stacked into one tensor, in tensors of their own, or in groups. Names are dotted or slashed, as each side has
-them; `{layer}` and other fields in a name are filled in for each layer.
+A `Layout` is a list of rules and the layers of both sides. A rule has the names of tensors on both sides and the steps
+between them. Layers are stacked into one tensor, in tensors of their own, or in groups; `{layer}` and other fields in a
+name are filled in for each layer.
 
     Layout((Rule("wte.weight", "embedding.table"),
             Rule("h.{layer}.mlp.c_fc.weight", "stack.{layer}.feed_forward.w_in"),
@@ -25,7 +25,7 @@ from paxcli.errors import ConfigError
 Kind = Literal["params", "mu", "nu"]
 """What tensors hold: parameters, or Adam's first or second moments of them."""
 
-Side = Literal["theirs", "ours"]
+Side = Literal["foreign", "pax"]
 Arrays = Sequence[np.ndarray]
 
 
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step from the foreign tensors of a rule to pax's, and its inverse; each tensor is [n, …] for n layers."""
+    """A step from the foreign tensors of a rule to pax's, and its inverse. Tensors are [n, …] for n layers."""
 
     to_pax: Callable[[Arrays], Arrays]
     from_pax: Callable[[Arrays], Arrays]
@@ -49,7 +49,7 @@ class Step:
 
 
 def transpose(*order: int) -> Step:
-    """Permutes dimensions: dimension i of pax's tensor is dimension `order[i]` of theirs, within a layer."""
+    """Permutes dimensions: dimension i of pax's tensor is dimension `order[i]` of the foreign one, within a layer."""
 
     def permute(order: Sequence[int]) -> Callable[[Arrays], Arrays]:
         return lambda arrays: [x.transpose(0, *(axis + 1 for axis in order)) for x in arrays]
@@ -57,13 +57,13 @@ def transpose(*order: int) -> Step:
     return Step(permute(order), permute([int(axis) for axis in np.argsort(order)]))
 
 
-def reshape(theirs: Sequence[int], ours: Sequence[int]) -> Step:
+def reshape(foreign: Sequence[int], pax: Sequence[int]) -> Step:
     """Splits and merges dimensions: the shapes of a layer's tensor on both sides."""
 
     def to(shape: Sequence[int]) -> Callable[[Arrays], Arrays]:
         return lambda arrays: [x.reshape(len(x), *shape) for x in arrays]
 
-    return Step(to(ours), to(theirs))
+    return Step(to(pax), to(foreign))
 
 
 def unstack(axis: int) -> Step:
@@ -105,36 +105,36 @@ def deinterleave(*which: int) -> Step:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Foreign tensors and the pax parameters that hold the same numbers: pax = steps(theirs) * scale + shift.
+    """Foreign tensors and the pax parameters with the same numbers: pax = steps(foreign) * scale + shift.
 
     Attributes:
-      theirs: Name of their tensor, or of several.
-      ours: Name of pax's parameter, or of several.
-      steps: In order, from theirs to pax's.
+      foreign: Name of the foreign tensor, or of several.
+      pax: Name of the pax parameter, or of several.
+      steps: In order, from foreign to pax.
       scale: A factor. Adam's moments scale as the gradient and its square do.
       shift: Added to parameters; moments have none.
     """
 
-    theirs: str | tuple[str, ...]
-    ours: str | tuple[str, ...]
+    foreign: str | tuple[str, ...]
+    pax: str | tuple[str, ...]
     steps: tuple[Step, ...] = ()
     scale: float = 1.0
     shift: float = 0.0
 
     def names(self, side: Side) -> tuple[str, ...]:
         """The names on one side."""
-        found = self.theirs if side == "theirs" else self.ours
+        found = self.foreign if side == "foreign" else self.pax
         return (found,) if isinstance(found, str) else found
 
     def to_pax(self, arrays: Arrays, kind: Kind = "params") -> Arrays:
-        """Pax's tensors of theirs."""
+        """The pax tensors of foreign ones."""
         scale, shift = self._numbers(kind)
         for step in self.steps:
             arrays = step.to_pax(arrays)
         return arrays if (scale, shift) == (1, 0) else [x.astype(np.float32) * scale + shift for x in arrays]
 
     def from_pax(self, arrays: Arrays, kind: Kind = "params") -> Arrays:
-        """Their tensors of pax's."""
+        """The foreign tensors of pax ones."""
         scale, shift = self._numbers(kind)
         arrays = arrays if (scale, shift) == (1, 0) else [(x - shift) / scale for x in arrays]
         for step in reversed(self.steps):
@@ -151,7 +151,7 @@ class Slot:
     """Where the tensors of one layer are.
 
     Attributes:
-      fields: What its names have in place of `{layer}` and other fields.
+      fields: The values in its names of `{layer}` and other fields.
       index: Its index among the layers of a stacked tensor; None = it has tensors of its own.
     """
 
@@ -242,21 +242,21 @@ class Layout:
     """How another format holds the parameters of a model."""
 
     rules: tuple[Rule, ...]
-    theirs: Layers = _NO_LAYERS
-    ours: Layers = _NO_LAYERS
+    foreign: Layers = _NO_LAYERS
+    pax: Layers = _NO_LAYERS
 
-    def only(self, names: Collection[str], side: Side = "ours") -> Layout:
+    def only(self, names: Collection[str], side: Side = "pax") -> Layout:
         """The rules whose tensors all exist on one side: a table may list more, such as biases."""
         rules = tuple(rule for rule in self.rules if self._tensors(rule, side) <= set(names))
         return dataclasses.replace(self, rules=rules)
 
-    def without_rule(self, names: Collection[str], side: Side = "ours") -> list[str]:
+    def without_rule(self, names: Collection[str], side: Side = "pax") -> list[str]:
         """The tensors of one side that no rule has."""
         return sorted(set(names).difference(*(self._tensors(rule, side) for rule in self.rules)))
 
     def layers(self, name: str, side: Side) -> Layers:
         """The layers that a name in a rule refers to."""
-        return (self.theirs if side == "theirs" else self.ours) if "{" in name else _NO_LAYERS
+        return (self.foreign if side == "foreign" else self.pax) if "{" in name else _NO_LAYERS
 
     def _tensors(self, rule: Rule, side: Side) -> set[str]:
         return {tensor for name in rule.names(side) for tensor in self.layers(name, side).tensors(name)}
@@ -264,31 +264,31 @@ class Layout:
 
 def to_pax(layout: Layout, tensors: Source, kind: Kind = "params") -> Iterator[tuple[str, np.ndarray]]:
     """Name and array of each pax parameter, one rule after the other, so that `tensors` may read from a file."""
-    return _convert(layout, tensors, kind, "ours")
+    return _convert(layout, tensors, kind, "pax")
 
 
 def from_pax(layout: Layout, params: Source, kind: Kind = "params") -> Iterator[tuple[str, np.ndarray]]:
-    """Name and array of each of their tensors."""
-    return _convert(layout, params, kind, "theirs")
+    """Name and array of each foreign tensor."""
+    return _convert(layout, params, kind, "foreign")
 
 
 def compare_to_model(
     layout: Layout, params: Mapping[str, ArrayType], tensors: Mapping[str, ArrayType]
 ) -> ArrayDifferences:
-    """Names of their tensors that match a model, are missing, unexpected, or have another shape.
+    """Names of foreign tensors that match a model, are missing, unexpected, or have another shape.
 
     Args:
       layout: The rules.
       params: Pax's parameters, or their shapes.
-      tensors: Theirs, or their shapes.
+      tensors: The foreign tensors, or their shapes.
     """
     expected = {}
     for rule in layout.rules:
-        ours = [layout.layers(name, "ours").read(_Shapes(params), name, [0]) for name in rule.names("ours")]
+        pax = [layout.layers(name, "pax").read(_Shapes(params), name, [0]) for name in rule.names("pax")]
         for step in reversed(rule.steps):
-            ours = step.from_pax(ours)
-        for name, x in zip(rule.names("theirs"), ours, strict=True):
-            layers = layout.layers(name, "theirs")
+            pax = step.from_pax(pax)
+        for name, x in zip(rule.names("foreign"), pax, strict=True):
+            layers = layout.layers(name, "foreign")
             for tensor, numbers in layers.tensors(name).items():
                 expected[tensor] = layers.arrange(numbers, np.broadcast_to(x, (len(numbers), *x.shape[1:])))
     return compare_arrays(expected, tensors, dtypes=False)
@@ -302,12 +302,12 @@ class _Shapes(dict):
 
 
 def _convert(layout: Layout, source: Source, kind: Kind, to: Side) -> Iterator[tuple[str, np.ndarray]]:
-    back: Side = "theirs" if to == "ours" else "ours"
+    back: Side = "foreign" if to == "pax" else "pax"
     for rule in layout.rules:
         from_names, to_names = rule.names(back), rule.names(to)
         layers = layout.layers(to_names[0], to)
         for numbers in layers.tensors(to_names[0]).values():
             arrays = [layout.layers(name, back).read(source, name, numbers) for name in from_names]
-            arrays = rule.to_pax(arrays, kind) if to == "ours" else rule.from_pax(arrays, kind)
+            arrays = rule.to_pax(arrays, kind) if to == "pax" else rule.from_pax(arrays, kind)
             for name, x in zip(to_names, arrays, strict=True):
                 yield name.format_map(layers.slots[numbers[0]].fields), layers.arrange(numbers, x)

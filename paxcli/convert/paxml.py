@@ -1,4 +1,4 @@
-"""Parameters under paxml's names, and how closely pax computes what paxml computed.
+"""Maps paxml's parameters to pax's, and measures how closely pax reproduces what paxml computed.
 
     python -m paxcli.convert.paxml REFERENCE.npz
 
@@ -41,9 +41,9 @@ Arrays = dict[str, np.ndarray]
 _QKV = ("query", "key", "value")
 
 
-def _layer_rule(theirs: str, ours: str | tuple[str, ...], *steps: Step) -> Rule:
-    names = (ours,) if isinstance(ours, str) else ours
-    return Rule(f"transformer/{{layer}}/{theirs}", tuple(f"stack.{{layer}}.{name}" for name in names), steps)
+def _layer_rule(foreign: str, pax: str | tuple[str, ...], *steps: Step) -> Rule:
+    names = (pax,) if isinstance(pax, str) else pax
+    return Rule(f"transformer/{{layer}}/{foreign}", tuple(f"stack.{{layer}}.{name}" for name in names), steps)
 
 
 _RULES = (
@@ -78,16 +78,16 @@ def from_paxml(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     Raises:
       DataError: A name that is not a parameter of one of Pax's language models.
     """
-    theirs = {name.removeprefix("params/").removeprefix("lm/"): array for name, array in arrays.items()}
-    in_layers = [match for name in theirs if (match := _IN_LAYER.fullmatch(name))]
+    foreign = {name.removeprefix("params/").removeprefix("lm/"): array for name, array in arrays.items()}
+    in_layers = [match for name in foreign if (match := _IN_LAYER.fullmatch(name))]
     prefix = next((match[1] or "" for match in in_layers), "")
-    dims = next((theirs[match[0]].shape[:-1] for match in in_layers if match[3] == "layer_norm/scale"), ())
+    dims = next((foreign[match[0]].shape[:-1] for match in in_layers if match[3] == "layer_norm/scale"), ())
     layers = _paxml_layers(prefix, len({match[2] for match in in_layers}), dims)
-    layout = Layout(_RULES, layers, Layers.stacked(len(layers.slots))).only(theirs, "theirs")
-    unknown = layout.without_rule(theirs, "theirs")
+    layout = Layout(_RULES, layers, Layers.stacked(len(layers.slots))).only(foreign, "foreign")
+    unknown = layout.without_rule(foreign, "foreign")
     if unknown:
         raise DataError(f"Not parameters of one of Pax's language models: {listing(unknown)}.")
-    return nested(dict(to_pax(layout, theirs)))
+    return nested(dict(to_pax(layout, foreign)))
 
 
 def to_paxml(
@@ -101,17 +101,17 @@ def to_paxml(
       num_stages: Of a pipeline.
       repeats: Of a circular pipeline; with more than 1, arrays have a dimension for them.
     """
-    ours = {name: np.asarray(leaf) for name, leaf in named_leaves(dict(params)).items()}
-    count = len(ours["stack.layers.attention_norm.scale"])
+    pax = {name: np.asarray(leaf) for name, leaf in named_leaves(dict(params)).items()}
+    count = len(pax["stack.layers.attention_norm.scale"])
     if layers == "unrolled":
-        theirs = _paxml_layers("", count, ())
+        foreign = _paxml_layers("", count, ())
     elif layers == "repeat":
-        theirs = _paxml_layers("repeat/sub/", 1, (count,))
+        foreign = _paxml_layers("repeat/sub/", 1, (count,))
     else:
         dims = (repeats, num_stages) if repeats > 1 else (num_stages,)
-        theirs = _paxml_layers("pipeline/body/", count // math.prod(dims), dims)
-    layout = Layout(_RULES, theirs, Layers.stacked(count)).only(ours)
-    return {f"lm/{name}": array for name, array in from_pax(layout, ours)}
+        foreign = _paxml_layers("pipeline/body/", count // math.prod(dims), dims)
+    layout = Layout(_RULES, foreign, Layers.stacked(count)).only(pax)
+    return {f"lm/{name}": array for name, array in from_pax(layout, pax)}
 
 
 def _paxml_layers(prefix: str, num_names: int, dims: tuple[int, ...]) -> Layers:
@@ -122,7 +122,7 @@ def _paxml_layers(prefix: str, num_names: int, dims: tuple[int, ...]) -> Layers:
 
 
 def model_of(params: Mapping[str, Any]) -> LanguageModel:
-    """The model that paxml computed with such parameters: of family G, or with learned positions of family M."""
+    """The model of these parameters: of Pax's family G, or, with learned positions, of family M."""
     layer, table = params["stack"]["layers"], params["embedding"]["table"]
     num_layers, model_dims, num_heads, dims_per_head = layer["attention"]["query"].shape
     config = LanguageModel.config(
@@ -161,7 +161,7 @@ def learner_of(options: Mapping[str, Any], is_family_m: bool, run: str) -> Learn
     schedule = dataclasses.replace(schedule, **given)
     known = ("beta1", "beta2", "epsilon", "epsilon_root", "clip_threshold", "weight_decay")
     fields: dict[str, Any] = {name: args[name] for name in known if name in args}
-    if fields.get("clip_threshold", 1.0) <= 0:  # off, in paxml's words
+    if fields.get("clip_threshold", 1.0) <= 0:  # off, in paxml
         fields["clip_threshold"] = None
     return Learner(
         optimizer=Adam(**fields),
@@ -172,10 +172,10 @@ def learner_of(options: Mapping[str, Any], is_family_m: bool, run: str) -> Learn
 
 
 def compare(arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Largest differences between what pax computes and what a reference file holds.
+    """The largest differences between pax's results and a reference file.
 
     Absolute for logits and parameters, relative for losses, rates and norms; of a gradient, relative to its largest
-    entry. The gradient of a key bias is 0 but for rounding, and is left out, with what Adam makes of it.
+    entry. The gradient of a key bias is 0 except for rounding, and is left out, as is its update.
     """
     params = jax.tree.map(jnp.asarray, from_paxml(_group(arrays, "param")))
     model = model_of(params)
@@ -267,7 +267,7 @@ def _relative(ours: Any, theirs: Any) -> float:
 
 
 def main() -> None:
-    """Compares with the file that the command line names."""
+    """Compares with the reference file on the command line."""
     if len(sys.argv) != 2:
         raise SystemExit("usage: python -m paxcli.convert.paxml REFERENCE.npz")
     path = pathlib.Path(sys.argv[1])

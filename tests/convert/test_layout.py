@@ -83,9 +83,9 @@ def rules(draw: st.DrawFn, number: int, in_layers: bool) -> tuple[Rule, tuple[in
     if draw(st.booleans()):
         steps += [deinterleave(*range(names - 1, names))] if names > 1 and now[-1] % 2 == 0 and last == "" else []
     before = "{layer}." if in_layers else ""
-    ours = tuple(f"{before}ours_{number}_{part}" for part in range(names))
-    theirs, ours = f"{before}theirs_{number}", ours if names > 1 else ours[0]
-    return Rule(theirs, ours, tuple(steps), scale=draw(st.sampled_from([1.0, 0.5]))), shape
+    pax = tuple(f"{before}pax_{number}_{part}" for part in range(names))
+    foreign, pax = f"{before}foreign_{number}", pax if names > 1 else pax[0]
+    return Rule(foreign, pax, tuple(steps), scale=draw(st.sampled_from([1.0, 0.5]))), shape
 
 
 @settings(max_examples=200, deadline=None)
@@ -94,21 +94,21 @@ def test_random_layouts_go_there_and_back(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 6))
     drawn = [data.draw(rules(i, in_layers=bool(i))) for i in range(data.draw(st.integers(1, 4)))]
     layout = Layout(tuple(rule for rule, _ in drawn), data.draw(layers(count)), data.draw(layers(count)))
-    random, theirs = np.random.RandomState(0), {}
+    random, foreign = np.random.RandomState(0), {}
     for rule, shape in drawn:
-        (name,) = rule.names("theirs")
-        side = layout.layers(name, "theirs")
+        (name,) = rule.names("foreign")
+        side = layout.layers(name, "foreign")
         for tensor, numbers in side.tensors(name).items():
-            theirs[tensor] = side.arrange(numbers, random.randn(len(numbers), *shape).astype(np.float32))
+            foreign[tensor] = side.arrange(numbers, random.randn(len(numbers), *shape).astype(np.float32))
     for kind in ("params", "mu", "nu"):
-        ours = dict(to_pax(layout, theirs, kind))
-        assert_same(dict(from_pax(layout, ours, kind)), theirs)
-        assert_same(dict(to_pax(layout, dict(from_pax(layout, ours, kind)), kind)), ours)
-    ours = dict(to_pax(layout, theirs))
-    differences = compare_to_model(layout, ours, theirs)
-    assert not differences and set(differences.matched) == set(theirs)
-    assert layout.without_rule(ours) == layout.without_rule(theirs, "theirs") == []
-    assert layout.only(ours) == layout.only(theirs, "theirs") == layout
+        pax = dict(to_pax(layout, foreign, kind))
+        assert_same(dict(from_pax(layout, pax, kind)), foreign)
+        assert_same(dict(to_pax(layout, dict(from_pax(layout, pax, kind)), kind)), pax)
+    pax = dict(to_pax(layout, foreign))
+    differences = compare_to_model(layout, pax, foreign)
+    assert not differences and set(differences.matched) == set(foreign)
+    assert layout.without_rule(pax) == layout.without_rule(foreign, "foreign") == []
+    assert layout.only(pax) == layout.only(foreign, "foreign") == layout
 
 
 @pytest.mark.parametrize("family", ["llama2", "llama31", "mistral", "mixtral", "qwen3", "gemma2", "neox"])
@@ -117,11 +117,11 @@ def test_families_of_hugging_face_go_there_and_back(family: str) -> None:
     hf = {name.removeprefix("param/"): x for name, x in arrays.items() if name.startswith("param/")}
     num_layers = getattr(hf_families, family)().num_layers
     layout = hf_families.layout_of(family, hf, num_layers)
-    ours = named_leaves(hf_families.params_of(family, arrays, num_layers))
-    for name in layout.without_rule(hf, "theirs"):
+    pax = named_leaves(hf_families.params_of(family, arrays, num_layers))
+    for name in layout.without_rule(hf, "foreign"):
         del hf[name]
-    assert_same(dict(from_pax(layout, ours)), hf)
-    assert not compare_to_model(layout, ours, hf)
+    assert_same(dict(from_pax(layout, pax)), hf)
+    assert not compare_to_model(layout, pax, hf)
 
 
 def test_differences_are_named() -> None:
@@ -133,7 +133,7 @@ def test_differences_are_named() -> None:
     assert differences.matched == ["a", "h.0.b"] and differences.missing == ["c"] and differences.unexpected == ["d"]
     assert differences.mismatched == {"h.1.b": "`h.1.b` is [5, 4] there, [4, 5] here"}
     assert differences.text() == "`h.1.b` is [5, 4] there, [4, 5] here; it lacks `c`; only it has `d`"
-    assert layout.without_rule(params) == ["more"] and layout.without_rule(found, "theirs") == ["d"]
+    assert layout.without_rule(params) == ["more"] and layout.without_rule(found, "foreign") == ["d"]
 
 
 def test_a_stack_is_read_as_a_view_and_one_tensor_at_a_time() -> None:
@@ -141,7 +141,7 @@ def test_a_stack_is_read_as_a_view_and_one_tensor_at_a_time() -> None:
     layout = Layout(
         (Rule("{layer}.w", "stack.{layer}.w"),), Layers.stacked(4, axis=1), Layers.unstacked(4, "layers_{}")
     )
-    ((_, x),) = to_pax(Layout(layout.rules, layout.theirs, Layers.stacked(4)), {"layers.w": stack})
+    ((_, x),) = to_pax(Layout(layout.rules, layout.foreign, Layers.stacked(4)), {"layers.w": stack})
     assert np.shares_memory(x, stack)
     asked = []
 

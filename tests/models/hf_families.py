@@ -111,7 +111,7 @@ def params_of(family: str, arrays: dict[str, np.ndarray], num_layers: int) -> di
     layout = layout_of(family, hf, num_layers)
     if family == "neox":  # its second norm is equal to the first, the only one of pax's ParallelBlock
         hf = {name: x for name, x in hf.items() if ".post_attention_layernorm." not in name}
-    assert layout.without_rule(hf, "theirs") == []
+    assert layout.without_rule(hf, "foreign") == []
     return nested(dict(to_pax(layout, hf)))
 
 
@@ -119,9 +119,9 @@ def layout_of(family: str, hf: dict[str, np.ndarray], num_layers: int) -> Layout
     """How HF holds the parameters of a family."""
     kinds = 2 if family == "gemma2" else 1
     names = [f"layers.turn_{i % kinds}" if kinds > 1 else "layers" for i in range(num_layers)]
-    ours = Layers(tuple(Slot({"layer": name}, i // kinds) for i, name in enumerate(names)))
+    pax = Layers(tuple(Slot({"layer": name}, i // kinds) for i, name in enumerate(names)))
     rules = _neox_rules() if family == "neox" else _llama_rules(family, hf)
-    return Layout(rules, Layers.unstacked(num_layers), ours).only(hf, "theirs")
+    return Layout(rules, Layers.unstacked(num_layers), pax).only(hf, "foreign")
 
 
 _TRANSPOSED = (transpose(1, 0),)
@@ -133,9 +133,9 @@ def _llama_rules(family: str, hf: dict[str, np.ndarray]) -> tuple[Rule, ...]:
     width, kv_width = (len(hf[f"model.layers.0.self_attn.{x}_proj.weight"]) for x in "qk")
     size = width // heads
 
-    def rule(theirs: str, ours: str | tuple[str, ...], steps: tuple[Step, ...] = (), shift: float = 0.0) -> Rule:
-        names = tuple(f"stack.{{layer}}.{name}" for name in ([ours] if isinstance(ours, str) else ours))
-        return Rule(f"model.layers.{{layer}}.{theirs}", names, steps, shift=shift)
+    def rule(foreign: str, pax: str | tuple[str, ...], steps: tuple[Step, ...] = (), shift: float = 0.0) -> Rule:
+        names = tuple(f"stack.{{layer}}.{name}" for name in ([pax] if isinstance(pax, str) else pax))
+        return Rule(f"model.layers.{{layer}}.{foreign}", names, steps, shift=shift)
 
     def heads_of(width: int) -> tuple[Step, ...]:  # [N H, D] -> [D, N, H]
         return (*_TRANSPOSED, reshape((dims, width), (dims, width // size, size)))
@@ -155,7 +155,7 @@ def _llama_rules(family: str, hf: dict[str, np.ndarray]) -> tuple[Rule, ...]:
         Rule("model.embed_tokens.weight", "embedding.table"),
         Rule("model.norm.weight", "final_norm.scale", shift=shift),
         Rule("lm_head.weight", "head.w", _TRANSPOSED),
-        *(rule(f"{theirs}.weight", f"{ours}.scale", shift=shift) for theirs, ours in norms.items()),
+        *(rule(f"{foreign}.weight", f"{pax}.scale", shift=shift) for foreign, pax in norms.items()),
         rule("self_attn.q_proj.weight", "attention.query", heads_of(width)),
         rule("self_attn.k_proj.weight", "attention.key", heads_of(kv_width)),
         rule("self_attn.v_proj.weight", "attention.value", heads_of(kv_width)),
@@ -172,9 +172,9 @@ def _llama_rules(family: str, hf: dict[str, np.ndarray]) -> tuple[Rule, ...]:
 def _neox_rules() -> tuple[Rule, ...]:
     heads, size, dims = 4, 8, 32
 
-    def rule(theirs: str, ours: str | tuple[str, ...], *steps: Step, shift: float = 0.0) -> Rule:
-        names = tuple(f"stack.{{layer}}.{name}" for name in ([ours] if isinstance(ours, str) else ours))
-        return Rule(f"gpt_neox.layers.{{layer}}.{theirs}", names, steps, shift=shift)
+    def rule(foreign: str, pax: str | tuple[str, ...], *steps: Step, shift: float = 0.0) -> Rule:
+        names = tuple(f"stack.{{layer}}.{name}" for name in ([pax] if isinstance(pax, str) else pax))
+        return Rule(f"gpt_neox.layers.{{layer}}.{foreign}", names, steps, shift=shift)
 
     def qkv(*more: int) -> tuple[Step, ...]:  # of each head query, key and value
         return (reshape((heads * 3 * size, *more), (heads, 3, size, *more)), unstack(1))

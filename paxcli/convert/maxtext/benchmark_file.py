@@ -1,4 +1,4 @@
-"""MaxText's Python files of benchmarked configurations: dictionaries of keys, read as syntax and never imported."""
+"""Reads MaxText's Python files of benchmark configurations by their syntax tree. Never imports them."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def _launch(line: int, fields: Mapping[str | None, ast.expr], params: ast.Dict) 
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             launch.pairs.append(Pair(key.value, _text(value), value.lineno))
         else:
-            launch.reports.append(Diagnostic(value.lineno, _source(value)[:80], "no key of its own: it is left out"))
+            launch.diagnostics.append(Diagnostic(value.lineno, _source(value)[:80], "not a literal key, and left out"))
     if "xla_flags" in fields:
         launch.flags["LIBTPU_INIT_ARGS"] = " ".join(_text(fields["xla_flags"]).split())[:2000]
     return launch
 
 
 def _text(node: ast.expr | None) -> str:
-    """A literal as it would stand on a command line; anything else as its source."""
+    """A literal as on a command line; anything else as its source."""
     if node is None:
         return ""
     try:

@@ -1,4 +1,4 @@
-"""MaxText's checkpoints on disk: Orbax trees, found, listed, read one array at a time, and written."""
+"""Reads MaxText's Orbax checkpoints one array at a time, and writes them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paxcli.config.paths import located
 from paxcli.convert.layout import Kind
 from paxcli.errors import ConfigError, DataError, MissingError, first_line
 
-_MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # what a folder has that holds an Orbax tree
+_MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # files in a directory that holds an Orbax tree
 _ITEMS = ("items", "default")
 _PARAMETER = re.compile(r"(?:(?P<before>.+)\.)?(?P<name>(?:decoder|token_embedder)\..+?)(?:\.value)?")
 _COUNT = re.compile(r"opt_state\.(?:\d+\.)?count(?:\.value)?")
@@ -28,10 +28,10 @@ class MaxTextCheckpoint:
     """A checkpoint that MaxText, or one of its converters, wrote.
 
     Args:
-      directory: The folder of the tree itself (`…/0/items`), of a step, of all steps, or of the run.
+      directory: The directory of the tree itself (`…/0/items`), of a step, of all steps, or of the run.
 
     Raises:
-      DataError: There is no checkpoint, or it is none of a MaxText decoder.
+      DataError: There is no checkpoint, or it is not one of a MaxText decoder.
     """
 
     def __init__(self, directory: str | os.PathLike[str]):
@@ -43,7 +43,8 @@ class MaxTextCheckpoint:
             self._tree = self._handler.metadata(self.path).tree
         except Exception as error:
             raise DataError(
-                f"{self.path} cannot be read: {first_line(error)}", "Is the whole folder there, as MaxText wrote it?"
+                f"{self.path} cannot be read: {first_line(error)}",
+                "Check that the directory is complete, as MaxText wrote it.",
             ) from error
         self._leaves = named_leaves(self._tree)
         self._last: dict[str, np.ndarray] = {}
@@ -62,19 +63,19 @@ class MaxTextCheckpoint:
 
     @property
     def step(self) -> int:
-        """Steps done; 0 where nothing says it."""
+        """The step; 0 if the checkpoint has none."""
         return int(self._scalar("step")) if "step" in self._leaves else 0
 
     @property
     def optimizer(self) -> str | None:
-        """`adamw`, `adam_pax` or `sgd`, by what it keeps; None without a state, or with one of another."""
+        """`adamw`, `adam_pax` or `sgd`, inferred from the optimizer state; None without one."""
         if self._count is None:
             return None
         return "sgd" if not self._names["mu"] else "adam_pax" if self._count.startswith("opt_state.count") else "adamw"
 
     @property
     def count(self) -> int:
-        """Updates that the optimizer made."""
+        """The number of optimizer updates."""
         return 0 if self._count is None else int(self._scalar(self._count))
 
     @property
@@ -95,7 +96,7 @@ class MaxTextCheckpoint:
         Raises:
           DataError: It is damaged.
         """
-        if full_name not in self._last:  # unrolled layers ask for one stack again and again
+        if full_name not in self._last:  # unrolled layers read the same stack repeatedly
             self._last = {full_name: self._read(full_name)}
         return self._last[full_name]
 
@@ -112,7 +113,7 @@ class MaxTextCheckpoint:
             tree = self._handler.restore(self.path, args=ocp.args.PyTreeRestore(item=item, restore_args=arguments))
         except Exception as error:
             raise DataError(
-                f"`{full_name}` in {self.path} cannot be read: {first_line(error)}", "Bring it back from a copy."
+                f"`{full_name}` in {self.path} cannot be read: {first_line(error)}", "Restore it from a copy."
             ) from error
         return named_leaves(tree)[full_name]
 
@@ -127,14 +128,14 @@ class _Reader:
 
 
 def maxtext_folder(directory: str | os.PathLike[str], step: int) -> str:
-    """Where a checkpoint of this step would be written: the folder of the tree, which MaxText's keys name.
+    """The directory of the tree that a checkpoint of this step would be written to, for MaxText's keys.
 
     Raises:
-      ConfigError: There is one.
+      ConfigError: It exists.
     """
     folder = epath.Path(located(directory)) / str(step)
     if folder.exists():
-        raise ConfigError(f"{folder} is there already.", "Name another folder.")
+        raise ConfigError(f"{folder} already exists.", "Choose another directory.")
     return str(folder / _ITEMS[0])
 
 
@@ -142,12 +143,12 @@ def write_maxtext(directory: str | os.PathLike[str], step: int, state: Mapping[s
     """Writes a state as MaxText's own checkpoint manager does.
 
     Args:
-      directory: Of all steps; made if it is not there.
-      step: Its step.
-      state: `params`, `opt_state` and `step`, of numpy arrays.
+      directory: The directory of all steps, created if necessary.
+      step: The step.
+      state: `params`, `opt_state` and `step`, as numpy arrays.
 
     Raises:
-      MissingError: The folder cannot be written.
+      MissingError: The directory cannot be written.
     """
     import orbax.checkpoint as ocp
 
@@ -157,13 +158,15 @@ def write_maxtext(directory: str | os.PathLike[str], step: int, state: Mapping[s
         with ocp.CheckpointManager(folder, item_names=_ITEMS[:1], options=options) as manager:
             manager.save(step, args=ocp.args.Composite(items=ocp.args.PyTreeSave(state)))
     except (OSError, ValueError) as error:
-        raise MissingError(f"{folder} cannot be written: {first_line(error)}", "Choose another folder.") from error
+        raise MissingError(f"{folder} cannot be written: {first_line(error)}", "Choose another directory.") from error
 
 
 def _tree_in(folder: epath.Path) -> epath.Path:
-    """The folder of the tree: this one, or that of the newest step below it."""
+    """The directory of the tree: this one, or that of the latest step in it."""
     if not folder.is_dir():
-        raise DataError(f"There is no folder {folder}.", "Name the folder of a MaxText checkpoint, such as …/0/items.")
+        raise DataError(
+            f"There is no directory {folder}.", "Give the directory of a MaxText checkpoint, such as …/0/items."
+        )
     below = [folder / "checkpoints", folder]
     steps = [path for parent in below if parent.is_dir() for path in parent.iterdir() if path.name.isdigit()]
     newest = [max(steps, key=lambda path: int(path.name))] if steps else []
@@ -171,5 +174,5 @@ def _tree_in(folder: epath.Path) -> epath.Path:
         if any((candidate / mark).exists() for mark in _MARKS):
             return candidate
     raise DataError(
-        f"{folder} holds no checkpoint.", "Name the folder of a MaxText checkpoint, such as …/checkpoints/0/items."
+        f"{folder} holds no checkpoint.", "Give the directory of a MaxText checkpoint, such as …/checkpoints/0/items."
     )

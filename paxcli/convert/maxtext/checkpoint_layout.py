@@ -92,7 +92,7 @@ def layout_of(maxtext: MaxTextLayout, params: Collection[str], differences: Diff
       differences: In the numbers.
 
     Raises:
-      ConfigError: MaxText has no place for a parameter.
+      ConfigError: MaxText has no array for a parameter.
     """
     is_top = [name for name in params if not name.startswith("stack.")]
     rules = (
@@ -109,7 +109,7 @@ def layout_of(maxtext: MaxTextLayout, params: Collection[str], differences: Diff
     left = layout.without_rule(params)
     if left:
         raise ConfigError(
-            f"MaxText with decoder_block={maxtext.block} has no place for {listing(left)}.",
+            f"MaxText with decoder_block={maxtext.block} has no array for {listing(left)}.",
             "Switch that off in the recipe." if set(left) & set(is_top) else f"Supported blocks: {', '.join(_NORMS)}.",
         )
     return layout
@@ -139,20 +139,20 @@ def _maxtext_layers(maxtext: MaxTextLayout) -> Layers:
 
 
 def _rule(
-    theirs: str, ours: str | tuple[str, ...], steps: tuple[Step, ...] = (), scale: float = 1.0, shift: float = 0.0
+    foreign: str, pax: str | tuple[str, ...], steps: tuple[Step, ...] = (), scale: float = 1.0, shift: float = 0.0
 ) -> Rule:
     """A rule for a parameter within a layer."""
-    first, dot, rest = theirs.partition(".")
-    names = tuple(f"stack.{{layer}}.{name}" for name in ([ours] if isinstance(ours, str) else ours))
+    first, dot, rest = foreign.partition(".")
+    names = tuple(f"stack.{{layer}}.{name}" for name in ([pax] if isinstance(pax, str) else pax))
     return Rule(f"decoder.{{layer}}.{first}{{kind}}{dot}{rest}", names, steps, scale, shift)
 
 
 def _norm_rules(maxtext: MaxTextLayout, differences: Differences) -> list[Rule]:
     return [
-        _rule(f"{theirs}.{part}", f"{ours}.{part}", shift=differences.norm_shift if part == "scale" else 0.0)
-        for ours, theirs in zip(_PAX_NORMS, _NORMS[maxtext.block], strict=True)
+        _rule(f"{foreign}.{part}", f"{pax}.{part}", shift=differences.norm_shift if part == "scale" else 0.0)
+        for pax, foreign in zip(_PAX_NORMS, _NORMS[maxtext.block], strict=True)
         for part in ("scale", "bias")
-        if theirs
+        if foreign
     ]
 
 
@@ -188,9 +188,9 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
 
 def _feed_forward_rules(maxtext: MaxTextLayout, params: Collection[str]) -> list[Rule]:
     if _has(params, "feed_forward.router"):
-        theirs = "moe_block" if maxtext.block == "qwen3_moe" else "MoeBlock_0"
+        foreign = "moe_block" if maxtext.block == "qwen3_moe" else "MoeBlock_0"
         names = {"gate.kernel": "router", "wi_0": "w_gate", "wi_1": "w_in", "wo": "w_out"}
-        return [_rule(f"{theirs}.{name}", f"feed_forward.{ours}") for name, ours in names.items()]
+        return [_rule(f"{foreign}.{name}", f"feed_forward.{pax}") for name, pax in names.items()]
     rules = [
         _rule("mlp.wo.kernel", "feed_forward.w_out", _TRANSPOSED),
         _rule("mlp.wo.bias", "feed_forward.b_out"),

@@ -1,4 +1,4 @@
-"""From when a launch is, as far as its keys tell: the same keys meant other models at other times."""
+"""Infers the date of a launch from its keys: the defaults of MaxText changed over time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paxcli.convert.maxtext.launch import Launch
 from paxcli.convert.maxtext.tables import FIRST_DAY, lives, timelines
 
 LAST_DAY = datetime.date(2026, 8, 22)
-"""The last day that the tables know."""
+"""The last day that the tables cover."""
 
 _ENTRIES = (
     ("maxtext.trainers.", datetime.date(2026, 3, 11)),
@@ -23,9 +23,14 @@ _HARMLESS = ("attention", "dataset_type", "dataset_name", "add_bos", "load_balan
 
 @dataclasses.dataclass(frozen=True)
 class Era:
-    """The days of which a launch can be: from `first` up to and including `last`, and what says so.
+    """The days on which a launch may have been written.
 
-    `open_keys` have other defaults on some of these days than on others, and are not given.
+    Attributes:
+      first: The first.
+      last: The last, included.
+      reasons: What in the launch determines them.
+      open_keys: Keys without a value in the launch whose defaults changed between these days.
+      is_given: Whether the user gave the date.
     """
 
     first: datetime.date
@@ -36,15 +41,15 @@ class Era:
 
     @property
     def day(self) -> datetime.date:
-        """The day whose defaults are taken: the last that is possible."""
+        """The day whose defaults apply: the last possible one."""
         return self.last
 
     def text(self) -> str:
-        """For people."""
+        """A description for the report."""
         if self.is_given:
             return f"{self.day}, as given"
         days = f"{self.first} to {self.last}" if self.first != self.last else str(self.first)
-        return f"{days}, from {', '.join(self.reasons)}" if self.reasons else f"{days}: nothing in it tells"
+        return f"{days}, from {', '.join(self.reasons)}" if self.reasons else f"{days}; no key narrows it down"
 
 
 def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = None) -> Era:
@@ -52,8 +57,8 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
 
     Args:
       launch: The launch.
-      given: Keys whose defaults do not matter, since they have values. With a `decoder_block`, positions are its own.
-      date: What the user says; wins.
+      given: Keys that have values, whose defaults do not matter. A `decoder_block` implies its kind of positions.
+      date: Given by the user; overrides the rest.
     """
     given = {*given, "_position"} if "decoder_block" in given else given
     if date is not None:
@@ -65,7 +70,7 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
             first, first_reason = came, name
         if went is not None and went - datetime.timedelta(days=1) < last:
             last, last_reason = went - datetime.timedelta(days=1), name
-    first = min(first, last)  # keys of different times, which MaxText would have refused: the older ones win
+    first = min(first, last)  # keys of different times, which MaxText would have rejected: the older ones win
     open_keys = tuple(
         key
         for key, timeline in timelines().items()
@@ -76,7 +81,7 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
 
 
 def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.date | None]]:
-    """What occurs in a launch, with its first day and the first day without it."""
+    """What occurs in a launch, with the first day that had it and the first day that no longer did."""
     spans = lives()
     names = [name for pair in launch.pairs for name in (pair.key, f"{pair.key}={pair.value}")]
     found = [(name, spans[name].get("first"), spans[name].get("last")) for name in names if name in spans]

@@ -1,4 +1,4 @@
-"""A recipe in the making: values by path, each with the key that it comes from, and what has to be said about them."""
+"""A recipe while it is built: values by path, the MaxText keys that they come from, and remarks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from paxcli.convert.maxtext.settings import Dropped, Settings
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One line of the table: a key of MaxText's and what became of it.
+    """One line of the report's table: a MaxText key and the recipe value made from it.
 
     Attributes:
       maxtext: The key, or several.
       value: MaxText's value.
-      scaled: The value after MaxText's scaling; equal to it where nothing scales.
+      scaled: The value after `scale` or `global_parameter_scale`; the same where neither applies.
       pax: The path in the recipe.
       pax_value: The value there.
-      line: In the script; None for the model's and default values.
+      line: In the script; None for values of the model and defaults.
       origin: `script`, `environment`, `model`, `default`.
     """
 
@@ -33,14 +33,14 @@ class Row:
 
 @dataclasses.dataclass
 class Draft:
-    """What a conversion has found so far.
+    """The state of a conversion.
 
     Attributes:
       settings: MaxText's values.
-      values: Path -> plain value, in the order in which they are to be set.
+      values: Path -> plain value, in the order of assignment.
       rows: The table.
-      approximated: What pax does nearly as MaxText does.
-      num_devices: Over all slices; None when nobody says.
+      approximated: What pax computes approximately as MaxText does.
+      num_devices: Over all slices; None if unknown.
     """
 
     settings: Settings
@@ -49,8 +49,8 @@ class Draft:
     approximated: list[str] = dataclasses.field(default_factory=list)
     num_devices: int | None = None
 
-    def put(self, path: str, value: Any, *keys: str, scaled: Any = None) -> None:
-        """Sets a path, because of these keys; none stand for what was fixed in MaxText's code."""
+    def set(self, path: str, value: Any, *keys: str, scaled: Any = None) -> None:
+        """Sets the value of a path, with the keys that it comes from; no keys = fixed in MaxText's code."""
         self.values[path] = value
         found = [(key, self.settings.values[key]) for key in keys if key in self.settings.values]
         if scaled is not None and found and scaled != found[0][1].value:
@@ -66,17 +66,17 @@ class Draft:
         self.rows.append(Row(names, shown, after, path, value, lines[0] if lines else None, origin))
 
     def drop(self, key: str, why: str) -> None:
-        """Leaves out a key that the launch gives."""
+        """Reports a key of the launch that the recipe has no value for."""
         if self.settings.given(key):
             setting = self.settings.values[key]
             self.settings.dropped.append(Dropped(key, str(setting.value), setting.line or 0, why))
 
-    def near(self, text: str) -> None:
-        """Notes something that pax does nearly alike."""
+    def note_approximation(self, text: str) -> None:
+        """Reports something that pax computes approximately."""
         if text not in self.approximated:
             self.approximated.append(text)
 
-    def ask(self, text: str) -> None:
-        """Notes something that the user has to decide."""
+    def note_undecided(self, text: str) -> None:
+        """Reports something that the user has to decide."""
         if text not in self.settings.undecided:
             self.settings.undecided.append(text)

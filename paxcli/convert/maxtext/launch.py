@@ -1,4 +1,4 @@
-"""A command that starts MaxText: what it runs, with which keys, on which devices."""
+"""A command that starts MaxText: its program, keys, flags and devices."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paxcli.convert.maxtext.shell_words import Word
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One `key=value`, with the line that it stands on and what its value lacks."""
+    """One `key=value`, with its line, and the variables and commands that its value is missing."""
 
     key: str
     value: str
@@ -21,7 +21,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Diagnostic:
-    """Something that was read and not followed."""
+    """Something in a file that was not used, and why."""
 
     line: int
     text: str
@@ -30,19 +30,19 @@ class Diagnostic:
 
 @dataclasses.dataclass
 class Launch:
-    """One start of a training.
+    """One training run.
 
     Attributes:
-      line: Where the command begins.
-      entry: What Python runs: a path, or a module.
-      config: The .yml that it names, or None.
-      pairs: Its keys in order, duplicates too.
+      line: The first line of the command.
+      entry: The program that Python runs: a path, or a module.
+      config: The .yml on its command line, or None.
+      pairs: Its keys in order, duplicates included.
       overrides: Keys set by exported `M_…` variables.
       flags: `LIBTPU_INIT_ARGS` and `XLA_FLAGS`, as written.
-      topology: Accelerator of a wrapper's flags, such as `v4-128`.
-      num_slices: Slices of a wrapper's flags.
-      note: The comment after it.
-      reports: Words of the command that are no keys.
+      topology: The accelerator in the flags of a wrapper such as xpk: `v4-128`.
+      num_slices: The number of slices in those flags.
+      note: The comment after the command.
+      diagnostics: Words of the command that are not `key=value`.
     """
 
     line: int
@@ -54,12 +54,18 @@ class Launch:
     topology: str | None = None
     num_slices: int | None = None
     note: str = ""
-    reports: list[Diagnostic] = dataclasses.field(default_factory=list)
+    diagnostics: list[Diagnostic] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
 class LaunchFile:
-    """What a file holds: launches, and what was passed over."""
+    """The launches in a file.
+
+    Attributes:
+      launches: MaxText's training commands.
+      skipped: Statements that were not evaluated.
+      others: Python commands that do not train.
+    """
 
     launches: list[Launch] = dataclasses.field(default_factory=list)
     skipped: list[Diagnostic] = dataclasses.field(default_factory=list)
@@ -76,7 +82,7 @@ _BEFORE_OPTIONS = 24
 
 
 def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
-    """What a Python command runs, or None when the words are no Python command.
+    """The program that a command runs with Python; None if it does not start Python.
 
     Returns:
       Its kind (`train`, `post-train`, `wrapper` or `other`), its name, and how many words that took.
@@ -97,7 +103,7 @@ def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
 
 
 def _python_at(words: Sequence[str]) -> int | None:
-    """Where `python` stands: first, or after a program that runs another."""
+    """The index of `python`: first, or after a program that runs another."""
     first = next((i for i, word in enumerate(words) if word), None)
     if first is None:
         return None
@@ -135,7 +141,7 @@ def options_of(words: Iterable[Word]) -> dict[str, Word]:
 
 
 def read_arguments(words: Sequence[Word], lines: Sequence[int], launch: Launch) -> None:
-    """The words after the entry: a config file, `key=value` pairs, and what is neither."""
+    """Adds the words after the program to a launch: a config, `key=value` pairs, and diagnostics for the rest."""
     at = 0
     while at < len(words):
         word, line = words[at], lines[at]
@@ -147,10 +153,10 @@ def read_arguments(words: Sequence[Word], lines: Sequence[int], launch: Launch) 
         elif text.endswith((".yml", ".yaml")) and not equals:
             launch.config = text
         elif re.fullmatch(r"[A-Za-z_]\w*:", text) and after and "=" not in after:
-            reason = f"no key=value: MaxText refuses it. Read as {text[:-1]}={after}"
-            launch.reports.append(Diagnostic(line, f"{text} {after}", reason))
+            reason = f"not key=value, which MaxText rejects. Read as {text[:-1]}={after}"
+            launch.diagnostics.append(Diagnostic(line, f"{text} {after}", reason))
             launch.pairs.append(Pair(text[:-1], after, line, words[at + 1].missing))
             at += 1
         elif text or not word.missing:
-            launch.reports.append(Diagnostic(line, text[:80], "no key=value: MaxText refuses it"))
+            launch.diagnostics.append(Diagnostic(line, text[:80], "not key=value, which MaxText rejects"))
         at += 1

@@ -1,4 +1,4 @@
-"""From a launch to a recipe."""
+"""Converts a MaxText launch to a recipe."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from paxcli.config.assign import assign
 from paxcli.config.load import load
 from paxcli.convert.maxtext.draft import Draft, Row
 from paxcli.convert.maxtext.launch import Launch
-from paxcli.convert.maxtext.model_map import put_model
+from paxcli.convert.maxtext.model_map import set_model
 from paxcli.convert.maxtext.settings import Dropped, Settings, settings_of
-from paxcli.convert.maxtext.sizes import Flops, flops, parameters
-from paxcli.convert.maxtext.topology import Topology, put_mesh, topology_of
-from paxcli.convert.maxtext.training_map import global_batch, put_training
+from paxcli.convert.maxtext.sizes import StepFlops, flops, parameters
+from paxcli.convert.maxtext.topology import Topology, set_mesh, topology_of
+from paxcli.convert.maxtext.training_map import global_batch, set_training
 
 BASE_RECIPE = "maxtext-base"
 
 
 @dataclasses.dataclass(frozen=True)
 class Conversion:
-    """A recipe for a launch, and all there is to say about it.
+    """A recipe for a launch, and the facts for the report.
 
     Attributes:
-      name: What to call it.
-      values: Path -> plain value on top of `BASE_RECIPE`, in order.
-      rows: Where each value comes from.
-      settings: MaxText's values, with what was dropped, warned of and left undecided.
-      approximated: What pax does nearly alike.
-      parameters: Of MaxText's model, by its own sizes.
-      flops: TFLOPs of a step on each device, by MaxText's formula of the day.
-      tokens_per_step: None when nobody says how many devices there are.
-      num_devices: None as well.
-      topology: What the devices are taken from.
+      name: The name of its file, with the line if there are several launches.
+      values: Path -> plain value, to be assigned to `BASE_RECIPE` in order.
+      rows: The source of each value.
+      settings: MaxText's values, with dropped keys, warnings and undecided questions.
+      approximated: What pax computes approximately.
+      parameters: The number of MaxText's parameters, from its own sizes.
+      flops: TFLOPs per step and device, by MaxText's formula of the date.
+      tokens_per_step: Over all devices; None if their number is unknown.
+      num_devices: Over all slices; None if unknown.
+      topology: Devices per slice, and slices.
       flags: `LIBTPU_INIT_ARGS` and `XLA_FLAGS`.
-      note: The comment after the command: measured speed, mostly.
+      note: The comment after the command, often a measured speed.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Conversion:
     settings: Settings
     approximated: list[str]
     parameters: int
-    flops: Flops
+    flops: StepFlops
     tokens_per_step: int | None
     num_devices: int | None
     topology: Topology
@@ -56,7 +56,7 @@ class Conversion:
 
     @property
     def dropped(self) -> list[Dropped]:
-        """Keys that are left out."""
+        """Keys that the recipe has no value for."""
         return self.settings.dropped
 
 
@@ -68,23 +68,23 @@ def convert(
     topology: str | None = None,
     slices: int | None = None,
 ) -> Conversion:
-    """Makes a recipe of a launch.
+    """Converts a launch to a recipe.
 
     Args:
       launch: The launch.
-      name: The name of its file, which may say the topology.
-      date: The day whose defaults hold; None = inferred.
+      name: The name of its file, which may contain the topology.
+      date: The day whose defaults apply; None = inferred.
       topology: One slice, such as `v4-128`; None = inferred.
       slices: How many; None = inferred.
 
     Raises:
-      ConfigError: No recipe can be made; the hint says what would help.
+      ConfigError: Pax has no such recipe; the hint says what to change.
     """
     draft = Draft(settings_of(launch, date))
     found = topology_of(launch, draft, name, topology, slices)
-    put_mesh(draft, found)
-    put_model(draft)
-    put_training(draft)
+    set_mesh(draft, found)
+    set_model(draft)
+    set_training(draft)
     rows = global_batch(draft)
     return Conversion(
         name=name,

@@ -22,10 +22,10 @@ BLOCKS = {
     "qwen3": "TransformerBlock",
     "qwen3_moe": "TransformerBlock",
 }
-"""MaxText's `decoder_block` -> the block of pax."""
+"""MaxText's `decoder_block` -> pax's block."""
 
 SCALES_QUERIES = ("gpt3", "qwen3", "qwen3_moe", "gemma3")
-"""Blocks that multiply queries by 1 / sqrt(H). In the others their weights carry the root."""
+"""Blocks that multiply queries by 1 / sqrt(H). The others initialize the query weights smaller by that factor."""
 
 _NEAREST = {
     "deepseek": "mixtral",
@@ -47,26 +47,26 @@ _NEAREST = {
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu", "tanh": "tanh", "sigmoid": "sigmoid"}
 
 
-def put_model(draft: Draft) -> None:
-    """Everything about the network.
+def set_model(draft: Draft) -> None:
+    """Sets everything about the network.
 
     Raises:
-      ConfigError: The model has a part that pax lacks; the hint names the nearest.
+      ConfigError: The model has a part that pax does not have; the hint names the nearest.
     """
     settings = draft.settings
     _refuse(settings)
-    _put_sizes(draft)
-    _put_tables(draft)
+    _set_sizes(draft)
+    _set_tables(draft)
     block, local = BLOCKS[settings["decoder_block"]], LOCAL_LAYERS.get(settings["decoder_block"])
     if _is_pipelined(settings):
-        _put_pipeline(draft)
+        _set_pipeline(draft)
     if local is None:
-        draft.put(f"{_STACK}.scan", settings["scan_layers"], "scan_layers")
-        draft.put(f"{_STACK}.block", block, "decoder_block")
-        _put_block(draft, f"{_STACK}.block", settings["attention_type"] != "global")
+        draft.set(f"{_STACK}.scan", settings["scan_layers"], "scan_layers")
+        draft.set(f"{_STACK}.block", block, "decoder_block")
+        _set_block(draft, f"{_STACK}.block", settings["attention_type"] != "global")
     else:
-        _put_turns(draft, block, local)
-    _put_norm(draft, f"{_MODEL}.final_norm")
+        _set_interleaved(draft, block, local)
+    _set_norm(draft, f"{_MODEL}.final_norm")
     _note_differences(draft)
 
 
@@ -74,28 +74,30 @@ def _is_pipelined(settings: Settings) -> bool:
     return settings["ici_pipeline_parallelism"] > 1 or settings["dcn_pipeline_parallelism"] > 1
 
 
-def _put_turns(draft: Draft, block: str, local: tuple[bool, ...]) -> None:
+def _set_interleaved(draft: Draft, block: str, local: tuple[bool, ...]) -> None:
     settings = draft.settings
-    draft.put(_STACK, "PatternedStack", "decoder_block")
+    draft.set(_STACK, "PatternedStack", "decoder_block")
     layers = sizes_of(settings).layers
     scan = settings["scan_layers"] and layers % len(local) == 0
-    draft.put(f"{_STACK}.scan", scan, "scan_layers")
+    draft.set(f"{_STACK}.scan", scan, "scan_layers")
     if scan != settings["scan_layers"]:
-        draft.near(f"scan_layers: {layers} layers are no multiple of {len(local)}, so they are unrolled.")
-    draft.put(f"{_STACK}.turns", [block] * len(local), "decoder_block")
+        draft.note_approximation(
+            f"scan_layers: {layers} layers are not a multiple of {len(local)}, so they are unrolled."
+        )
+    draft.set(f"{_STACK}.turns", [block] * len(local), "decoder_block")
     for turn, has_window in enumerate(local):
-        _put_block(draft, f"{_STACK}.turns.{turn}", has_window)
+        _set_block(draft, f"{_STACK}.turns.{turn}", has_window)
 
 
-def _put_block(draft: Draft, path: str, has_window: bool) -> None:
-    """One layer, or all alike."""
+def _set_block(draft: Draft, path: str, has_window: bool) -> None:
+    """Sets a layer template."""
     if draft.settings["use_post_attn_norm"]:
-        draft.put(f"{path}.post_norms", True, "use_post_attn_norm", "use_post_ffw_norm")
+        draft.set(f"{path}.post_norms", True, "use_post_attn_norm", "use_post_ffw_norm")
     if _is_fp8(draft.settings):
-        draft.put(f"{path}.precision", "fp8", "quantization")
-    _put_norm(draft, f"{path}.norm")
-    _put_attention(draft, f"{path}.attention", has_window)
-    _put_feed_forward(draft, f"{path}.feed_forward")
+        draft.set(f"{path}.precision", "fp8", "quantization")
+    _set_norm(draft, f"{path}.norm")
+    _set_attention(draft, f"{path}.attention", has_window)
+    _set_feed_forward(draft, f"{path}.feed_forward")
 
 
 def _refuse(settings: Settings) -> None:
@@ -110,132 +112,133 @@ def _refuse(settings: Settings) -> None:
         raise ConfigError(f"attention_type={kind} is not one that pax has.", "Pax has global and local_sliding.")
     if settings["shared_experts"] or settings["first_num_dense_layers"]:
         raise ConfigError(
-            "shared_experts and first_num_dense_layers: pax has no layers of several kinds in a model.",
+            "Pax has no shared experts or dense first layers (shared_experts, first_num_dense_layers).",
             "The nearest is decoder_block=mixtral, in which each layer has the same experts.",
         )
     if block in LOCAL_LAYERS and _is_pipelined(settings):
         raise ConfigError(
-            f"decoder_block={block}: layers of several kinds cannot be pipelined.", "Set *_pipeline_parallelism to 1."
+            f"decoder_block={block}: interleaved kinds of layers cannot be pipelined.",
+            "Set *_pipeline_parallelism to 1.",
         )
     if settings["use_post_attn_norm"] != settings["use_post_ffw_norm"]:
         raise ConfigError("use_post_attn_norm and use_post_ffw_norm differ.", "Pax has both or neither.")
 
 
-def _put_sizes(draft: Draft) -> None:
+def _set_sizes(draft: Draft) -> None:
     settings, s = draft.settings, sizes_of(draft.settings)
-    draft.put(f"{_MODEL}.num_layers", s.layers, "base_num_decoder_layers", scaled=s.layers)
-    draft.put(f"{_MODEL}.model_dims", s.emb, "base_emb_dim", scaled=s.emb)
+    draft.set(f"{_MODEL}.num_layers", s.layers, "base_num_decoder_layers", scaled=s.layers)
+    draft.set(f"{_MODEL}.model_dims", s.emb, "base_emb_dim", scaled=s.emb)
     if settings["num_experts"] > 1:
-        draft.put(f"{_MODEL}.hidden_dims", s.moe_mlp, "base_moe_mlp_dim", "base_mlp_dim", scaled=s.moe_mlp)
+        draft.set(f"{_MODEL}.hidden_dims", s.moe_mlp, "base_moe_mlp_dim", "base_mlp_dim", scaled=s.moe_mlp)
     else:
-        draft.put(f"{_MODEL}.hidden_dims", s.mlp, "base_mlp_dim", scaled=s.mlp)
-    draft.put(f"{_MODEL}.num_heads", s.heads, "base_num_query_heads", scaled=s.heads)
+        draft.set(f"{_MODEL}.hidden_dims", s.mlp, "base_mlp_dim", scaled=s.mlp)
+    draft.set(f"{_MODEL}.num_heads", s.heads, "base_num_query_heads", scaled=s.heads)
     kv_heads = s.kv_heads if s.kv_heads != s.heads else None
-    draft.put(f"{_MODEL}.num_kv_heads", kv_heads, "base_num_kv_heads", scaled=s.kv_heads)
-    draft.put(f"{_MODEL}.dims_per_head", s.head_dim, "head_dim")
-    draft.put(f"{_MODEL}.vocab_size", s.vocab, "vocab_size")
-    draft.put(f"{_MODEL}.max_seq_len", settings["max_target_length"], "max_target_length")
+    draft.set(f"{_MODEL}.num_kv_heads", kv_heads, "base_num_kv_heads", scaled=s.kv_heads)
+    draft.set(f"{_MODEL}.dims_per_head", s.head_dim, "head_dim")
+    draft.set(f"{_MODEL}.vocab_size", s.vocab, "vocab_size")
+    draft.set(f"{_MODEL}.max_seq_len", settings["max_target_length"], "max_target_length")
     if settings["dtype"] not in ("bfloat16", "float32"):
         raise ConfigError(
             f"dtype={settings['dtype']} is not one that pax computes in.", "Pax has bfloat16 and float32."
         )
-    draft.put(f"{_MODEL}.fprop_dtype", settings["dtype"], "dtype")
+    draft.set(f"{_MODEL}.fprop_dtype", settings["dtype"], "dtype")
     if settings["z_loss_multiplier"]:
-        draft.put(f"{_MODEL}.z_loss_weight", settings["z_loss_multiplier"], "z_loss_multiplier")
+        draft.set(f"{_MODEL}.z_loss_weight", settings["z_loss_multiplier"], "z_loss_multiplier")
 
 
-def _put_tables(draft: Draft) -> None:
-    """Positions that are added, the table of tokens, and what scores them."""
+def _set_tables(draft: Draft) -> None:
+    """Sets absolute positions, the embedding table and the output head."""
     settings = draft.settings
     if settings["trainable_position_size"] > 0:
-        draft.put(f"{_MODEL}.position", "LearnedPositions", "trainable_position_size")
-        draft.put(f"{_MODEL}.position.num_positions", settings["trainable_position_size"], "trainable_position_size")
+        draft.set(f"{_MODEL}.position", "LearnedPositions", "trainable_position_size")
+        draft.set(f"{_MODEL}.position.num_positions", settings["trainable_position_size"], "trainable_position_size")
     elif settings["use_untrainable_positional_embedding"]:
-        draft.put(f"{_MODEL}.position", "SinusoidPositions", "use_untrainable_positional_embedding")
+        draft.set(f"{_MODEL}.position", "SinusoidPositions", "use_untrainable_positional_embedding")
     else:
-        draft.put(f"{_MODEL}.position", None, "trainable_position_size", "use_untrainable_positional_embedding")
+        draft.set(f"{_MODEL}.position", None, "trainable_position_size", "use_untrainable_positional_embedding")
     cap = settings["final_logits_soft_cap"] or None
     if not settings["logits_via_embedding"]:
-        draft.put(f"{_MODEL}.head", "OutputHead", "logits_via_embedding")
-        draft.put(f"{_MODEL}.head.logit_cap", cap, "final_logits_soft_cap")
+        draft.set(f"{_MODEL}.head", "OutputHead", "logits_via_embedding")
+        draft.set(f"{_MODEL}.head.logit_cap", cap, "final_logits_soft_cap")
         return
-    draft.put(f"{_MODEL}.embedding.logit_cap", cap, "final_logits_soft_cap")
+    draft.set(f"{_MODEL}.embedding.logit_cap", cap, "final_logits_soft_cap")
     if settings["normalize_embedding_logits"]:
-        draft.put(
+        draft.set(
             f"{_MODEL}.embedding.scale_logits_sqrt_depth", True, "logits_via_embedding", "normalize_embedding_logits"
         )
 
 
-def _put_pipeline(draft: Draft) -> None:
+def _set_pipeline(draft: Draft) -> None:
     settings = draft.settings
     stages = max(settings["ici_pipeline_parallelism"], 1) * max(settings["dcn_pipeline_parallelism"], 1)
     per_stage, repeats = settings["num_layers_per_pipeline_stage"], settings["num_pipeline_repeats"]
     if repeats < 1:
         repeats = max(sizes_of(settings).layers // (stages * per_stage), 1)
     microbatches = settings["num_pipeline_microbatches"]
-    draft.put(_STACK, "PipelinedStack", "ici_pipeline_parallelism")
-    draft.put(f"{_STACK}.num_stages", stages, "ici_pipeline_parallelism", "dcn_pipeline_parallelism")
-    draft.put(f"{_STACK}.circular_repeat", repeats, "num_pipeline_repeats", "num_layers_per_pipeline_stage")
-    draft.put(f"{_STACK}.num_microbatches", microbatches if microbatches > 0 else stages, "num_pipeline_microbatches")
+    draft.set(_STACK, "PipelinedStack", "ici_pipeline_parallelism")
+    draft.set(f"{_STACK}.num_stages", stages, "ici_pipeline_parallelism", "dcn_pipeline_parallelism")
+    draft.set(f"{_STACK}.circular_repeat", repeats, "num_pipeline_repeats", "num_layers_per_pipeline_stage")
+    draft.set(f"{_STACK}.num_microbatches", microbatches if microbatches > 0 else stages, "num_pipeline_microbatches")
 
 
 def _is_fp8(settings: Settings) -> bool:
-    """Whether MaxText multiplies as pax's `precision: fp8` does, which its experts do not."""
+    """Whether MaxText computes matmuls as pax's `precision: fp8` does. Its experts do not."""
     return settings["quantization"] == "fp8" and settings["num_experts"] == 1
 
 
-def _put_norm(draft: Draft, path: str) -> None:
+def _set_norm(draft: Draft, path: str) -> None:
     norm = "LayerNorm" if draft.settings["decoder_block"] == "gpt3" else "RmsNorm"
-    draft.put(path, norm, "decoder_block")
-    draft.put(f"{path}.epsilon", draft.settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
+    draft.set(path, norm, "decoder_block")
+    draft.set(f"{path}.epsilon", draft.settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
     if norm == "RmsNorm":
-        draft.put(f"{path}.direct_scale", True, "decoder_block")
+        draft.set(f"{path}.direct_scale", True, "decoder_block")
 
 
-def _put_attention(draft: Draft, path: str, has_window: bool) -> None:
+def _set_attention(draft: Draft, path: str, has_window: bool) -> None:
     settings = draft.settings
-    draft.put(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
-    draft.put(f"{path}.logit_cap", settings["attn_logits_soft_cap"] or None, "attn_logits_soft_cap")
-    _put_rotary(draft, path, has_window)
+    draft.set(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
+    draft.set(f"{path}.logit_cap", settings["attn_logits_soft_cap"] or None, "attn_logits_soft_cap")
+    _set_rotary(draft, path, has_window)
     if settings["use_qk_norm"]:
-        draft.put(f"{path}.qk_norm", "RmsNorm", "use_qk_norm")
-        draft.put(f"{path}.qk_norm.epsilon", settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
-        draft.put(f"{path}.qk_norm.direct_scale", True, "use_qk_norm")
+        draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm")
+        draft.set(f"{path}.qk_norm.epsilon", settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
+        draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm")
     if settings["decoder_block"] not in SCALES_QUERIES:
-        draft.put(f"{path}.query_scale", 1.0, "decoder_block")
+        draft.set(f"{path}.query_scale", 1.0, "decoder_block")
     elif settings.model_name == "gemma3-27b":
         s = sizes_of(settings)
-        draft.put(f"{path}.query_scale", (s.emb // s.heads) ** -0.5, "model_name")
+        draft.set(f"{path}.query_scale", (s.emb // s.heads) ** -0.5, "model_name")
     window = settings["sliding_window_size"]
     if has_window and 0 < window < settings["max_target_length"]:
-        draft.put(f"{path}.window", window, "sliding_window_size")
+        draft.set(f"{path}.window", window, "sliding_window_size")
 
 
-def _put_rotary(draft: Draft, attention: str, has_window: bool) -> None:
+def _set_rotary(draft: Draft, attention: str, has_window: bool) -> None:
     settings, path = draft.settings, f"{attention}.rotary"
     if settings["decoder_block"] == "gpt3":
-        return draft.put(path, None, "decoder_block")
+        return draft.set(path, None, "decoder_block")
     if settings["_position"] == "relative_bias" and settings["decoder_block"] == "default":
-        draft.put(path, None, "_position")
-        return draft.put(f"{attention}.relative_bias", "RelativeBias", "_position")
-    draft.put(path, "Rotary", "_position")
+        draft.set(path, None, "_position")
+        return draft.set(f"{attention}.relative_bias", "RelativeBias", "_position")
+    draft.set(path, "Rotary", "_position")
     is_local = settings["decoder_block"] == "gemma3" and has_window and settings["local_rope_max_timescale"] > 0
     theta = "local_rope_max_timescale" if is_local else "rope_max_timescale"
-    draft.put(f"{path}.max_timescale", float(settings[theta]), theta)
+    draft.set(f"{path}.max_timescale", float(settings[theta]), theta)
     if settings["rope_min_timescale"] != 1:
-        draft.put(f"{path}.min_timescale", float(settings["rope_min_timescale"]), "rope_min_timescale")
+        draft.set(f"{path}.min_timescale", float(settings["rope_min_timescale"]), "rope_min_timescale")
     kind, factor = settings["rope_type"] or "default", settings["rope_linear_scaling_factor"]
     if kind not in ("default", "llama3.1"):
-        raise ConfigError(f"rope_type={kind} cannot be carried over.", "Pax carries over default and llama3.1.")
+        raise ConfigError(f"rope_type={kind} is not supported.", "Supported are default and llama3.1.")
     if kind == "llama3.1":
-        draft.put(f"{path}.scaling", "Llama31Scaling", "rope_type")
+        draft.set(f"{path}.scaling", "Llama31Scaling", "rope_type")
     elif factor != 1 and not is_local:
-        draft.put(f"{path}.scaling", "LinearScaling", "rope_linear_scaling_factor")
-        draft.put(f"{path}.scaling.factor", factor, "rope_linear_scaling_factor")
+        draft.set(f"{path}.scaling", "LinearScaling", "rope_linear_scaling_factor")
+        draft.set(f"{path}.scaling.factor", factor, "rope_linear_scaling_factor")
     return None
 
 
-def _put_feed_forward(draft: Draft, path: str) -> None:
+def _set_feed_forward(draft: Draft, path: str) -> None:
     settings = draft.settings
     names = [str(name) for name in settings["mlp_activations"]]
     plain = [name for name in names if name != "linear"]
@@ -245,35 +248,40 @@ def _put_feed_forward(draft: Draft, path: str) -> None:
             f"Pax has one of {', '.join(_ACTIVATIONS)}, alone or beside `linear`.",
         )
     experts = settings["num_experts"] > 1
-    draft.put(path, "MoeFeedForward" if experts else "FeedForward", "num_experts")
-    draft.put(f"{path}.activation", _ACTIVATIONS[plain[0]], "mlp_activations")
+    draft.set(path, "MoeFeedForward" if experts else "FeedForward", "num_experts")
+    draft.set(f"{path}.activation", _ACTIVATIONS[plain[0]], "mlp_activations")
     if not experts:
-        draft.put(f"{path}.gated", len(names) == 2, "mlp_activations")
-        draft.put(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
+        draft.set(f"{path}.gated", len(names) == 2, "mlp_activations")
+        draft.set(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
         return
     if len(names) != 2:
         raise ConfigError(f"mlp_activations={names}: pax's experts are gated.", "For example silu,linear.")
-    draft.put(f"{path}.num_experts", settings["num_experts"], "num_experts")
-    draft.put(f"{path}.num_experts_per_token", settings["num_experts_per_tok"], "num_experts_per_tok")
+    draft.set(f"{path}.num_experts", settings["num_experts"], "num_experts")
+    draft.set(f"{path}.num_experts_per_token", settings["num_experts_per_tok"], "num_experts_per_tok")
     factor = settings["capacity_factor"]
-    draft.put(f"{path}.capacity_factor", factor if factor > 0 else None, "capacity_factor")
+    draft.set(f"{path}.capacity_factor", factor if factor > 0 else None, "capacity_factor")
     weight = settings["load_balance_loss_weight"]
     if weight:
-        draft.put("task.loss_aggregator.loss_keys", ["loss", "load_balance_loss"], "load_balance_loss_weight")
-        draft.put("task.loss_aggregator.loss_weights", [1.0, weight], "load_balance_loss_weight")
-        draft.near(
-            f"load_balance_loss_weight={weight}: the loss is that of Fedus et al., 2021, the mean of all layers."
+        draft.set("task.loss_aggregator.loss_keys", ["loss", "load_balance_loss"], "load_balance_loss_weight")
+        draft.set("task.loss_aggregator.loss_weights", [1.0, weight], "load_balance_loss_weight")
+        draft.note_approximation(
+            f"load_balance_loss_weight={weight}: the loss is that of Fedus et al., 2021, averaged over layers."
         )
 
 
 def _note_differences(draft: Draft) -> None:
     settings = draft.settings
     if settings["dropout_rate"] and settings["enable_dropout"]:
-        draft.near(f"dropout_rate={settings['dropout_rate']}: pax's layers have no dropout.")
+        draft.note_approximation(f"dropout_rate={settings['dropout_rate']}: pax's layers have no dropout.")
     if settings["quantization"] and not _is_fp8(settings):
-        draft.near(f"quantization={settings['quantization']}: pax multiplies in {settings['dtype']}.")
+        draft.note_approximation(
+            f"quantization={settings['quantization']}: pax computes matmuls in {settings['dtype']}."
+        )
     if settings["weight_dtype"] != "float32":
-        draft.near(f"weight_dtype={settings['weight_dtype']}: pax keeps parameters in float32.")
-    draft.near("Weights start normal with MaxText's deviations, where MaxText cuts off those of MLP and head at two.")
+        draft.note_approximation(f"weight_dtype={settings['weight_dtype']}: pax keeps parameters in float32.")
+    draft.note_approximation(
+        "Weights are initialized from normal distributions with MaxText's deviations; MaxText truncates MLP and head "
+        "weights at two deviations."
+    )
     for key in ("fused_qkv", "fused_mlp", "use_iota_embed", "attention", "num_vocab_tiling"):
-        draft.drop(key, "how it is computed, not what: pax chooses for itself")
+        draft.drop(key, "an implementation choice that pax makes itself")

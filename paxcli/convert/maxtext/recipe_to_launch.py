@@ -1,4 +1,4 @@
-"""From a recipe to the keys of a MaxText launch."""
+"""Converts a recipe to the keys of a MaxText launch."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ _OFF = {
     f"{_TRAIN}.eval_interval_steps": ("eval_interval", -1),
     "checkpoint.save_max_to_keep": ("max_num_checkpoints_to_keep", -1),
 }
-_TURNS, _LOCAL_TIMESCALE = "turns", "local timescale"
+_NUM_KINDS, _LOCAL_TIMESCALE = "number of layer kinds", "local timescale"
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
 _MUST_BE_EQUAL = (_MODEL, _LEARNER)
-# A scale that is stored otherwise, in weights or less 1, is the same scale.
+# These change how weights are stored or initialized, not what the model computes.
 _MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
 _MAY_DIFFER += ("decay_norms_and_biases",)
 
@@ -73,7 +73,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     """Keys with which MaxText of `LAST_DAY` trains what a recipe does, and the paths that it has no key for.
 
     Raises:
-      ConfigError: The model or the way it learns is none that MaxText can express.
+      ConfigError: MaxText cannot express the model or its learner.
     """
     values = plain_values(config)
     values[f"{_MODEL}.dims_per_head"] = _head_dim(values)
@@ -91,7 +91,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
         path = refused[0]
         raise ConfigError(
             f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}.",
-            f"For example `{path}` is {values.get(path)!r}; MaxText would have {again.get(path)!r}.",
+            f"For example `{path}` is {values.get(path)!r}; MaxText's is {again.get(path)!r}.",
         )
     batch = (f"{_TRAIN}.global_batch_size", f"{_TRAIN}.percore_batch_size")
     return keys, [path for path in differing if path not in batch]
@@ -109,7 +109,7 @@ def _head_dim(values: Mapping[str, Any]) -> int:
 
 
 def _in_one_block(values: Mapping[str, Any]) -> dict[str, Any]:
-    """With layers that take turns, the last as that of all, for the keys; `_TURNS` holds what only the first has."""
+    """Interleaved layers as one block: the last kind, with what differs in the first under keys of its own."""
     turns = [path for path in values if re.fullmatch(rf"{_MODEL}\.stack\.turns\.\d+", path)]
     if not turns:
         return dict(values)
@@ -117,7 +117,7 @@ def _in_one_block(values: Mapping[str, Any]) -> dict[str, Any]:
     first = f"{turns[0]}.attention"
     own = {
         f"{_BLOCK}.attention.window": values.get(f"{first}.window"),
-        _TURNS: len(turns),
+        _NUM_KINDS: len(turns),
         _LOCAL_TIMESCALE: values.get(f"{first}.rotary.max_timescale"),
     }
     return {**values, **last, **own}
@@ -127,7 +127,7 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():
-        return str(int(value))  # Some of MaxText's numbers are whole, and all of them may be written so.
+        return str(int(value))  # some of MaxText's numbers have to be integers, and all of them may be
     return f"[{','.join(map(str, value))}]" if isinstance(value, list) else str(value)
 
 
@@ -139,7 +139,7 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     keys["head_dim"] = get(f"{_MODEL}.dims_per_head")
     keys["decoder_block"] = _block(values)
     if keys["decoder_block"] == "gemma2":
-        keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # it counts pairs
+        keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # counted in pairs
     if keys["decoder_block"] == "gemma3":
         keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
         keys["model_name"] = _named_model(keys)
@@ -149,7 +149,7 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
 
 
 def _named_model(keys: Mapping[str, Any]) -> str | None:
-    """The model of these sizes: MaxText computes some blocks for those that it knows by name only."""
+    """The MaxText model of these sizes: MaxText supports some blocks only by a model's name."""
     sizes = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "base_num_kv_heads", "head_dim")
     known = {name: model for name, model in tables.models().items() if "base_emb_dim" in model}
     alike = (name for name, model in known.items() if all(model.get(size) == keys[size] for size in sizes))
@@ -159,8 +159,8 @@ def _named_model(keys: Mapping[str, Any]) -> str | None:
 def _block(values: Mapping[str, Any]) -> str:
     experts = values.get(f"{_BLOCK}.feed_forward.num_experts") is not None
     qk_norm = values.get(f"{_BLOCK}.attention.qk_norm") is not None
-    if _TURNS in values:
-        return next((name for name, turns in LOCAL_LAYERS.items() if len(turns) == values[_TURNS]), "gemma2")
+    if _NUM_KINDS in values:
+        return next((name for name, turns in LOCAL_LAYERS.items() if len(turns) == values[_NUM_KINDS]), "gemma2")
     if values.get(_BLOCK) == "ParallelBlock":
         return "default"
     if values.get(f"{_BLOCK}.norm") == "LayerNorm":
@@ -191,7 +191,7 @@ def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
         "sliding_window_size": window or 0,
-        "attention_type": "local_sliding" if window and _TURNS not in values else "global",
+        "attention_type": "local_sliding" if window and _NUM_KINDS not in values else "global",
         "rope_type": "llama3.1" if scaling == "Llama31Scaling" else "default",
         "rope_linear_scaling_factor": values.get(f"{path}.rotary.scaling.factor")
         if scaling == "LinearScaling"
@@ -225,7 +225,7 @@ def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
         return {**keys, "lr_schedule_type": "rsqrt", "warmup_steps": values.get(f"{schedule}.warmup_steps")}
     length = values.get(f"{schedule}.decay_end") or steps
     warmup = values.get(f"{schedule}.warmup_steps") or 0
-    # Half a step more, so that MaxText, which rounds the product down, finds the same number.
+    # MaxText rounds the product down: half a step more gives the same number.
     fraction = (warmup + 0.5) / length if warmup else 0.0
     return {**keys, "learning_rate_schedule_steps": length, "warmup_steps_fraction": fraction}
 

@@ -1,4 +1,4 @@
-"""What MaxText keeps for the backward pass as pax's policies and offloaded activations: there and back."""
+"""MaxText's rematerialization (activation checkpointing) as pax's policies and offloaded activations, and back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _STACK = "task.model.stack"
 _CUSTOM = "custom"
 _KEYS = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "qkv_proj", "context", "out_proj")
 _KEYS += ("mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo")
-_PLACES = ("remat", "device", "offload")
+_MEMORY_SPACES = ("remat", "device", "offload")
 _INPUT = "layer_input"
 _ATTENTION = ("query", "key", "value")
 
-# MaxText's name -> our policy, what waits on the host besides, and how ours differs.
-_NAMED: dict[str, tuple[str, tuple[str, ...], str]] = {
+# MaxText's policy -> pax's policy, the activations that it offloads in addition, and how it differs.
+_POLICIES: dict[str, tuple[str, tuple[str, ...], str]] = {
     "none": ("everything", (), ""),
     "full": ("nothing", (), ""),
     "minimal": ("dots_with_no_batch_dims", (), ""),
@@ -26,17 +26,17 @@ _NAMED: dict[str, tuple[str, tuple[str, ...], str]] = {
     "minimal_flash": ("dots_with_no_batch_dims_and_context", (), ""),
     "save_dot_except_mlp": ("qkv_out_proj", (), ""),
     "save_dot_with_context_except_mlp": ("qkv_context_out_proj", (), ""),
-    "save_dot_except_mlpwi": ("dots_except_logits_and_feed_forward_in", (), "the context is kept too"),
-    "save_qkv_proj": ("qkv_out_proj", (), "the output projection is kept too"),
+    "save_dot_except_mlpwi": ("dots_except_logits_and_feed_forward_in", (), "the context is saved too"),
+    "save_qkv_proj": ("qkv_out_proj", (), "the output projection is saved too"),
     "save_out_proj": ("out_proj", (), ""),
     "minimal_with_quantization": ("dots_with_no_batch_dims", (), "nothing is quantized"),
     "minimal_offloaded": ("dots_with_no_batch_dims_offloaded", (), ""),
     "qkv_proj_offloaded": ("nothing", _ATTENTION, ""),
 }
 
-# What our policies keep of these, on the device.
+# The activations that pax's policies save in device memory. A test compares it with paxcli/layers/remat.py.
 _WIDE = ("feed_forward_in", "feed_forward_gate")
-_KEPT: dict[str, tuple[str, ...]] = {
+SAVED_ON_DEVICE: dict[str, tuple[str, ...]] = {
     "nothing": (),
     "context": ("context",),
     "out_proj": ("out_proj",),
@@ -49,11 +49,11 @@ _KEPT: dict[str, tuple[str, ...]] = {
 }
 
 
-def put_remat(draft: Draft) -> None:
-    """What the backward pass finds, and where.
+def set_remat(draft: Draft) -> None:
+    """Sets the policy and the offloaded activations.
 
     Raises:
-      ConfigError: A policy or a place that MaxText has not, or pax does not know.
+      ConfigError: A policy or a memory space that MaxText does not have, or pax does not know.
     """
     settings = draft.settings
     name = settings["remat_policy"]
@@ -61,58 +61,60 @@ def put_remat(draft: Draft) -> None:
     if name == _CUSTOM:
         single = settings["fused_mlp"] or len(settings["mlp_activations"]) == 1
         tensors = _tensors(settings["fused_qkv"], single)
-        policy, offload, differs = _placed(tensors, settings)
-    elif name in _NAMED:
-        policy, offload, differs = _NAMED[name]
+        policy, offload, differs = _custom_policy(tensors, settings)
+    elif name in _POLICIES:
+        policy, offload, differs = _POLICIES[name]
     else:
-        raise ConfigError(f"remat_policy={name} is none that pax knows.", f"Such as {', '.join(list(_NAMED)[:5])}.")
+        raise ConfigError(f"remat_policy={name} is unknown to pax.", f"Known are {', '.join(list(_POLICIES)[:5])}.")
     keys = dict.fromkeys(tensors.values())
     waiting = [key for key in keys if settings[key] == "offload"]
-    draft.put(f"{_STACK}.remat_policy", policy, "remat_policy", *(key for key in keys if key not in waiting))
+    draft.set(f"{_STACK}.remat_policy", policy, "remat_policy", *(key for key in keys if key not in waiting))
     if offload:
-        draft.put(f"{_STACK}.offload", list(offload), *(waiting or ["remat_policy"]))
+        draft.set(f"{_STACK}.offload", list(offload), *(waiting or ["remat_policy"]))
     if differs:
-        draft.near(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
+        draft.note_approximation(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
     for key in _KEYS:
         if key not in keys:
-            draft.drop(key, "MaxText does not read it here")
+            draft.drop(key, "MaxText ignores it here")
 
 
 def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
-    """MaxText's keys for what a recipe keeps; empty where it has none.
+    """MaxText's keys for the remat policy of a recipe; empty if MaxText has no equivalent.
 
     Args:
       values: Path -> plain value.
     """
     policy, offload = values.get(f"{_STACK}.remat_policy"), tuple(values.get(f"{_STACK}.offload") or ())
-    named = next((name for name, ours in _NAMED.items() if ours == (policy, offload, "")), None)
-    if named or policy not in _KEPT:
+    named = next((name for name, ours in _POLICIES.items() if ours == (policy, offload, "")), None)
+    if named or policy not in SAVED_ON_DEVICE:
         return {"remat_policy": named} if named else {}
     keys = {"remat_policy": _CUSTOM}
     wide = f"{_STACK}.block.feed_forward"
     single = not values.get(f"{wide}.gated") and values.get(f"{wide}.num_experts") is None
     for activation, key in _tensors(fused_qkv=False, single=single).items():
-        place = "offload" if activation in offload else "device" if activation in _KEPT[policy] else "remat"
+        place = "offload" if activation in offload else "device" if activation in SAVED_ON_DEVICE[policy] else "remat"
         keys |= {key: place} if place != ("device" if activation == _INPUT else "remat") else {}
     return keys
 
 
-def _placed(tensors: Mapping[str, str], settings: Settings) -> tuple[str, tuple[str, ...], str]:
-    """As in `_NAMED`, of `custom`, which has a place for each tensor."""
+def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> tuple[str, tuple[str, ...], str]:
+    """As in `_POLICIES`, for `custom`, which has a memory space for each tensor."""
     for key in tensors.values():
-        if settings[key] not in _PLACES:
-            raise ConfigError(f"{key}={settings[key]} is no place that MaxText has.", f"One of {', '.join(_PLACES)}.")
+        if settings[key] not in _MEMORY_SPACES:
+            raise ConfigError(
+                f"{key}={settings[key]} is not a memory space of MaxText.", f"One of {', '.join(_MEMORY_SPACES)}."
+            )
     offload = tuple(name for name, key in tensors.items() if settings[key] == "offload")
     device = {name for name, key in tensors.items() if settings[key] == "device"} - {_INPUT}
-    # Of the policies that keep nothing else on the device, the one that keeps most of it.
-    fitting = [policy for policy, kept in _KEPT.items() if {*kept} & {*tensors} <= device | {*offload}]
-    best = max(fitting, key=lambda policy: len(device & {*_KEPT[policy]}))
-    again = dict.fromkeys(key for name, key in tensors.items() if name in device - {*_KEPT[best]})
-    return best, offload, f"what {', '.join(again)} would keep is computed again" if again else ""
+    # Of the policies that save nothing else in device memory, the one that saves most of these.
+    fitting = [policy for policy, kept in SAVED_ON_DEVICE.items() if {*kept} & {*tensors} <= device | {*offload}]
+    best = max(fitting, key=lambda policy: len(device & {*SAVED_ON_DEVICE[policy]}))
+    again = dict.fromkeys(key for name, key in tensors.items() if name in device - {*SAVED_ON_DEVICE[best]})
+    return best, offload, f"{', '.join(again)} would be saved, and is recomputed here" if again else ""
 
 
 def _tensors(fused_qkv: bool, single: bool) -> dict[str, str]:
-    """Our name of each tensor that a layer has -> MaxText's."""
+    """Pax's name of each activation of a layer -> MaxText's."""
     wide = {"feed_forward_in": "mlpwi"} if single else {"feed_forward_gate": "mlpwi_0", "feed_forward_in": "mlpwi_1"}
     return {
         _INPUT: "decoder_layer_input",

@@ -1,4 +1,4 @@
-"""A converted recipe as a file, and what there is to say about it as text."""
+"""Renders a converted recipe as YAML or Python, and the report about it as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, Conversion
 
 
 def recipe_yaml(converted: Conversion) -> str:
-    """A YAML recipe; comments say where each value comes from."""
+    """A YAML recipe, with the source of each value as a comment."""
     head = [f"# {line}".rstrip() for line in _description(converted)]
     lines = {path: f"  {path}: {json.dumps(value)}" for path, value in converted.values.items()}
     width = max(len(line) for line in lines.values() if len(line) <= 80)
@@ -62,7 +62,7 @@ def recipe_python(converted: Conversion) -> str:
 
 
 def report(converted: Conversion, parameters: int | None = None) -> str:
-    """What was made of a launch: sizes, the table, and all that is not exact."""
+    """The report of a conversion: sizes, the table of values, and everything that is not exact."""
     rows = [("MaxText", "value", "after scale", "pax", "value", "from")]
     rows += [tuple(map(_cell, _columns(row))) for row in converted.rows]
     widths = [max(len(row[i]) for row in rows) for i in range(6)]
@@ -71,9 +71,9 @@ def report(converted: Conversion, parameters: int | None = None) -> str:
         f"{converted.name}: MaxText of {converted.settings.era.text()}",
         f"  parameters: {converted.parameters:,} by MaxText's sizes"
         + (f", {parameters:,} by the recipe" if parameters is not None else ""),
-        f"  devices: {converted.num_devices or 'all that there are'}"
-        + (f" ({converted.topology.says})" if converted.topology.says else "")
-        + ("; on as many slices as the axes say, else one" if converted.topology.slices is None else ""),
+        f"  devices: {converted.num_devices or 'all available'}"
+        + (f" ({converted.topology.source})" if converted.topology.source else "")
+        + ("; as many slices as the DCN axes have" if converted.topology.slices is None else ""),
     ]
     if converted.tokens_per_step is not None:
         sizes.append(f"  tokens per step: {converted.tokens_per_step:,}")
@@ -85,38 +85,38 @@ def report(converted: Conversion, parameters: int | None = None) -> str:
         ("Dropped", [_dropped(dropped) for dropped in converted.dropped]),
         ("Approximated", converted.approximated),
         ("For you to decide", converted.settings.undecided),
-        ("Set these in the environment", [f"{name}={value}" for name, value in converted.flags.items()]),
+        ("Environment variables to set", [f"{name}={value}" for name, value in converted.flags.items()]),
     ):
         notes += ["", f"{title}:", *(f"  {line}" for line in found)] if found else []
     return "\n".join(map(printable, [*sizes, "", *table, *notes]))
 
 
 def table_of(converted: Conversion) -> list[dict[str, Any]]:
-    """The table, for programs."""
+    """The table, for JSON."""
     names = ("maxtext", "value", "scaled", "pax", "pax_value", "line", "origin")
     return [{name: getattr(row, name) for name in names} for row in converted.rows]
 
 
 def expectation(converted: Conversion) -> list[str]:
-    """The speed that a comment after the command tells of, and what it was counted by."""
+    """The speed in the comment after the command, as seconds per step by MaxText's formula."""
     found = re.search(r"([0-9][0-9.]*)\s*(?:TFLOPs?/s|TFLOPS|teraflops)", converted.note, re.IGNORECASE)
     if found is None or not float(found[1].rstrip(".") or 0):
         return [f"Its comment: {converted.note}"] if converted.note else []
     rate = float(found[1].rstrip("."))
     return [
-        f"Expected: {rate:g} TFLOP/s a device, counted by {converted.flops.formula}:"
-        f" {converted.flops.total / rate:.2f} s a step."
+        f"Expected: {rate:g} TFLOP/s per device, counted by {converted.flops.formula}:"
+        f" {converted.flops.total / rate:.2f} s per step."
     ]
 
 
 def printable(text: str) -> str:
-    """One line without control codes, whatever a script had in it."""
+    """A text without line breaks and control codes, which a script may contain."""
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]+", " ", text)
 
 
 def _description(converted: Conversion) -> list[str]:
     lines = [
-        f"{converted.name}, carried over from MaxText of {converted.settings.date}.",
+        f"{converted.name}, converted from MaxText of {converted.settings.date}.",
         "",
         f"{converted.parameters / 1e9:.2f} billion parameters"
         + (f" on {converted.num_devices} devices." if converted.num_devices else "."),
@@ -129,7 +129,7 @@ def _description(converted: Conversion) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A text that cannot end the string it stands in."""
+    """A text that cannot end the string literal that contains it."""
     return text.replace("\\", "/").replace('"""', "'''").replace('"', "'")
 
 

@@ -1,4 +1,4 @@
-"""What MaxText would run with: a launch's keys over those of its model over the defaults of its day."""
+"""MaxText's values for a launch: its keys override those of its model, and these the defaults of its date."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _LARGEST = 10**12
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A value of MaxText's, and where it came from.
+    """A value, and where it comes from.
 
     Attributes:
       value: Typed like the key's default.
       origin: `script`, `environment`, `model`, `default`.
       line: In the script.
-      written: As the script says it.
+      written: As written in the script.
     """
 
     value: Any
@@ -38,7 +38,7 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Dropped:
-    """A key that is left out."""
+    """A key that the recipe has no value for."""
 
     key: str
     value: str
@@ -48,7 +48,7 @@ class Dropped:
 
 @dataclasses.dataclass
 class Settings:
-    """All of MaxText's values that matter here, with what had to be said about them."""
+    """All of MaxText's values that a recipe depends on, with remarks for the report."""
 
     values: dict[str, Setting]
     era: Era
@@ -62,17 +62,17 @@ class Settings:
         return self.values[key].value if key in self.values else tables.default(key, self.date)
 
     def given(self, key: str) -> bool:
-        """Whether the launch or its model says it."""
+        """Whether the launch or its model sets it."""
         return key in self.values and self.values[key].origin != "default"
 
     @property
     def date(self) -> datetime.date:
-        """The day whose defaults hold."""
+        """The day whose defaults apply."""
         return self.era.day
 
 
 def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
-    """MaxText's values of a launch.
+    """MaxText's values for a launch.
 
     Raises:
       ConfigError: A value cannot be read, or the model has no such name.
@@ -86,14 +86,14 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     if settings.era.open_keys:
         settings.undecided.append(
             f"The date: the script is of {settings.era.text()}, and on these days the defaults of "
-            f"{', '.join(settings.era.open_keys)} changed. Those of {settings.date} are taken; say `--date`."
+            f"{', '.join(settings.era.open_keys)} changed. Those of {settings.date} are used; give `--date`."
         )
     for key in tables.timelines():
         settings.values[key] = Setting(tables.default(key, settings.date))
     settings.values |= {key: Setting(value, "model") for key, value in model.items() if key != "published"}
     _put(pairs, "script", settings, model)
     _put_overrides(launch, settings, model)
-    settings.warnings += [f"Line {report.line}: `{report.text}`: {report.reason}." for report in launch.reports]
+    settings.warnings += [f"Line {found.line}: `{found.text}`: {found.reason}." for found in launch.diagnostics]
     return settings
 
 
@@ -108,11 +108,11 @@ def _model(name: str) -> Mapping[str, Any]:
 
 
 def _renamed(pairs: list[Pair], settings: Settings) -> list[Pair]:
-    """Keys by their newest names; what has no place in a recipe goes to `dropped`."""
+    """Keys by their newest names; those without an equivalent in a recipe go to `dropped`."""
     found: list[Pair] = []
     for pair in pairs:
         alias = tables.aliases().get(pair.key)
-        reason = alias.get("drop") if alias else tables.why_dropped(pair.key)
+        reason = alias.get("drop") if alias else tables.drop_reason(pair.key)
         if reason:
             settings.dropped.append(Dropped(pair.key, pair.value, pair.line, reason))
         elif alias:
@@ -122,8 +122,8 @@ def _renamed(pairs: list[Pair], settings: Settings) -> list[Pair]:
             found.append(pair)
         else:
             like = nearest(pair.key, tables.known_keys())
-            hint = f"; like {', '.join(like)}" if like else ""
-            settings.dropped.append(Dropped(pair.key, pair.value, pair.line, f"no key that pax knows{hint}"))
+            hint = f"; similar are {', '.join(like)}" if like else ""
+            settings.dropped.append(Dropped(pair.key, pair.value, pair.line, f"unknown to pax{hint}"))
     return found
 
 
@@ -134,12 +134,12 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
         before = seen.get(pair.key)
         if before is not None and before.value != pair.value:
             settings.warnings.append(
-                f"Line {pair.line}: {pair.key} is there twice, {before.value} and {pair.value}: the last one counts."
+                f"Line {pair.line}: {pair.key} is set twice, to {before.value} and {pair.value}: the last one applies."
             )
         seen[pair.key] = pair
     for pair in seen.values():
         if pair.missing and not _is_text(pair.key):
-            settings.undecided.append(_needs(pair, "MaxText's default is taken"))
+            settings.undecided.append(_needs(pair, "MaxText's default is used"))
             continue
         if pair.missing:
             settings.undecided.append(_needs(pair, f"it is left as `{pair.value}`" if pair.value else "it is left out"))
@@ -147,27 +147,27 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
         if pair.key in model and model[pair.key] != value and not overrides:
             settings.warnings.append(
                 f"Line {pair.line}: {pair.key}={pair.value} contradicts model {settings.model_name}, which has "
-                f"{model[pair.key]}: MaxText stops there unless override_model_config=true."
+                f"{model[pair.key]}: MaxText stops unless override_model_config=true."
             )
-            settings.undecided.append(f"{pair.key}: {pair.value} of line {pair.line} is taken, not the model's.")
+            settings.undecided.append(f"{pair.key}: {pair.value} of line {pair.line} is used, not the model's.")
         settings.values[pair.key] = Setting(value, origin, pair.line, f"{pair.key}={pair.value}")
 
 
 def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any]) -> None:
-    """Keys that the environment sets. MaxText refuses one that is misspelt or also on the command line."""
+    """Sets keys of the environment. MaxText rejects one that is misspelt or also on the command line."""
     given = {pair.key for pair in launch.pairs}
     taken = []
     for pair in launch.overrides:
         key = pair.key.lower()
         problem = None
         if not pair.key.isupper():
-            problem = "is not in capitals"
+            problem = "is not in upper case"
         elif key not in tables.known_keys():
-            problem = "matches no key"
+            problem = "is not a key"
         elif key in given:
-            problem = "is also on the command line, which counts here"
+            problem = "is also on the command line, which applies here"
         if problem:
-            settings.warnings.append(f"Line {pair.line}: M_{pair.key} {problem}: MaxText refuses that.")
+            settings.warnings.append(f"Line {pair.line}: M_{pair.key} {problem}, which MaxText rejects.")
         if problem is None:
             taken.append(dataclasses.replace(pair, key=key))
     _put(_renamed(taken, settings), "environment", settings, model)
@@ -176,8 +176,8 @@ def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any])
 def _needs(pair: Pair, otherwise: str) -> str:
     what = ", ".join(f"`{name}`" for name in sorted(pair.missing))
     names = [name for name in sorted(pair.missing) if re.fullmatch(r"\w+", name)]
-    how = f" Say `--arg {names[0]}=…`." if names else ""
-    return f"Line {pair.line}: {pair.key} needs {what}, which the script does not set: {otherwise}.{how}"
+    how = f" Give `--arg {names[0]}=…`." if names else ""
+    return f"Line {pair.line}: {pair.key} needs {what}, which the script does not set; {otherwise}.{how}"
 
 
 def _is_text(key: str) -> bool:
@@ -186,10 +186,10 @@ def _is_text(key: str) -> bool:
 
 
 def typed(pair: Pair) -> Any:
-    """The value of a pair, of the type of the key's default.
+    """The value of a pair, in the type of the key's default.
 
     Raises:
-      ConfigError: It cannot be that.
+      ConfigError: It is not of that type.
     """
     timeline = tables.timelines().get(pair.key)
     if timeline is None:
@@ -202,20 +202,26 @@ def typed(pair: Pair) -> Any:
         if isinstance(like, list):
             return _list(text)
         if isinstance(like, str):
-            is_null = text.lower() in ("none", "null") and pair.key != "remat_policy"  # which has a `none` of its own
+            is_null = (
+                text.lower() in ("none", "null") and pair.key != "remat_policy"
+            )  # which has a policy called `none`
             return "" if is_null else text
         if isinstance(like, int) and not any(isinstance(value, float) for value in timeline.values()):
             return _within(int(text))
         return _within(float(text))
     except (ValueError, KeyError, yaml.YAMLError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number", list: "a list"}[type(like)]
+        kind = {bool: "true or false", int: "an integer", float: "a number", list: "a list"}[type(like)]
         raise ConfigError(
             f"Line {pair.line}: {pair.key}={pair.value} is not {kind}.", f"Correct it; MaxText's default is {like}."
         ) from None
 
 
 def _within(number: Any) -> Any:
-    """A number that some model could have: neither infinite, nor beyond all counting."""
+    """A number of a plausible size.
+
+    Raises:
+      ValueError: It is infinite or far too large.
+    """
     if not abs(number) <= _LARGEST:
         raise ValueError(number)
     return number

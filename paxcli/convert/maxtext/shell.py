@@ -132,13 +132,13 @@ class _Evaluator:
         """Evaluates a script, up to where its syntax tree breaks off."""
         if root.type != "ERROR":
             return self._block(root.children, 0)
-        whole = []
+        complete = []
         for child in root.children:
             if child.is_error or not child.is_named:
-                self._block(whole, 0)
+                self._block(complete, 0)
                 return self._skip(child, _INVALID)
-            whole.append(child)
-        return self._block(whole, 0)
+            complete.append(child)
+        return self._block(complete, 0)
 
     def _block(self, nodes: Iterable[Node], nesting: int) -> None:
         for node in nodes:

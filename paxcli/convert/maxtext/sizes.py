@@ -1,4 +1,4 @@
-"""How large a model of MaxText's is: its scaling rules, its parameters, its FLOPs by the formula of the day."""
+"""The size of a MaxText model: its scaling rules, parameters, and FLOPs by the formula of the date."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CAUSAL_AGAIN = datetime.date(2025, 7, 22)
 _TRAINING = 3  # Forward, and twice as much backward.
 
 LOCAL_LAYERS = {"gemma2": (True, False), "gemma3": (True, True, True, True, True, False)}
-"""Of blocks whose layers take turns, which of them have the window."""
+"""For blocks with interleaved kinds of layers: which of them have sliding-window attention."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,10 +36,10 @@ class Sizes:
 
 
 def sizes_of(settings: Settings) -> Sizes:
-    """Dimensions after `scale` or `global_parameter_scale`, by the rule of the day (and pairs of layers counted twice).
+    """Dimensions after `scale` or `global_parameter_scale`, by the rule of the date. Pairs of layers count twice.
 
     Raises:
-      ConfigError: A scale that MaxText refuses.
+      ConfigError: A scale that MaxText rejects, or a size out of range.
     """
     heads, emb, layers = _factors(settings)
     moe = settings["base_moe_mlp_dim"]
@@ -56,19 +56,21 @@ def sizes_of(settings: Settings) -> Sizes:
     )
     for name, value in dataclasses.asdict(sizes).items():
         if not 1 <= value <= 1 << 32:
-            raise ConfigError(f"The model has {name}={value}.", "Sizes are whole numbers from 1 up, and below 2^32.")
+            raise ConfigError(f"The model has {name}={value}.", "Sizes are integers from 1 to 2^32.")
     return sizes
 
 
 def _factors(settings: Settings) -> tuple[int, int, int]:
-    """What heads and MLP, the embedding, and the layers are multiplied by."""
+    """The factors for heads and MLP, for the embedding, and for the layers."""
     if settings.given("scale"):
         scale = settings["scale"]
         return scale, scale, scale
     scale = settings["global_parameter_scale"] if settings.given("global_parameter_scale") else 1
     power = scale.bit_length() - 1
     if scale < 1 or scale != 1 << power:
-        raise ConfigError(f"global_parameter_scale={scale} is no power of two.", f"MaxText takes {1 << max(power, 0)}.")
+        raise ConfigError(
+            f"global_parameter_scale={scale} is not a power of two.", f"MaxText accepts {1 << max(power, 0)}."
+        )
     thirds, rest = divmod(power, 3)
     if settings.date >= _HEADS_FIRST:
         exponents = thirds + (rest > 0), thirds + (rest > 1), thirds
@@ -82,7 +84,7 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
 
 
 def parameters(settings: Settings) -> int:
-    """Parameters of the model, summed up from its dimensions."""
+    """The number of parameters, from the model's dimensions."""
     s, block = sizes_of(settings), settings["decoder_block"]
     branches, biased = len(settings["mlp_activations"]), block == "gpt3"
     experts = settings["num_experts"]
@@ -110,8 +112,8 @@ def _has_relative_bias(settings: Settings) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Flops:
-    """TFLOPs of a step on one device, and the formula that counts them."""
+class StepFlops:
+    """TFLOPs per step and device, and the formula that counts them."""
 
     weights: float
     attention: float
@@ -119,16 +121,16 @@ class Flops:
 
     @property
     def total(self) -> float:
-        """Both."""
+        """Of weights and attention."""
         return self.weights + self.attention
 
 
-def flops(settings: Settings, batch: float | None = None, length: int | None = None) -> Flops:
-    """What MaxText of that day prints as TFLOPs of a step on each device.
+def flops(settings: Settings, batch: float | None = None, length: int | None = None) -> StepFlops:
+    """The TFLOPs per step and device that MaxText of that date prints.
 
     Args:
       settings: The launch.
-      batch: Rows on each device; None = the launch's.
+      batch: Rows per device; None = the launch's.
       length: T; None = the launch's.
     """
     s, date = sizes_of(settings), settings.date
@@ -145,8 +147,8 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
         return _tera(weights, full / 2, "6 · parameters · tokens, and causal attention")
     weights = _TRAINING * _matmuls(settings, s, tokens)
     if date < _CAUSAL_AGAIN:
-        return _tera(weights, full, "matrix products, and attention as if it were not causal")
-    return _tera(weights, full / 2 * _windowed(settings, length), "matrix products, and causal attention")
+        return _tera(weights, full, "matmuls, and attention as if it were not causal")
+    return _tera(weights, full / 2 * _windowed(settings, length), "matmuls, and causal attention")
 
 
 def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
@@ -159,7 +161,7 @@ def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
 
 
 def _windowed(settings: Settings, length: int) -> float:
-    """Share of causal attention that a sliding window leaves: all layers' mean."""
+    """The fraction of causal attention that sliding windows leave, averaged over layers."""
     window = settings["sliding_window_size"]
     local = LOCAL_LAYERS.get(settings["decoder_block"], (settings["attention_type"] != "global",))
     if not 0 < window < length:
@@ -168,8 +170,8 @@ def _windowed(settings: Settings, length: int) -> float:
     return sum(share if has_window else 1 for has_window in local) / len(local)
 
 
-def _tera(weights: float, attention: float, formula: str) -> Flops:
-    return Flops(weights / 1e12, attention / 1e12, formula)
+def _tera(weights: float, attention: float, formula: str) -> StepFlops:
+    return StepFlops(weights / 1e12, attention / 1e12, formula)
 
 
 def summary(settings: Settings) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Whatever somebody hands over — a launch script, a config, bare keys, a model's name — as the launches in it."""
+"""Reads the launches in a launch script, a config, a file of benchmarks, or `key=value` words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None
 
     Args:
       words: A path; or keys with their values.
-      arguments: What a script expects from outside.
+      arguments: Variables and positional arguments of a script.
 
     Raises:
       ConfigError: There is nothing to read, or no training in it.
@@ -46,26 +46,26 @@ def read_file(path: Path, arguments: Mapping[str, str] | None = None) -> LaunchF
         return LaunchFile([read_yml(text, path)])
     if path.suffix == ".py":
         return read_benchmarks(text, path, arguments or {})
-    reading = read_script(text, arguments, lambda name: _other_script(path, name))
-    if not reading.launches and (bare := _bare_pairs(text)) is not None:
+    file = read_script(text, arguments, lambda name: _other_script(path, name))
+    if not file.launches and (bare := _bare_pairs(text)) is not None:
         return LaunchFile([bare])
-    if not reading.launches:
-        raise ConfigError(f"{path} starts no MaxText training.", _what_it_has(reading))
-    for launch in reading.launches:
+    if not file.launches:
+        raise ConfigError(f"{path} starts no MaxText training.", _other_contents(file))
+    for launch in file.launches:
         _read_config(launch, path)
-    return reading
+    return file
 
 
 def read_text(path: Path) -> str:
-    """A file's text.
+    """The text of a file.
 
     Raises:
-      ConfigError: It is not there, empty, too large, or not text.
+      ConfigError: It does not exist, is empty, too large, or not text.
     """
     try:
         if path.stat().st_size > _LARGEST:
             raise ConfigError(
-                f"{path} is larger than any launch script: {path.stat().st_size:,} bytes.", "Name another."
+                f"{path} is too large for a launch script: {path.stat().st_size:,} bytes.", "Name another file."
             )
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
@@ -104,7 +104,7 @@ def _bare_pairs(text: str) -> Launch | None:
 
 
 def _read_config(launch: Launch, path: Path) -> None:
-    """Puts the keys of a config that a command names beneath the command's own."""
+    """Adds the keys of the config that a command names; its own keys override them."""
     name = (launch.config or BASE).rpartition("/")[2]
     inherited = [pair.value for pair in launch.pairs if pair.key == "base_config"]
     launch.pairs = [pair for pair in launch.pairs if pair.key != "base_config"]
@@ -117,21 +117,23 @@ def _read_config(launch: Launch, path: Path) -> None:
         below = [dataclasses.replace(pair, line=launch.line) for pair in config.pairs]
         given = {pair.key for pair in launch.pairs}
         launch.pairs = [pair for pair in below if pair.key not in given] + launch.pairs
-        launch.reports += config.reports
+        launch.diagnostics += config.diagnostics
         return
     if any(pair.key == "model_name" for pair in launch.pairs):
-        launch.reports.append(Diagnostic(launch.line, name, "this config is not at hand: its keys are not read"))
+        launch.diagnostics.append(Diagnostic(launch.line, name, "this config was not found, and its keys are not read"))
         return
     model = name.rpartition(".")[0].replace("_", "-")
     launch.pairs.insert(0, Pair("model_name", model, launch.line))
-    launch.reports.append(Diagnostic(launch.line, name, f"this config is not at hand: taken for the model {model}"))
+    launch.diagnostics.append(
+        Diagnostic(launch.line, name, f"this config was not found; assumed to be the model {model}")
+    )
 
 
-def _what_it_has(reading: LaunchFile) -> str:
-    if reading.others:
-        other = reading.others[0]
+def _other_contents(file: LaunchFile) -> str:
+    if file.others:
+        other = file.others[0]
         return f"Line {other.line} runs {other.text}: {other.reason}."
-    if reading.skipped:
-        first = reading.skipped[0]
-        return f"Passed over, at line {first.line}: {first.text or first.reason} ({first.reason})."
+    if file.skipped:
+        first = file.skipped[0]
+        return f"Skipped, at line {first.line}: {first.text or first.reason} ({first.reason})."
     return "A launch has a command such as `python3 MaxText/train.py MaxText/configs/base.yml steps=10`."

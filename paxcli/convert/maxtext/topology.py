@@ -1,4 +1,4 @@
-"""How many devices a launch has, and how they are arranged."""
+"""The devices of a launch, and the mesh over them."""
 
 from __future__ import annotations
 
@@ -19,73 +19,77 @@ _FOREIGN = ("autoregressive", "tensor_sequence", "tensor_transpose")
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices of one slice, and slices; None where unknown."""
+    """Devices per slice, and slices; None if unknown. `source` says where that comes from."""
 
     devices: int | None = None
     slices: int | None = None
-    says: str = ""
+    source: str = ""
 
 
 def devices_of(name: str) -> int:
-    """Devices of a slice that is called `v4-128`, `v5e-256` or `a3`.
+    """The number of devices of a slice such as `v4-128`, `v5e-256` or `a3`.
 
     Raises:
-      ConfigError: There is no such name.
+      ConfigError: The name is unknown.
     """
     return 8 if name == "a3" else find_accelerator(name).devices
 
 
 def topology_of(launch: Launch, draft: Draft, file_name: str, given: str | None, slices: int | None) -> Topology:
-    """From what the user says, the launch's keys, a wrapper's flags, or the file's name, in this order."""
+    """The topology given by the user, the keys, the flags of a wrapper, or the file name, in this order."""
     settings = draft.settings
     counts = [slices, launch.num_slices, *(settings[key] for key in ("compile_topology_num_slices", "num_slices"))]
     count = next((n for n in counts if n is not None and n > 0), None)
-    for name, says in (
+    for name, source in (
         (given, "--topology"),
         (settings["compile_topology"], "compile_topology"),
-        (launch.topology, "the command around it"),
+        (launch.topology, "the command that wraps it"),
     ):
         if name:
-            return Topology(devices_of(name), count or 1, f"{name}, from {says}")
+            return Topology(devices_of(name), count or 1, f"{name}, from {source}")
     match = _IN_FILE.search(file_name.lower())
     if match:
         name = f"{match[2]}-{match[3]}"
         in_name = int(match[1]) if match[1] else None
-        return Topology(devices_of(name), count or in_name or 1, f"{name}, from the file's name")
+        return Topology(devices_of(name), count or in_name or 1, f"{name}, from the file name")
     return Topology(None, count)
 
 
-def put_mesh(draft: Draft, topology: Topology) -> None:
-    """Both shapes of the mesh, and with them the number of devices."""
+def set_mesh(draft: Draft, topology: Topology) -> None:
+    """Sets the shapes of the mesh, and with them the number of devices.
+
+    Raises:
+      ConfigError: The axes do not fit the devices, or pax does not have one of them.
+    """
     for axis in _FOREIGN:
         for group in ("ici", "dcn"):
             key = f"{group}_{axis}_parallelism"
             if draft.settings[key] not in (1, -1):
                 raise ConfigError(
-                    f"{key}={draft.settings[key]}: pax has no such axis.",
-                    "Its nearest is `ici_tensor_parallelism`.",
+                    f"{key}={draft.settings[key]}: pax has no such mesh axis.",
+                    "The nearest is `ici_tensor_parallelism`.",
                 )
     ici = _group(draft, "ici", topology.devices)
     one_slice = topology.slices == 1 and topology.devices is not None
     dcn = dict.fromkeys(_AXES, 1) if one_slice else _group(draft, "dcn", topology.slices)
     if ici is None:
-        draft.ask(
-            "The mesh: an axis is -1, all that is left, and nobody says how many devices there are. All are laid "
-            "along `data`; say `--topology v4-128`, and `--slices` if there are several."
+        draft.note_undecided(
+            "The mesh: an axis is -1, all remaining devices, and their number is unknown. All devices are used for "
+            "`data`; give `--topology v4-128`, and `--slices` if there are several."
         )
-        draft.put("mesh.ici_mesh_shape", None, *_keys("ici"))
+        draft.set("mesh.ici_mesh_shape", None, *_keys("ici"))
         return
     if dcn is None:
         dcn = dict.fromkeys(_AXES, 1)
         if any(draft.settings.given(key) for key in _keys("dcn")):
-            draft.ask(
-                "The slices: an axis over DCN is -1, and nobody says how many there are. One is taken; say `--slices`."
+            draft.note_undecided(
+                "The slices: a DCN axis is -1, and the number of slices is unknown. One is assumed; give `--slices`."
             )
-    draft.put("mesh.ici_mesh_shape", _shape(ici), *_used(draft, "ici"))
-    draft.put("mesh.dcn_mesh_shape", _shape(dcn) if math.prod(dcn.values()) > 1 else None, *_used(draft, "dcn"))
+    draft.set("mesh.ici_mesh_shape", _shape(ici), *_used(draft, "ici"))
+    draft.set("mesh.dcn_mesh_shape", _shape(dcn) if math.prod(dcn.values()) > 1 else None, *_used(draft, "dcn"))
     draft.num_devices = math.prod(ici.values()) * math.prod(dcn.values())
     if draft.settings["ici_fsdp_transpose_parallelism"] not in (1,):
-        draft.near(
+        draft.note_approximation(
             "ici_fsdp_transpose_parallelism: folded into `fsdp`, which shards the model dimension, not the MLP's."
         )
 
@@ -95,35 +99,33 @@ def _keys(group: str) -> list[str]:
 
 
 def _used(draft: Draft, group: str) -> list[str]:
-    """The keys worth showing: the three of every mesh, and those that are set."""
+    """The keys to show: the three of every mesh, and those that are set."""
     plain = [f"{group}_{axis}_parallelism" for axis in _PLAIN_AXES]
     return [key for key in _keys(group) if key in plain or draft.settings[key] != 1]
 
 
 def _group(draft: Draft, group: str, total: int | None) -> dict[str, int] | None:
-    """Axis -> size for one of the two groups; None when a -1 cannot be known."""
+    """Axis -> size, of the ICI or the DCN mesh; None if the size of a -1 axis is unknown."""
     sizes = {key: draft.settings[key] for key in _keys(group)}
     free = [key for key, size in sizes.items() if size == -1]
     if group == "dcn" and total is None and len(free) == 1 and not draft.settings.given(free[0]):
-        if any(
-            size > 1 for size in sizes.values()
-        ):  # The slices are said, and the default takes what is left: nothing.
+        if any(size > 1 for size in sizes.values()):  # the other axes make all slices: nothing remains for the default
             sizes[free.pop()] = 1
     wrong = next((key for key, size in sizes.items() if size < 1 and size != -1), None)
     if wrong or len(free) > 1:
-        said = f"{wrong}={sizes[wrong]}" if wrong else f"{' and '.join(free)} are all -1"
-        raise ConfigError(f"{said}.", "A size is a whole number from 1 up, or -1 for one axis of a group.")
+        problem = f"{wrong}={sizes[wrong]}" if wrong else f"{' and '.join(free)} are all -1"
+        raise ConfigError(f"{problem}.", "A size is a positive integer, or -1 for one axis of a group.")
     known = math.prod(size for size in sizes.values() if size != -1)
     if free:
         if total is None:
             return None
         if total % known:
-            raise ConfigError(f"{group}_*: {total} do not divide by {known}.", "Change the axes, or `--topology`.")
+            raise ConfigError(f"{group}_*: {total} is not divisible by {known}.", "Change the axes, or `--topology`.")
         sizes[free[0]] = total // known
     elif total is not None and known != total:
         raise ConfigError(
             f"The {group}_* axes make {known}, but there are {total} {'devices' if group == 'ici' else 'slices'}.",
-            "Change the axes, or say `--topology` and `--slices`.",
+            "Change the axes, or give `--topology` and `--slices`.",
         )
     return {axis: math.prod(sizes[f"{group}_{name}_parallelism"] for name in names) for axis, names in _AXES.items()}
 

@@ -1,4 +1,4 @@
-"""A MaxText checkpoint as the first one of a run, and a run's checkpoint as MaxText's."""
+"""Starts a run from a MaxText checkpoint, and writes a run's checkpoint as MaxText's."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from paxcli.training.experiment import Experiment, prepared
 from paxcli.training.run_dir import RunDir
 from paxcli.training.state import TrainState, abstract_state
 
-# What our optimizers call Adam's two moments -> what MaxText's do.
+# Pax's names of Adam's moments -> MaxText's.
 _MOMENTS: dict[str, Kind] = {"mu": "mu", "first_moment": "mu", "nu": "nu", "second_moment": "nu"}
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvertedWeights:
-    """What became of a checkpoint.
+    """A checkpoint that was converted.
 
     Attributes:
-      source: Where it was read.
-      step: Of the checkpoint that was written; 0 if no optimizer's state came along.
-      parameters: How many numbers the model has.
-      with_optimizer: Whether the optimizer's state and the step came along.
+      source: Where it was read from.
+      step: The step of the new checkpoint; 0 without optimizer state.
+      parameters: The number of parameters.
+      with_optimizer: Whether it has the optimizer state and the step.
       scanned: Whether MaxText's layers are stacked.
-      target: Where it was written; for MaxText, the folder of the tree.
+      target: Where it was written to; for MaxText, the directory of the tree.
     """
 
     source: str
@@ -59,10 +59,10 @@ class ConvertedWeights:
 
 
 class _Model:
-    """A recipe's state, which stands nowhere yet, and where MaxText keeps its parameters.
+    """The abstract state of a recipe, and how MaxText holds it.
 
     Raises:
-      ConfigError: MaxText keeps no such parameters, or its optimizers no such state.
+      ConfigError: MaxText has no such parameters, or its optimizers no such state.
     """
 
     def __init__(self, config: fdl.Config[Experiment], layout: MaxTextLayout):
@@ -92,7 +92,7 @@ class _Model:
             )
 
     def _moments(self) -> dict[str, tuple[Kind, str]]:
-        """The optimizer's arrays: their names in our state -> which moment of which parameter."""
+        """The optimizer's arrays: names in pax's state -> moment, and parameter."""
         found: dict[str, tuple[Kind, str]] = {}
         for name in self.state:
             if not name.startswith("opt_state.") or name.endswith(".count"):
@@ -102,7 +102,7 @@ class _Model:
             if part is None or param not in self.params:
                 raise ConfigError(
                     f"The recipe's optimizer keeps `{name}`, which MaxText's optimizers do not.",
-                    "AdamW, Adam and Sgd without momentum are carried over, without `ema_decay`.",
+                    "Supported are AdamW, Adam, and Sgd without momentum; without `ema_decay`.",
                 )
             found[name] = (_MOMENTS[part], param)
         return found
@@ -116,27 +116,27 @@ def import_maxtext(
     layout: MaxTextLayout,
     dry_run: bool = False,
 ) -> ConvertedWeights:
-    """Begins a run with a MaxText checkpoint: `recipe.yaml`, and the checkpoint in our form.
+    """Starts a run from a MaxText checkpoint: writes `recipe.yaml` and pax's checkpoint.
 
-    A whole training state resumes at its step, with its data from the beginning; parameters alone make a new run's
-    start, at step 0. It reads one array at a time; while Orbax writes them, it takes up to three times their memory.
+    A full training state resumes at its step, with its data from the beginning; parameters alone start a new run, at
+    step 0. Reads one array at a time; while Orbax writes, host memory use is up to three times the size of the state.
 
     Args:
       config: The recipe of the same model.
       recipe_text: The recipe as YAML.
-      checkpoint: MaxText's folder.
-      run_dir: The run, which has no checkpoint yet.
-      layout: MaxText's side, as the launch says it; what the checkpoint itself shows wins.
+      checkpoint: MaxText's directory.
+      run_dir: A run without checkpoints.
+      layout: How MaxText holds the model, by the launch; the checkpoint's own structure overrides it.
       dry_run: Whether only to check.
 
     Raises:
       DataError: The checkpoint is not of this model; names each parameter with both shapes.
-      ConfigError: The run has checkpoints, or the recipe has parts that MaxText has not.
+      ConfigError: The run has checkpoints, or the recipe has parts that MaxText does not have.
       MissingError: The run cannot be written.
     """
     store = CheckpointStore(epath.Path(run_dir) / "checkpoints", Checkpoint(async_save=False))
     if store.steps():
-        raise ConfigError(f"{run_dir} has checkpoints of its own.", "Name a new folder with `--out`.")
+        raise ConfigError(f"{run_dir} already has checkpoints.", "Give a new directory with `--out`.")
     source = MaxTextCheckpoint(checkpoint)
     found = source.arrays()
     layout = dataclasses.replace(
@@ -150,7 +150,7 @@ def import_maxtext(
     if source.optimizer not in (None, model.optimizer):
         raise DataError(
             f"{source.path} has the state of {source.optimizer}, and the recipe's optimizer is {model.optimizer}.",
-            f"Say opt_type={source.optimizer} among the keys.",
+            f"Add opt_type={source.optimizer} to the keys.",
         )
     with_optimizer = source.optimizer is not None
     for kind in ("mu", "nu") if with_optimizer and model.moments else ():
@@ -173,11 +173,11 @@ def export_maxtext(
     layout: MaxTextLayout,
     dry_run: bool = False,
 ) -> ConvertedWeights:
-    """Writes a run's newest checkpoint as MaxText does: the whole state, or at step 0 the parameters alone.
+    """Writes a run's latest checkpoint as MaxText does: the full state, or at step 0 the parameters only.
 
     Raises:
       DataError: There is no checkpoint, or it is damaged or not of this recipe.
-      ConfigError: The recipe has parts that MaxText has not, or MaxText's folder has a checkpoint of this step.
+      ConfigError: The recipe has parts that MaxText does not have, or MaxText's directory has this step.
     """
     store = CheckpointStore(epath.Path(run_dir) / "checkpoints")
     step = store.latest_step()
@@ -190,18 +190,18 @@ def export_maxtext(
     wanted = params | {name: model.state[name] for name in (*moments, *([count] if count and step else []))}
     step_dir = store.directory / str(step)
     manifest = read_manifest(step_dir)
-    unlike = [
+    different = [
         name
         for name, leaf in wanted.items()
         if name not in manifest.arrays or manifest.arrays[name].shape != tuple(leaf.shape)
     ]
-    if unlike:
-        raise DataError(f"{step_dir} is not of this recipe: {listing(unlike)}.", "Use the run's own recipe.yaml.")
+    if different:
+        raise DataError(f"{step_dir} is not of this recipe: {listing(different)}.", "Use the run's own recipe.yaml.")
     target = maxtext_folder(checkpoint, step)
     size = sum(leaf.size for leaf in model.params.values())
-    carried = ConvertedWeights(str(step_dir), step, size, bool(step), layout.scanned, target)
+    done = ConvertedWeights(str(step_dir), step, size, bool(step), layout.scanned, target)
     if dry_run:
-        return carried
+        return done
     arrays = {name: np.asarray(x) for name, x in read_arrays(step_dir, manifest, wanted).items()}
     state: dict[str, Any] = {
         "step": np.int32(step),
@@ -216,7 +216,7 @@ def export_maxtext(
         updates = np.int32(arrays[count] if count else step)
         state["opt_state"] = _their_optimizer(model.optimizer, trees, updates)
     write_maxtext(checkpoint, step, state)
-    return carried
+    return done
 
 
 def _their_optimizer(optimizer: str, trees: Mapping[str, Any], count: np.int32) -> Any:
@@ -232,7 +232,7 @@ def _their_optimizer(optimizer: str, trees: Mapping[str, Any], count: np.int32) 
 def _state(
     config: fdl.Config[Experiment], model: _Model, source: MaxTextCheckpoint, step: int, with_optimizer: bool
 ) -> list[np.ndarray]:
-    """All arrays of our state, in its order; those of the optimizer, if they do not come along, as of a new run."""
+    """All arrays of pax's state, in its order; the optimizer's as in a new run, if the checkpoint has none."""
     arrays: dict[str, Any] = {
         f"params.{name}": x for name, x in model.to_pax(source.reader("params"), "params").items()
     }
@@ -250,7 +250,7 @@ def _state(
 
 
 def _abstract(config: fdl.Config[Experiment]) -> TrainState:
-    """Shapes of the state, for which neither the recipe's data nor its devices have to be there."""
+    """The shapes of the state, without the recipe's data and devices."""
     config = copy.deepcopy(config)
     config.train_input, config.eval_inputs, config.decode_inputs = SyntheticInput.config(), [], []
     experiment = fdl.build(prepared(config, 1))
@@ -278,6 +278,6 @@ def _differences(config: fdl.Config[Experiment], layout: MaxTextLayout) -> Diffe
 
 
 def _shift(norm: fdl.Partial | None) -> float:
-    """Our scale less MaxText's, which is the factor of an RMS norm, and what is added to 1 in a layer norm."""
+    """Pax's scale minus MaxText's. MaxText stores the factor of an RMS norm, and the factor less 1 of a layer norm."""
     is_rms = norm is not None and fdl.get_callable(norm) is RmsNorm
     return -1.0 if is_rms and not norm.direct_scale else 0.0

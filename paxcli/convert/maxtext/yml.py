@@ -1,4 +1,4 @@
-"""MaxText's `.yml` files: keys in order, with those of the file that `base_config` names beneath them."""
+"""Reads MaxText's `.yml` files, with the keys that they inherit from `base_config`."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ _DEEPEST = 8
 
 
 def read_yml(text: str, path: Path) -> Launch:
-    """The keys of a config and of those that it inherits, the nearest last.
+    """The keys of a config and of the configs that it inherits, its own last.
 
-    MaxText's own base.yml need not be at hand: the dated defaults stand for it.
+    MaxText's own base.yml is not needed: the defaults by date replace it.
 
     Raises:
       ConfigError: It is not a mapping of keys to values, or inherits itself.
     """
     launch = Launch(1, config=path.name)
-    launch.pairs = _inherited(text, path, (), launch.reports)
+    launch.pairs = _inherited(text, path, (), launch.diagnostics)
     if not launch.pairs:
         raise ConfigError(f"{path} sets no key.", "A MaxText config has lines such as `steps: 10`.")
     return launch
 
 
 def find_beside(path: Path, name: str) -> Path | None:
-    """A file that `path` names, looked for by its last part: beside it, one folder up, and as it is written."""
+    """Finds a file that `path` refers to: by its name beside `path` or one directory up, or by its relative path."""
     last = name.replace("\\", "/").rpartition("/")[2]
     if not last or last in (".", ".."):
         return None
     candidates = (path.parent / last, path.parent / name.lstrip("/"), path.parent.parent / last)
     try:
         return next((found for found in candidates if found.is_file() and found != path), None)
-    except (OSError, ValueError):  # a name that no file system takes
+    except (OSError, ValueError):  # not a valid file name
         return None
 
 
@@ -52,7 +52,7 @@ def _inherited(text: str, path: Path, inside: tuple[Path, ...], reports: list[Di
     if beside is not None:
         return _inherited(beside.read_text("utf-8"), beside, (*inside, path.resolve()), reports) + rest
     if base.value.rpartition("/")[2] != BASE:
-        reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file is not at hand"))
+        reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file was not found"))
     return rest
 
 
@@ -60,7 +60,7 @@ def _pairs(text: str, path: Path) -> list[Pair]:
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}.", "Mend it.") from None
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}.", "Fix its syntax.") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path} is not a mapping of keys to values.", "Write one `key: value` on each line.")
     return [
@@ -71,7 +71,7 @@ def _pairs(text: str, path: Path) -> list[Pair]:
 
 
 def _value(node: yaml.Node) -> str:
-    """A value as it would stand on a command line."""
+    """A value as on a command line."""
     if isinstance(node, yaml.ScalarNode):
         return "" if node.tag.endswith(":null") else node.value
     items = node.value if isinstance(node, yaml.SequenceNode) else []

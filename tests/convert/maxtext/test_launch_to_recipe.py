@@ -104,7 +104,7 @@ def test_the_first_script_value_by_value() -> None:
         == converted.values
     )
     assert (converted.num_devices, converted.tokens_per_step) == (128, 2_097_152)
-    assert "13.65 s a step" in report(converted) and "attention not counted" in recipe_yaml(converted)
+    assert "13.65 s per step" in report(converted) and "attention not counted" in recipe_yaml(converted)
     row = next(row for row in converted.rows if row.pax == "task.model.hidden_dims")
     assert (row.maxtext, row.value, row.scaled, row.pax_value) == ("base_mlp_dim", 8192, 24576, 24576)
 
@@ -151,7 +151,7 @@ def test_places_of_single_tensors() -> None:
     custom = of_keys(remat_policy="custom", context="device", key_proj="offload", qkv_proj="device", mlpwo="device")
     assert custom.values[f"{stack}.remat_policy"] == "context" and custom.values[f"{stack}.offload"] == ["key"]
     assert [dropped.key for dropped in custom.settings.dropped] == ["qkv_proj"]  # its products are not fused
-    assert any("what mlpwo would keep is computed again" in note for note in custom.approximated)
+    assert any("mlpwo would be saved, and is recomputed" in note for note in custom.approximated)
     fused = of_keys(model_name="gpt3-52k", remat_policy="custom", qkv_proj="offload", mlpwi="offload", context="remat")
     assert fused.values[f"{stack}.offload"] == ["query", "key", "value", "feed_forward_in"]
 
@@ -186,9 +186,9 @@ def test_gpt3_had_a_schedule_of_its_own() -> None:
         ({"rope_type": "yarn"}, "rope_type=yarn"),
         ({"dtype": "float16"}, "dtype=float16"),
         ({"model_name": "gemma2-2b", "ici_pipeline_parallelism": 2}, "cannot be pipelined"),
-        ({"steps": 0, "learning_rate_schedule_steps": 0}, "no number of steps"),
+        ({"steps": 0, "learning_rate_schedule_steps": 0}, "not a number of steps"),
         ({"base_emb_dim": 0}, "emb=0"),
-        ({"per_device_batch_size": 0}, "no batch"),
+        ({"per_device_batch_size": 0}, "not a batch size"),
     ],
 )
 def test_what_pax_lacks_is_refused(keys: dict[str, object], said: str) -> None:
