@@ -52,6 +52,7 @@ class Corpus:
       packs: The packs.
       bad_records: What was left out because it cannot be read, and where.
       num_dropped: Documents left out because they are too long.
+      num_truncated: Documents that lost their end because they are too long.
       paths: The token file of each pack; empty where ids were checked when they were made.
       vocab_size: Ids are below it.
       checksum: Differs when rows differ.
@@ -63,6 +64,7 @@ class Corpus:
     paths: Sequence[epath.Path]
     vocab_size: int
     checksum: int
+    num_truncated: int = 0
 
     @functools.cached_property
     def first_rows(self) -> np.ndarray:

@@ -51,13 +51,17 @@ class BadRecords:
         """Leaves a record out, or raises `error`."""
         if self.policy == "error":
             raise error
-        if len(self.found) >= self.budget:
-            raise DataError(
-                f"More than {self.budget} records cannot be read. The last one: {error.message}",
-                "Mend the data, or raise bad_record_budget.",
-            ) from error
-        self.found.append(error.message)
+        self.add_skipped([error.message])
         log.info("Left out: %s", error.message)
+
+    def add_skipped(self, messages: list[str]) -> None:
+        """Counts records that are left out already, or raises DataError where they are too many."""
+        self.found += messages
+        if len(self.found) > self.budget:
+            raise DataError(
+                f"More than {self.budget} records cannot be read. The last one: {self.found[-1]}",
+                "Mend the data, or raise bad_record_budget.",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +82,13 @@ class Reading:
     budget: int = 0
     cache_dir: str | None = None
 
-    def documents(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
-        """The texts of one file, in order.
+    def documents(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
+        """The documents of one file, in order: texts, unless a subclass makes something else of a record.
 
         Raises:
           DataError: A file that cannot be read, or a bad record that may not be left out.
         """
-        readers: dict[str, Callable[[SourceFile, BadRecords], Iterator[str]]] = {
+        readers: dict[str, Callable[[SourceFile, BadRecords], Iterator[Any]]] = {
             TEXT: _text,
             JSONL: self._jsonl,
             PARQUET: self._parquet,
@@ -92,43 +96,30 @@ class Reading:
         }
         return readers[self.format or format_of(file.name)](file, bad)
 
-    def _jsonl(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
-        number = 0
-        with _opened(file) as stream:
-            while line := _next_line(stream, file, number):
-                number += 1
-                if line.isspace():
-                    continue
-                try:
-                    text = self._field_of(line, f"{file.path}, line {number}")
-                except DataError as error:
-                    bad.add(error)
-                else:
-                    yield text
+    def document_of(self, record: dict[str, Any], place: str) -> Any:
+        """The document in a record, here its text. Subclasses override this, and `columns`.
 
-    def _parquet(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
-        import pyarrow
-        import pyarrow.parquet
+        Args:
+          record: A JSON object, or a row of Parquet.
+          place: File and line, for errors.
 
-        with _opened(file) as stream:
-            try:
-                table = pyarrow.parquet.ParquetFile(stream)
-            except pyarrow.ArrowException as error:
-                raise DataError(f"{file.path} is not a Parquet file: {error}") from None
-            self._check_column(table.schema_arrow, file)
-            number = 0
-            try:
-                for batch in table.iter_batches(_AT_ONCE, columns=[self.text_field]):
-                    for text in batch.column(0).to_pylist():
-                        if text is None:
-                            bad.add(DataError(f"{file.path}, row {number}: `{self.text_field}` is null.", _MEND))
-                        else:
-                            yield text
-                        number += 1
-            except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-                raise DataError(f"{file.path} is damaged after row {number}: {error}") from None
+        Raises:
+          DataError: The record holds no document.
+        """
+        text = record.get(str(self.text_field))
+        if not isinstance(text, str):
+            what = f"is {'null' if text is None else f'{type(text).__name__}, not text'}"
+            what = what if self.text_field in record else "is missing"
+            fields = ", ".join(map(str, record)) or "no field"
+            raise DataError(f"{place}: `{self.text_field}` {what}; there is {fields}.", f"Set text_field. {MEND}")
+        return text
 
-    def _check_column(self, schema: Any, file: SourceFile) -> None:
+    def columns(self, schema: Any, file: SourceFile) -> list[str]:
+        """The columns of a Parquet file with this schema that `document_of` needs.
+
+        Raises:
+          DataError: The file lacks them.
+        """
         import pyarrow
 
         if self.text_field not in schema.names:
@@ -139,8 +130,47 @@ class Reading:
         kind = schema.field(self.text_field).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             raise DataError(f"{file.path}: column `{self.text_field}` holds {kind}, not text.", "Set text_field.")
+        return [str(self.text_field)]
 
-    def _array_record(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
+    def _jsonl(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
+        number = 0
+        with _opened(file) as stream:
+            while line := _next_line(stream, file, number):
+                number += 1
+                if line.isspace():
+                    continue
+                try:
+                    document = self._parse(line, f"{file.path}, line {number}")
+                except DataError as error:
+                    bad.add(error)
+                else:
+                    yield document
+
+    def _parquet(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
+        import pyarrow
+        import pyarrow.parquet
+
+        with _opened(file) as stream:
+            try:
+                table = pyarrow.parquet.ParquetFile(stream)
+            except pyarrow.ArrowException as error:
+                raise DataError(f"{file.path} is not a Parquet file: {error}") from None
+            columns = self.columns(table.schema_arrow, file)
+            number = 0
+            try:
+                for batch in table.iter_batches(_AT_ONCE, columns=columns):
+                    for record in batch.to_pylist():
+                        try:
+                            document = self.document_of(record, f"{file.path}, row {number}")
+                        except DataError as error:
+                            bad.add(error)
+                        else:
+                            yield document
+                        number += 1
+            except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+                raise DataError(f"{file.path} is damaged after row {number}: {error}") from None
+
+    def _array_record(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
         import grain
 
         path = local_copy(file.path, self.cache_dir)
@@ -156,35 +186,31 @@ class Reading:
                 raise DataError(f"{file.path} is damaged after record {first}: {error}") from None
             for number, record in enumerate(records, first):
                 try:
-                    text = self._field_of(record, f"{file.path}, record {number}")
+                    document = self._parse(record, f"{file.path}, record {number}")
                 except DataError as error:
                     bad.add(error)
                 else:
-                    yield text
+                    yield document
 
-    def _field_of(self, record: bytes, place: str) -> str:
-        """The text in a record: the record itself, or a field of a JSON object or of a `tf.train.Example`."""
+    def _parse(self, record: bytes, place: str) -> Any:
+        """The document in a record that is text, a JSON object or a `tf.train.Example`."""
         try:
             if self.text_field is None:
                 return record.decode("utf-8")
             if record[:1] == b"\n":  # How every tf.train.Example begins, and no line of JSON.
-                return _example_field(record, self.text_field, place)
-            found = json.loads(record)
+                found: Any = {self.text_field: _example_field(record, self.text_field, place)}
+            else:
+                found = json.loads(record)
         except UnicodeDecodeError as error:
-            raise DataError(f"{place} is not UTF-8: byte {error.start}.", _MEND) from None
+            raise DataError(f"{place} is not UTF-8: byte {error.start}.", MEND) from None
         except ValueError as error:
-            raise DataError(f"{place} is not JSON: {error}.", _MEND) from None
+            raise DataError(f"{place} is not JSON: {error}.", MEND) from None
         if not isinstance(found, dict):
-            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", _MEND)
-        text = found.get(self.text_field)
-        if not isinstance(text, str):
-            what = f"is {type(text).__name__}, not text" if self.text_field in found else "is missing"
-            fields = ", ".join(map(str, found)) or "no field"
-            raise DataError(f"{place}: `{self.text_field}` {what}; there is {fields}.", f"Set text_field. {_MEND}")
-        return text
+            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", MEND)
+        return self.document_of(found, place)
 
 
-_MEND = "Mend it, or set on_bad_record=skip and a bad_record_budget."
+MEND = "Mend it, or set on_bad_record=skip and a bad_record_budget."
 
 
 def _text(file: SourceFile, bad: BadRecords) -> Iterator[str]:
@@ -252,7 +278,7 @@ def _example_field(record: bytes, field: str, place: str) -> str:
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError:
         raise DataError(
-            f"{place} is neither JSON nor a tf.train.Example.", f"text_field=None reads text. {_MEND}"
+            f"{place} is neither JSON nor a tf.train.Example.", f"text_field=None reads text. {MEND}"
         ) from None
     if field not in features or len(features[field].bytes_list.value) != 1:
         raise DataError(f"{place} has no text `{field}`; there is {', '.join(sorted(features))}.", "Set text_field.")

@@ -34,7 +34,7 @@ class Inspection:
       batches: The batches.
       fields: Field → `shape` and `dtype` of a batch, `min` and `max` over all of them (None of what is no number).
       rows: For each batch, for each row: field of text → its segments, of which padding is one; without any text, the
-        row's own numbers, such as its label.
+        row's own numbers, such as its label. Where tokens of a text have no loss, ⟦ ⟧ are around those that have some.
       weights: Field of weights → share of its positions that are not 0.
       padding_share: Share of positions, of text or else of weights, that hold nothing; None without either.
       segments_per_row: Mean number of documents, or parts of them, in a row of text; None without segments.
@@ -191,9 +191,34 @@ def _segments(data: BaseInput, leaves: Leaves, field: str, row: int) -> list[str
     """Text of a row, cut where `segment_ids` change, with special tokens spelled out. A row may be several."""
     ids = leaves[field][row]
     segment_ids = leaves.get(_beside(field, "segment_ids"), np.zeros_like(leaves[field]))[row]
+    if _has_loss_mask(leaves, field):
+        labels, weights = (leaves[_beside(field, name)][row] for name in ("labels", "weights"))
+        cuts = np.flatnonzero(np.diff(segment_ids)) + 1
+        split = [np.split(array, cuts) for array in (ids, labels, weights, segment_ids)]
+        return [_masked_text(data, field, *part) for part in zip(*split, strict=True)]
     pairs = zip(ids.reshape(-1, ids.shape[-1]), segment_ids.reshape(-1, ids.shape[-1]), strict=True)
     parts = [part for one, its in pairs for part in np.split(one, np.flatnonzero(np.diff(its)) + 1)]
     return [_text(data, part, field) for part in parts]
+
+
+def _has_loss_mask(leaves: Leaves, field: str) -> bool:
+    """Whether a row of tokens has some of weight 0 that are not padding."""
+    segment_ids, labels, weights = (leaves.get(_beside(field, name)) for name in ("segment_ids", "labels", "weights"))
+    if segment_ids is None or labels is None or weights is None or weights.ndim != 2:
+        return False
+    return bool(((weights == 0) & (segment_ids > 0)).any())
+
+
+def _masked_text(
+    data: BaseInput, field: str, ids: np.ndarray, labels: np.ndarray, weights: np.ndarray, segment_ids: np.ndarray
+) -> str:
+    """Text of a segment with its last label, with ⟦ ⟧ around the tokens that have loss."""
+    if segment_ids[0] == 0:
+        return _text(data, ids, field)
+    tokens, has_loss = np.append(ids, labels[-1]), np.append(False, weights != 0)
+    cuts = np.flatnonzero(np.diff(has_loss)) + 1
+    texts = [_text(data, part, field) for part in np.split(tokens, cuts)]
+    return "".join(f"⟦{text}⟧" if loss else text for text, loss in zip(texts, has_loss[[0, *cuts]], strict=True))
 
 
 def _text(data: BaseInput, ids: np.ndarray, field: str) -> str:

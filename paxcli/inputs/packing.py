@@ -12,7 +12,7 @@ import numpy as np
 
 from paxcli.nested_map import NestedMap
 
-CONCAT, FIRST_FIT = PACKINGS = ("concat", "first_fit")
+CONCAT, FIRST_FIT, ONE_PER_ROW = PACKINGS = ("concat", "first_fit", "one_per_row")
 _OPEN_ROWS = 64
 _CHUNK = 2**24
 
@@ -30,15 +30,17 @@ class PackedTokens:
     """The tokens of documents as rows [R, T]. The last token of a document is only a label, of the one before it.
 
     With `concat`, documents stand end to end and are cut every T tokens. With `first_fit`, a document stands in the
-    first of the 64 latest open rows with room for it, and only one of more than T tokens is cut. Nothing is dropped.
+    first of the 64 latest open rows with room for it, and only one of more than T tokens is cut. With `one_per_row`,
+    each row holds one document, or a part of one of more than T tokens. Nothing is dropped.
 
     Args:
       tokens: The tokens of all documents end to end, in memory or memory-mapped [N].
       starts: How many tokens with a label stand before each document, and in all [num_documents + 1].
       seq_len: T.
       pad_id: What stands where there is no token.
-      packing: `concat` or `first_fit`.
+      packing: `concat`, `first_fit` or `one_per_row`.
       begins: Where in `tokens` each document begins; None: where the one before it ends [num_documents].
+      loss_weights: Loss weight of each token as a label [N]; None: 1.
     """
 
     tokens: np.ndarray
@@ -47,6 +49,7 @@ class PackedTokens:
     pad_id: int
     packing: str = CONCAT
     begins: np.ndarray | None = None
+    loss_weights: np.ndarray | None = None
 
     @classmethod
     def pack(cls, documents: Iterable[np.ndarray], *, seq_len: int, pad_id: int, eos_id: int) -> Self:
@@ -76,9 +79,9 @@ class PackedTokens:
     @property
     def num_rows(self) -> int:
         """R."""
-        if self.packing == FIRST_FIT:
-            return len(self._first_fit[0]) - 1
-        return -(-self.num_tokens // self.seq_len)
+        if self.packing == CONCAT:
+            return -(-self.num_tokens // self.seq_len)
+        return len(self._pieces_by_row[0]) - 1
 
     @functools.cached_property
     def checksum(self) -> int:
@@ -92,13 +95,15 @@ class PackedTokens:
         padding = -self.num_tokens % self.seq_len + 1
         total = zlib.crc32(np.full(padding, self.pad_id, self.tokens.dtype).data, total)
         total = zlib.crc32(np.ascontiguousarray(self.starts).data, total)
+        if self.loss_weights is not None:
+            total = zlib.crc32(np.ascontiguousarray(self.loss_weights).data, total)
         return total if self.packing == CONCAT else zlib.crc32(self.packing.encode(), total)
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
         """The language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
         numbers = np.asarray(numbers)
         batch, seq_len = len(numbers), self.seq_len
-        pieces = self._pieces_first_fit(numbers) if self.packing == FIRST_FIT else self._pieces_concat(numbers)
+        pieces = self._pieces_concat(numbers) if self.packing == CONCAT else self._pieces_of_rows(numbers)
         # Behind the pieces of each row comes one of padding.
         count = np.bincount(pieces.row, minlength=batch)
         last = np.cumsum(count) + np.arange(batch)
@@ -116,12 +121,15 @@ class PackedTokens:
         ids = self.tokens[index].astype(np.int32)
         index += is_token
         labels = self.tokens[index].astype(np.int32)
+        weights = is_token.astype(np.float32)
+        if self.loss_weights is not None:
+            weights *= self.loss_weights[index]
         if not is_token.all():
             ids, labels = (np.where(is_token, values, np.int32(self.pad_id)) for values in (ids, labels))
         fields = {
             "ids": ids,
             "labels": labels,
-            "weights": is_token.astype(np.float32),
+            "weights": weights,
             "segment_ids": segment_ids,
             "segment_pos": segment_pos,
         }
@@ -144,19 +152,19 @@ class PackedTokens:
         held = length > 0
         return _Pieces(row[held], begin[held], length[held])
 
-    def _pieces_first_fit(self, numbers: np.ndarray) -> _Pieces:
-        rows, begins, lengths = self._first_fit
+    def _pieces_of_rows(self, numbers: np.ndarray) -> _Pieces:
+        rows, begins, lengths = self._pieces_by_row
         row, nth = _repeated(np.where(numbers >= 0, rows[numbers + 1] - rows[numbers], 0))
         piece = rows[numbers][row] + nth
         return _Pieces(row, begins[piece], lengths[piece])
 
     @functools.cached_property
-    def _first_fit(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _pieces_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Where the pieces of each row start [R + 1]; where each piece begins in `tokens`, and its length [K]."""
         document, nth = _repeated(-(-np.diff(self.starts) // self.seq_len))
         begins = self._begin_of(document) + nth * self.seq_len
         lengths = np.minimum(self.starts[document + 1] - self.starts[document] - nth * self.seq_len, self.seq_len)
-        rows = first_fit(lengths, self.seq_len)
+        rows = first_fit(lengths, self.seq_len) if self.packing == FIRST_FIT else np.arange(len(lengths))
         order = np.argsort(rows, kind="stable")
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows), dtype=np.int64)])
         return first, begins[order], lengths[order].astype(np.int32)

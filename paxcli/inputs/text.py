@@ -43,7 +43,7 @@ class TextInput(RandomAccessInput):
       seq_len: T. None: the trainer sets it to the model's max_seq_len.
       vocab_size: The model's, which the tokenizer's must fit. None: the trainer sets it.
       packing: `concat`: documents end to end, cut every T tokens. `first_fit`: a document is cut only if it is longer
-        than T, and rows are padded.
+        than T, and rows are padded. `one_per_row`: the same, with one document in each row.
       drop_longer_than: Documents of more tokens are left out, and counted. None: none is.
       shuffle: Whether rows are shuffled, anew in each epoch. None: in training.
       split: `train` or `eval`: only the files that a digest of their name puts there. None: all files.
@@ -200,17 +200,19 @@ class TextInput(RandomAccessInput):
                 f"Set the model's vocab_size to {vocab_size} or more.",
             )
 
-    @functools.cached_property
-    def _corpus(self) -> Corpus:
+    def _read_corpus(self) -> Corpus:
         assert self.seq_len is not None
         packing = Packing(self.seq_len, self.packing, self.drop_longer_than)
         if self._names_token_files():
-            corpus = open_token_files(self._files, self._token_info, packing, self.cache_dir)
-        else:
-            self._check_no_token_files()
-            reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
-            how = Tokenizing(reading, self.tokenizer)
-            corpus = tokenize_text(self._files, how, self.text_tokenizer, packing, self.num_workers)
+            return open_token_files(self._files, self._token_info, packing, self.cache_dir)
+        self._check_no_token_files()
+        reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
+        how = Tokenizing(reading, self.tokenizer)
+        return tokenize_text(self._files, how, self.text_tokenizer, packing, self.num_workers)
+
+    @functools.cached_property
+    def _corpus(self) -> Corpus:
+        corpus = self._read_corpus()
         for count, what in (
             (len(corpus.bad_records), "bad records"),
             (corpus.num_dropped, "documents that are too long"),

@@ -8,7 +8,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from etils import epath
@@ -20,6 +20,8 @@ from paxcli.inputs.token_files import TokenFileInfo, dtype_for, read_info, write
 from paxcli.inputs.tokenizers import Tokenizer
 
 BYTES_PER_PART = 2**26
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def tokenized(
@@ -122,7 +124,7 @@ class Tokenizing:
           DataError: A file cannot be read, or parts left out more records than the budget.
         """
         left_out = sum(len(info.bad_records) for info in done)
-        written = self._in_processes(parts, num_workers) if num_workers else ((p, self.write(p)) for p in parts)
+        written = in_processes(self.write, parts, num_workers) if num_workers else ((p, self.write(p)) for p in parts)
         for part, info in written:
             yield part, info
             left_out += len(info.bad_records)
@@ -132,23 +134,29 @@ class Tokenizing:
                     "Mend the data, or raise bad_record_budget.",
                 )
 
-    def _in_processes(self, parts: Sequence[Part], num_workers: int) -> Iterator[tuple[Part, TokenFileInfo]]:
-        # JAX and TensorFlow run threads, so processes are started afresh and not forked.
-        context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_leave_ctrl_c_to_parent)
-        try:
-            running = {pool.submit(self.write, part): part for part in parts}
-            for done in concurrent.futures.as_completed(running):
-                yield running[done], done.result()
-        except BrokenProcessPool:
-            raise MissingError(
-                "A process that tokenizes was killed.", "There may be too little memory: use fewer workers."
-            ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
 
 _ELSEWHERE = "Choose another directory, or remove that one."
+
+
+def in_processes(call: Callable[[T], R], items: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
+    """Yields each item with what `call` returns of it, computed in so many processes, in any order.
+
+    Raises:
+      MissingError: A process was killed, most often for want of memory.
+    """
+    # JAX and TensorFlow run threads, so processes are started afresh and not forked.
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_leave_ctrl_c_to_parent)
+    try:
+        running = {pool.submit(call, item): item for item in items}
+        for done in concurrent.futures.as_completed(running):
+            yield running[done], done.result()
+    except BrokenProcessPool:
+        raise MissingError(
+            "A process that tokenizes was killed.", "There may be too little memory: use fewer workers."
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _leave_ctrl_c_to_parent() -> None:
