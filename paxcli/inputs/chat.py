@@ -166,6 +166,10 @@ class ChatReading(Reading):
         """The tokens of a conversation [T], and whether each is of the assistant's turns [T]."""
         messages = messages_of(record, str(self.text_field), place)
         text, turns = self.template.render(messages, place)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(f"{place} is not Unicode text: it has {error.object[error.start]!r}.", MEND) from None
         ids, offsets = self._tokenizer.encode_chat(text)
         # As with Hugging Face, a token is of a turn if any of its characters is.
         is_target = np.zeros(len(ids), bool)

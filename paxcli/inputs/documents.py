@@ -203,7 +203,7 @@ class Reading:
                 found = json.loads(record)
         except UnicodeDecodeError as error:
             raise DataError(f"{place} is not UTF-8: byte {error.start}.", MEND) from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{place} is not JSON: {error}.", MEND) from None
         if not isinstance(found, dict):
             raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", MEND)
