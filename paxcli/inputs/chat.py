@@ -19,7 +19,7 @@ from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import FIRST_FIT, ONE_PER_ROW, PackedTokens
 from paxcli.inputs.text import TextInput
 from paxcli.inputs.token_files import dtype_for
-from paxcli.inputs.tokenizers import ByteTokenizer, Tokenizer
+from paxcli.inputs.tokenizers import Tokenizer
 from paxcli.inputs.tokenizing import in_processes
 from paxcli.log import log
 
@@ -30,23 +30,23 @@ _FORMATS = (JSONL, PARQUET, ARRAY_RECORD)
 class ChatInput(TextInput):
     """Conversations as language-model batches for supervised fine-tuning (SFT).
 
-    A record holds `messages`, a list of `{"role": …, "content": …}`, or a `prompt` and its `response` or `completion`.
-    A chat template renders it as text. Weights are 1 for labels that are tokens of the assistant's turns, each with
-    the token that ends it, and 0 elsewhere. Conversations of more than T tokens are truncated, and the log says how
-    many; those in which no token of the assistant is left are dropped.
+    A record has `messages`, a list of `{"role": …, "content": …}`, or a `prompt` and its `response` or `completion`.
+    A chat template renders it as text. The loss weight is 1 for tokens of assistant turns, including the token that
+    ends a turn, and 0 for all others. Conversations of more than T tokens are truncated, or dropped if no assistant
+    token is left; a warning reports both counts.
 
-    Reading, order, hosts and resuming are as in `TextInput`, and so are the arguments but for these:
+    Reading, shuffling, sharding over hosts and resuming work as in `TextInput`. Arguments that differ from it:
 
     Args:
       files: Paths and globs of JSON lines, Parquet and ArrayRecord.
       format: `jsonl`, `parquet` or `arrayrecord`. None: each file by its suffix.
-      text_field: Field or column that holds the messages. A record without it has a prompt and a response.
+      text_field: Field or column with the messages. Records without it have a prompt and a response.
       chat_template: A Jinja template, or the path of one (`*.jinja`). None: `chat_template.jinja` or
         `tokenizer_config.json` next to the tokenizer's file, or else a plain template.
-      template_date: Year, month and day that `strftime_now` in a template formats. It is fixed, since a resumed run
+      template_date: The date, YYYY-MM-DD, that `strftime_now` in a template formats. It is fixed because a resumed run
         must read the same tokens.
-      packing: `first_fit`: several conversations in a row, where they fit. `one_per_row`: one. Both pad rows.
-      drop_longer_than: Conversations of more tokens are dropped instead of truncated, and counted. None: none is.
+      packing: `first_fit`: several conversations in a row. `one_per_row`: one. Both pad rows.
+      drop_longer_than: Drop and count conversations with more tokens, instead of truncating them. None: truncate all.
     """
 
     text_field: str | None = "messages"
@@ -69,69 +69,66 @@ class ChatInput(TextInput):
 
     @property
     def num_truncated(self) -> int:
-        """Conversations that lost their end because they are longer than T."""
+        """Number of conversations truncated to T tokens."""
         return self._corpus.num_truncated
 
     def _read_corpus(self) -> Corpus:
         assert self.seq_len is not None
-        reading = ChatReading(
-            self.format,
-            self.text_field,
-            self.on_bad_record,
-            self.bad_record_budget,
-            self.cache_dir,
-            tokenizer=self.tokenizer,
-            chat_template=self.chat_template,
-            date=datetime.datetime.fromisoformat(self.template_date),
-        )
+        self._check_formats()
+        tokenizer, limit = self.text_tokenizer, self.drop_longer_than
+        chats = self._tokenize_files()
+        pack, num_truncated = _pack(chats, self.seq_len, limit, tokenizer.pad_id, self.packing)
+        num_chats = len(chats.lengths)
+        if not pack.num_documents:
+            raise DataError(
+                f"Input `{self.name}`: none of {num_chats} conversations in {len(self._files)} files is usable.",
+                "Set `files` to files with conversations, or raise seq_len or drop_longer_than.",
+            )
+        if num_truncated:
+            log.warning("Input %s truncates %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
+        num_dropped = num_chats - pack.num_documents
+        return Corpus([pack], chats.bad_records, num_dropped, [], tokenizer.vocab_size, pack.checksum, num_truncated)
+
+    def _check_formats(self) -> None:
         for file in self._files:
             if self.format is None and format_of(file.name) not in _FORMATS:
                 raise ConfigError(
                     f"Input `{self.name}`: {file.path} does not have the suffix of JSON lines, Parquet or ArrayRecord.",
-                    "If all files hold a JSON object a line, set format=jsonl.",
+                    "If every file has a JSON object on each line, set format=jsonl.",
                 )
-        chats = self._read(reading)
-        tokenizer = self.text_tokenizer
-        limit = np.inf if self.drop_longer_than is None else self.drop_longer_than
-        pack, num_truncated = _packed(chats, self.seq_len, limit, tokenizer.pad_id, self.packing)
-        if not pack.num_documents:
-            raise DataError(
-                f"Input `{self.name}`: no conversation is left of {len(chats.lengths)} in {len(self._files)} files.",
-                "Name files with conversations, or raise seq_len or drop_longer_than.",
-            )
-        if num_truncated:
-            log.warning("Input %s truncates %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
-        num_dropped = len(chats.lengths) - pack.num_documents
-        return Corpus([pack], chats.bad_records, num_dropped, [], tokenizer.vocab_size, pack.checksum, num_truncated)
 
-    def _read(self, reading: ChatReading) -> TokenizedChats:
-        """All conversations, tokenized here or in `num_workers` processes."""
-        reading.template  # noqa: B018 - an error of it is raised here, before processes start
+    def _tokenize_files(self) -> TokenizedChats:
+        """All conversations, tokenized in this process or in `num_workers` others."""
+        reading = ChatReading(
+            format=self.format,
+            text_field=self.text_field,
+            policy=self.on_bad_record,
+            budget=self.bad_record_budget,
+            cache_dir=self.cache_dir,
+            tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            date=datetime.datetime.fromisoformat(self.template_date),
+        )
         by_file: dict[SourceFile, TokenizedChats] = {}
         if self.num_workers:
-            by_file.update(in_processes(dataclasses.replace(reading).tokenize, self._files, self.num_workers))
-        bad = BadRecords(self.on_bad_record, self.bad_record_budget)
-        parts = []
+            by_file.update(in_processes(reading.tokenize, self._files, self.num_workers))
+        bad, parts = BadRecords(self.on_bad_record, self.bad_record_budget), []
         for file in self._files:
             part = by_file[file] if file in by_file else reading.tokenize(file)
             bad.add_skipped(part.bad_records)
             parts.append(part)
-        return TokenizedChats(
-            np.concatenate([part.ids for part in parts]),
-            np.concatenate([part.is_target for part in parts]),
-            np.concatenate([part.lengths for part in parts]),
-            bad.found,
-        )
+        ids, is_target, lengths = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
+        return TokenizedChats(ids, is_target, lengths, bad.found)
 
 
 class TokenizedChats(NamedTuple):
-    """Conversations as tokens.
+    """Tokenized conversations.
 
     Attributes:
-      ids: The tokens of all, end to end [N].
-      is_target: Whether a token is of the assistant's turns [N].
-      lengths: How many tokens each conversation has [C].
-      bad_records: What was left out because it cannot be used, and where.
+      ids: The concatenated tokens of all conversations [N].
+      is_target: Whether a token belongs to an assistant's turn [N].
+      lengths: Number of tokens of each conversation [C].
+      bad_records: The error message of each skipped record.
     """
 
     ids: np.ndarray
@@ -140,20 +137,20 @@ class TokenizedChats(NamedTuple):
     bad_records: list[str]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatReading(Reading):
-    """How files become conversations, as tokens.
+    """Reads and tokenizes conversations.
 
     Attributes:
-      tokenizer: Template of the tokenizer, for each process to make its own.
-      chat_template: The recipe's; None: the tokenizer's.
-      date: What `strftime_now` of the template formats.
+      tokenizer: Template of the tokenizer. Each process builds its own.
+      chat_template: The input's `chat_template`.
+      date: The date that `strftime_now` formats.
     """
 
     text_field: str | None = "messages"
-    tokenizer: Callable[[], Tokenizer] = ByteTokenizer
-    chat_template: str | None = None
-    date: datetime.datetime = datetime.datetime.min
+    tokenizer: Callable[[], Tokenizer]
+    chat_template: str | None
+    date: datetime.datetime
 
     def tokenize(self, file: SourceFile) -> TokenizedChats:
         """The conversations of one file."""
@@ -163,7 +160,7 @@ class ChatReading(Reading):
         return TokenizedChats(ids, is_target, np.array([len(ids) for ids, _ in chats[1:]], np.int64), bad.found)
 
     def document_of(self, record: dict[str, Any], place: str) -> tuple[np.ndarray, np.ndarray]:
-        """The tokens of a conversation [T], and whether each is of the assistant's turns [T]."""
+        """The tokens of a conversation [T], and whether each belongs to an assistant's turn [T]."""
         messages = messages_of(record, str(self.text_field), place)
         text, turns = self.template.render(messages, place)
         try:
@@ -171,7 +168,7 @@ class ChatReading(Reading):
         except UnicodeEncodeError as error:
             raise DataError(f"{place} is not Unicode text: it has {error.object[error.start]!r}.", MEND) from None
         ids, offsets = self._tokenizer.encode_chat(text)
-        # As with Hugging Face, a token is of a turn if any of its characters is.
+        # As in Hugging Face, a token belongs to a turn if any of its characters does.
         is_target = np.zeros(len(ids), bool)
         for start, end in turns:
             is_target |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
@@ -190,7 +187,7 @@ class ChatReading(Reading):
 
     @functools.cached_property
     def template(self) -> ChatTemplate:
-        """The chat template, which renders records."""
+        """The chat template that renders records."""
         return load_chat_template(self.chat_template, self._tokenizer, self.date)
 
     @functools.cached_property
@@ -198,16 +195,20 @@ class ChatReading(Reading):
         return self.tokenizer()
 
 
-def _packed(chats: TokenizedChats, seq_len: int, limit: float, pad_id: int, packing: str) -> tuple[PackedTokens, int]:
-    """Rows of conversations, truncated to T tokens with a label, and how many are truncated.
+def _pack(
+    chats: TokenizedChats, seq_len: int, limit: int | None, pad_id: int, packing: str
+) -> tuple[PackedTokens, int]:
+    """Packs conversations, truncated to T tokens with a label, and counts those that are truncated.
 
-    Left out are those of more than `limit` tokens, and those without a target after truncation.
+    Drops those of more than `limit` tokens, and those without a target after truncation.
     """
     begins = np.cumsum(chats.lengths) - chats.lengths
     num_tokens = chats.lengths - 1  # the last one has no label
     lengths = np.minimum(num_tokens, seq_len)
     targets = np.cumsum([0, *chats.is_target], dtype=np.int64)
-    kept = (num_tokens <= limit) & (targets[begins + 1 + lengths] > targets[begins + 1])
+    kept = targets[begins + 1 + lengths] > targets[begins + 1]
+    if limit is not None:
+        kept &= num_tokens <= limit
     pack = PackedTokens(
         tokens=chats.ids,
         starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[kept])]),

@@ -45,7 +45,7 @@ Message = Mapping[str, Any]
 
 
 class RenderedChat(NamedTuple):
-    """A conversation as text, and where in it the assistant's turns are: (start, end) in characters."""
+    """The text of a conversation, and its assistant turns: (start, end) in characters."""
 
     text: str
     assistant: list[tuple[int, int]]
@@ -56,9 +56,9 @@ class ChatTemplate:
 
     Args:
       source: The Jinja template. It is rendered as by `apply_chat_template` of Hugging Face transformers.
-      variables: What it reads besides the messages, such as `eos_token`.
-      date: What its function `strftime_now` formats.
-      origin: Where the template is from, for errors.
+      variables: Variables besides the messages, such as `eos_token`.
+      date: The date that `strftime_now` formats.
+      origin: File or other source of the template, for errors.
 
     Raises:
       ConfigError: The template is not valid Jinja, or too long.
@@ -81,17 +81,17 @@ class ChatTemplate:
             raise ConfigError(f"The chat template of {origin} is nested too deeply.", "Set chat_template.") from None
 
     def render(self, messages: Sequence[Message], place: str) -> RenderedChat:
-        """The text of a conversation, and the assistant's turns in it, each with what marks its end.
+        """Renders a conversation, and finds its assistant turns, each with the token that ends it.
 
-        The turns are the template's `{% generation %}` blocks. Of a template without any, they are what each assistant
-        message adds to the text of the messages before it.
+        Turns are the template's `{% generation %}` blocks. In a template without them, a turn is the text that an
+        assistant message adds to the rendered messages before it.
 
         Args:
           messages: The conversation.
-          place: File and line that it is from, for errors.
+          place: File and line of the conversation, for errors.
 
         Raises:
-          DataError: The template fails, exceeds its limits, or does not show where the assistant's turns are.
+          DataError: The template fails, exceeds its limits, or leaves it unknown where the assistant turns are.
         """
         text, spans = self._render(messages, False, place)
         if not self._environment.has_generation_block:
@@ -109,7 +109,7 @@ class ChatTemplate:
                 chunks.append(chunk)
         except _LimitExceededError as error:
             raise DataError(f"{place}: the chat template of {self._origin} {error}.", _FIX) from None
-        except Exception as error:  # A template raises what it likes.
+        except Exception as error:  # a template may raise any type
             raise DataError(
                 f"{place}: the chat template of {self._origin} fails: {_message_of(error)}.", _FIX
             ) from None
@@ -160,8 +160,8 @@ def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.
     Args:
       source: A template, or the path of one, `*.jinja`. None: `chat_template.jinja` or the `chat_template` of
         `tokenizer_config.json` next to the tokenizer's file, or else `DEFAULT_TEMPLATE`.
-      tokenizer: Whose special tokens the template writes.
-      date: What the template's `strftime_now` formats.
+      tokenizer: The tokenizer, for its directory and its special tokens.
+      date: The date that `strftime_now` formats.
 
     Raises:
       ConfigError: The template is not valid Jinja.
@@ -197,7 +197,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _default_of(found: Any, path: Path | None) -> str:
-    """`chat_template` of a `tokenizer_config.json`: a template, or several with a name each."""
+    """The template in `chat_template` of a `tokenizer_config.json`: text, or a list of named templates."""
     if isinstance(found, list):
         named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
         found = named.get("default")
@@ -216,7 +216,7 @@ def _read(path: Path) -> str:
 
 
 def _without_separator(turn: str, content: str) -> str:
-    """A turn without the white space after its end mark, unless white space is all that ends it."""
+    """Removes white space after the end-of-turn token. Without such a token, the white space itself ends the turn."""
     stripped = turn.rstrip()
     return turn if content and stripped.endswith(content) else stripped
 
@@ -230,11 +230,11 @@ class _LimitExceededError(Exception):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox as Hugging Face sets it up, with limits.
+    """Jinja's sandbox, configured as in Hugging Face, with limits on steps and sizes.
 
     Attributes:
       has_generation_block: Whether its template has one.
-      turns: What the generation blocks have written since `restart`, with its position in characters.
+      turns: Position in characters and text of each generation block rendered since `restart`.
     """
 
     intercepted_binops = frozenset({"+", "*", "**"})
@@ -279,7 +279,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` … `{% endgeneration %}`: around what the assistant says."""
+    """`{% generation %}` … `{% endgeneration %}`, around the text of an assistant turn."""
 
     tags = {"generation"}
 
@@ -301,29 +301,29 @@ class _GenerationBlock(Extension):
 
 
 def _within_limits(template: nodes.Template) -> nodes.Template:
-    """The template with a count of the steps of its loops, and a check of the text that it builds up in variables."""
+    """Adds filters to a template that count iterations of loops and limit the size of text in variables."""
     for loop in list(template.find_all(nodes.For)):
-        loop.iter = _filtered(loop.iter, "count_steps")
+        loop.iter = _apply_filter(loop.iter, "count_steps")
     for block in list(template.find_all(nodes.AssignBlock)):
         if block.filter is None:
-            block.filter = _filtered(None, "limit_size")
+            block.filter = _apply_filter(None, "limit_size")
     for parent in [template, *template.find_all(nodes.Node)]:
         for field, value in list(parent.iter_fields()):
             if isinstance(value, nodes.Concat):
-                setattr(parent, field, _filtered(value, "limit_size"))
+                setattr(parent, field, _apply_filter(value, "limit_size"))
             elif isinstance(value, list):
                 setattr(
-                    parent, field, [_filtered(v, "limit_size") if isinstance(v, nodes.Concat) else v for v in value]
+                    parent, field, [_apply_filter(v, "limit_size") if isinstance(v, nodes.Concat) else v for v in value]
                 )
     return template
 
 
-def _filtered(node: Any, name: str) -> nodes.Filter:
+def _apply_filter(node: Any, name: str) -> nodes.Filter:
     return nodes.Filter(node, name, [], [], None, None)
 
 
 def _check_product(operator: str, left: Any, right: Any) -> None:
-    """Raises before memory for a product or a power is taken."""
+    """Raises before the memory for a product or a power is allocated."""
     if isinstance(left, int) and not isinstance(right, int):
         left, right = right, left
     if not isinstance(right, int):
@@ -358,5 +358,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes HTML."""
+    """Jinja's `tojson` without its escapes for HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

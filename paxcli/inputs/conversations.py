@@ -1,4 +1,4 @@
-"""Conversations out of records: messages with roles, or a prompt and its response."""
+"""Reads the messages of a conversation from a record: messages with roles, or a prompt and its response."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
 
     Args:
       record: A JSON object, or a row of Parquet.
-      field: Holds a list of messages, each with a `role` and a `content`.
+      field: Field with the list of messages, each with a `role` and a `content`.
       place: File and line, for errors.
 
     Raises:
-      DataError: The record has neither, or a message that cannot be used; or no message is of the assistant.
+      DataError: The record has neither, or an invalid message, or no assistant message.
     """
     if record.get(field) is None:
         return _prompt_and_response(record, field, place)
@@ -29,10 +29,9 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
     if not isinstance(messages, list) or not messages:
         what = "empty" if isinstance(messages, list) else f"{type(messages).__name__}, not a list of messages"
         raise DataError(f"{place}: `{field}` is {what}.", MEND)
-    # Parquet has every field in every message, and templates ask whether a field is there.
-    checked = [_checked(message, f"{place}, message {number}") for number, message in enumerate(messages)]
+    checked = [_check_message(message, f"{place}, message {number}") for number, message in enumerate(messages)]
     if not any(message["role"] == "assistant" for message in checked):
-        raise DataError(f"{place} has no message of the assistant, so there is nothing to learn.", MEND)
+        raise DataError(f"{place} has no assistant message, so no token would have loss.", MEND)
     return checked
 
 
@@ -45,13 +44,13 @@ def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> l
             f"Set text_field to the field with the messages. {MEND}",
         )
     return [
-        _checked({"role": role, "content": record[name]}, f"{place}, `{name}`")
+        _check_message({"role": role, "content": record[name]}, f"{place}, `{name}`")
         for role, name in (("user", PROMPT), ("assistant", answer))
     ]
 
 
-def _checked(message: Any, place: str) -> dict[str, Any]:
-    """A message without its fields that are null.
+def _check_message(message: Any, place: str) -> dict[str, Any]:
+    """Checks a message, and drops its null fields: Parquet adds them, and templates test whether a field is defined.
 
     Raises:
       DataError: It has no known role, or no content.

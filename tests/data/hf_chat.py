@@ -131,7 +131,7 @@ def train_tokenizer() -> Tokenizer:
 
 
 def references(tokenizer: Tokenizer) -> list[dict]:
-    """Of each template and chat that it takes: what transformers makes of them."""
+    """Text, ids and mask of each template with each chat that it accepts."""
     found = []
     for name, template in TEMPLATES.items():
         fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")

@@ -1,4 +1,4 @@
-"""What transformers makes of conversations, and a directory with its tokenizer."""
+"""Conversations as rendered by transformers, and a directory with their tokenizer."""
 
 from __future__ import annotations
 

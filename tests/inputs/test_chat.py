@@ -24,7 +24,7 @@ RECORDS = [{"messages": messages(case)} for case in CHATML]
 
 
 def write(path: pathlib.Path, records: list) -> pathlib.Path:
-    """An object a line; text is a line as it is."""
+    """Writes a JSON object a line, and strings verbatim."""
     lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -41,7 +41,7 @@ def chatml(tmp_path, **fields) -> ChatInput:
 
 
 def conversations(batch) -> list[tuple[list[int], list[int]]]:
-    """Of each segment of a batch: its tokens, and the weight of each as a label; the first token is none."""
+    """Tokens and loss mask of each segment of a batch. The first token is never a label, and has weight 0."""
     found = []
     for row in range(len(batch.ids)):
         for segment in range(1, batch.segment_ids[row].max() + 1):
@@ -122,7 +122,7 @@ def test_processes_tokenize_to_the_same(tmp_path):
 
 
 class TestTooLong:
-    """Of three conversations, one fits, one is cut in its answer, and of one no answer is left."""
+    """One conversation fits, one is truncated within its answer, and one before it."""
 
     RECORDS = [
         {"prompt": "Hi", "response": "Yes"},
@@ -130,15 +130,15 @@ class TestTooLong:
         {"prompt": "x" * 100, "response": "Hi"},
     ]
 
-    def test_is_truncated_and_the_log_says_so(self, tmp_path, caplog):
+    def test_is_truncated_with_a_warning(self, tmp_path, caplog):
         with caplog.at_level("WARNING", logger="pax"):
             data = chat_input(write(tmp_path / "a.jsonl", self.RECORDS), seq_len=64)
             batches = list(data.eval_batches())
             data.reset()
             data.get_next()
         assert (data.num_truncated, data.num_dropped) == (1, 1)
-        told = [record.getMessage() for record in caplog.records]
-        assert told == [
+        warnings = [record.getMessage() for record in caplog.records]
+        assert warnings == [
             "Input input truncates 1 conversations to 64 tokens.",
             "Input input leaves out 1 documents that are too long.",
         ]
@@ -151,7 +151,7 @@ class TestTooLong:
         assert (data.num_truncated, data.num_dropped) == (0, 2)
 
     def test_and_nothing_is_left(self, tmp_path):
-        with pytest.raises(DataError, match="no conversation is left of 3 in 1 files"):
+        with pytest.raises(DataError, match="none of 3 conversations in 1 files is usable"):
             chat_input(write(tmp_path / "a.jsonl", self.RECORDS), seq_len=8).check_data()
 
 
@@ -170,11 +170,11 @@ class TestBadRecords:
     )
 
     def test_the_first_is_an_error_with_its_line(self, tmp_path):
-        for number, says in enumerate(
-            ["is not JSON", "is not JSON", "no message of the assistant", "is not Unicode text", "fails: No tools"], 1
+        for number, message in enumerate(
+            ["is not JSON", "is not JSON", "no assistant message", "is not Unicode text", "fails: No tools"], 1
         ):
             data = chat_input(write(tmp_path / "a.jsonl", self.RECORDS[number:]), chat_template=self.TEMPLATE)
-            with pytest.raises(DataError, match=f"a.jsonl, line 1.*{says}"):
+            with pytest.raises(DataError, match=f"a.jsonl, line 1.*{message}"):
                 data.check_data()
 
     @pytest.mark.parametrize("num_workers", [0, 1])
@@ -201,7 +201,7 @@ class TestBadRecords:
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("fields", "message"),
     [
         ({"packing": "concat"}, "no packing `concat`"),
         ({"format": "text"}, "no format `text`"),
@@ -210,8 +210,8 @@ class TestBadRecords:
         ({"chat_template": "{% if %}"}, "is not valid Jinja"),
     ],
 )
-def test_settings_that_cannot_work_are_named(tmp_path, fields, says):
-    with pytest.raises(ConfigError, match=says):
+def test_settings_that_cannot_work_are_named(tmp_path, fields, message):
+    with pytest.raises(ConfigError, match=message):
         chat_input(write(tmp_path / "a.jsonl", RECORDS), **fields).check_data()
 
 

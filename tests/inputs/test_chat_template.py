@@ -46,8 +46,8 @@ def test_a_turn_includes_what_ends_it():
 
 
 class TestMaskThatIsUnknown:
-    def check(self, source: str, says: str) -> None:
-        with pytest.raises(DataError, match=says) as caught:
+    def check(self, source: str, message: str) -> None:
+        with pytest.raises(DataError, match=message) as caught:
             turns(source)
         assert "a.jsonl, line 1" in caught.value.message
         assert "{% generation %}" in caught.value.hint
@@ -67,7 +67,7 @@ class TestMaskThatIsUnknown:
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("{{ raise_exception('Roles must alternate') }}", "fails: Roles must alternate"),
         ("{{ messages[9].content.x }}", "fails: UndefinedError"),
@@ -102,14 +102,14 @@ class TestMaskThatIsUnknown:
         ),
     ],
 )
-def test_a_template_that_fails_or_exceeds_a_limit_names_the_row(source, says):
-    with pytest.raises(DataError, match=r"a.jsonl, line 1: the chat template of a.jinja .*" + says) as caught:
+def test_a_template_that_fails_or_exceeds_a_limit_names_the_row(source, message):
+    with pytest.raises(DataError, match=r"a.jsonl, line 1: the chat template of a.jinja .*" + message) as caught:
         turns(source)
     assert caught.value.hint
 
 
 @pytest.mark.parametrize(
-    ("source", "says"),
+    ("source", "message"),
     [
         ("\n{% for m in %}", "line 2, is not valid Jinja"),
         ("{% generation %}", "endgeneration"),
@@ -117,8 +117,8 @@ def test_a_template_that_fails_or_exceeds_a_limit_names_the_row(source, says):
         (" " * 2**21, "2097152 characters"),
     ],
 )
-def test_what_is_no_template_is_a_configuration_error(source, says):
-    with pytest.raises(ConfigError, match=says):
+def test_what_is_no_template_is_a_configuration_error(source, message):
+    with pytest.raises(ConfigError, match=message):
         template(source)
 
 
@@ -135,7 +135,7 @@ def test_the_date_is_fixed():
 
 
 class TestSource:
-    """Which template is used: of the recipe, of `chat_template.jinja`, of `tokenizer_config.json`, or the default."""
+    """The template of the recipe, of `chat_template.jinja`, of `tokenizer_config.json`, or the default."""
 
     def text(self, tokenizer, source=None) -> str:
         return load_chat_template(source, tokenizer, DATE).render(CHAT, "").text
@@ -160,9 +160,13 @@ class TestSource:
         tokenizer = write_tokenizer(tmp_path)()
         with pytest.raises(DataError, match=r"missing.jinja: No such file"):
             self.text(tokenizer, str(tmp_path / "missing.jinja"))
-        for content, says in (("{", "is not JSON"), ("[]", "not an object"), ('{"chat_template": 3}', "neither text")):
+        for content, message in (
+            ("{", "is not JSON"),
+            ("[]", "not an object"),
+            ('{"chat_template": 3}', "neither text"),
+        ):
             (tmp_path / "tokenizer_config.json").write_text(content)
-            with pytest.raises(DataError, match=says):
+            with pytest.raises(DataError, match=message):
                 self.text(tokenizer)
         (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
         (tmp_path / "tokenizer_config.json").unlink()

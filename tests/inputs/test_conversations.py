@@ -28,7 +28,7 @@ def test_a_tool_call_needs_no_content():
 
 
 @pytest.mark.parametrize(
-    ("record", "says"),
+    ("record", "message"),
     [
         ({"text": "x"}, "has neither `messages` nor `prompt` and `response` or `completion`; there is text"),
         ({"prompt": "Hi"}, "has neither"),
@@ -37,7 +37,7 @@ def test_a_tool_call_needs_no_content():
         ({"messages": "Hi"}, "`messages` is str, not a list"),
         ({"messages": []}, "`messages` is empty"),
         ({"messages": ["Hi"]}, "message 0 is str, not an object"),
-        ({"messages": [USER]}, "no message of the assistant"),
+        ({"messages": [USER]}, "no assistant message"),
         ({"messages": [{"content": "Hi"}]}, "message 0 has no role"),
         ({"messages": [USER, {"role": "gpt", "content": "Hi"}]}, "message 1 has the unknown role 'gpt'"),
         ({"messages": [USER, {"role": ["assistant"], "content": "Hi"}]}, "unknown role"),
@@ -46,7 +46,7 @@ def test_a_tool_call_needs_no_content():
         ({"messages": [USER, ASSISTANT | {"content": [{"type": "text"}]}]}, "`content` of type list"),
     ],
 )
-def test_a_bad_record_is_named(record, says):
-    with pytest.raises(DataError, match=f"a.jsonl, line 3.*{says}") as caught:
+def test_a_bad_record_is_named(record, message):
+    with pytest.raises(DataError, match=f"a.jsonl, line 3.*{message}") as caught:
         messages_of(record, "messages", "a.jsonl, line 3")
     assert caught.value.hint
