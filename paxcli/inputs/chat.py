@@ -85,7 +85,7 @@ class ChatInput(TextInput):
                 "Set `files` to files with conversations, or raise seq_len or drop_longer_than.",
             )
         if num_truncated:
-            log.warning("Input %s truncates %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
+            log.warning("Input %s truncated %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
         num_dropped = num_chats - pack.num_documents
         return Corpus([pack], chats.bad_records, num_dropped, [], tokenizer.vocab_size, pack.checksum, num_truncated)
 

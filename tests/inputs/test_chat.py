@@ -139,8 +139,8 @@ class TestTooLong:
         assert (data.num_truncated, data.num_dropped) == (1, 1)
         warnings = [record.getMessage() for record in caplog.records]
         assert warnings == [
-            "Input input truncates 1 conversations to 64 tokens.",
-            "Input input leaves out 1 documents that are too long.",
+            "Input input truncated 1 conversations to 64 tokens.",
+            "Input input dropped 1 documents that are too long.",
         ]
         lengths = sorted(len(tokens) for tokens, _ in conversations(batches[0]))
         assert lengths == [len("..<|user|>\nHi\n<|assistant|>\nYes\n"), 65]
@@ -203,8 +203,8 @@ class TestBadRecords:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"packing": "concat"}, "no packing `concat`"),
-        ({"format": "text"}, "no format `text`"),
+        ({"packing": "concat"}, "packing `concat` is unknown"),
+        ({"format": "text"}, "format `text` is unknown"),
         ({"text_field": None}, "text_field is None"),
         ({"template_date": "July"}, "template_date is 'July'"),
         ({"chat_template": "{% if %}"}, "is not valid Jinja"),
@@ -224,7 +224,7 @@ def test_files_of_another_format_are_refused(tmp_path):
 
 def test_another_template_is_other_data(tmp_path):
     state = chatml(tmp_path).get_state()
-    with pytest.raises(DataError, match="not what it was"):
+    with pytest.raises(DataError, match="has changed since"):
         chatml(tmp_path, chat_template=None).set_state(state)
 
 
