@@ -22,7 +22,8 @@ import jax
 from pax_recipes.tiny import tiny
 from paxcli.mesh.sharding import put_batch
 from paxcli.metrics.meter import peak_memory_bytes
-from paxcli.training.loop import Silent, train
+from paxcli.training.loop import train
+from paxcli.training.progress import Silent
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session
 from paxcli.training.state import create_state

@@ -31,8 +31,8 @@ PAXML = {
 
 def measure(size: dict, remat_policy: str, steps: int) -> dict:
     """What this process, which has done nothing else, takes for a few steps."""
-    from paxcli.cli.startup import configure_jax
     from paxcli.config.resolve import resolve
+    from paxcli.jax_defaults import configure_jax
 
     configure_jax()
     import jax

@@ -1,9 +1,11 @@
-"""pax's logger. Logs and progress go to stderr, results to stdout."""
+"""The logger, and whether a stream takes colors. Logs and progress go to stderr, results to stdout."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
+from typing import TextIO
 
 log = logging.getLogger("pax")
 
@@ -15,3 +17,8 @@ def setup_logging(verbose: bool = False) -> None:
     log.handlers[:] = [handler]
     log.propagate = False
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
+
+
+def use_color(stream: TextIO) -> bool:
+    """Whether control codes may be written to `stream`: it is a terminal, and `NO_COLOR` is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

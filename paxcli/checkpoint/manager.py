@@ -17,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
+from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.fingerprint import in_host_memory
 from paxcli.checkpoint.manifest import Manifest, describe_state, to_json
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import (
     MANIFEST,
     STATE,
-    listing,
-    mismatched_arrays,
     named_leaves,
     nested,
     read_arrays,
@@ -278,19 +277,10 @@ def _machine_fault(error: BaseException | None) -> str | None:
 
 
 def _check_same_state(step: int, wanted: dict[str, Any], manifest: Manifest) -> None:
-    missing = [name for name in wanted if name not in manifest.arrays]
-    unused = [name for name in manifest.arrays if name not in wanted]
-    changed = list(mismatched_arrays(wanted, manifest).values())
-    problems = changed[:5]
-    if len(changed) > 5:
-        problems.append(f"and {len(changed) - 5} more")
-    if missing:
-        problems.append(f"it lacks {listing(missing)}")
-    if unused:
-        problems.append(f"the model does not have its {listing(unused)}")
-    if problems:
+    differences = compare_arrays(wanted, manifest.arrays)
+    if differences:
         raise DataError(
-            f"The checkpoint of step {step} does not match this model and optimizer: {'; '.join(problems)}.",
+            f"The checkpoint of step {step} does not match this model and optimizer: {differences.text()}.",
             "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights.",
         )
 

@@ -82,17 +82,6 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
     return arrays
 
 
-def mismatched_arrays(wanted: Mapping[str, Any], manifest: Manifest) -> dict[str, str]:
-    """The arrays of `wanted` that the checkpoint has with another shape or dtype, by name, with a description."""
-    mismatched = {}
-    for name, leaf in wanted.items():
-        saved = manifest.arrays.get(name)
-        if saved is not None and (saved.shape, saved.dtype) != (tuple(leaf.shape), str(leaf.dtype)):
-            there, here = f"{saved.dtype}{list(saved.shape)}", f"{leaf.dtype}{list(leaf.shape)}"
-            mismatched[name] = f"`{name}` is {there} there, {here} here"
-    return mismatched
-
-
 def _root_cause(error: BaseException) -> BaseException:
     while error.__cause__ is not None:
         error = error.__cause__

@@ -9,8 +9,9 @@ from typing import Any, Literal
 import jax
 from etils import epath
 
+from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
-from paxcli.checkpoint.reading import listing, mismatched_arrays, named_leaves, read_arrays, read_manifest
+from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
 from paxcli.errors import ConfigError, DataError
 
 
@@ -82,9 +83,8 @@ def load_params(
     leaves = {prefix + name: leaf for name, leaf in named_leaves(state).items()}
     try:
         manifest = read_manifest(step_dir)
-        saved = manifest.arrays
-        mismatched = mismatched_arrays(leaves, manifest)
-        matching = {name: leaf for name, leaf in leaves.items() if name in saved and name not in mismatched}
+        differences = compare_arrays(leaves, manifest.arrays)
+        matching = {name: leaves[name] for name in differences.matched}
         loaded = read_arrays(step_dir, manifest, matching) if matching else {}
     except DataError as error:
         hint = f"Steps there: {listing_of_steps(steps)}; choose one with --from {run_dir}@STEP."
@@ -92,9 +92,9 @@ def load_params(
     report = Report(
         source=str(step_dir),
         matched=list(loaded),
-        missing=[name for name in leaves if name not in saved],
-        unused=[name for name in saved if name not in leaves and name.startswith(prefix)],
-        mismatched=list(mismatched.values()),
+        missing=differences.missing,
+        unused=[name for name in differences.unexpected if name.startswith(prefix)],
+        mismatched=list(differences.mismatched.values()),
     )
     if not loaded:
         raise DataError(f"No array in {step_dir} matches this model.", report.text())

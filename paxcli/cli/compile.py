@@ -9,9 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
+import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
 from paxcli.cli.output import say_result
-from paxcli.cli.startup import configure_jax
+from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError
 
 _GIB = 1 << 30
@@ -75,16 +76,14 @@ def compile(
             "--search cannot be combined with --save, --hlo or --step.", "Compile the best settings with `--set`."
         )
     if save and step is not _Step.TRAIN:
-        raise ConfigError("--save keeps train steps only.", "Leave out `--step`.")
-    configure_jax()
-    # A CPU's program out of the cache, written once more, lacks parts; and the time is to be that of compiling.
+        raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
+    # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    resolved = load_recipe(recipe, overlays, sets)
     from paxcli.cli.progress import waiting
-    from paxcli.config.resolve import resolve
-    from paxcli.programs.ahead_of_time import compile_ahead, target_of
+    from paxcli.programs.ahead_of_time import target_of
     from paxcli.programs.topologies import leave_accelerators_alone
 
-    resolved = resolve(recipe, overlays or (), sets or ())
     target = target_of(resolved.config, topology, slices)
     if target.platform != "gpu":
         leave_accelerators_alone()
@@ -92,8 +91,8 @@ def compile(
     if search:
         _search(resolved, target, what, as_json)
         return
-    with waiting(f"Compiling the {step} step of {resolved.name} for {what}; it takes minutes."):
-        compiled = compile_ahead(resolved.config, target, step.value, save)
+    with waiting(f"Compiling the {step} step of {resolved.name} for {what}; this takes minutes."):
+        compiled = pax.compile(resolved, topology, slices, step.value, save)
     report = {"recipe": resolved.name} | compiled.report
     if hlo and compiled.text:
         hlo.write_text(compiled.text)

@@ -1,4 +1,4 @@
-"""`pax data`: prepare data for training."""
+"""`pax data`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption
-from paxcli.cli.output import say_result, use_color
+from paxcli.cli.output import say_result
+from paxcli.log import use_color
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -18,16 +19,16 @@ if TYPE_CHECKING:
     from paxcli.inputs.token_files import TokenFileInfo
     from paxcli.inputs.tokenizing import Part
 
-app = typer.Typer(help="Prepare data: write token files, which training reads without tokenizing.")
+app = typer.Typer(help="Prepare data: write token files, so that training does not tokenize.")
 
 
 @app.callback()
 def _data() -> None:
-    """Keeps `tokenize` a verb of its own."""
+    """Makes `tokenize` a subcommand although there is only one."""
 
 
 class Format(enum.StrEnum):
-    """What files of text hold."""
+    """The format of input files."""
 
     TEXT = "text"
     JSONL = "jsonl"
@@ -36,29 +37,30 @@ class Format(enum.StrEnum):
 
 
 class BadRecord(enum.StrEnum):
-    """What becomes of a record that cannot be read."""
+    """What to do with a record that cannot be read."""
 
     ERROR = "error"
     SKIP = "skip"
 
 
 FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
-OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="Where token files go. Required.")]
+OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The directory for the token files. Required.")]
 TokenizerOption = Annotated[
     str, typer.Option("--tokenizer", metavar="byte|FILE", help="`byte`, a SentencePiece *.model, or a tokenizer.json.")
 ]
 EosOption = Annotated[
     str | None,
-    typer.Option("--eos-token", metavar="TOKEN", help="Ends a document; for a tokenizer.json. Default: none."),
+    typer.Option("--eos-token", metavar="TOKEN", help="End-of-document token of a tokenizer.json. Default: none."),
 ]
 BosOption = Annotated[
-    str | None, typer.Option("--bos-token", metavar="TOKEN", help="Begins one; for a tokenizer.json. Default: none.")
+    str | None,
+    typer.Option("--bos-token", metavar="TOKEN", help="Start-of-document token of a tokenizer.json. Default: none."),
 ]
-FormatOption = Annotated[Format | None, typer.Option("--format", help="Of all files. Default: each by its suffix.")]
-FieldOption = Annotated[str, typer.Option("--text-field", metavar="NAME", help="Field or column that holds the text.")]
-Workers = Annotated[int, typer.Option("--num-workers", min=0, help="Processes that tokenize; 0: this one does.")]
-BadOption = Annotated[BadRecord, typer.Option("--on-bad-record", help="For a record that cannot be read.")]
-Budget = Annotated[int, typer.Option("--bad-record-budget", min=0, help="How many `skip` may leave out.")]
+FormatOption = Annotated[Format | None, typer.Option("--format", help="Format of all files. Default: by suffix.")]
+FieldOption = Annotated[str, typer.Option("--text-field", metavar="NAME", help="The field or column with the text.")]
+Workers = Annotated[int, typer.Option("--num-workers", min=0, help="Tokenizing processes; 0 = only this process.")]
+BadOption = Annotated[BadRecord, typer.Option("--on-bad-record", help="What to do with a record that cannot be read.")]
+Budget = Annotated[int, typer.Option("--bad-record-budget", min=0, help="The most records that `skip` may drop.")]
 
 
 @app.command("tokenize")
@@ -76,7 +78,7 @@ def tokenize(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write token files, which TextInput reads at once. The same command goes on where it was interrupted.
+    """Tokenize text into token files for TextInput. An interrupted run resumes with the same command.
 
     \b
     Examples:
@@ -114,13 +116,13 @@ def tokenize(
     bad = [record for info in done.values() for record in info.bad_records]
     result |= {"documents": documents, "tokens": tokens, "bad_records": bad, "seconds": seconds}
     text = f"{out}/*.bin: {documents:,} documents, {tokens:,} tokens of {vocab_size:,} ids"
-    say_result(result, text + (f"; left out {len(bad)} bad records" if bad else ""), as_json)
+    say_result(result, text + (f"; dropped {len(bad)} bad records" if bad else ""), as_json)
 
 
 def _shown(
     written: Iterable[tuple[Part, TokenFileInfo]], parts: Sequence[Part]
 ) -> Iterator[tuple[Part, TokenFileInfo]]:
-    """The parts as they are written, with a bar on a terminal and a line for each in a pipe."""
+    """Yields the parts as they are written, with a progress bar on a terminal and a line for each in a pipe."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 

@@ -1,4 +1,4 @@
-"""`pax doctor`: what this machine has, what it lacks, and how to get that."""
+"""`pax doctor`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ import typer
 from paxcli import __version__
 from paxcli.cli.options import JsonOption
 from paxcli.cli.output import say_result
+from paxcli.cli.remote import OnOption, run_on
 from paxcli.errors import MissingError
 
 REQUIRED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "grain")
@@ -55,14 +56,16 @@ print(json.dumps([{"platform": p, "kind": kind, "count": count} for (p, kind), c
 PROBE_SECONDS = 60
 
 
-def doctor(as_json: JsonOption = False) -> None:
-    """Say what is installed here, which devices there are, what is missing and how to get it.
+def doctor(ctx: typer.Context, as_json: JsonOption = False, on: OnOption = None) -> None:
+    """Check this machine: versions, devices, missing optional packages.
 
     \b
     Examples:
       pax doctor
       pax doctor --json
     """
+    if on is not None:
+        run_on(on, ctx)
     packages = {name: _version(name) for name in REQUIRED}
     devices, problem = _devices() if packages["jax"] and packages["jaxlib"] else ([], None)
     result = {
@@ -79,7 +82,7 @@ def doctor(as_json: JsonOption = False) -> None:
     if missing:
         error = MissingError(f"Not installed: {', '.join(missing)}.", f"pip install {' '.join(missing)}")
     elif problem:
-        error = MissingError(problem, "JAX_PLATFORMS=cpu makes JAX use the CPU alone.")
+        error = MissingError(problem, "JAX_PLATFORMS=cpu makes JAX use only the CPU.")
     if error and as_json:
         say_result({**result, "error": {"message": error.message, "hint": error.hint, "exit_code": 3}}, "", as_json)
         raise typer.Exit(error.exit_code)
@@ -97,7 +100,7 @@ def _version(name: str) -> str | None:
 
 
 def _devices() -> tuple[list[dict[str, Any]], str | None]:
-    """The devices that JAX finds, or why it finds none. Another process looks: an accelerator may never answer."""
+    """The devices that JAX finds, or why it finds none. Runs in another process: an accelerator may never answer."""
     with contextlib.ExitStack() as stack:
         probe = subprocess.Popen(
             [sys.executable, "-c", PROBE],
@@ -111,14 +114,14 @@ def _devices() -> tuple[list[dict[str, Any]], str | None]:
         try:
             output, errors = probe.communicate(timeout=PROBE_SECONDS)
         except subprocess.TimeoutExpired:
-            return [], f"JAX found no devices in {PROBE_SECONDS} s: does another process, or another host, hold them?"
+            return [], f"JAX found no devices in {PROBE_SECONDS} s: does another process or another host use them?"
     if probe.returncode:
         return [], "JAX cannot start: " + (errors.strip().splitlines() or [f"exit status {probe.returncode}"])[-1]
     return json.loads(output.strip().splitlines()[-1]), None
 
 
 def _end(probe: subprocess.Popen[str]) -> None:
-    """Ends a probe that still runs, without waiting for one that a driver keeps from dying."""
+    """Kills a probe that still runs, without waiting for one that a driver keeps alive."""
     if probe.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(probe.pid, signal.SIGKILL)
@@ -136,9 +139,9 @@ def _text(result: dict[str, Any]) -> str:
     lines += [f"  {found['count']} x {found['kind']} ({found['platform']})" for found in result["devices"]] or [
         "  none"
     ]
-    lines += ["", "Optional parts"]
+    lines += ["", "Optional packages"]
     for name, part in result["optional"].items():
-        lines.append(f"  {name:<18}{part['version'] or 'not here; get it: ' + part['get']}")
+        lines.append(f"  {name:<18}{part['version'] or 'missing; install: ' + part['get']}")
     lines += ["", "Environment variables that are set"]
     lines += [f"  {name}" for name, is_set in result["environment"].items() if is_set] or ["  none"]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""`pax provision emit`: a recipe as a file for GKE, Slurm or SkyPilot."""
+"""`pax provision emit`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from paxcli.errors import ConfigError
 
 
 class Scheduler(enum.StrEnum):
-    """Who runs the job."""
+    """A scheduler to write a job for."""
 
     GKE = "gke"
     SLURM = "slurm"
     SKYPILOT = "skypilot"
 
 
-TargetOption = Annotated[Scheduler, typer.Option("--target", help="For whom.")]
+TargetOption = Annotated[Scheduler, typer.Option("--target", help="The scheduler.")]
 MachineOption = Annotated[
     str, typer.Option("--accelerator", metavar="TYPE", help="A TPU slice such as v4-128, or a machine's GPUs: h100:8.")
 ]
-CountOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="TPU slices, or machines with GPUs.")]
-JobNameOption = Annotated[str | None, typer.Option("--name", help="Of the job. Default: the recipe's.")]
-ImageOption = Annotated[str | None, typer.Option("--image", help="For GKE: a container image with pax. Default: none.")]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write there. Default: print.")]
+CountOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many TPU slices or machines.")]
+JobNameOption = Annotated[str | None, typer.Option("--name", help="The job's name. Default: the recipe's.")]
+ImageOption = Annotated[str | None, typer.Option("--image", help="A container image with pax, for GKE. Default: none.")]
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file. Default: print.")]
 
 
 def emit(
@@ -44,7 +44,7 @@ def emit(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the training of a recipe as a GKE JobSet, a Slurm batch script or a SkyPilot task, and run nothing.
+    """Write a job that trains a recipe: a GKE JobSet, a Slurm batch script or a SkyPilot task. Runs nothing.
 
     \b
     Examples:
@@ -69,8 +69,8 @@ def emit(
     wanted = fdl.build(resolved.config.mesh).num_devices()
     if wanted not in (None, task.devices):
         raise ConfigError(
-            f"The recipe's mesh takes {wanted} devices, and {slices} x {accelerator} has {task.devices}.",
-            "Take another number, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape.",
+            f"The recipe's mesh needs {wanted} devices, but {slices} x {accelerator} has {task.devices}.",
+            "Change --slices or --accelerator, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape.",
         )
     if out is not None:
         out.write_text(text, encoding="utf-8")

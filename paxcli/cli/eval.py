@@ -8,14 +8,18 @@ import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
-from paxcli.cli.startup import configure_jax, restart_tuned
+from paxcli.cli.remote import OnOption, run_on
+from paxcli.cli.runs import open_run
+from paxcli.cli.startup import restart_tuned
 
 WatchOption = Annotated[
-    bool, typer.Option("--watch", help="Evaluate every new checkpoint until the last step. Default: one, then stop.")
+    bool,
+    typer.Option("--watch", help="Evaluate every checkpoint as it appears, up to the last step. Default: only one."),
 ]
 
 
 def evaluate(
+    ctx: typer.Context,
     target: RunOrRecipeArgument,
     sets: SetOption = None,
     overlays: OverlayOption = None,
@@ -23,6 +27,7 @@ def evaluate(
     step: StepOption = None,
     watch: WatchOption = False,
     as_json: JsonOption = False,
+    on: OnOption = None,
 ) -> None:
     """Evaluate a run's checkpoint on the recipe's evaluation inputs.
 
@@ -31,21 +36,15 @@ def evaluate(
       pax eval runs/tiny
       pax eval tiny --step 400 --json
     """
+    if on is not None:
+        run_on(on, ctx)
     restart_tuned()
-    configure_jax()
-    from paxcli.cli.runs import open_run
-
-    with open_run(target, overlays, sets, run_dir) as run:
-        if not watch:
-            step = run.step(step)
-            metrics = run.evaluate(step)
-            say_result({"step": step, "metrics": metrics}, metrics_text(step, metrics), as_json)
-            return
-        evaluations = []
-        for step in run.watch():
-            metrics = run.evaluate(step)
-            evaluations.append({"step": step, "metrics": metrics})
-            if not as_json:
-                say(metrics_text(step, metrics))
-        if as_json:
-            say_result(evaluations[-1] | {"evaluations": evaluations}, "", as_json)
+    run = open_run(target, overlays, sets, run_dir)
+    evaluations = []
+    for at in run.watch() if watch else [run.step(step)]:
+        metrics = run.evaluate(at)
+        evaluations.append({"step": at, "metrics": metrics})
+        if not as_json:
+            say(metrics_text(at, metrics))
+    if as_json:
+        say_result(evaluations[-1] | ({"evaluations": evaluations} if watch else {}), "", as_json)

@@ -1,4 +1,4 @@
-"""`pax install`: pax and the right JAX, here or on every worker of TPU VMs."""
+"""`pax install`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
-from paxcli.cli.provision import say_commands
+from paxcli.cli.provision import find, say_commands
 from paxcli.cloud import install as remote
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
-from paxcli.cloud.targets import find_target
 from paxcli.cloud.values import check_worker
 from paxcli.cloud.workers import find_workers, select
 from paxcli.errors import MissingError, RemoteError
@@ -27,7 +26,7 @@ from paxcli.log import log
 
 
 class Extra(enum.StrEnum):
-    """For which accelerator."""
+    """The accelerator to install JAX for."""
 
     TPU = "tpu"
     CUDA12 = "cuda12"
@@ -36,24 +35,22 @@ class Extra(enum.StrEnum):
 
 
 OnOption = Annotated[
-    str | None, typer.Option("--on", metavar="NAME", help="On every worker of these TPU VMs. Default: here.")
+    str | None, typer.Option("--on", metavar="NAME", help="Install on all workers of these TPU VMs. Default: here.")
 ]
 FromOption = Annotated[
     str | None,
     typer.Option(
         "--from",
         metavar="SOURCE",
-        help="pypi, git:REF, git:ADDRESS@REF or local. Default: local in a checkout, or pypi.",
+        help="pypi, git:REF, git:ADDRESS@REF or local. Default: local in a checkout, else pypi.",
     ),
 ]
 ForOption = Annotated[
-    Extra | None, typer.Option("--for", help="The accelerator. Default: what this machine has; tpu with --on.")
+    Extra | None, typer.Option("--for", help="The accelerator. Default: this machine's; with --on, tpu.")
 ]
 VenvOption = Annotated[
     Path | None,
-    typer.Option(
-        "--venv", metavar="DIR", help="The virtual environment here. Default: the active one, or ~/.pax/venv."
-    ),
+    typer.Option("--venv", metavar="DIR", help="The virtual environment. Default: the active one, else ~/.pax/venv."),
 ]
 WorkerOption = Annotated[str, typer.Option("--worker", metavar="[SLICE.]N|all", help="With --on: which workers.")]
 
@@ -67,7 +64,7 @@ def install(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Install pax and the JAX of the accelerator, pinned: here, or on every worker of every slice.
+    """Install pax and JAX for the accelerator, with pinned versions: here, or on every worker of every slice.
 
     \b
     Examples:
@@ -76,8 +73,7 @@ def install(
     """
     chosen = extra.value if extra else "tpu" if on else detect_extra()
     node, index = check_worker(worker)
-    gcloud = Gcloud()
-    target = find_target(on, None, None, gcloud, log.info, dry_run) if on else None
+    target = find(on, dry_run=dry_run) if on else None
     with tempfile.TemporaryDirectory() as folder:
         package = make_package(source, chosen, Path(folder), dry_run)
         if target is None:
@@ -85,7 +81,7 @@ def install(
         elif dry_run:
             say_commands(remote.install_commands(target, package, node, index), as_json)
         else:
-            _install_there(target, node, index, package, gcloud, as_json)
+            _install_there(target, node, index, package, as_json)
 
 
 def _install_here(package: Package, venv: Path | None, folder: Path, extra: str, dry_run: bool, as_json: bool) -> None:
@@ -99,11 +95,12 @@ def _install_here(package: Package, venv: Path | None, folder: Path, extra: str,
     for argv in lines:
         done = subprocess.run(argv, stdout=sys.stderr, env={**os.environ, "PYTHONNOUSERSITE": "1"})
         if done.returncode:
-            raise MissingError(f"`{' '.join(argv[:4])} …` failed.", "Its own words stand above.")
+            raise MissingError(f"`{' '.join(argv[:4])} …` failed.", "Its output is above.")
     say_result({"venv": str(place), "for": extra}, f"Installed into {place}.\nNext: {place}/bin/pax doctor", as_json)
 
 
-def _install_there(target: Target, node: str, index: str, package: Package, gcloud: Gcloud, as_json: bool) -> None:
+def _install_there(target: Target, node: str, index: str, package: Package, as_json: bool) -> None:
+    gcloud = Gcloud()
     workers = select(find_workers(target, gcloud), node, index)
     results = remote.install(target, workers, package, gcloud, log.info)
     rows = [
@@ -120,7 +117,7 @@ def _install_there(target: Target, node: str, index: str, package: Package, gclo
     lines = [f"{row['worker']:<8}{row['devices']:>3} devices  {row['result']}" for row in rows]
     failed = [row["worker"] for row in rows if row["failed"]]
     if failed:
-        hint = f"See why above; then the same command again, which leaves those that are done, or --worker {failed[0]}."
+        hint = f"Fix the cause and run the command again, or with --worker {failed[0]}; it skips finished workers."
         raise RemoteError(f"{len(failed)} of {len(rows)} workers failed.\n" + "\n".join(lines), hint)
     lines.append(f"Next: pax train RECIPE --on {target.name} --run-dir gs://BUCKET/RUN")
     say_result({"name": target.name, "workers": rows}, "\n".join(lines), as_json)

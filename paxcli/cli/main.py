@@ -1,4 +1,4 @@
-"""The command `pax`: its verbs, and nothing that takes time to load."""
+"""The command `pax` and its verbs. Imports nothing that is slow to load."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from paxcli import __version__
 from paxcli.cli import (
+    checkpoints,
     compile,
     data,
     decode,
@@ -27,7 +28,6 @@ from paxcli.cli import (
     train,
 )
 from paxcli.cli.output import run, say
-from paxcli.cli.remote import on_workers
 from paxcli.log import setup_logging
 
 app = typer.Typer(
@@ -36,17 +36,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
 )
 app.add_typer(recipes.app, name="recipes")
-app.command("train")(on_workers(train.train))
-app.command("eval")(on_workers(eval.evaluate))
-app.command("decode")(on_workers(decode.decode))
-app.command("inspect-input")(on_workers(inspect_input.inspect_input))
+app.command("train")(train.train)
+app.command("eval")(eval.evaluate)
+app.command("decode")(decode.decode)
+app.command("inspect-input")(inspect_input.inspect_input)
 app.command("compile")(compile.compile)
+app.add_typer(checkpoints.app, name="checkpoints")
 app.add_typer(data.app, name="data")
 app.add_typer(pgle.app, name="pgle")
 app.command("pgle-profile")(pgle.pgle_profile)
 app.add_typer(profile.app, name="profile")
-app.command("plot")(on_workers(plot.plot, everywhere=False))
-app.command("doctor")(on_workers(doctor.doctor))
+app.command("plot")(plot.plot)
+app.command("doctor")(doctor.doctor)
 app.command("install")(install.install)
 for verb in (*provision_access.VERBS, emit.emit):
     provision.app.command(verb.__name__)(verb)
@@ -76,6 +77,6 @@ def options(
 
 
 def main() -> None:
-    """Runs the command line of this process and exits."""
+    """Runs this process's command line and exits."""
     setup_logging()
     sys.exit(run(app, sys.argv[1:] or ["--help"]))

@@ -2,61 +2,75 @@
 
 from __future__ import annotations
 
+import datetime
+import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from paxcli.cli.maxtext_weights import export_weights, import_weights, stay_on_host
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
-
-if TYPE_CHECKING:
-    import datetime
-
-    from paxcli.convert.maxtext.conversion import Converted
-    from paxcli.convert.maxtext.launch import Launch, Reading
+from paxcli.errors import ConfigError, MissingError
 
 ScriptArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="SCRIPT|KEY=VALUE...", help="A launch script, a MaxText .yml, or bare keys. Never run."),
+    typer.Argument(
+        metavar="SCRIPT|KEY=VALUE...", help="A launch script, a MaxText .yml, or keys. Scripts are not run."
+    ),
 ]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", metavar="NAME", help="A model of MaxText's. Default: none.")
-]
+ModelOption = Annotated[str | None, typer.Option("--model", metavar="NAME", help="A MaxText model. Default: none.")]
 ArgOption = Annotated[
     list[str] | None,
-    typer.Option("--arg", metavar="KEY=VALUE", help="What a script expects from outside. Repeatable. Default: none."),
+    typer.Option(
+        "--arg",
+        metavar="KEY=VALUE",
+        help="Set a variable of the script, or argument 1, 2, … Repeatable. Default: none.",
+    ),
 ]
 DateOption = Annotated[
-    str | None, typer.Option("--date", metavar="YYYY-MM-DD", help="Whose defaults hold. Default: told from the keys.")
+    str | None,
+    typer.Option(
+        "--date",
+        metavar="YYYY-MM-DD",
+        help="MaxText version, by date, whose default values apply. Default: inferred from the keys.",
+    ),
 ]
 TopologyOption = Annotated[
-    str | None, typer.Option("--topology", metavar="v4-128", help="One slice. Default: told from flags and file name.")
+    str | None,
+    typer.Option(
+        "--topology", metavar="v4-128", help="One slice. Default: inferred from the keys, flags and file name."
+    ),
 ]
-SlicesOption = Annotated[int | None, typer.Option("--slices", min=1, help="How many. Default: told from the script.")]
+SlicesOption = Annotated[
+    int | None, typer.Option("--slices", min=1, help="Number of slices. Default: inferred from the script.")
+]
 OutOption = Annotated[
     # Not a Path, which would take one slash out of gs://.
     str | None,
     typer.Option(
-        "--out", metavar="FILE|DIR", help="Write the recipe here; with --checkpoint, the run. Default: stdout."
+        "--out",
+        metavar="FILE|DIR",
+        help="Write the recipe to this file; with --checkpoint, the run to this directory. Default: stdout.",
     ),
 ]
-PythonOption = Annotated[bool, typer.Option("--python", help="A Python recipe. Default: a YAML recipe.")]
+PythonOption = Annotated[bool, typer.Option("--python", help="Write a Python recipe. Default: a YAML recipe.")]
 CheckOption = Annotated[
-    bool, typer.Option("--check", help="Validate it, and compare FLOPs with MaxText's. Default: no.")
+    bool, typer.Option("--check", help="Validate the recipe, and compare its FLOPs with MaxText's. Default: no.")
 ]
 BackOption = Annotated[
     str | None,
-    typer.Option("--to-maxtext", metavar="RECIPE|RUN_DIR", help="Print its MaxText command. Default: none."),
+    typer.Option(
+        "--to-maxtext", metavar="RECIPE|RUN_DIR", help="Print the MaxText command of a recipe instead. Default: none."
+    ),
 ]
 CheckpointOption = Annotated[
     str | None,
     typer.Option(
         "--checkpoint",
         metavar="DIR",
-        help="A MaxText checkpoint to begin the run --out with; with --to-maxtext, where to write one. Default: none.",
+        help="Start the run --out from this MaxText checkpoint; with --to-maxtext, write one here. Default: none.",
     ),
 ]
 
@@ -76,7 +90,7 @@ def maxtext_convert(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn a MaxText launch script, config or model into a recipe; report on stderr what is not exact.
+    """Convert a MaxText launch script, config or model to a recipe; reports on stderr what is not exact.
 
     \b
     Examples:
@@ -85,32 +99,28 @@ def maxtext_convert(
       pax maxtext-convert --to-maxtext maxtext-base
     """
     if checkpoint is not None:
-        stay_on_host()
+        os.environ["JAX_PLATFORMS"] = "cpu"  # a checkpoint passes through host memory alone
     if to_maxtext is not None:
-        return _back(to_maxtext, checkpoint, dry_run, as_json)
-    reading, name = _read(script or [], model, arg or [])
-    from paxcli.convert.maxtext.conversion import convert
+        return _print_maxtext_command(to_maxtext, checkpoint, dry_run, as_json)
+    from paxcli.convert.maxtext.convert import convert_script, describe, import_weights
 
-    day = _day(date)
-    converted = [
-        convert(launch, _name(name, launch, index), date=day, topology=topology, slices=slices)
-        for index, launch in enumerate(reading.launches)
-    ]
-    if checkpoint is not None:
-        out = _run_dir(out, len(converted), python)
-    file = Path(out) if out and checkpoint is None else None
-    _check_out(file, 1 if as_json or checkpoint else len(converted), python)
-    results = [_result(one, reading, python, check) for one in converted]
-    if checkpoint is not None and out is not None:
-        text = import_weights(converted[0], checkpoint, out, results[0], dry_run)
-        print(results[0]["report"], file=sys.stderr, end="\n\n")
-        say_result(results[0], text, as_json)
-        return None
-    files = (
-        [file.with_name(f"{file.stem}-{i + 1}{file.suffix}" if i else file.name) for i in range(len(results))]
-        if file
-        else []
+    conversions, source = convert_script(
+        script or [],
+        model=model,
+        arguments=dict(_parse_argument(text) for text in arg or []),
+        date=_parse_date(date),
+        topology=topology,
+        slices=slices,
     )
+    if checkpoint is not None:
+        run_dir = _check_run_dir(out, len(conversions), python)
+        result = describe(conversions[0], source, python, check)
+        done = import_weights(conversions[0], result["recipe"], checkpoint, run_dir, dry_run)
+        result |= {"run_dir": run_dir, "step": done.step, "with_optimizer": done.with_optimizer}
+        print(result["report"], file=sys.stderr, end="\n\n")
+        return say_result({**result, "checkpoint": done.source}, _imported(done, run_dir, dry_run), as_json)
+    files = _output_files(Path(out) if out else None, len(conversions), python, as_json)
+    results = [describe(one, source, python, check) for one in conversions]
     for file, result in zip(files, results, strict=False):
         if not dry_run:
             _write(file, result["recipe"])
@@ -120,134 +130,80 @@ def maxtext_convert(
         f"{'Would write' if dry_run else 'Wrote'} {file}. To train it: pax train {file}" for file in files
     )
     more = {"recipes": [result["recipe"] for result in results]} if len(results) > 1 else {}
-    say_result({**results[0], **more, "files": list(map(str, files))}, wrote or results[0]["recipe"].rstrip(), as_json)
-    return None
+    return say_result(
+        {**results[0], **more, "files": list(map(str, files))}, wrote or results[0]["recipe"].rstrip(), as_json
+    )
 
 
-def _read(script: list[str], model: str | None, args: list[str]) -> tuple[Reading, str]:
-    from paxcli.convert.maxtext.launch import Launch, Pair, Reading
-    from paxcli.convert.maxtext.source import read_source
-    from paxcli.errors import ConfigError
-
-    if bool(script) == (model is not None):
-        raise ConfigError(
-            "Name a script, keys, or `--model`: one of them.", "For example `pax maxtext-convert run.sh`."
-        )
-    given = dict(_pair(text) for text in args)
-    if model is not None:
-        return Reading([Launch(1, pairs=[Pair("model_name", model, 1)])]), model
-    is_file = len(script) == 1 and "=" not in script[0]
-    return read_source(script, given), Path(script[0]).name if is_file else "maxtext"
-
-
-def _pair(text: str) -> tuple[str, str]:
-    from paxcli.errors import ConfigError
-
+def _parse_argument(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not (key.isidentifier() or key.isdigit()):
         raise ConfigError(f"`--arg {text}` is not KEY=VALUE.", "For example `--arg OUTPUT_PATH=gs://mine`.")
     return key, value
 
 
-def _day(text: str | None) -> datetime.date | None:
-    import datetime
-
-    from paxcli.errors import ConfigError
-
+def _parse_date(text: str | None) -> datetime.date | None:
     try:
         return datetime.date.fromisoformat(text) if text else None
     except ValueError:
-        raise ConfigError(f"`--date {text}` is no day.", "Write it as 2023-07-21.") from None
+        raise ConfigError(f"`--date {text}` is not a date.", "Write it as 2023-07-21.") from None
 
 
-def _name(name: str, launch: Launch, index: int) -> str:
-    return name if not index else f"{name}, line {launch.line}"
-
-
-def _check_out(out: Path | None, launches: int, python: bool) -> None:
-    from paxcli.errors import ConfigError
-
+def _output_files(out: Path | None, launches: int, python: bool, as_json: bool) -> list[Path]:
+    """The files to write, one for each launch; none where a single recipe goes to stdout."""
     suffix = ".py" if python else ".yaml"
-    if out is None and launches > 1:
-        raise ConfigError(f"There are {launches} trainings in it, a recipe each.", f"Say `--out NAME{suffix}`.")
-    if out is not None and (out.suffix not in ((".py",) if python else (".yaml", ".yml"))):
-        raise ConfigError(f"{out} does not end in {suffix}.", f"Say `--out {out.with_suffix(suffix)}`.")
+    if out is None:
+        if launches > 1 and not as_json:
+            raise ConfigError(f"The script has {launches} trainings, each a recipe.", f"Give `--out NAME{suffix}`.")
+        return []
+    if out.suffix not in ((".py",) if python else (".yaml", ".yml")):
+        raise ConfigError(f"{out} does not end in {suffix}.", f"Give `--out {out.with_suffix(suffix)}`.")
+    return [out.with_name(f"{out.stem}-{i + 1}{out.suffix}" if i else out.name) for i in range(launches)]
 
 
-def _run_dir(out: str | None, launches: int, python: bool) -> str:
-    from paxcli.errors import ConfigError
-
+def _check_run_dir(out: str | None, launches: int, python: bool) -> str:
     if launches != 1:
-        raise ConfigError(f"There are {launches} trainings in it, and one checkpoint.", "Say one as `--model` or keys.")
+        raise ConfigError(
+            f"The script has {launches} trainings, and there is one checkpoint.", "Give its keys, or `--model`."
+        )
     if out is None or python or out.endswith((".yaml", ".yml", ".py")):
-        raise ConfigError("A checkpoint becomes a run, with its recipe in it.", "Say its folder: `--out runs/NAME`.")
+        raise ConfigError("With --checkpoint, --out is the directory of a run.", "For example `--out runs/NAME`.")
     return out
 
 
-def _result(converted: Converted, reading: Reading, python: bool, check: bool) -> dict[str, Any]:
-    from paxcli.config.assign import assign
-    from paxcli.convert.maxtext.building import config_with
-    from paxcli.convert.maxtext.writing import printable, recipe_python, recipe_yaml, report, table_of
-
-    config = config_with(converted.values)
-    from paxcli.training.summary import summarize
-    from paxcli.training.validate import validate
-
-    assign(config, "train_input", "SyntheticInput")  # Sizes do not depend on the data, which may not be at hand.
-    if check:
-        validate(config)
-    sizes = summarize(config)
-    text = report(converted, sizes["parameters"])
-    skipped = [f"line {s.line}: {s.text}: {s.why}" for s in (*reading.skipped, *reading.others)]
-    text += "".join(["\n\nPassed over:", *(f"\n  {printable(line)}" for line in skipped)]) if skipped else ""
-    result = {
-        "recipe": recipe_python(converted) if python else recipe_yaml(converted),
-        "parameters": sizes["parameters"],
-        "maxtext_parameters": converted.parameters,
-        "tokens_per_step": converted.tokens_per_step,
-        "num_devices": converted.num_devices,
-        "date": str(converted.settings.date),
-        "maxtext_tflops_per_device": converted.flops.total,
-        "flops_formula": converted.flops.formula,
-        "table": table_of(converted),
-        "dropped": [{"key": d.key, "value": d.value, "line": d.line, "why": d.why} for d in converted.dropped],
-        "approximated": converted.approximated,
-        "undecided": converted.settings.undecided,
-        "warnings": converted.settings.warnings,
-        "skipped": skipped,
-    }
-    if check and sizes["flops_per_step"]:
-        ours = sizes["flops_per_step"] / sizes["num_devices"] / 1e12
-        result["tflops_per_device"] = ours
-        apart = ours / converted.flops.total - 1
-        text += f"\n\nChecked: pax counts {ours:,.2f} TFLOPs per step and device, {apart:+.2%} of MaxText's formula."
-    return result | {"report": text}
-
-
 def _write(file: Path, text: str) -> None:
-    from paxcli.errors import MissingError
-
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise MissingError(f"{file} cannot be written: {error.strerror}.", "Choose another folder.") from None
+        raise MissingError(f"Cannot write {file}: {error.strerror}.", "Choose another directory.") from None
 
 
-def _back(recipe: str, checkpoint: str | None, dry_run: bool, as_json: bool) -> None:
+def _imported(done: Any, run_dir: str, dry_run: bool) -> str:
+    what = f"the training state of step {done.step}" if done.with_optimizer else "parameters only, as step 0"
+    text = f"{'Would import' if dry_run else 'Imported'} {done.parameters:,} parameters from {done.source}: {what}."
+    if done.with_optimizer:
+        text += " Its data starts from the beginning."
+    return f"{text}\nTo train it: pax train {run_dir}/recipe.yaml --run-dir {run_dir}"
+
+
+def _print_maxtext_command(recipe: str, checkpoint: str | None, dry_run: bool, as_json: bool) -> None:
     from paxcli.config.paths import located
     from paxcli.config.resolve import resolve
+    from paxcli.training.run_dir import default_run_dir
 
     run_dir = found if (found := located(recipe)).is_dir() else None
     resolved = resolve(recipe if run_dir is None else str(run_dir))
-    from paxcli.convert.maxtext.back import command_line, to_maxtext
-    from paxcli.training.summary import num_devices
+    from paxcli.convert.maxtext.convert import convert_recipe, export_weights
+    from paxcli.convert.maxtext.recipe_to_launch import command_line
 
-    has_mesh = resolved.values["mesh.ici_mesh_shape"].value is not None
-    keys, left = to_maxtext(resolved.config, num_devices(resolved.config) if has_mesh else None)
+    keys, left = convert_recipe(resolved)
     if left:
-        print("Not carried over: " + ", ".join(left), file=sys.stderr)
+        print("MaxText has no key for: " + ", ".join(left), file=sys.stderr)
     result: dict[str, Any] = {"keys": keys, "dropped": left}
     if checkpoint is not None:
-        export_weights(resolved.config, run_dir, recipe, checkpoint, result, dry_run)
+        done = export_weights(resolved.config, run_dir or default_run_dir(recipe), keys, checkpoint, dry_run)
+        result |= {"step": done.step, "with_optimizer": done.with_optimizer, "checkpoint": done.target}
+        what = f"the training state of step {done.step}" if done.with_optimizer else "the parameters"
+        print(f"{'Would write' if dry_run else 'Wrote'} {what} to {done.target}", file=sys.stderr)
     command = command_line(keys)
     say_result({"command": command, **result}, command, as_json)

@@ -1,4 +1,4 @@
-"""Arguments and options that several verbs have."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import typer
 
 
 def complete_recipe(incomplete: str) -> list[str]:
-    """Recipe names for the shell."""
+    """Recipe names that start with `incomplete`, for shell completion."""
     from paxcli.config.index import find_recipes
 
     return [name for name in find_recipes() if name.startswith(incomplete)]
 
 
 def complete_overlay(incomplete: str) -> list[str]:
-    """Overlay names for the shell."""
+    """Overlay names that start with `incomplete`, for shell completion."""
     from paxcli.config.index import find_overlays
 
     return [name for name in find_overlays() if name.startswith(incomplete)]
@@ -25,7 +25,7 @@ RecipeArgument = Annotated[
     str,
     typer.Argument(
         metavar="RECIPE",
-        help="A name out of `pax recipes ls`, ./mine.py:my_recipe, or mine.yaml.",
+        help="A name from `pax recipes ls`, ./mine.py:my_recipe, or mine.yaml.",
         autocompletion=complete_recipe,
     ),
 ]
@@ -33,29 +33,27 @@ RunOrRecipeArgument = Annotated[
     str,
     typer.Argument(
         metavar="RUN_DIR|RECIPE",
-        help="A run directory, or a recipe whose run is in runs/RECIPE.",
+        help="A run directory, or a recipe that was trained in runs/RECIPE.",
         autocompletion=complete_recipe,
     ),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="PATH=VALUE", help="Change one value, such as num_layers=4. Repeatable. Default: none."
-    ),
+    typer.Option("--set", metavar="PATH=VALUE", help="Set a value, such as num_layers=4. Repeatable. Default: none."),
 ]
 OverlayOption = Annotated[
     list[str] | None,
     typer.Option(
         "--overlay",
         metavar="NAME|FILE",
-        help="Put an overlay, such as cpu, on the recipe. Repeatable, in order. Default: none.",
+        help="Apply an overlay, such as cpu. Repeatable, applied in order. Default: none.",
         autocompletion=complete_overlay,
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON value on stdout. Default: text.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON. Default: text.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen. Default: do it.")]
 RunDirOption = Annotated[
-    # Not a Path, which would take one slash out of gs://.
-    str | None, typer.Option("--run-dir", metavar="DIR", help="Where the run is. Default: runs/RECIPE.")
+    # A `Path` would drop a slash of gs://.
+    str | None, typer.Option("--run-dir", metavar="DIR", help="The run directory. Default: runs/RECIPE.")
 ]
-StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint. Default: the newest.")]
+StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint. Default: the latest.")]

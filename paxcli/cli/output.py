@@ -1,4 +1,4 @@
-"""What a verb prints, and how a failure ends: the one place that knows stdout, stderr and exit codes."""
+"""Prints results and failures, as text or JSON, and returns exit codes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 
 from paxcli.errors import PaxError, first_line
+from paxcli.log import use_color
 
 _BUG_HINT = "Please report it with the lines above."
-_BUCKET_HINT = "See that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
+_BUCKET_HINT = "Check that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
 _REMOTE = 4
 _INTERRUPTED = 130  # What a shell reports for Ctrl-C.
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Runs a command line and returns the exit code. Every failure is reported here, as text or as JSON."""
+    """Runs a command line and returns its exit code. Prints every failure, as text or as JSON."""
     options = list(arguments)
     as_json = "--json" in (options[: options.index("--")] if "--" in options else options)
     try:
@@ -30,7 +31,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         return _fail("Interrupted.", None, code, as_json) if code == _INTERRUPTED else code or 0
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "pax")
-        return _fail(error.format_message(), f"`{command} --help` shows what there is.", error.exit_code, as_json)
+        return _fail(error.format_message(), f"See `{command} --help`.", error.exit_code, as_json)
     except PaxError as error:
         if os.environ.get("PAX_DEBUG"):
             traceback.print_exc()
@@ -38,14 +39,14 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except typer.Abort:
         return _fail("Interrupted.", None, _INTERRUPTED, as_json)
     except Exception as error:
-        if _is_of_a_bucket(error):
-            return _fail(f"A bucket cannot be used: {first_line(error)}", _BUCKET_HINT, _REMOTE, as_json)
+        if _is_bucket_error(error):
+            return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, _REMOTE, as_json)
         traceback.print_exc()
         return _fail(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT, 1, as_json)
 
 
 def say(text: str) -> None:
-    """Prints a result to stdout. A reader that went away, such as `head`, ends the verb quietly."""
+    """Prints a result to stdout. Exits quietly if the reader, such as `head`, has closed the pipe."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -54,7 +55,7 @@ def say(text: str) -> None:
 
 
 def say_result(result: Any, text: str, as_json: bool) -> None:
-    """Prints a verb's result: one JSON value with `--json`, else `text`."""
+    """Prints a command's result: one JSON value with `--json`, else `text`."""
     say(json.dumps(_strict(result), ensure_ascii=False) if as_json else text)
 
 
@@ -64,11 +65,6 @@ def metrics_text(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:
         f"step {step} · {name} · " + " · ".join(f"{metric} {value:.4f}" for metric, value in values.items())
         for name, values in metrics.items()
     )
-
-
-def use_color(stream: TextIO) -> bool:
-    """Whether control codes are welcome on `stream`."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
@@ -81,15 +77,15 @@ def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
     return exit_code
 
 
-def _is_of_a_bucket(error: Exception) -> bool:
-    """Whether TensorFlow, which reads and writes buckets, failed at that: its errors are no `OSError`."""
+def _is_bucket_error(error: Exception) -> bool:
+    """Whether TensorFlow failed to read or write a bucket; its errors do not derive from `OSError`."""
     return "://" in str(error) and any(
         kind.__module__.startswith("tensorflow.") and kind.__name__ == "OpError" for kind in type(error).mro()
     )
 
 
 def _strict(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null stands for them."""
+    """A value that strict JSON can hold: NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(key): _strict(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -9,9 +9,8 @@ import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
-from paxcli.cli.runs import default_run_dir
-from paxcli.cli.startup import configure_jax
 from paxcli.cli.train import AllowChangedOption, run_text
+from paxcli.jax_defaults import configure_jax
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -79,20 +78,19 @@ def apply(
       pax pgle apply c4-1b --run-dir runs/1b
       pax pgle apply c4-1b --json
     """
-    configure_jax(compiling_aloud=True)
+    configure_jax(verbose_compiler=True)
     from paxcli.config.render import recipe_yaml
 
     resolved, directory = _resolve(recipe, sets, overlays, run_dir)
 
-    from paxcli.cli.progress import RunReporter
     from paxcli.profiling.apply import open_profile
     from paxcli.profiling.xla_log import XlaLog
     from paxcli.training.loop import train
 
-    with XlaLog() as xla_log, RunReporter() as report:
+    with XlaLog() as xla_log:
         instrument = open_profile(resolved.config, directory, xla_log)
         text = recipe_yaml(resolved)
-        result = train(resolved.config, text, directory, report, allow_changed=allow_changed, instrument=instrument)
+        result = train(resolved.config, text, directory, allow_changed=allow_changed, instrument=instrument)
     if result is not None:
         say_result(result, run_text(result), as_json)
 
@@ -135,7 +133,7 @@ def pgle_profile(
       pax pgle-profile c4-1b --run-dir runs/1b
       pax pgle-profile c4-1b --steps 10 --json
     """
-    configure_jax(compiling_aloud=True)
+    configure_jax(verbose_compiler=True)
     from paxcli.profiling.compare import compare
     from paxcli.profiling.xla_log import XlaLog
 
@@ -174,7 +172,7 @@ def _resolve(
     recipe: str, sets: Sequence[str] | None, overlays: Sequence[str] | None, run_dir: str | None
 ) -> tuple[Resolved, RunDir]:
     from paxcli.config.resolve import resolve
-    from paxcli.training.run_dir import RunDir
+    from paxcli.training.run_dir import RunDir, default_run_dir
 
     resolved = resolve(recipe, overlays or (), sets or ())
     return resolved, RunDir(run_dir or default_run_dir(resolved.name))

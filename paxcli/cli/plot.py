@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption
-from paxcli.cli.output import say_result, use_color
+from paxcli.cli.output import say_result
+from paxcli.cli.remote import OnOption, run_on
+from paxcli.log import use_color
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from paxcli.metrics.curves import Run
+    from paxcli.metrics.curves import RunMetrics
 
 RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, plotted together.")]
 MetricOption = Annotated[
@@ -30,11 +33,13 @@ OutOption = Annotated[
 
 
 def plot(
+    ctx: typer.Context,
     run_dirs: RunDirsArgument,
     metrics: MetricOption = None,
     out: OutOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
+    on: OnOption = None,
 ) -> None:
     """Plot the curves of runs, finished or running, as an image and in the terminal.
 
@@ -43,22 +48,21 @@ def plot(
       pax plot runs/tiny
       pax plot runs/a runs/b --metric log_pplx --out compare.png
     """
-    from paxcli.metrics.curves import check_metric, default_metrics, plot_png, plot_text, read_runs
+    if on is not None:
+        run_on(on, ctx, everywhere=False)
+    from paxcli.metrics.curves import default_metrics, plot_text, read_runs
 
     runs = read_runs(run_dirs)
     metrics = metrics or default_metrics(runs)
-    for metric in metrics:
-        check_metric(runs, metric)
     path = out or (f"{run_dirs[0].rstrip('/')}/{metrics[0]}.png" if len(run_dirs) == 1 else "plot.png")
-    if not dry_run:
-        plot_png(runs, metrics, path)
+    pax.Run(run_dirs[0]).plot(*run_dirs[1:], metrics=metrics, path=None if dry_run else path)
     width = min(shutil.get_terminal_size().columns, 120)
     drawn = [] if as_json else [plot_text(runs, metric, width, 18, use_color(sys.stdout)) for metric in metrics]
     result = {"path": path, "metrics": metrics, "runs": _summary(runs, metrics)}
     say_result(result, "\n".join([*drawn, f"{'Would write' if dry_run else 'Wrote'} {path}"]), as_json)
 
 
-def _summary(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+def _summary(runs: Sequence[RunMetrics], metrics: Sequence[str]) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
     """Run → metric → split → number of points, and the last one."""
     from paxcli.metrics.curves import series
 

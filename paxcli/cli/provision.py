@@ -1,4 +1,4 @@
-"""`pax provision`: TPU VMs and queued resources, through the user's own gcloud."""
+"""`pax provision`: TPU VMs and queued resources, through the user's gcloud."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CreateByDefault(typer.core.TyperGroup):
     default = "create"
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        # A name comes with the type of its TPU; without one, a word that is nearly a verb is a misspelt verb.
+        # A name comes with --accelerator; without it, a word that resembles a command is a misspelt command.
         typed = any(arg.startswith("--accelerator") for arg in args)
         verb_meant = not typed and difflib.get_close_matches(args[0], self.commands, cutoff=0.7)
         if args[0] not in self.commands and not args[0].startswith("-") and not verb_meant:
@@ -39,50 +39,49 @@ class CreateByDefault(typer.core.TyperGroup):
 
 app = typer.Typer(
     cls=CreateByDefault,
-    help="Create, wait for, reach and delete TPU VMs; `pax provision NAME …` creates.",
+    help="Create, wait for, connect to and delete TPU VMs. `pax provision NAME …` creates them.",
     rich_markup_mode=None,
 )
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Of the TPU VM, or of the queued resource.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the TPU VM or queued resource.")]
 ZoneOption = Annotated[
     str | None,
-    typer.Option("--zone", help="Default: remembered for NAME, $CLOUDSDK_COMPUTE_ZONE, gcloud's configuration."),
+    typer.Option("--zone", help="Zone. Default: recorded for NAME, else $CLOUDSDK_COMPUTE_ZONE, else gcloud's."),
 ]
 ProjectOption = Annotated[
     str | None,
-    typer.Option("--project", help="Default: remembered for NAME, $CLOUDSDK_CORE_PROJECT, gcloud's configuration."),
+    typer.Option(
+        "--project",
+        help="Project. Default: recorded for NAME, else $CLOUDSDK_CORE_PROJECT, else gcloud's.",
+    ),
 ]
-AcceleratorOption = Annotated[str, typer.Option("--accelerator", metavar="TYPE", help="Of a slice, such as v4-128.")]
-SlicesOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many.")]
-QueuedOption = Annotated[
-    bool, typer.Option("--queued", help="Wait in line for chips. Default: so with several slices, else now or never.")
-]
-SpotOption = Annotated[bool, typer.Option("--spot", help="Cheap chips that can be taken back. Default: not.")]
-ReservedOption = Annotated[bool, typer.Option("--reserved", help="Chips of the project's reservation. Default: not.")]
+AcceleratorOption = Annotated[str, typer.Option("--accelerator", metavar="TYPE", help="Slice type, such as v4-128.")]
+SlicesOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many slices.")]
+QueuedOption = Annotated[bool, typer.Option("--queued", help="Queue for capacity. Default: only with several slices.")]
+SpotOption = Annotated[bool, typer.Option("--spot", help="Cheaper chips that may be preempted. Default: on demand.")]
+ReservedOption = Annotated[bool, typer.Option("--reserved", help="Use the project's reservation. Default: on demand.")]
 UntilOption = Annotated[
     str | None,
-    typer.Option("--valid-until", metavar="WHEN", help="Stop waiting in line: 6h, or a time. Default: never."),
+    typer.Option("--valid-until", metavar="WHEN", help="Leave the queue after 6h, or at a time. Default: never."),
 ]
-NetworkOption = Annotated[str | None, typer.Option("--network", help="Default: the project's default network.")]
-SubnetworkOption = Annotated[str | None, typer.Option("--subnetwork", help="Default: the network's.")]
-InternalOption = Annotated[
-    bool, typer.Option("--internal-ips", help="No addresses on the internet. Default: with them.")
-]
+NetworkOption = Annotated[str | None, typer.Option("--network", help="Network. Default: the project's.")]
+SubnetworkOption = Annotated[str | None, typer.Option("--subnetwork", help="Subnetwork. Default: the network's.")]
+InternalOption = Annotated[bool, typer.Option("--internal-ips", help="No external IP addresses. Default: with them.")]
 AccountOption = Annotated[
-    str | None, typer.Option("--service-account", metavar="EMAIL", help="Default: that of Compute Engine.")
+    str | None, typer.Option("--service-account", metavar="EMAIL", help="Service account. Default: Compute Engine's.")
 ]
-LabelsOption = Annotated[str | None, typer.Option("--labels", metavar="KEY=VALUE,…", help="Default: none.")]
+LabelsOption = Annotated[str | None, typer.Option("--labels", metavar="KEY=VALUE,…", help="Labels. Default: none.")]
 RuntimeOption = Annotated[
-    str | None, typer.Option("--runtime-version", help="Software of the machines. Default: the usual of the type.")
+    str | None, typer.Option("--runtime-version", help="TPU software version. Default: the usual one for the type.")
 ]
 WaitOption = Annotated[
-    bool, typer.Option("--wait", help="Until every slice runs. Default: return when it is asked for.")
+    bool, typer.Option("--wait", help="Wait until every slice runs. Default: return after the request.")
 ]
 TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait.")]
 RecreateOption = Annotated[
-    bool, typer.Option("--recreate", help="Delete and create anew what failed or was preempted. Default: say so.")
+    bool, typer.Option("--recreate", help="Delete and recreate what failed or was preempted. Default: report it.")
 ]
-YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask. Default: ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation. Default: ask.")]
 
 
 @app.command("create")
@@ -108,7 +107,7 @@ def create(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Create a TPU VM, or a queued resource where there are several slices. `pax provision NAME …` does the same.
+    """Create a TPU VM; with several slices, a queued resource. `pax provision NAME …` does the same.
 
     \b
     Examples:
@@ -119,13 +118,11 @@ def create(
     if found.alias:
         log.info("%s is called %s by Google.", found.alias, found.type)
     seconds(timeout)
-    # All that can be wrong is wrong before gcloud is asked for the zone.
-    draft = Target(name, zone or "us-central2-b", project, queued or slices > 1, slices, found.type, internal_ips)
-    terms = (spot, reserved, valid_until, network, subnetwork, service_account, labels, runtime_version)
-    Order(draft, found, *terms)
     zone, project = find_place(zone, project, log.info)
-    target = dataclasses.replace(draft, zone=zone, project=project)
-    order = Order(target, found, *terms)
+    target = Target(name, zone, project, queued or slices > 1, slices, found.type, internal_ips)
+    order = Order(
+        target, found, spot, reserved, valid_until, network, subnetwork, service_account, labels, runtime_version
+    )
     if dry_run:
         say_commands([commands.create(order)], as_json)
         return
@@ -142,7 +139,7 @@ def create(
 
 @app.command("list")
 def list_targets(zone: ZoneOption = None, project: ProjectOption = None, as_json: JsonOption = False) -> None:
-    """List the queued resources and TPU VMs of a zone.
+    """List the queued resources and TPU VMs in a zone.
 
     \b
     Examples:
@@ -166,18 +163,17 @@ def list_targets(zone: ZoneOption = None, project: ProjectOption = None, as_json
 def describe(
     name: NameArgument, zone: ZoneOption = None, project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
-    """Say what a name stands for, its state, and how many workers each slice has.
+    """Print the type and state of a TPU VM or queued resource, and how many workers each slice has.
 
     \b
     Examples:
       pax provision describe demo
       pax provision describe demo --json
     """
-    gcloud = Gcloud()
-    target = find_target(name, zone, project, gcloud, log.info)
-    status = states.look(target, gcloud)
-    lines = [f"{key}: {value}" for key, value in _report(target, status).items() if value not in (None, "", [])]
-    say_result(_report(target, status), "\n".join(lines), as_json)
+    target = find(name, zone, project)
+    report = _report(target, states.look(target, Gcloud()))
+    lines = [f"{key}: {value}" for key, value in report.items() if value not in (None, "", [])]
+    say_result(report, "\n".join(lines), as_json)
 
 
 @app.command("wait")
@@ -195,9 +191,9 @@ def wait_for(
       pax provision wait demo
       pax provision wait demo --timeout 30m
     """
-    limit, gcloud = seconds(timeout), Gcloud()
-    target = find_target(name, zone, project, gcloud, log.info)
-    status = states.wait(target, gcloud, limit, log.info)
+    limit = seconds(timeout)
+    target = find(name, zone, project)
+    status = states.wait(target, Gcloud(), limit, log.info)
     say_result(_report(target, status), f"{name}: {status}\nNext: pax install --on {name}", as_json)
 
 
@@ -210,7 +206,7 @@ def delete(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Delete a TPU VM, or a queued resource with all its slices. What is on their disks is lost.
+    """Delete a TPU VM, or a queued resource with all its slices. Their disks are deleted too.
 
     \b
     Examples:
@@ -219,21 +215,25 @@ def delete(
     """
     if not yes and not dry_run and not sys.stdin.isatty():
         raise ConfigError(f"This would delete {name}.", "Add --yes to do it.")
-    gcloud = Gcloud()
-    target = find_target(name, zone, project, gcloud, log.info, dry_run)
+    target = find(name, zone, project, dry_run)
     if dry_run:
         say_commands([commands.delete(target)], as_json)
         return
     if not yes:
         what = f"{target.slices} slices of" if target.slices > 1 else "the TPU VM of"
         typer.confirm(f"Delete {what} {name} in {target.zone}?", abort=True, err=True)
-    gcloud.run(commands.delete(target), timeout=1800)
+    Gcloud().run(commands.delete(target), timeout=1800)
     forget(name)
     say_result({"name": name, "deleted": True}, f"Deleted {name}.", as_json)
 
 
+def find(name: str, zone: str | None = None, project: str | None = None, dry_run: bool = False) -> Target:
+    """The TPU VMs of a name. A dry run does not ask Google Cloud."""
+    return find_target(name, zone, project, Gcloud(), log.info, dry_run)
+
+
 def say_commands(lines: list[list[str]], as_json: bool) -> None:
-    """What a dry run prints: lines to paste, or with `--json` argument lists."""
+    """Prints the result of a dry run: shell commands, or with `--json` argument lists."""
     say_result({"commands": lines}, "\n".join(commands.pasteable(argv) for argv in lines), as_json)
 
 

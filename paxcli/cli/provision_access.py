@@ -1,4 +1,4 @@
-"""`pax provision ssh|scp|forward|logs|attach|stop`: reach the machines, and the jobs on them."""
+"""`pax provision ssh|scp|forward|logs|attach|stop`: connect to TPU VMs and to the jobs on them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
-from paxcli.cli.provision import NameArgument, ProjectOption, ZoneOption, say_commands
+from paxcli.cli.provision import NameArgument, ProjectOption, ZoneOption, find, say_commands
 from paxcli.cli.remote import show, watch
 from paxcli.cloud import commands
 from paxcli.cloud.gcloud import Gcloud, find_gcloud
 from paxcli.cloud.jobs import Job, describe, latest_job
-from paxcli.cloud.targets import find_target
 from paxcli.cloud.values import check, check_worker
 from paxcli.cloud.workers import find_workers, select
 from paxcli.errors import ConfigError, RemoteError
@@ -25,14 +24,12 @@ from paxcli.log import log
 _BACKLOG_BYTES = 4000
 
 WorkerOption = Annotated[str, typer.Option("--worker", metavar="[SLICE.]N|all", help="Which worker.")]
-CommandOption = Annotated[
-    str | None, typer.Option("--command", help="Run this with bash instead. Default: a shell of your own.")
-]
-SshArgument = Annotated[list[str] | None, typer.Argument(metavar="[-- SSH_ARGS...]", help="Given to ssh as they are.")]
-PathsArgument = Annotated[list[str], typer.Argument(metavar="FROM... TO", help="NAME:PATH is there, PATH is here.")]
-PortsArgument = Annotated[list[str], typer.Argument(metavar="PORT...", help="PORT, or HERE:THERE.")]
-JobOption = Annotated[str | None, typer.Option("--job", help="Which job. Default: the one that runs, or the last.")]
-KillOption = Annotated[bool, typer.Option("--kill", help="At once, without saving. Default: save, then stop.")]
+CommandOption = Annotated[str | None, typer.Option("--command", help="Run this with bash. Default: open a shell.")]
+SshArgument = Annotated[list[str] | None, typer.Argument(metavar="[-- SSH_ARGS...]", help="Passed on to ssh.")]
+PathsArgument = Annotated[list[str], typer.Argument(metavar="FROM... TO", help="NAME:PATH is remote, PATH is local.")]
+PortsArgument = Annotated[list[str], typer.Argument(metavar="PORT...", help="PORT, or LOCAL:REMOTE.")]
+JobOption = Annotated[str | None, typer.Option("--job", help="Which job. Default: the running one, else the last.")]
+KillOption = Annotated[bool, typer.Option("--kill", help="Stop at once, without saving. Default: save first.")]
 
 
 def ssh(
@@ -54,8 +51,8 @@ def ssh(
     """
     node, index = check_worker(worker)
     if command is None and "all" in (node, index):
-        raise ConfigError("A shell is on one worker.", "Name the worker, or give a --command.")
-    target = find_target(name, zone, project, Gcloud(), log.info, dry_run)
+        raise ConfigError("A shell opens on one worker.", "Name the worker, or give a --command.")
+    target = find(name, zone, project, dry_run)
     argv = commands.ssh(target, node, index, command, ssh_args or ())
     _hand_over(argv, dry_run, as_json)
 
@@ -68,7 +65,7 @@ def scp(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy files to workers, or from one.
+    """Copy files to workers, or from one worker.
 
     \b
     Examples:
@@ -77,9 +74,9 @@ def scp(
     """
     names = {path.partition(":")[0] for path in paths if ":" in path and not path.startswith((".", "/"))}
     if len(paths) < 2 or len(names) != 1:
-        raise ConfigError("Which side is there is not clear.", "pax provision scp FILE NAME:PATH, or NAME:PATH FILE")
+        raise ConfigError("Which side is remote?", "pax provision scp FILE NAME:PATH, or NAME:PATH FILE")
     node, index = check_worker(worker)
-    target = find_target(names.pop(), zone, project, Gcloud(), log.info, dry_run)
+    target = find(names.pop(), zone, project, dry_run)
     argv = commands.scp(target, paths[:-1], paths[-1], node, index)
     _hand_over(argv, dry_run, as_json)
 
@@ -93,7 +90,7 @@ def forward(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Reach ports of a worker as localhost, for notebooks and TensorBoard, until Ctrl-C.
+    """Forward ports of a worker to localhost until Ctrl-C, such as for notebooks and TensorBoard.
 
     \b
     Examples:
@@ -105,7 +102,7 @@ def forward(
         raise ConfigError("Ports are forwarded from one worker.", "Name the worker.")
     for each in ports:
         check("port", each)
-    target = find_target(name, zone, project, Gcloud(), log.info, dry_run)
+    target = find(name, zone, project, dry_run)
     _hand_over(commands.ssh(target, node, index, forwards=ports), dry_run, as_json)
 
 
@@ -117,7 +114,7 @@ def logs(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print all that a job printed so far on a worker, or on all.
+    """Print a job's output so far, of one worker or of all.
 
     \b
     Examples:
@@ -137,7 +134,7 @@ def logs(
 
 
 def attach(name: NameArgument, job: JobOption = None, zone: ZoneOption = None, project: ProjectOption = None) -> None:
-    """Watch a job that was started with --on, from its last lines; the exit code is the job's.
+    """Follow a job that was started with --on, from its last lines. Exits with the job's exit code.
 
     \b
     Examples:
@@ -157,7 +154,7 @@ def stop(
     project: ProjectOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a job save and stop; training goes on from there when it is started again.
+    """Make a job save and stop. Training resumes from there when it is started again.
 
     \b
     Examples:
@@ -180,19 +177,19 @@ def _keep(texts: dict[str, str], stream: str, text: str) -> None:
 
 def _job(name: str, job: str | None, zone: str | None, project: str | None) -> Job:
     gcloud = Gcloud()
-    target = find_target(name, zone, project, gcloud, log.info)
+    target = find(name, zone, project)
     workers = find_workers(target, gcloud)
     job = job or latest_job(target, workers[0], gcloud)
     return Job(target, job, workers, gcloud, log.info)
 
 
 def _hand_over(argv: list[str], dry_run: bool, as_json: bool) -> None:
-    """Lets gcloud have the terminal."""
+    """Runs gcloud in this terminal."""
     if dry_run:
         say_commands([argv], as_json)
         return
     done = subprocess.run([find_gcloud(), *argv[1:]], stdout=sys.stderr if as_json else None)
     if done.returncode:
-        raise RemoteError(f"gcloud ended with {done.returncode}; its own words stand above.")
+        raise RemoteError(f"gcloud exited with {done.returncode}; its output is above.")
     if as_json:
         say_result({"done": True}, "", as_json)

@@ -1,4 +1,4 @@
-"""`pax recipes`: list, show, copy, compare."""
+"""`pax recipes`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, SetOption, complete_recipe
-from paxcli.cli.output import say_result, use_color
+from paxcli.cli.output import say_result
+from paxcli.cli.runs import load_recipe
+from paxcli.log import use_color
 
 if TYPE_CHECKING:
-    from paxcli.config.resolve import Resolved
+    from paxcli.api import Recipe
 
-app = typer.Typer(help="List recipes, print one resolved, copy one to edit, compare two.", rich_markup_mode=None)
+app = typer.Typer(help="List recipes, print one in full, copy one to edit, compare two.", rich_markup_mode=None)
 
 OtherRecipe = Annotated[
     str, typer.Argument(metavar="OTHER", help="The recipe to compare with.", autocompletion=complete_recipe)
@@ -44,27 +46,25 @@ def list_recipes(as_json: JsonOption = False) -> None:
 def show(
     recipe: RecipeArgument, sets: SetOption = None, overlays: OverlayOption = None, as_json: JsonOption = False
 ) -> None:
-    """Print a recipe resolved: its size, and each value with where it came from.
+    """Print a recipe in full: its sizes, and every value with its origin.
 
     \b
     Examples:
       pax recipes show tiny
       pax recipes show tiny --overlay cpu --set num_layers=4
     """
-    from paxcli.config.render import render_text, to_json_values
-    from paxcli.config.resolve import resolve
+    from paxcli.config.render import to_json_values
 
-    resolved = resolve(recipe, overlays or (), sets or ())
-    from paxcli.training.summary import summarize  # Heavy, and not needed for a mistake.
-
-    sizes = summarize(resolved.config)
-    result = {"name": resolved.name, "pax_name": resolved.pax_name, **sizes, "values": to_json_values(resolved)}
-    say_result(result, f"{_title(resolved, sizes)}\n\n{render_text(resolved, use_color(sys.stdout))}", as_json)
+    loaded = load_recipe(recipe, overlays, sets)
+    sizes = loaded.sizes()
+    values = to_json_values(loaded.values)
+    result = {"name": loaded.name, "pax_name": loaded.pax_name, **sizes, "values": values}
+    say_result(result, f"{_title(loaded, sizes)}\n\n{loaded.text(use_color(sys.stdout))}", as_json)
 
 
 @app.command()
 def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_json: JsonOption = False) -> None:
-    """Copy a recipe into a new file, to edit and to train from there.
+    """Copy a recipe's source into a new file, to edit it.
 
     \b
     Examples:
@@ -76,7 +76,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
     from paxcli.errors import ConfigError, MissingError
 
     if file.suffix != ".py" or file.exists():
-        reason = "is there already" if file.exists() else "is not a .py file"
+        reason = "already exists" if file.exists() else "is not a .py file"
         raise ConfigError(f"{file} {reason}.", f"Choose another name, such as `{file.with_suffix('')}_2.py`.")
     entry = find_entry(recipe)
     source = recipe_source(entry)
@@ -84,7 +84,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
         try:
             file.write_text(source, encoding="utf-8")
         except OSError as error:
-            raise MissingError(f"{file} cannot be written: {error.strerror}.", "Choose another folder.") from None
+            raise MissingError(f"{file} cannot be written: {error.strerror}.", "Choose another directory.") from None
     result = {"name": entry.name, "file": str(file), "written": not dry_run, "source": source}
     text = source.rstrip() if dry_run else f"Wrote {file}. To train it: pax train {file}:{entry.function}"
     say_result(result, text, as_json)
@@ -92,7 +92,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
 
 @app.command("diff")
 def compare(recipe: RecipeArgument, other: OtherRecipe, as_json: JsonOption = False) -> None:
-    """Print the values in which two recipes differ, and the sizes that follow from them.
+    """Print the values in which two recipes differ, and the sizes that result.
 
     \b
     Examples:
@@ -101,14 +101,9 @@ def compare(recipe: RecipeArgument, other: OtherRecipe, as_json: JsonOption = Fa
     """
     from paxcli.config.diff import ABSENT, diff
     from paxcli.config.render import value_text
-    from paxcli.config.resolve import resolve
 
-    both = [resolve(name) for name in (recipe, other)]
-    from paxcli.training.summary import summarize  # Heavy, and not needed for a mistake.
-
-    before, after = (
-        summarize(resolved.config) | {path: v.value for path, v in resolved.values.items()} for resolved in both
-    )
+    both = [load_recipe(name, None, None) for name in (recipe, other)]
+    before, after = (one.sizes() | {path: value.value for path, value in one.values.items()} for one in both)
     differences, lines = {}, []
     for path, a, b in diff(before, after):
         differences[path] = {side: value for side, value in (("a", a), ("b", b)) if value is not ABSENT}
@@ -118,7 +113,7 @@ def compare(recipe: RecipeArgument, other: OtherRecipe, as_json: JsonOption = Fa
     say_result({"a": recipe, "b": other, "differences": differences}, text, as_json)
 
 
-def _title(resolved: Resolved, sizes: dict[str, Any]) -> str:
-    pax_name = f" (Pax: {resolved.pax_name})" if resolved.pax_name else ""
+def _title(recipe: Recipe, sizes: dict[str, Any]) -> str:
+    pax_name = f" (Pax: {recipe.pax_name})" if recipe.pax_name else ""
     lines = [f"  {key.replace('_', ' ')}: {value:,.0f}" for key, value in sizes.items() if value is not None]
-    return "\n".join([resolved.name + pax_name, *lines])
+    return "\n".join([recipe.name + pax_name, *lines])

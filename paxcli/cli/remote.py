@@ -1,65 +1,49 @@
-"""`--on NAME`: the same command on all workers of TPU VMs at once, shown here as if it ran here."""
+"""`--on NAME`: runs the same command on all workers of TPU VMs at once and prints its output here."""
 
 from __future__ import annotations
 
-import functools
-import inspect
 import secrets
 import sys
 import time
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import typer
 
 from paxcli.accelerators import find_accelerator
-from paxcli.cli.provision import say_commands
+from paxcli.cli.provision import find, say_commands
 from paxcli.cloud import commands
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.jobs import Argument, Job, start_script
-from paxcli.cloud.targets import find_target
 from paxcli.cloud.workers import Worker, find_workers
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
 OnOption = Annotated[
     str | None,
-    typer.Option("--on", metavar="NAME", help="Run on these TPU VMs (pax provision), on all workers. Default: here."),
+    typer.Option(
+        "--on", metavar="NAME", help="Run on all workers of these TPU VMs (pax provision). Default: this machine."
+    ),
 ]
-# Arguments that may be files of this machine: they travel with the command.
+# Arguments that may name files of this machine, which are then sent along with the command.
 _FILES = {"recipe", "target", "overlays", "prompts_file"}
-# Verbs whose processes share a run directory.
+# Commands whose processes share a run directory.
 _SHARING = {"train", "eval", "decode"}
 
 
-def on_workers(verb: Callable[..., None], everywhere: bool = True) -> Callable[..., None]:
-    """Gives a verb the option `--on`. What writes a file by itself runs on worker 0 alone (not `everywhere`)."""
+def run_on(name: str, ctx: typer.Context, everywhere: bool = True) -> None:
+    """Runs the command of `ctx` on TPU VMs and exits with its exit code.
 
-    @functools.wraps(verb)
-    def wrapped(ctx: typer.Context, on: str | None = None, **params: Any) -> None:
-        if on is None:
-            verb(**params)
-            return
-        run_on(on, ctx, everywhere)
-
-    signature, hints = inspect.signature(verb), get_type_hints(verb, include_extras=True)
-    known = [param.replace(annotation=hints[name]) for name, param in signature.parameters.items()]
-    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    option = inspect.Parameter("on", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=OnOption)
-    wrapped.__signature__ = signature.replace(parameters=[*known, context, option])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {**hints, "ctx": typer.Context, "on": OnOption}
-    return wrapped
-
-
-def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
-    """Runs the verb of `ctx` on TPU VMs and exits with its exit code."""
+    Args:
+      name: The TPU VMs.
+      ctx: The command, as it was parsed.
+      everywhere: Whether to run it on all workers. A command that writes a file of its own runs on worker 0 only.
+    """
     params = dict(ctx.params)
     arguments, files = retype(ctx)
     devices = _needed_devices(params)
-    gcloud = Gcloud()
-    target = find_target(name, None, None, gcloud, log.info, bool(params.get("dry_run")))
+    target = find(name, dry_run=bool(params.get("dry_run")))
     if ctx.info_name == "train":
         _check_devices(devices, target)
     job_name = f"{ctx.info_name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
@@ -68,6 +52,7 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
         script = start_script(job_name, arguments, files)
         say_commands([commands.ssh(target, which, which, script)], bool(params.get("as_json")))
         return
+    gcloud = Gcloud()
     workers = find_workers(target, gcloud)
     if everywhere:
         _require_shared_disk(str(ctx.info_name), params, workers)
@@ -78,25 +63,25 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
 
 
 def watch(job: Job) -> int:
-    """Shows what worker 0 prints until the job ends; returns its exit code. Ctrl-C asks what is meant."""
+    """Prints the output of worker 0 until the job ends; returns its exit code. Ctrl-C asks what to do."""
     while True:
         try:
             return job.follow(show)
         except KeyboardInterrupt:
             answer = _ask()
             if answer == "detach":
-                log.info("%s goes on: pax provision attach %s", job.name, job.target.name)
+                log.info("%s keeps running: pax provision attach %s", job.name, job.target.name)
                 return 0
             if answer == "stop":
-                log.info("stopping %s; it saves first", job.name)
+                log.info("stopping %s after it has saved", job.name)
                 job.stop()
 
 
 def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
-    """The command line of a verb again, without `--on` and `--dry-run`, and the local files it names, to be shipped.
+    """A parsed command as arguments again, without `--on` and `--dry-run`, and the local files to send along.
 
     Raises:
-      ConfigError: Two files have one name, or one cannot be read.
+      ConfigError: Two files have the same name, or one cannot be read.
     """
     options: list[Argument] = [str(ctx.info_name)]
     positional: list[Argument] = []
@@ -126,18 +111,18 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
 
 
 def _shipped(text: str, files: dict[str, Path]) -> Argument:
-    """`./mine.py:my_recipe` as (file to ship, the rest), or the text itself when it names no file here."""
+    """`./mine.py:my_recipe` as (file to send, the rest); the text itself if it does not name a local file."""
     start, separator, rest = text.partition(":")
     path = Path(start)
     if not path.is_file():
         return text
     if files.setdefault(path.name, path) != path:
-        raise ConfigError(f"{files[path.name]} and {path} have one name.", "Rename one: they travel side by side.")
+        raise ConfigError(f"{files[path.name]} and {path} have the same name.", "Rename one of them.")
     return path.name, separator + rest
 
 
 def _needed_devices(params: dict[str, Any]) -> int | None:
-    """How many devices the recipe's mesh takes, None for any. Mistakes in the recipe show here, not on the workers."""
+    """How many devices the recipe's mesh needs; None = any number. Finds mistakes in the recipe before it is sent."""
     if "recipe" not in params:
         return None
     import fiddle as fdl
@@ -154,9 +139,9 @@ def _check_devices(wanted: int | None, target: commands.Target) -> None:
     there = find_accelerator(target.accelerator).devices * target.slices
     if wanted not in (None, there):
         raise ConfigError(
-            f"The recipe's mesh takes {wanted} devices, and {target.name} has {there} ({target.slices} x "
+            f"The recipe's mesh needs {wanted} devices, but {target.name} has {there} ({target.slices} x "
             f"{target.accelerator}).",
-            "Set mesh.ici_mesh_shape and mesh.dcn_mesh_shape, or take other TPUs: pax provision create --help",
+            "Set mesh.ici_mesh_shape and mesh.dcn_mesh_shape, or create other TPUs: pax provision create --help",
         )
 
 
@@ -164,21 +149,21 @@ def _require_shared_disk(verb: str, params: dict[str, Any], workers: list[Worker
     places = [str(params[key]) for key in ("run_dir", "target") if params.get(key)]
     if verb in _SHARING and len(workers) > 1 and not any("://" in place or place.startswith("/") for place in places):
         raise ConfigError(
-            f"{len(workers)} workers share no disk, and the run directory would be on each one's own.",
-            "Give one that all can reach: --run-dir gs://BUCKET/RUN",
+            f"{len(workers)} workers share no disk: each would have a run directory of its own.",
+            "Give one that all of them reach: --run-dir gs://BUCKET/RUN",
         )
 
 
 def show(stream: str, text: str) -> None:
-    """Prints what a worker printed, to the stream it printed it to."""
+    """Prints a worker's output to the same stream here."""
     print(text, end="", file=sys.stdout if stream == "stdout" else sys.stderr, flush=True)
 
 
 def _ask() -> str:
-    """What Ctrl-C is to mean: `detach`, `stop` or `go on`. Where nobody can be asked the job goes on."""
+    """Asks what Ctrl-C means: `detach`, `stop` or `go on`. Without a terminal: `detach`."""
     if not sys.stdin.isatty():
         return "detach"
-    print("\n[d]etach and let it run, [s]top it, or go on watching? ", end="", file=sys.stderr, flush=True)
+    print("\n[d]etach and let it run, [s]top it, or keep watching (Enter)? ", end="", file=sys.stderr, flush=True)
     try:
         answer = sys.stdin.readline().strip().lower()
     except KeyboardInterrupt:

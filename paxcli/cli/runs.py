@@ -1,44 +1,32 @@
-"""From what was typed to a run that has checkpoints."""
+"""Arguments and options to the recipe or run that they name."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from paxcli.errors import ConfigError, DataError
+import paxcli as pax
+from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paxcli.training.trained import TrainedRun
+    from paxcli.api import Recipe, Run
 
 
-def default_run_dir(recipe_name: str) -> Path:
-    """Where a recipe's run is when nothing else is said."""
-    return Path("runs") / recipe_name
+def load_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str] | None) -> Recipe:
+    """The recipe with `--overlay` and `--set` applied."""
+    from paxcli.config.resolve import parse_assignments
+
+    return pax.load(recipe, overlays or (), parse_assignments(sets or ()))
 
 
-@contextlib.contextmanager
-def open_run(
-    target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None
-) -> Iterator[TrainedRun]:
-    """The run in a directory, or of a recipe, on this machine's devices."""
+def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
+    """The run in a directory, or the run of a recipe."""
     from paxcli.config.paths import located
-    from paxcli.config.resolve import resolve
+    from paxcli.training.run_dir import RunDir, default_run_dir
 
-    if (path := located(target)).is_dir():
+    if located(target).is_dir():
         if run_dir is not None:
             raise ConfigError(f"{target} is a run directory, and so is --run-dir {run_dir}.", "Give one of them.")
-        if not (path / "recipe.yaml").exists():
-            raise DataError(f"{target} is not a run directory: it has no recipe.yaml.", "Give one that was trained in.")
-        run_dir, target = target, str(path)
-    resolved = resolve(target, overlays or (), sets or ())
-
-    from paxcli.training.run_dir import RunDir
-    from paxcli.training.session import open_session
-    from paxcli.training.trained import TrainedRun
-
-    directory = RunDir(run_dir or default_run_dir(resolved.name))
-    directory.require_checkpoint()
-    with open_session(resolved.config) as session:
-        yield TrainedRun(session, directory)
+        return pax.Run(target, load_recipe(RunDir(target).require_recipe(), overlays, sets))
+    recipe = load_recipe(target, overlays, sets)
+    return pax.Run(run_dir or default_run_dir(recipe.name), recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,18 +62,24 @@ class Resolved:
     values: dict[str, SourcedValue]
 
 
-def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] = ()) -> Resolved:
-    """Loads a recipe and applies overlays, in order, and then `PATH=VALUE` assignments.
+def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Mapping[str, Any] = ()) -> Resolved:
+    """Loads a recipe and applies overlays, in order, and then `sets`.
+
+    Args:
+      target: The recipe, as `load` takes it.
+      overlays: Names or files of overlays.
+      sets: `PATH=VALUE` texts, or a mapping of paths to plain values.
 
     Raises:
       ConfigError: A path or name is unknown or ambiguous, or a value has the wrong type, is out of range or missing.
     """
-    given = [*map(read_overlay, overlays), Assignments("--set", _parse_sets(sets))]
+    given = sets if isinstance(sets, Mapping) else parse_assignments(sets)
+    layers = [*map(read_overlay, overlays), Assignments("--set", given)]
     loaded = load(target)
     config = loaded.config
     sources: dict[str, str] = {}
     set_paths: list[str] = []
-    for assignments in (*loaded.assignments, *given):
+    for assignments in (*loaded.assignments, *layers):
         set_paths = _apply(config, assignments, sources)
     missing = missing_values(config)
     if missing:
@@ -89,7 +95,8 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] = ())
     )
 
 
-def _parse_sets(sets: Sequence[str]) -> dict[str, Any]:
+def parse_assignments(sets: Sequence[str]) -> dict[str, Any]:
+    """`PATH=VALUE` texts as a mapping of paths to values, which the type of each field reads."""
     values: dict[str, Any] = {}
     for path, value in map(split_assignment, sets):
         if path in values:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import re
 import sys
@@ -22,6 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paxcli.checkpoint.reading import listing, named_leaves, nested
+from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, from_pax, to_pax, transpose, unstack
 from paxcli.errors import DataError
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.mesh.weights import weights_of
@@ -32,134 +35,90 @@ from paxcli.optim.adam import Adam
 from paxcli.optim.schedules import Constant, LinearRampupCosineDecay, LinearRampupExponentialDecay, Schedule
 from paxcli.training.learner import Learner
 
-Layout = Literal["repeat", "unrolled", "pipeline"]
+PaxmlLayers = Literal["repeat", "unrolled", "pipeline"]
 Arrays = dict[str, np.ndarray]
 
-# paxml's name within its layer -> ours, and the order of our dimensions among theirs.
-_LAYER: dict[str, tuple[str, tuple[int, ...]]] = {
-    "layer_norm/scale": ("attention_norm/scale", (0,)),
-    "layer_norm/bias": ("attention_norm/bias", (0,)),
-    "self_attention/post/w": ("attention/post", (1, 2, 0)),  # [D, N, H] -> [N, H, D]
-    "self_attention/post/b": ("attention/post_bias", (0,)),
-    "self_attention/per_dim_scale/per_dim_scale": ("attention/per_dim_scale", (0,)),
-    "ff_layer/layer_norm/scale": ("feed_forward_norm/scale", (0,)),
-    "ff_layer/layer_norm/bias": ("feed_forward_norm/bias", (0,)),
-    "ff_layer/ffn_layer1/linear/w": ("feed_forward/w_in", (0, 1)),
-    "ff_layer/ffn_layer1/bias/b": ("feed_forward/b_in", (0,)),
-    "ff_layer/ffn_layer2/linear/w": ("feed_forward/w_out", (1, 0)),  # [F, D] -> [D, F]
-    "ff_layer/ffn_layer2/bias/b": ("feed_forward/b_out", (0,)),
-}
-# Query, key and value are one array there, along its first dimension.
-_COMBINED = {"self_attention/combined_qkv/w": "attention/{}", "self_attention/combined_qkv/b": "attention/{}_bias"}
-_PARTS = ("query", "key", "value")
-_ELSEWHERE: dict[str, tuple[str, tuple[int, ...]]] = {
-    "softmax/logits_ffn/linear/w": ("embedding/table", (1, 0)),  # [D, V] -> [V, D]
-    "softmax/logits_ffn/bias/b": ("embedding/bias", (0,)),
-    "position_emb/emb_var": ("position/table", (0, 1)),
-    "final_ln/scale": ("final_norm/scale", (0,)),
-    "final_ln/bias": ("final_norm/bias", (0,)),
-}
-_STACK = re.compile(r"transformer/(?:repeat/sub/|pipeline/body/)?x_layers_(\d+)/(.+)")
+_QKV = ("query", "key", "value")
+
+
+def _layer_rule(theirs: str, ours: str | tuple[str, ...], *steps: Step) -> Rule:
+    names = (ours,) if isinstance(ours, str) else ours
+    return Rule(f"transformer/{{layer}}/{theirs}", tuple(f"stack.{{layer}}.{name}" for name in names), steps)
+
+
+_RULES = (
+    Rule("softmax/logits_ffn/linear/w", "embedding.table", (transpose(1, 0),)),  # [D, V] -> [V, D]
+    Rule("softmax/logits_ffn/bias/b", "embedding.bias"),
+    Rule("position_emb/emb_var", "position.table"),
+    Rule("final_ln/scale", "final_norm.scale"),
+    Rule("final_ln/bias", "final_norm.bias"),
+    _layer_rule("layer_norm/scale", "attention_norm.scale"),
+    _layer_rule("layer_norm/bias", "attention_norm.bias"),
+    _layer_rule("self_attention/combined_qkv/w", tuple(f"attention.{x}" for x in _QKV), unstack(0)),
+    _layer_rule("self_attention/combined_qkv/b", tuple(f"attention.{x}_bias" for x in _QKV), unstack(0)),
+    _layer_rule("self_attention/post/w", "attention.post", transpose(1, 2, 0)),  # [D, N, H] -> [N, H, D]
+    _layer_rule("self_attention/post/b", "attention.post_bias"),
+    _layer_rule("self_attention/per_dim_scale/per_dim_scale", "attention.per_dim_scale"),
+    _layer_rule("ff_layer/layer_norm/scale", "feed_forward_norm.scale"),
+    _layer_rule("ff_layer/layer_norm/bias", "feed_forward_norm.bias"),
+    _layer_rule("ff_layer/ffn_layer1/linear/w", "feed_forward.w_in"),
+    _layer_rule("ff_layer/ffn_layer1/bias/b", "feed_forward.b_in"),
+    _layer_rule("ff_layer/ffn_layer2/linear/w", "feed_forward.w_out", transpose(1, 0)),  # [F, D] -> [D, F]
+    _layer_rule("ff_layer/ffn_layer2/bias/b", "feed_forward.b_out"),
+)
+_IN_LAYER = re.compile(r"transformer/(repeat/sub/|pipeline/body/)?x_layers_(\d+)/(.+)")
 
 
 def from_paxml(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Our parameters, layers stacked, out of `{paxml's name: array}`.
+    """Pax's parameters as a tree, layers stacked, from `{paxml's name: array}`.
 
     Names may begin with `params/`. Repeated layers have a leading dimension of layers; pipelined ones of stages, or of
     repeats and stages; unrolled ones a number in their name.
 
     Raises:
-      DataError: A name that pax has no parameter for.
+      DataError: A name that is not a parameter of one of Pax's language models.
     """
-    tree: dict[str, Any] = {}
-    layers: dict[str, dict[int, np.ndarray]] = {}
-    for full_name, array in arrays.items():
-        name = full_name.removeprefix("params/").removeprefix("lm/")
-        stacked = _STACK.fullmatch(name)
-        if stacked:
-            for ours, values in _layer_arrays(stacked[2], array, full_name):
-                layers.setdefault(ours, {})[int(stacked[1])] = values
-        elif name in _ELSEWHERE:
-            ours, order = _ELSEWHERE[name]
-            _put(tree, ours, np.transpose(array, order))
-        else:
-            raise DataError(f"`{full_name}` is no parameter of a language model of Pax's.")
-    for ours, by_index in layers.items():
-        # All layers of a stage (or repeat) come before those of the next.
-        in_order = np.stack([by_index[i] for i in sorted(by_index)], axis=1)
-        _put(tree, f"stack/layers/{ours}", in_order.reshape(-1, *in_order.shape[2:]))
-    return tree
+    theirs = {name.removeprefix("params/").removeprefix("lm/"): array for name, array in arrays.items()}
+    in_layers = [match for name in theirs if (match := _IN_LAYER.fullmatch(name))]
+    prefix = next((match[1] or "" for match in in_layers), "")
+    dims = next((theirs[match[0]].shape[:-1] for match in in_layers if match[3] == "layer_norm/scale"), ())
+    layers = _paxml_layers(prefix, len({match[2] for match in in_layers}), dims)
+    layout = Layout(_RULES, layers, Layers.stacked(len(layers.slots))).only(theirs, "theirs")
+    unknown = layout.without_rule(theirs, "theirs")
+    if unknown:
+        raise DataError(f"Not parameters of one of Pax's language models: {listing(unknown)}.")
+    return nested(dict(to_pax(layout, theirs)))
 
 
-def to_paxml(params: Mapping[str, Any], layout: Layout = "repeat", num_stages: int = 1, repeats: int = 1) -> Arrays:
+def to_paxml(
+    params: Mapping[str, Any], layers: PaxmlLayers = "repeat", num_stages: int = 1, repeats: int = 1
+) -> Arrays:
     """The inverse of `from_paxml`, for stacked parameters.
 
     Args:
-      params: Our parameters, layers stacked.
-      layout: How paxml's run held its layers.
+      params: Pax's parameters as a tree, layers stacked.
+      layers: How paxml's run held its layers.
       num_stages: Of a pipeline.
-      repeats: How often a circular pipeline goes round; with more than 1, arrays have a dimension for it.
+      repeats: Of a circular pipeline; with more than 1, arrays have a dimension for them.
     """
-    flat = {
-        "/".join(k.key for k in path): np.asarray(v) for path, v in jax.tree_util.tree_leaves_with_path(dict(params))
-    }
-    arrays = {
-        f"lm/{theirs}": np.transpose(flat[ours], np.argsort(order))
-        for theirs, (ours, order) in _ELSEWHERE.items()
-        if ours in flat
-    }
-    for theirs, stacked in _their_layers(flat).items():
-        for prefix, array in _arranged(stacked, layout, num_stages, repeats):
-            arrays[f"lm/transformer/{prefix}/{theirs}"] = array
-    return arrays
+    ours = {name: np.asarray(leaf) for name, leaf in named_leaves(dict(params)).items()}
+    count = len(ours["stack.layers.attention_norm.scale"])
+    if layers == "unrolled":
+        theirs = _paxml_layers("", count, ())
+    elif layers == "repeat":
+        theirs = _paxml_layers("repeat/sub/", 1, (count,))
+    else:
+        dims = (repeats, num_stages) if repeats > 1 else (num_stages,)
+        theirs = _paxml_layers("pipeline/body/", count // math.prod(dims), dims)
+    layout = Layout(_RULES, theirs, Layers.stacked(count)).only(ours)
+    return {f"lm/{name}": array for name, array in from_pax(layout, ours)}
 
 
-def _layer_arrays(inner: str, array: np.ndarray, full_name: str) -> list[tuple[str, np.ndarray]]:
-    """Our names and arrays for one of paxml's, its leading dimensions made one."""
-    if inner in _COMBINED:
-        rank = 4 if inner.endswith("/w") else 3
-        flat = array.reshape(-1, *array.shape[array.ndim - rank :])
-        return [(_COMBINED[inner].format(part), flat[:, i]) for i, part in enumerate(_PARTS)]
-    if inner not in _LAYER:
-        raise DataError(f"`{full_name}` is no parameter of a layer of Pax's.")
-    ours, order = _LAYER[inner]
-    flat = array.reshape(-1, *array.shape[array.ndim - len(order) :])
-    return [(ours, np.transpose(flat, (0, *(axis + 1 for axis in order))))]
-
-
-def _their_layers(flat: Arrays) -> Arrays:
-    """paxml's name within a layer -> array with a leading dimension of layers."""
-    layers = {
-        name.removeprefix("stack/layers/"): array for name, array in flat.items() if name.startswith("stack/layers/")
-    }
-    found = {
-        theirs: np.transpose(layers[ours], (0, *(axis + 1 for axis in np.argsort(order))))
-        for theirs, (ours, order) in _LAYER.items()
-        if ours in layers
-    }
-    for theirs, pattern in _COMBINED.items():
-        if pattern.format("query") in layers:
-            found[theirs] = np.stack([layers[pattern.format(part)] for part in _PARTS], axis=1)
-    return found
-
-
-def _arranged(stacked: np.ndarray, layout: Layout, num_stages: int, repeats: int) -> list[tuple[str, np.ndarray]]:
-    """The name before a layer's own names, and the array, in one of paxml's layouts."""
-    if layout == "repeat":
-        return [("repeat/sub/x_layers_0", stacked)]
-    if layout == "unrolled":
-        return [(f"x_layers_{i}", layer) for i, layer in enumerate(stacked)]
-    lead = (repeats, num_stages) if repeats > 1 else (num_stages,)
-    staged = stacked.reshape(*lead, -1, *stacked.shape[1:])
-    in_stage = np.moveaxis(staged, len(lead), 0)
-    return [(f"pipeline/body/x_layers_{i}", layer) for i, layer in enumerate(in_stage)]
-
-
-def _put(tree: dict[str, Any], path: str, value: np.ndarray) -> None:
-    *parents, last = path.split("/")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-    tree[last] = value
+def _paxml_layers(prefix: str, num_names: int, dims: tuple[int, ...]) -> Layers:
+    """Layers by paxml's numbers in names and leading dimensions: those of one stage before those of the next."""
+    numbers = range(num_names * math.prod(dims))
+    slots = (Slot({"layer": f"{prefix}x_layers_{n % num_names}"}, n // num_names if dims else None) for n in numbers)
+    return Layers(tuple(slots), dims=dims)
 
 
 def model_of(params: Mapping[str, Any]) -> LanguageModel:

@@ -42,6 +42,7 @@ class Inspection:
       rows_per_second: Throughput of this process alone, after the first batch.
       tokens_per_second: The same in positions of text fields, if there are any.
       warnings: Probable mistakes in the data or the configuration.
+      shared_rows: Number of rows that the batches of several hosts have in common.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Inspection:
     rows_per_second: float
     tokens_per_second: float | None
     warnings: list[str]
+    shared_rows: int = 0
 
     def report(self) -> dict[str, Any]:
         """All fields except the batches, serializable as JSON."""

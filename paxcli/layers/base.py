@@ -1,4 +1,4 @@
-"""The base classes of layers: configs, weights that declare their axes, FLOPs, stacks and decode caches."""
+"""Base classes of layers: configs, weights that declare their axes, FLOPs, stacks and decode caches."""
 
 from __future__ import annotations
 

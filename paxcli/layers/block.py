@@ -32,7 +32,8 @@ _RESIDUAL, _MATMUL_INPUT = (*_ROWS, "activation_residual"), (*_ROWS, "activation
 class TransformerBlock(CachedLayer):
     """Pre-norm block: `x + attention(norm(x))`, then `x + feed_forward(norm(x))` (Pax: `Transformer`).
 
-    A stack takes any `CachedLayer` with these first six fields and this `__call__`.
+    A stack takes any Flax module with this `__call__` and the fields `model_dims` to `num_kv_heads` and `params_init`.
+    To count its FLOPs and to decode, it derives from `CachedLayer`.
 
     Attributes:
       model_dims: D.
@@ -123,12 +124,12 @@ class TransformerBlock(CachedLayer):
     def _attend(
         self, x: jax.Array, cache: Cache, segment_ids: jax.Array, segment_pos: jax.Array
     ) -> tuple[jax.Array, Cache]:
-        """What attention adds to the residual stream, from the normed `x`."""
+        """The output of attention, to be added to the residual stream, from the normed `x`."""
         y, cache = self._attention(as_matmul_input(x), segment_ids, segment_pos, cache)
         return self.attention_post_norm(y) if self.post_norms else y, cache
 
     def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
-        """What the feed-forward adds to the residual stream, from the normed `x`."""
+        """The output of the feed-forward, to be added to the residual stream, from the normed `x`."""
         y = self._feed_forward(as_matmul_input(x))
         y = self.feed_forward_post_norm(y) if self.post_norms else y
         return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y

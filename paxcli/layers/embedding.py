@@ -51,7 +51,7 @@ class TiedEmbedding(Layer):
         """Looks tokens up."""
         table = self.table
         if split(ids.shape, "activation_batch", None) != split(ids.shape, "activation_microbatch", None):
-            # Where pipeline stages share the rows, XLA would replicate all vectors if the table were not sharded alike.
+            # Pipeline stages share the rows: without this constraint, XLA replicates the vectors of all rows.
             table = constrain(table, None, "activation_residual")
         vectors = jnp.take(table, ids, axis=0)
         if self.scale_sqrt_depth:
@@ -60,7 +60,7 @@ class TiedEmbedding(Layer):
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
-        """Of the logits; a look-up is not a matmul."""
+        """FLOPs of the logits; a look-up is not a matmul."""
         return matrix_flops(shape, self.model_dims * self.vocab_size)
 
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:

@@ -46,7 +46,7 @@ def sum_flops(parts: Iterable[Flops | None]) -> Flops | None:
 
 
 def matrix_flops(rows: Iterable[int], parameters: int) -> Flops:
-    """Of [*rows, …] times matrices with `parameters` entries in all."""
+    """FLOPs of [*rows, …] times matrices with `parameters` entries in all."""
     return Flops(weights=2 * math.prod(rows) * parameters)
 
 

@@ -68,7 +68,7 @@ class MoeFeedForward(Layer):
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
-        """Of the router and k experts a token, as if dropless."""
+        """FLOPs of the router and of k experts per token, as if dropless."""
         expert = self.model_dims * self.hidden_dims * (3 if self.gated else 2)
         return matrix_flops(shape, self.model_dims * self.num_experts + self.num_experts_per_token * expert)
 

@@ -22,7 +22,7 @@ _AXES = {"w": ("embed", "vocab"), "b": ("vocab",)}
 
 
 class Scorer(NamedTuple):
-    """What a loss needs to compute logits in chunks of tokens, with gradients of its own.
+    """An output head as a function, for a loss that computes logits and their gradients in chunks of tokens.
 
     Attributes:
       score: `(params, x) -> logits`, [B, T, D] to [B, T, V].

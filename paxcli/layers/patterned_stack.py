@@ -41,7 +41,7 @@ class PatternedStack(Stack):
             )
         if self.scan:
             turns = tuple(self._with_remat(turn) for turn in self.turns)
-            self.layers: Any = self._scanned(_Turns, self.num_layers // len(turns))(turns=turns, widths=self._widths)
+            self.layers: Any = self._scan(_Turns, self.num_layers // len(turns))(turns=turns, widths=self._widths)
         else:
             turns = [self.turns[i % len(self.turns)] for i in range(self.num_layers)]
             self.layers = [self._with_remat(turn)(**self._widths) for turn in turns]

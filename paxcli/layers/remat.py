@@ -57,14 +57,14 @@ def _is_cudnn_context(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name.startswith("dot_product_attention_fwd")
 
 
-def _named(*names: str) -> Saveable:
+def _save_names(*names: str) -> Saveable:
     policy = jax.checkpoint_policies.save_only_these_names(*names)
     if CONTEXT in names:
         return jax.checkpoint_policies.save_from_both_policies(policy, _is_cudnn_context)
     return policy
 
 
-def _offloaded(*names: str) -> Saveable:
+def _offload_names(*names: str) -> Saveable:
     return jax.checkpoint_policies.save_and_offload_only_these_names(
         names_which_can_be_saved=[], names_which_can_be_offloaded=names, offload_src="device", offload_dst=_HOST
     )
@@ -76,16 +76,16 @@ _POLICIES: dict[str, Saveable] = {
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_with_no_batch_dims": _NO_BATCH_DIMS,
     "dots_with_no_batch_dims_and_context": jax.checkpoint_policies.save_from_both_policies(
-        _NO_BATCH_DIMS, _named(CONTEXT)
+        _NO_BATCH_DIMS, _save_names(CONTEXT)
     ),
     "dots_with_no_batch_dims_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", _HOST),
-    "dots_except_logits": _named(*_QKV, CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"),
-    "dots_except_logits_and_feed_forward_in": _named(*_QKV, CONTEXT, "out_proj", "feed_forward_out"),
-    "context": _named(CONTEXT),
-    "out_proj": _named("out_proj"),
-    "context_and_out_proj": _named(CONTEXT, "out_proj"),
-    "qkv_out_proj": _named(*_QKV, "out_proj"),
-    "qkv_context_out_proj": _named(*_QKV, CONTEXT, "out_proj"),
+    "dots_except_logits": _save_names(*_QKV, CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"),
+    "dots_except_logits_and_feed_forward_in": _save_names(*_QKV, CONTEXT, "out_proj", "feed_forward_out"),
+    "context": _save_names(CONTEXT),
+    "out_proj": _save_names("out_proj"),
+    "context_and_out_proj": _save_names(CONTEXT, "out_proj"),
+    "qkv_out_proj": _save_names(*_QKV, "out_proj"),
+    "qkv_context_out_proj": _save_names(*_QKV, CONTEXT, "out_proj"),
 }
 
 
@@ -117,7 +117,7 @@ def saveable(policy: RematPolicy, offload: Sequence[Activation] = ()) -> Saveabl
             )
         return None
     saved = _POLICIES[policy]
-    return _offload_or(saved, _offloaded(*offload)) if offload else saved
+    return _offload_or(saved, _offload_names(*offload)) if offload else saved
 
 
 def _offload_or(saved: Saveable, offloaded: Saveable) -> Saveable:

@@ -62,7 +62,7 @@ class Stack(CachedLayer):
     def setup(self) -> None:
         block = self._with_remat(self.block)
         if self.scan:
-            self.layers: Any = self._scanned(block.func, self.num_layers)(**{**block.keywords, **self._widths})
+            self.layers: Any = self._scan(block.func, self.num_layers)(**{**block.keywords, **self._widths})
         else:
             self.layers = [block(**self._widths) for _ in range(self.num_layers)]
 
@@ -119,7 +119,7 @@ class Stack(CachedLayer):
         # Inside a scan, XLA cannot merge recomputation with the forward pass (CSE), so nothing needs to prevent it.
         return functools.partial(nn.remat(block.func, policy=policy, prevent_cse=not self.scan), **block.keywords)
 
-    def _scanned(self, block_class: Any, length: int) -> Any:
+    def _scan(self, block_class: Any, length: int) -> Any:
         return nn.scan(
             block_class,
             variable_axes={"params": 0, "metrics": 0, FP8_STATE: 0},

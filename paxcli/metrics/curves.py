@@ -6,12 +6,16 @@ import io
 import logging
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from etils import epath
 
 from paxcli.errors import ConfigError, DataError, MissingError, did_you_mean
 from paxcli.metrics.writers import TRAIN, parse_line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FILE_NAME = "metrics.jsonl"
 
@@ -29,7 +33,7 @@ _TEXT_TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # one for each run
 _TEXT_EVAL_MARKERS = "●■◆▲▼"
 
 
-class Run(NamedTuple):
+class RunMetrics(NamedTuple):
     """The logged lines of a run's `metrics.jsonl`."""
 
     name: str
@@ -44,29 +48,29 @@ class Series(NamedTuple):
     values: list[float]
 
 
-def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[Run]:
+def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[RunMetrics]:
     """Reads the metrics of runs. A run is named after its directory, or by the full path if two have the same name."""
     paths = [epath.Path(run_dir) for run_dir in run_dirs]
     names = [path.resolve().name for path in paths]
     return [
-        Run(name if names.count(name) == 1 else os.fspath(path), _read_lines(path))
+        RunMetrics(name if names.count(name) == 1 else os.fspath(path), _read_lines(path))
         for name, path in zip(names, paths, strict=True)
     ]
 
 
-def metric_names(runs: Sequence[Run]) -> list[str]:
+def metric_names(runs: Sequence[RunMetrics]) -> list[str]:
     """All metrics of the runs, in the order in which they were logged."""
     names = {name: None for run in runs for line in run.lines for name in line}
     return [name for name in names if name not in ("step", "split")]
 
 
-def default_metrics(runs: Sequence[Run]) -> list[str]:
+def default_metrics(runs: Sequence[RunMetrics]) -> list[str]:
     """Metrics to plot by default: the loss, and the log-perplexity if it differs from the loss."""
     differs = any(line.get("log_pplx") not in (None, line.get("loss")) for run in runs for line in run.lines)
     return ["loss", "log_pplx"] if differs else ["loss"]
 
 
-def series(run: Run, metric: str) -> list[Series]:
+def series(run: RunMetrics, metric: str) -> list[Series]:
     """The curves of one metric: training first, then each evaluation input. Missing values are skipped."""
     points: dict[str, dict[int, float]] = {TRAIN: {}}
     for line in run.lines:
@@ -79,7 +83,24 @@ def series(run: Run, metric: str) -> list[Series]:
     ]
 
 
-def check_metric(runs: Sequence[Run], metric: str) -> None:
+def columns(run: RunMetrics, split: str = TRAIN) -> dict[str, np.ndarray]:
+    """The lines of one split as arrays of equal length: `step`, then every metric, NaN where a line lacks it.
+
+    Raises:
+      ConfigError: The run has no such split.
+    """
+    lines = [line for line in run.lines if line["split"] == split]
+    if not lines:
+        splits = list(dict.fromkeys(line["split"] for line in run.lines))
+        raise ConfigError(
+            f"Run {run.name} has no split `{split}`.", did_you_mean(split, splits) or f"It has: {', '.join(splits)}."
+        )
+    names = dict.fromkeys(name for line in lines for name in line if name not in ("step", "split"))
+    found = {"step": np.array([line["step"] for line in lines])}
+    return found | {name: np.array([line.get(name) for line in lines], float) for name in names}
+
+
+def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
     """Checks that every run has values of a metric.
 
     Raises:
@@ -98,29 +119,36 @@ def check_metric(runs: Sequence[Run], metric: str) -> None:
             )
 
 
-def plot_png(runs: Sequence[Run], metrics: Sequence[str], path: epath.PathLike) -> None:
-    """Draws one panel for each metric, with every run in it, to a picture of the kind that the file name ends in."""
+def draw(runs: Sequence[RunMetrics], metrics: Sequence[str]) -> Figure:
+    """A figure with one panel for each metric, which has the curves of every run."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it caches fonts
     import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    path = epath.Path(path)
-    picture = io.BytesIO()
+    from paxcli.metrics.figure import NotebookFigure
+
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
-        kinds = FigureCanvasAgg(figure).get_supported_filetypes()
-        if path.suffix[1:] not in kinds:
-            raise ConfigError(f"{path} is no picture that can be written.", f"End it in one of {', '.join(kinds)}.")
+        figure = NotebookFigure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         for panel, metric in zip(panels, metrics, strict=True):
             _draw_panel(panel, runs, metric)
         figure.suptitle(_title(runs), fontsize=11, fontweight="bold")
-        figure.savefig(picture, format=path.suffix[1:])
-    _write_picture(path, picture.getvalue())
+    return figure
 
 
-def plot_text(runs: Sequence[Run], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
+def save_figure(figure: Figure, path: epath.PathLike) -> None:
+    """Writes a figure as an image of the format that the file name's suffix names."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    path = epath.Path(path)
+    formats = FigureCanvasAgg(figure).get_supported_filetypes()
+    if path.suffix[1:] not in formats:
+        raise ConfigError(f"{path} cannot be written as an image.", f"End it in one of {', '.join(formats)}.")
+    image = io.BytesIO()
+    figure.savefig(image, format=path.suffix[1:])
+    _write_picture(path, image.getvalue())
+
+
+def plot_text(runs: Sequence[RunMetrics], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
     """Draws one metric of every run as text of `width` by `height` characters."""
     import plotext
 
@@ -158,7 +186,7 @@ def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _draw_panel(panel: Any, runs: Sequence[Run], metric: str) -> None:
+def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str) -> None:
     markers = _eval_markers(runs, metric, _EVAL_MARKERS)
     for index, run in enumerate(runs):
         for curve in series(run, metric):
@@ -173,19 +201,19 @@ def _draw_panel(panel: Any, runs: Sequence[Run], metric: str) -> None:
     panel.legend()
 
 
-def _eval_markers(runs: Sequence[Run], metric: str, markers: str) -> dict[str, str]:
+def _eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[str, str]:
     """A marker for each split except training."""
     splits = {curve.split: None for run in runs for curve in series(run, metric) if curve.split != TRAIN}
     return {split: markers[index % len(markers)] for index, split in enumerate(splits)}
 
 
-def _label(runs: Sequence[Run], run: Run, curve: Series) -> str:
+def _label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> str:
     """Name of a curve, with its last value: late differences are too small to read off the plot."""
     run_name = f"{run.name} " if len(runs) > 1 else ""
     return f"{run_name}{curve.split}, last {curve.values[-1]:.4g}"
 
 
-def _title(runs: Sequence[Run]) -> str:
+def _title(runs: Sequence[RunMetrics]) -> str:
     return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
 
 

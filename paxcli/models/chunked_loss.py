@@ -71,7 +71,7 @@ def chunked_token_metrics(
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Settings:
-    """What all chunks share."""
+    """Values shared by all chunks."""
 
     score: Callable[..., jax.Array]
     axes: dict[str, tuple[str, ...]]

@@ -145,7 +145,7 @@ def _decode(
         cache,
     )
 
-    def unfinished(carry):
+    def is_unfinished(carry):
         step, ended = carry[0], carry[4]
         return (step < max_tokens) & ~jnp.all(ended)
 
@@ -162,5 +162,5 @@ def _decode(
         ended = ended | (token == eos_id) if eos_id is not None else ended
         return step + 1, ids, log_probs, lengths, ended, next_logits[:, 0], cache
 
-    _, ids, log_probs, lengths, ended, _, _ = jax.lax.while_loop(unfinished, next_token, start)
+    _, ids, log_probs, lengths, ended, _, _ = jax.lax.while_loop(is_unfinished, next_token, start)
     return Generated(ids, log_probs, lengths, ended)

@@ -44,7 +44,7 @@ class MaskedLanguageModel(TransformerLm):
         super().setup()
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
-        """What a `TransformerLm` predicts, and the `weights` [B, T] of the masked tokens."""
+        """Predictions as those of a `TransformerLm`, and the `weights` [B, T] of the masked tokens."""
         if "masked_ids" in batch:
             ids, weights = batch.masked_ids, batch.masked_pos.astype(jnp.float32)
         else:

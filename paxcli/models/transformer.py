@@ -1,4 +1,4 @@
-"""What transformer models share: the widths, stated once at the model, and the checks on them."""
+"""Base class of transformer models: the widths, stated once at the model, and the checks on them."""
 
 from __future__ import annotations
 

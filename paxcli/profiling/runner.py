@@ -72,10 +72,12 @@ def open_runner(config: fdl.Config[Experiment], run_dir: RunDir) -> Iterator[Run
       MissingError: The devices give no profile.
     """
     require_profile_device(config)
-    if jax.process_index() == 0:
-        run_dir.create()
-        run_dir.lock()
-    with open_session(config) as session, out_of_memory_explained(session, run_dir.profile):
+    with contextlib.ExitStack() as stack:
+        if jax.process_index() == 0:
+            run_dir.create()
+            stack.enter_context(run_dir.locked())
+        session = stack.enter_context(open_session(config))
+        stack.enter_context(out_of_memory_explained(session, run_dir.profile))
         session.experiment.train_input.check_data()
         yield Runner(session)
 

@@ -1,4 +1,4 @@
-"""How the train step of a run is compiled, and who looks on while it runs."""
+"""Compiles the train step and observes it: tracing, profiling, precompiled steps."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from paxcli.training.step import TrainStep, make_train_step
 
 
 def step_of(session: Session) -> jax.stages.Wrapped:
-    """The jitted train step of a session, with the options that it is compiled with."""
+    """The jitted train step of a session, with its compiler options."""
     return make_train_step(session.experiment.task, session.abstract, session.compiler_options)
 
 
 class Instrument:
-    """Compiles the step ahead of time and measures nothing; `paxcli.profiling` has those that do.
+    """Compiles the train step ahead of time and observes nothing. Subclasses trace, profile, or load a compiled step.
 
     Attributes:
-      options: Options of the compiler over those that the step has, name to value.
+      options: Compiler options that override those of the step, name → value.
     """
 
     options: dict[str, Any] = {}
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
-        """Lowers the step; what is returned compiles it, in whatever thread it is called."""
+        """Lowers the step. The function that it returns compiles it, and may be called in another thread."""
         lowered = step_of(session).lower(session.abstract, session.batch)
         return lambda: self.compiled(lowered.compile(compiler_options=self.options or None))
 
     def compiled(self, program: jax.stages.Compiled) -> TrainStep:
-        """Looks at the compiled step, and says what to call as such."""
+        """Receives the compiled step; returns the function to call as the step."""
         return program
 
     def before(self, step: int) -> None:
-        """Step `step` is about to be dispatched."""
+        """Called before step `step` is dispatched."""
 
     def after(self, step: int, metrics: dict[str, jax.Array]) -> None:
-        """Step `step` was dispatched; its metrics may not be there yet."""
+        """Called after step `step` is dispatched; its metrics may still be computed."""
 
     def close(self) -> None:
-        """The run is over, or failed."""
+        """Called at the end of the run, also when it failed."""

@@ -1,14 +1,15 @@
-"""A training run, from the first line in its directory to the last."""
+"""The training loop: restore or initialize, train, evaluate, save, stop."""
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import math
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol
+from typing import Any
 
 import fiddle as fdl
 import jax
@@ -33,6 +34,7 @@ from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
 from paxcli.training.learner import Learner
 from paxcli.training.out_of_memory import out_of_memory_explained
+from paxcli.training.progress import ProgressPrinter, Reporter, Silent
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
@@ -43,46 +45,14 @@ from paxcli.training.summary import tokens_in
 _SEED = "train_input.input_random_seed"
 
 
-class Reporter(Protocol):
-    """Who hears how a run goes."""
-
-    def began(self, facts: dict[str, Any]) -> None:
-        """The run starts or resumes: sizes, devices, the first step."""
-
-    def step(self, record: Record) -> None:
-        """A logged step."""
-
-    def evaluated(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
-        """An evaluation ended."""
-
-    def message(self, text: str) -> None:
-        """Anything else worth a line."""
-
-
-class Silent:
-    """Says nothing, for the processes of a job that need not say what the first one says."""
-
-    def began(self, facts: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def step(self, record: Record) -> None:
-        """Nothing."""
-
-    def evaluated(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
-        """Nothing."""
-
-    def message(self, text: str) -> None:
-        """Nothing."""
-
-
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where a new run takes its first parameters from (`--from RUN_DIR[@STEP]`).
+    """The checkpoint that initializes a new run's parameters (`--from RUN_DIR[@STEP]`).
 
     Attributes:
-      run_dir: The other run.
-      step: Its step; None = the latest.
-      everything: Whether the optimizer's state comes along.
+      run_dir: The run that has the checkpoint.
+      step: The checkpoint's step; None = the latest.
+      everything: Whether to restore the optimizer state and the step as well.
     """
 
     run_dir: str
@@ -91,7 +61,7 @@ class WarmStart:
 
 
 class TrainingRun:
-    """One process's part of a run. `train` below drives it."""
+    """The state of a training run on one process; `train` below drives it."""
 
     def __init__(self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest, instrument: Instrument):
         self.session, self.run_dir, self.report, self.stop = session, run_dir, report, stop
@@ -104,24 +74,24 @@ class TrainingRun:
         self.seconds = 0.0
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
-        """The state to go on from: the latest checkpoint's, another run's, or a new one."""
+        """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
         latest = self.store.latest_step()
         if latest is not None:
             state, input_state = self.store.restore(latest, self.session.abstract)
-            if input_state:  # what was trained elsewhere has no place in this input: it starts at its beginning
+            if input_state:  # a converted checkpoint has no input position: the input starts at its beginning
                 self.input.set_state(input_state)
             self.report.message(f"Resuming {self.run_dir.path} at step {latest}.")
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)
         if warm_start is not None:
-            state, report = _warm_started(state, warm_start, self.task.train.learner)
+            state, report = _load_warm_start(state, warm_start, self.task.train.learner)
             self.report.message(report.text())
         return state
 
     def run(self, warm_start: WarmStart | None) -> None:
-        """Trains from the last checkpoint, or from the start, to the end or to a signal."""
-        began = time.perf_counter()
-        train_step, state = self._compiled(warm_start)
+        """Trains from the latest checkpoint, or from the start, to the last step or to a signal."""
+        started = time.perf_counter()
+        train_step, state = self._compile(warm_start)
         first_step = int(state.step) + 1
         self.meter = self._meter()
         self.writer = self._writers(first_step - 1)
@@ -137,11 +107,11 @@ class TrainingRun:
                 self.instrument.after(step, metrics)
                 self._emit(self.meter.record(step, metrics, waited))
                 if step == first_step:
-                    self._emit(self.meter.flush())  # whoever waits sees at once that it runs
+                    self._emit(self.meter.flush())  # report the first step at once
                 self._after(step, state, metrics["loss"])
             self._emit(self.meter.flush())
         finally:
-            self.seconds = time.perf_counter() - began
+            self.seconds = time.perf_counter() - started
             self.instrument.close()
             self.writer.close()
             self.store.close()
@@ -155,8 +125,8 @@ class TrainingRun:
                 "Leave its repeat unset, or train fewer steps.",
             ) from None
 
-    def _compiled(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
-        """The step, compiled in another thread while this one makes or reads the state."""
+    def _compile(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
+        """The compiled step and the initial state; compiles in another thread while this one makes the state."""
         session = self.session
         compiled = self.instrument.prepare(session)
         with ThreadPoolExecutor(1, "compile") as pool:
@@ -167,7 +137,7 @@ class TrainingRun:
         return train_step, state
 
     def _after(self, step: int, state: TrainState, loss: jax.Array) -> None:
-        """Evaluates, saves and stops, where step `step` is due for it."""
+        """Evaluates, saves or stops, if that is due after step `step`."""
         train = self.task.train
         last = step == self.num_train_steps
         if last or (train.eval_interval_steps and step % train.eval_interval_steps == 0):
@@ -179,12 +149,12 @@ class TrainingRun:
             self.store.wait()
             raise Stopped(
                 f"Stopped by {self.stop.signal_name} and saved at step {step} of {self.num_train_steps}.",
-                "The same command goes on from there.",
+                "Start it again to resume from there.",
             )
 
     def _save(self, step: int, state: TrainState, loss: jax.Array, force: bool) -> None:
         self._emit(self.meter.flush())
-        _check_finite(step, float(loss))  # nothing that has diverged is saved
+        _check_finite(step, float(loss))  # a diverged state is never saved
         with self.meter.pause(), TraceAnnotation(SAVE_PHASE):
             self.store.save(step, state, self.input.get_state(), force=force)
 
@@ -198,7 +168,7 @@ class TrainingRun:
             metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
-        self.report.evaluated(step, metrics)
+        self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
         for record in records:
@@ -232,7 +202,7 @@ def train(
     config: fdl.Config[Experiment],
     recipe_text: str,
     run_dir: RunDir,
-    report: Reporter,
+    report: Reporter | None = None,
     warm_start: WarmStart | None = None,
     allow_changed: bool = False,
     instrument: Instrument | None = None,
@@ -241,54 +211,57 @@ def train(
 
     Args:
       config: The resolved recipe.
-      recipe_text: What to type again, as a YAML recipe.
-      run_dir: Where everything is written.
-      report: Hears how it goes.
-      warm_start: Where a new run takes its parameters from.
+      recipe_text: The same recipe as YAML, for the run directory.
+      run_dir: The directory that everything is written to.
+      report: Receives progress; None = print it.
+      warm_start: The checkpoint that initializes a new run's parameters; None = random initialization.
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
-      instrument: Compiles the step and looks on; None = ahead of time, unobserved.
+      instrument: Compiles and observes the train step; None = compile ahead of time, observe nothing.
 
     Returns:
-      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None in any process but
-      the first.
+      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None on every process
+      but process 0.
 
     Raises:
-      Stopped: A signal came; the state is saved.
+      Stopped: A signal stopped the run; its state is saved.
       DivergedError: The loss is not finite.
-      ConfigError: Among others, the memory of the devices does not hold the recipe.
+      ConfigError: Among others, the recipe does not fit into the devices' memory.
     """
     start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
-    # Of several processes only the first writes and speaks. One process alone has not started its devices yet.
+    # Only process 0 writes and prints. A single process has not started its devices yet.
     is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
-    if is_first:
-        run_dir.create()
-        run_dir.lock()
-    else:
-        report = Silent()
-    seed = _input_seed(config, run_dir)
-    if config.train_input.input_random_seed != seed:
-        config, recipe_text = copy.deepcopy(config), with_set(recipe_text, _SEED, seed)
-        config.train_input.input_random_seed = seed
-    if is_first:
-        run_dir.check_same_recipe(config, allow_changed)
-    # In this order, since JAX's own start-up takes SIGTERM for itself.
-    with open_session(config) as session, StopRequest(report.message) as stop:
+    with contextlib.ExitStack() as stack:
+        if is_first:
+            run_dir.create()
+            stack.enter_context(run_dir.locked())
+            report = report or stack.enter_context(ProgressPrinter())
+        else:
+            report = Silent()
+        seed = _input_seed(config, run_dir)
+        if config.train_input.input_random_seed != seed:
+            config, recipe_text = copy.deepcopy(config), with_set(recipe_text, _SEED, seed)
+            config.train_input.input_random_seed = seed
+        if is_first:
+            run_dir.check_same_recipe(config, allow_changed)
+        # In this order, since JAX's own start-up installs a handler for SIGTERM.
+        session = stack.enter_context(open_session(config))
+        stop = stack.enter_context(StopRequest(report.message))
         session.experiment.train_input.check_data()
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
         done = run.store.latest_step() or 0
         if done >= run.num_train_steps:
             report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
-            return finished(run_dir, done) if is_first else None
+            return run_summary(run_dir, done) if is_first else None
         if is_first:
             run_dir.describe(config, recipe_text)
-        report.began(_facts(session, run, done))
+        report.start(_facts(session, run, done))
         with out_of_memory_explained(session, run_dir.profile):
             run.run(warm_start)
-    return finished(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
+    return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
 
 def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
-    """The seed of the training data: the recipe's, or that which the run began with, or for a new run a new one."""
+    """The seed of the training data: the recipe's, else the one that the run started with, else a random one."""
     seed = config.train_input.input_random_seed
     if seed is None:
         seed = run_dir.begun_with().get(_SEED)
@@ -298,8 +271,8 @@ def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
     return seed
 
 
-def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:
-    """What a run came to, by its last reports."""
+def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
+    """A run's summary, from its last logged metrics."""
     last = {line["split"]: line for line in read_runs([run_dir.path])[0].lines}
     train = last.get("train", {})
     evals = {split.removeprefix("eval/"): line for split, line in last.items() if split != "train"}
@@ -314,7 +287,7 @@ def finished(run_dir: RunDir, steps: int) -> dict[str, Any]:
 def _check_finite(step: int, loss: float | None) -> None:
     if loss is None or not math.isfinite(loss):
         raise DivergedError(
-            f"The loss of step {step} is {loss}. The checkpoints before it are kept.",
+            f"The loss of step {step} is {loss}. Earlier checkpoints are kept.",
             "Lower `learning_rate` or `clip_gradient_norm_to_value`, lengthen the warm-up, or look at the batches with "
             "`pax inspect-input`.",
         )
@@ -334,8 +307,8 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
     }
 
 
-def _warm_started(state: TrainState, source: WarmStart, learner: Learner) -> tuple[TrainState, Report]:
-    """`state` with what another run's checkpoint has for it."""
+def _load_warm_start(state: TrainState, source: WarmStart, learner: Learner) -> tuple[TrainState, Report]:
+    """`state` with the parameters, or everything, of another run's checkpoint."""
     if source.everything:
         return load_params(source.run_dir, source.step, state, "all")
     params, report = load_params(source.run_dir, source.step, state.params)

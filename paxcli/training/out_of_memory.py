@@ -34,8 +34,8 @@ def out_of_memory_explained(session: Session, profile_dir: epath.Path) -> Iterat
             raise
         snapshot = _save_snapshot(profile_dir)
         device = session.mesh.devices.flat[0]
-        said = first_line(error).removeprefix("RESOURCE_EXHAUSTED: ")
-        message = f"This recipe does not fit into the memory of {device.device_kind}: {said}"
+        reason = first_line(error).removeprefix("RESOURCE_EXHAUSTED: ")
+        message = f"This recipe does not fit into the memory of {device.device_kind}: {reason}"
         raise ConfigError(f"{message}{snapshot}", " ".join(advice(session, _capacity(device)))) from error
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
 import platform
 import sys
-from typing import IO, Any
+from collections.abc import Iterator
+from typing import Any
 
 import yaml
 from etils import epath
@@ -21,12 +23,16 @@ from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import ConfigError, DataError, MissingError
 
 
+def default_run_dir(recipe_name: str) -> str:
+    """The run directory of a recipe unless another is given."""
+    return f"runs/{recipe_name}"
+
+
 class RunDir:
     """A run directory: `recipe.yaml`, `config.txt`, `environment.json`, metrics and checkpoints, with one writer."""
 
     def __init__(self, path: str | os.PathLike):
         self.path = epath.Path(path)
-        self._lock: IO[str] | None = None
 
     @property
     def checkpoints(self) -> epath.Path:
@@ -58,33 +64,50 @@ class RunDir:
                 f"The run directory {self.path} cannot be written: {reason}.", "Give another one with `--run-dir`."
             ) from error
 
+    def require_recipe(self) -> str:
+        """The target that `config.load` takes for the recipe of this run.
+
+        Raises:
+          DataError: The directory has no recipe.
+        """
+        directory = located(self.path)
+        if not (directory / "recipe.yaml").exists():
+            raise DataError(
+                f"{self.path} is not a run directory: it has no recipe.yaml.",
+                "Give a directory that `pax train` wrote.",
+            )
+        return str(directory)
+
     def require_checkpoint(self) -> None:
         """Raises DataError when the directory has no checkpoint. Starts no device."""
         if not self.checkpoints.exists() or not any(path.name.isdigit() for path in self.checkpoints.iterdir()):
             raise DataError(f"There is no checkpoint in {self.path}.", "Train first, or give the run with `--run-dir`.")
 
-    def lock(self) -> None:
-        """Locks the directory until the process ends. Remote directories have no lock.
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Makes this process the only writer of the directory. Directories in buckets have no lock.
 
         Raises:
-          ConfigError: Another process has the lock.
+          ConfigError: Another process, or another run of this one, writes here.
         """
         if "://" in os.fspath(self.path):
+            yield
             return
         import fcntl
 
-        self._lock = open(self.path / ".lock", "a+")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.seek(0)
-            owner = self._lock.read().strip() or "another process"
-            raise ConfigError(
-                f"{self.path} is in use by {owner}.", "Wait for it, stop it, or give another `--run-dir`."
-            ) from None
-        self._lock.truncate(0)
-        self._lock.write(f"process {os.getpid()} on {platform.node()}")
-        self._lock.flush()
+        with open(self.path / ".lock", "a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                owner = lock.read().strip() or "another process"
+                raise ConfigError(
+                    f"{self.path} is in use by {owner}.", "Wait for it, stop it, or give another `--run-dir`."
+                ) from None
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {platform.node()}")
+            lock.flush()
+            yield
 
     def begun_with(self) -> dict[str, Any]:
         """Path → value of the config that this run started with; empty for a new run."""

@@ -1,4 +1,4 @@
-"""An experiment on its devices: what training, evaluation and decoding all begin with."""
+"""An experiment built for its devices: the start of training, evaluation and decoding."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Session:
 
     Attributes:
       config: The recipe, as given.
-      experiment: What it builds, derived values filled in.
+      experiment: The experiment that it builds, with derived values filled in.
       mesh: The device mesh.
       abstract: Shapes and shardings of the training state.
-      spec: Shapes of a batch of this process.
-      global_batch_size: Examples of a step over all processes.
+      spec: Shapes of a batch on this process.
+      global_batch_size: Examples in a step, over all processes.
     """
 
     config: fdl.Config[Experiment]
@@ -46,10 +46,9 @@ class Session:
 
     @property
     def compiler_options(self) -> Options:
-        """What the train step is compiled with: pax's own options for these devices, and the recipe's over them."""
+        """Compiler options of the train step: pax's defaults for these devices, overridden by the recipe's."""
         device = self.mesh.devices.flat[0]
-        asked = self.config.mesh.compiler_options
-        return compiler_options(device.platform, device.device_kind, asked, self.mesh.size)
+        return compiler_options(device.platform, device.device_kind, self.config.mesh.compiler_options, self.mesh.size)
 
     @property
     def batch(self) -> NestedMap:
@@ -58,22 +57,27 @@ class Session:
 
     @property
     def peak_flops(self) -> float | None:
-        """FLOP/s of one device at best, as the recipe or its maker says; None when nobody does."""
+        """Peak FLOP/s of one device: the recipe's, else the manufacturer's; None if neither is known."""
         given = self.config.mesh.peak_tflops
         return given * 1e12 if given is not None else peak_flops(self.mesh.devices.flat[0].device_kind)
 
+    @contextlib.contextmanager
+    def active(self) -> Iterator[Session]:
+        """Makes the mesh and its sharding rules the current ones."""
+        with use_mesh(self.mesh, merge_rules(fdl.build(self.config.mesh).logical_axis_rules)):
+            yield self
 
-@contextlib.contextmanager
-def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None = None) -> Iterator[Session]:
-    """Validates, starts the devices, and builds; the mesh is in use inside.
+
+def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None = None) -> Session:
+    """Validates a recipe, starts the devices, and builds the experiment for them.
 
     Args:
       config: The recipe.
-      devices: What to build for instead of this machine's devices, such as those of a `mesh.topologies.Target`:
-        programs can then be compiled, and nothing is started.
+      devices: Devices to build for, such as those of a TPU topology: steps can then be compiled, and no device is
+        started. None = this machine's devices.
 
     Raises:
-      ConfigError: Parts of the recipe do not fit each other or the devices.
+      ConfigError: Parts of the recipe contradict each other or the devices.
     """
     here = devices is None
     validate(config, reads_data=here)
@@ -89,20 +93,27 @@ def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None =
         spec = experiment.train_input.element_spec()
         _check_rows(experiment.train_input, spec, batch)
         abstract = abstract_state(experiment.task, spec, mesh, rules)
-        yield Session(config, experiment, mesh, abstract, spec, batch)
+    return Session(config, experiment, mesh, abstract, spec, batch)
+
+
+@contextlib.contextmanager
+def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None = None) -> Iterator[Session]:
+    """A session (`build_session`) whose mesh is the current one inside the `with` block."""
+    with build_session(config, devices).active() as session:
+        yield session
 
 
 def _check_rows(source: BaseInput, spec: NestedMap, global_batch: int) -> None:
     rows = num_rows(spec)
     if rows * source.num_infeed_hosts != global_batch:
         raise ConfigError(
-            f"train_input makes batches of {rows} rows on each of {source.num_infeed_hosts} hosts, "
+            f"train_input yields batches of {rows} rows on each of {source.num_infeed_hosts} hosts, "
             f"but the global batch is {global_batch}.",
             f"Change the input's batch size, or `--set global_batch_size={rows * source.num_infeed_hosts}`.",
         )
 
 
 def device_name(mesh: Mesh) -> str:
-    """What the run is on, as JAX calls it."""
+    """The number and kinds of a mesh's devices, by JAX's names."""
     kinds = {device.device_kind for device in mesh.devices.flat}
     return f"{mesh.size} × {', '.join(sorted(kinds))}"

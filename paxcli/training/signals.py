@@ -1,23 +1,31 @@
-"""Stopping on request: the first signal asks, the second insists."""
+"""Stops a run on SIGINT or SIGTERM: the first signal saves and stops, the second stops at once."""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 
+from paxcli.training.progress import in_notebook
+
 
 class StopRequest:
-    """While entered, SIGINT and SIGTERM ask the run to save and stop; a second one ends the process at once."""
+    """A context in which SIGINT and SIGTERM ask the run to save and stop; a second one ends the process at once.
+
+    Python delivers signals to the main thread only: a run in another thread handles none.
+    """
 
     def __init__(self, announce: Callable[[str], None]):
-        """`announce` is told, once, which signal came."""
+        """`announce` is called once, with a line that names the signal."""
         self._announce = announce
         self._previous: dict[int, object] = {}
         self.signal_name: str | None = None
 
     def __enter__(self) -> StopRequest:
+        if threading.current_thread() is not threading.main_thread():
+            return self
         for number in (signal.SIGINT, signal.SIGTERM):
             self._previous[number] = signal.signal(number, self._handle)
         return self
@@ -28,14 +36,16 @@ class StopRequest:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.signal_name is not None:
+            if in_notebook():
+                raise KeyboardInterrupt  # the kernel and its variables survive
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
         self.signal_name = signal.Signals(number).name
-        self._announce(f"Received {self.signal_name}: saving, then stopping. Once more stops at once.")
+        self._announce(f"Received {self.signal_name}: saving, then stopping. A second signal stops at once.")
 
     def agreed(self, at_sync_point: bool) -> bool:
-        """Whether to stop now. Several processes agree at sync points, so that all save the same step."""
+        """Whether to stop now. Several processes decide together, at sync points, so that all save the same step."""
         import jax
 
         if jax.process_count() == 1:

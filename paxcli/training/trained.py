@@ -1,4 +1,4 @@
-"""A run that has checkpoints: its metrics and its text."""
+"""Evaluates and decodes the checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -24,81 +24,114 @@ from paxcli.training.session import Session
 from paxcli.training.step import make_eval_step, make_score_step
 
 _POLL_SECONDS = 10
-_EVERY_STEP = 2**62  # nothing that a writer finds is later, and to be taken back
+_EVERY_STEP = 2**62  # a writer drops lines of later steps than this: none
 
 
 class TrainedRun:
-    """A run directory, read only but for `eval/` and `decoded/`."""
+    """The checkpoints of a run directory. Writes nothing but `eval/` and `decoded/`."""
 
     def __init__(self, session: Session, run_dir: RunDir):
         self._session, self._run_dir = session, run_dir
+        self._held: tuple[int, dict] | None = None  # the parameters that were loaded last, and their step
+        self._has_evaluated = False
         self._store = CheckpointStore(run_dir.checkpoints)
         self._eval_step = make_eval_step(session.experiment.task)
         self._score_step = make_score_step(session.experiment.task)
 
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, in order."""
+        return self._store.steps()
+
     def step(self, wanted: int | None) -> int:
-        """`wanted`, or the newest step.
+        """`wanted`, or the latest step.
 
         Raises:
           DataError: There is no such checkpoint.
         """
-        steps = self._store.steps()
+        steps = self.steps()
         if not steps:
             raise DataError(f"There is no checkpoint in {self._run_dir.path}.", "Train it first: `pax train`.")
         if wanted is not None and wanted not in steps:
             raise DataError(
-                f"{self._run_dir.path} has no checkpoint of step {wanted}.", f"Steps there: {listing_of_steps(steps)}."
+                f"{self._run_dir.path} has no checkpoint of step {wanted}.", f"It has: {listing_of_steps(steps)}."
             )
         return steps[-1] if wanted is None else wanted
 
     def evaluate(self, step: int) -> dict[str, dict[str, float]]:
-        """Metrics of one checkpoint on all evaluation inputs, also written to `eval/`."""
+        """Metrics of one checkpoint on all evaluation inputs: input name → metric → value. Written to `eval/` too.
+
+        Each evaluation starts the inputs over, so that checkpoints are compared on the same examples.
+        """
         inputs = self._session.experiment.eval_inputs
         if not inputs:
             raise ConfigError("The recipe has no evaluation input.", "Give it `eval_inputs`.")
+        if self._has_evaluated:
+            for source in inputs:
+                source.reset()
+        self._has_evaluated = True
         combine = self._session.experiment.task.metrics
-        metrics = evaluate(self._eval_step, self._params(step), inputs, self._session.mesh, combine, self._score_step)
+        with self._session.active():
+            params = self.params(step)
+            metrics = evaluate(self._eval_step, params, inputs, self._session.mesh, combine, self._score_step)
         self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
         self._write_metrics("eval", step, metrics)
         return metrics
 
     def watch(self) -> Iterator[int]:
-        """Every checkpoint as it appears, the last step's included."""
+        """The step of every checkpoint, as it appears, up to the last training step."""
         last, seen = self._session.experiment.task.train.num_train_steps, 0
         while seen < last:
-            for step in self._store.steps():
+            for step in self.steps():
                 if step > seen:
                     seen = step
                     yield step
             if seen < last:
                 time.sleep(_POLL_SECONDS)
 
-    def decode(
+    def continue_prompts(
         self, step: int, prompts: Sequence[str], max_tokens: int, sampling: Sampling, seed: int
+    ) -> list[dict[str, Any]]:
+        """Continuations of prompts. Written to `decoded/` too."""
+        check_decodes(self._session.experiment.task.model)
+        with self._session.active():
+            outputs = decode(self._session, self.params(step), prompts, max_tokens, sampling, seed)
+        self._write_outputs(step, outputs)
+        return outputs
+
+    def answer_inputs(
+        self, step: int, max_tokens: int, sampling: Sampling, seed: int
     ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
-        """Continuations of prompts, or of the recipe's decode inputs, and the metrics of those; also in `decoded/`.
+        """Continuations of the recipe's decode inputs, and the inputs' own metrics. Written to `decoded/` too.
 
         Raises:
-          ConfigError: There is no prompt, and no decode input.
+          ConfigError: The recipe has no decode input.
         """
         check_decodes(self._session.experiment.task.model)
-        inputs, metrics, params = self._session.experiment.decode_inputs, {}, self._params(step)
-        data = [] if prompts else data_of(inputs)
-        asked = prompts or [prompt for source in inputs if isinstance(source, Prompts) for prompt in source.prompts]
-        if not asked and not data:
+        inputs = self._session.experiment.decode_inputs
+        prompts = [prompt for source in inputs if isinstance(source, Prompts) for prompt in source.prompts]
+        data, outputs, metrics = data_of(inputs), [], {}
+        if not prompts and not data:
             raise ConfigError("There is no prompt.", 'Give one with `--prompt "…"`.')
-        outputs = decode(self._session, params, asked, max_tokens, sampling, seed) if asked else []
-        for source in data:
-            found, values = decode_data(self._session, params, source, max_tokens, sampling, seed)
-            outputs += found
-            metrics |= {str(source.name): values} if values else {}
-        lines = "".join(json.dumps(output, ensure_ascii=False) + "\n" for output in outputs)
-        self._write("decoded", f"{step}.jsonl", lines)
+        with self._session.active():
+            params = self.params(step)
+            if prompts:
+                outputs += decode(self._session, params, prompts, max_tokens, sampling, seed)
+            for source in data:
+                found, values = decode_data(self._session, params, source, max_tokens, sampling, seed)
+                outputs += found
+                metrics |= {str(source.name): values} if values else {}
+        self._write_outputs(step, outputs)
         self._write_metrics("decoded", step, metrics)
         return outputs, metrics
 
-    def _params(self, step: int) -> dict:
-        """The parameters to evaluate: moving averages, where the run has them."""
+    def params(self, step: int) -> dict:
+        """The parameters to evaluate: their moving averages, if the recipe keeps them. The last ones stay loaded."""
+        if self._held is None or self._held[0] != step:
+            self._held = None  # frees the memory first
+            self._held = step, self._load(step)
+        return self._held[1]
+
+    def _load(self, step: int) -> dict:
         learner, abstract = self._session.experiment.task.train.learner, self._session.abstract
         if learner.ema_decay is None:
             return self._loaded(step, abstract.params, "params")
@@ -113,7 +146,7 @@ class TrainedRun:
         return loaded
 
     def _write_metrics(self, folder: str, step: int, metrics: dict[str, dict[str, float]]) -> None:
-        """Adds metrics to the folder's `metrics.jsonl` and TensorBoard events; the run's own are its training's."""
+        """Appends metrics to `metrics.jsonl` and the TensorBoard events of `folder`, beside those of training."""
         if jax.process_index() != 0 or not metrics:
             return
         path = self._run_dir.path / folder
@@ -125,6 +158,10 @@ class TrainedRun:
             for name, values in metrics.items():
                 writer.write(step, values, split=f"{folder}/{name}")
             writer.close()
+
+    def _write_outputs(self, step: int, outputs: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(output, ensure_ascii=False) + "\n" for output in outputs)
+        self._write("decoded", f"{step}.jsonl", lines)
 
     def _write(self, folder: str, name: str, text: str) -> None:
         if jax.process_index() == 0:

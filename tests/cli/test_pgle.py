@@ -8,9 +8,9 @@ import os
 import pytest
 from etils import epath
 
-from paxcli.cli import startup
 from paxcli.cli.main import app
 from paxcli.cli.output import run
+from paxcli.jax_defaults import configure_jax
 from paxcli.profiling.costs import encode, write_costs
 
 
@@ -53,5 +53,5 @@ def test_the_memory_of_a_gpu_is_the_users_to_divide(given, monkeypatch, tmp_path
         monkeypatch.setenv(name, given.get(name, ""))  # so that the test leaves them as they were
         if name not in given:
             monkeypatch.delenv(name)
-    startup.configure_jax()
+    configure_jax()
     assert {name: os.environ[name] for name in names if name in os.environ} == (given or {names[0]: "0.92"})

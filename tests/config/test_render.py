@@ -74,6 +74,6 @@ def test_the_tree_shows_every_value_and_its_source(mine: pathlib.Path) -> None:
 
 
 def test_json_values_are_json(mine: pathlib.Path) -> None:
-    values = to_json_values(resolve(f"{mine}:small"))
+    values = to_json_values(resolve(f"{mine}:small").values)
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert values["train.color"] == {"value": "red", "from": "default"}

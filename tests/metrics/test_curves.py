@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from paxcli.errors import ConfigError, DataError, MissingError
-from paxcli.metrics.curves import check_metric, metric_names, plot_png, plot_text, read_runs, series
+from paxcli.metrics.curves import check_metric, draw, metric_names, plot_text, read_runs, save_figure, series
 from paxcli.metrics.writers import JsonlWriter
 
 BLUE, ORANGE = (0x1F, 0x77, 0xB4), (0xFF, 0x7F, 0x0E)
@@ -86,8 +86,8 @@ def test_metric_must_be_there(run_dirs):
 def test_picture_shows_every_run(run_dirs, tmp_path):
     one, two = tmp_path / "one.png", tmp_path / "sub" / "two.png"
     runs = read_runs(run_dirs)
-    plot_png(runs[:1], ["loss"], one)
-    plot_png(runs, ["loss", "log_pplx"], two)
+    save_figure(draw(runs[:1], ["loss"]), one)
+    save_figure(draw(runs, ["loss", "log_pplx"]), two)
     assert _pixels_near(one, BLUE) > 300 and _pixels_near(one, ORANGE) == 0
     assert _pixels_near(two, BLUE) > 300 and _pixels_near(two, ORANGE) > 300
     with Image.open(one) as narrow, Image.open(two) as wide:
@@ -96,17 +96,17 @@ def test_picture_shows_every_run(run_dirs, tmp_path):
 
 def test_picture_needs_a_known_kind_and_a_place(run_dirs, tmp_path):
     runs = read_runs(run_dirs)
-    with pytest.raises(ConfigError, match="no picture") as error:
-        plot_png(runs, ["loss"], tmp_path / "loss.txt")
+    with pytest.raises(ConfigError, match="cannot be written as an image") as error:
+        save_figure(draw(runs, ["loss"]), tmp_path / "loss.txt")
     assert "png" in error.value.hint
     with pytest.raises(MissingError, match="Cannot write"):
-        plot_png(runs, ["loss"], run_dirs[0] / "metrics.jsonl" / "loss.png")
+        save_figure(draw(runs, ["loss"]), run_dirs[0] / "metrics.jsonl" / "loss.png")
 
 
 def test_picture_needs_no_display_and_no_home(run_dirs, tmp_path):
     script = (
-        "import sys; from paxcli.metrics.curves import plot_png, read_runs\n"
-        "plot_png(read_runs(sys.argv[1:2]), ['loss'], sys.argv[2])"
+        "import sys; from paxcli.metrics.curves import draw, read_runs, save_figure\n"
+        "save_figure(draw(read_runs(sys.argv[1:2]), ['loss']), sys.argv[2])"
     )
     keep = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(

@@ -6,9 +6,10 @@ import copy
 import pathlib
 
 import fiddle as fdl
-import jax
 import numpy as np
 
+from paxcli.checkpoint.reading import nested
+from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, reshape, split, to_pax, transpose, unstack
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
 from paxcli.layers.block import ParallelBlock
@@ -105,86 +106,96 @@ def neox() -> fdl.Config[LanguageModel]:
 
 
 def params_of(family: str, arrays: dict[str, np.ndarray], num_layers: int) -> dict:
-    """HF's parameters in our tree."""
+    """HF's parameters in pax's tree."""
     hf = {name.removeprefix("param/"): x for name, x in arrays.items() if name.startswith("param/")}
-    if family == "neox":
-        return _neox_params(hf, num_layers)
-    shift = 0 if family == "gemma2" else 1  # a norm's scale is stored as what is added to 1, by us and by Gemma
-    layers = [_llama_layer(hf, f"model.layers.{i}.", shift) for i in range(num_layers)]
-    params = {
-        "embedding": {"table": hf["model.embed_tokens.weight"]},
-        "stack": {"layers": _stacked(layers)},
-        "final_norm": {"scale": hf["model.norm.weight"] - shift},
+    layout = layout_of(family, hf, num_layers)
+    if family == "neox":  # its second norm is equal to the first, the only one of pax's ParallelBlock
+        hf = {name: x for name, x in hf.items() if ".post_attention_layernorm." not in name}
+    assert layout.without_rule(hf, "theirs") == []
+    return nested(dict(to_pax(layout, hf)))
+
+
+def layout_of(family: str, hf: dict[str, np.ndarray], num_layers: int) -> Layout:
+    """How HF holds the parameters of a family."""
+    kinds = 2 if family == "gemma2" else 1
+    names = [f"layers.turn_{i % kinds}" if kinds > 1 else "layers" for i in range(num_layers)]
+    ours = Layers(tuple(Slot({"layer": name}, i // kinds) for i, name in enumerate(names)))
+    rules = _neox_rules() if family == "neox" else _llama_rules(family, hf)
+    return Layout(rules, Layers.unstacked(num_layers), ours).only(hf, "theirs")
+
+
+_TRANSPOSED = (transpose(1, 0),)
+
+
+def _llama_rules(family: str, hf: dict[str, np.ndarray]) -> tuple[Rule, ...]:
+    shift = 0.0 if family == "gemma2" else -1.0  # pax and Gemma store the scale of a norm less 1
+    dims, heads = hf["model.embed_tokens.weight"].shape[1], 4
+    width, kv_width = (len(hf[f"model.layers.0.self_attn.{x}_proj.weight"]) for x in "qk")
+    size = width // heads
+
+    def rule(theirs: str, ours: str | tuple[str, ...], steps: tuple[Step, ...] = (), shift: float = 0.0) -> Rule:
+        names = tuple(f"stack.{{layer}}.{name}" for name in ([ours] if isinstance(ours, str) else ours))
+        return Rule(f"model.layers.{{layer}}.{theirs}", names, steps, shift=shift)
+
+    def heads_of(width: int) -> tuple[Step, ...]:  # [N H, D] -> [D, N, H]
+        return (*_TRANSPOSED, reshape((dims, width), (dims, width // size, size)))
+
+    has_post_norms = "model.layers.0.pre_feedforward_layernorm.weight" in hf
+    norms = {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "attention_post_norm" if has_post_norms else "feed_forward_norm",
+        "pre_feedforward_layernorm": "feed_forward_norm",
+        "post_feedforward_layernorm": "feed_forward_post_norm",
+        "self_attn.q_norm": "attention.query_norm",
+        "self_attn.k_norm": "attention.key_norm",
     }
-    if family == "gemma2":
-        params["stack"]["layers"] = {f"turn_{i}": _stacked(layers[i::2]) for i in range(2)}
-    if "lm_head.weight" in hf:
-        params["head"] = {"w": hf["lm_head.weight"].T}
-    return params
+    gated = ("feed_forward.w_gate", "feed_forward.w_in")
+    experts = hf.get("model.layers.0.mlp.experts.gate_up_proj", np.zeros((1, 2, 1))).shape[1] // 2
+    return (
+        Rule("model.embed_tokens.weight", "embedding.table"),
+        Rule("model.norm.weight", "final_norm.scale", shift=shift),
+        Rule("lm_head.weight", "head.w", _TRANSPOSED),
+        *(rule(f"{theirs}.weight", f"{ours}.scale", shift=shift) for theirs, ours in norms.items()),
+        rule("self_attn.q_proj.weight", "attention.query", heads_of(width)),
+        rule("self_attn.k_proj.weight", "attention.key", heads_of(kv_width)),
+        rule("self_attn.v_proj.weight", "attention.value", heads_of(kv_width)),
+        rule("self_attn.o_proj.weight", "attention.post", (*_TRANSPOSED, reshape((width, dims), (heads, size, dims)))),
+        rule("mlp.gate_proj.weight", gated[0], _TRANSPOSED),
+        rule("mlp.up_proj.weight", gated[1], _TRANSPOSED),
+        rule("mlp.down_proj.weight", "feed_forward.w_out"),
+        rule("mlp.gate.weight", "feed_forward.router", _TRANSPOSED),
+        rule("mlp.experts.gate_up_proj", gated, (transpose(0, 2, 1), split(2, experts, experts))),
+        rule("mlp.experts.down_proj", "feed_forward.w_out", (transpose(0, 2, 1),)),
+    )
 
 
-def _stacked(layers: list[dict]) -> dict:
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *layers)
+def _neox_rules() -> tuple[Rule, ...]:
+    heads, size, dims = 4, 8, 32
+
+    def rule(theirs: str, ours: str | tuple[str, ...], *steps: Step, shift: float = 0.0) -> Rule:
+        names = tuple(f"stack.{{layer}}.{name}" for name in ([ours] if isinstance(ours, str) else ours))
+        return Rule(f"gpt_neox.layers.{{layer}}.{theirs}", names, steps, shift=shift)
+
+    def qkv(*more: int) -> tuple[Step, ...]:  # of each head query, key and value
+        return (reshape((heads * 3 * size, *more), (heads, 3, size, *more)), unstack(1))
+
+    to_heads = (transpose(2, 0, 1),)  # [N, H, D] -> [D, N, H], of each of three
+    return (
+        Rule("gpt_neox.embed_in.weight", "embedding.table"),
+        Rule("gpt_neox.final_layer_norm.weight", "final_norm.scale", shift=-1.0),
+        Rule("gpt_neox.final_layer_norm.bias", "final_norm.bias"),
+        Rule("lm_head.weight", "head.w", _TRANSPOSED),
+        rule("input_layernorm.weight", "attention_norm.scale", shift=-1.0),
+        rule("input_layernorm.bias", "attention_norm.bias"),
+        rule("attention.query_key_value.weight", tuple(f"attention.{x}" for x in _QKV), *qkv(dims), *to_heads),
+        rule("attention.query_key_value.bias", tuple(f"attention.{x}_bias" for x in _QKV), *qkv()),
+        rule("attention.dense.weight", "attention.post", *_TRANSPOSED, reshape((dims, dims), (heads, size, dims))),
+        rule("attention.dense.bias", "attention.post_bias"),
+        rule("mlp.dense_h_to_4h.weight", "feed_forward.w_in", *_TRANSPOSED),
+        rule("mlp.dense_h_to_4h.bias", "feed_forward.b_in"),
+        rule("mlp.dense_4h_to_h.weight", "feed_forward.w_out"),
+        rule("mlp.dense_4h_to_h.bias", "feed_forward.b_out"),
+    )
 
 
-def _llama_layer(hf: dict[str, np.ndarray], prefix: str, shift: int) -> dict:
-    def norm(name: str) -> dict:
-        return {"scale": hf[f"{prefix}{name}.weight"] - shift}
-
-    dims = hf["model.embed_tokens.weight"].shape[1]
-    w = {x: hf[f"{prefix}self_attn.{x}_proj.weight"] for x in "qkvo"}
-    size = w["q"].shape[0] // 4
-    attention = {
-        name: w[x].T.reshape(dims, -1, size) for name, x in {"query": "q", "key": "k", "value": "v"}.items()
-    } | {"post": w["o"].T.reshape(-1, size, dims)}
-    if f"{prefix}self_attn.q_norm.weight" in hf:
-        attention |= {"query_norm": norm("self_attn.q_norm"), "key_norm": norm("self_attn.k_norm")}
-    layer = {"attention_norm": norm("input_layernorm"), "attention": attention}
-    if f"{prefix}pre_feedforward_layernorm.weight" in hf:
-        layer["attention_post_norm"] = norm("post_attention_layernorm")
-        layer["feed_forward_norm"] = norm("pre_feedforward_layernorm")
-        layer["feed_forward_post_norm"] = norm("post_feedforward_layernorm")
-    else:
-        layer["feed_forward_norm"] = norm("post_attention_layernorm")
-    return layer | {"feed_forward": _feed_forward(hf, f"{prefix}mlp.")}
-
-
-def _feed_forward(hf: dict[str, np.ndarray], prefix: str) -> dict:
-    if f"{prefix}gate.weight" in hf:
-        gate, up = np.split(hf[f"{prefix}experts.gate_up_proj"].swapaxes(1, 2), 2, axis=-1)
-        router = hf[f"{prefix}gate.weight"].T
-        return {"router": router, "w_gate": gate, "w_in": up, "w_out": hf[f"{prefix}experts.down_proj"].swapaxes(1, 2)}
-    names = {"w_gate": "gate_proj", "w_in": "up_proj"}
-    return {ours: hf[f"{prefix}{theirs}.weight"].T for ours, theirs in names.items()} | {
-        "w_out": hf[f"{prefix}down_proj.weight"]
-    }
-
-
-def _neox_params(hf: dict[str, np.ndarray], num_layers: int) -> dict:
-    def norm(name: str) -> dict:
-        return {"scale": hf[f"{name}.weight"] - 1, "bias": hf[f"{name}.bias"]}
-
-    layers = []
-    for i in range(num_layers):
-        prefix = f"gpt_neox.layers.{i}."
-        w, bias = (hf[f"{prefix}attention.query_key_value.{kind}"] for kind in ("weight", "bias"))
-        w, bias = w.reshape(4, 3, 8, 32), bias.reshape(4, 3, 8)  # of each head query, key and value
-        attention = {}
-        for at, name in enumerate(("query", "key", "value")):
-            attention |= {name: w[:, at].transpose(2, 0, 1), f"{name}_bias": bias[:, at]}
-        attention["post"] = hf[f"{prefix}attention.dense.weight"].T.reshape(4, 8, 32)
-        attention["post_bias"] = hf[f"{prefix}attention.dense.bias"]
-        feed_forward = {
-            "w_in": hf[f"{prefix}mlp.dense_h_to_4h.weight"].T,
-            "b_in": hf[f"{prefix}mlp.dense_h_to_4h.bias"],
-            "w_out": hf[f"{prefix}mlp.dense_4h_to_h.weight"],
-            "b_out": hf[f"{prefix}mlp.dense_4h_to_h.bias"],
-        }
-        norms = {"attention_norm": norm(f"{prefix}input_layernorm")}
-        layers.append(norms | {"attention": attention, "feed_forward": feed_forward})
-    return {
-        "embedding": {"table": hf["gpt_neox.embed_in.weight"]},
-        "stack": {"layers": _stacked(layers)},
-        "final_norm": norm("gpt_neox.final_layer_norm"),
-        "head": {"w": hf["lm_head.weight"].T},
-    }
+_QKV = ("query", "key", "value")

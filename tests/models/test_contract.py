@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
+import re
 import shutil
 
 import fiddle as fdl
@@ -16,6 +17,7 @@ import pytest
 
 from paxcli.inputs.base_input import language_spec
 from paxcli.models.decoding import Sampling, generate
+from tests.conftest import ROOT
 from tests.models import latent_model
 
 D, F, L, N, H, HV, R, V, T, B = 64, 128, 2, 4, 16, 12, 8, 259, 64, 8
@@ -89,6 +91,14 @@ def test_it_compiles_for_tpus(pax, tmp_path):
         assert report.get("cache_bytes") == (2 * L * 16 * T * R if step == "decode" else None)
         if step == "train":
             assert report["flops_per_step"] == _flops_by_hand() and 0 < report["predicted_mfu"] < 1
+
+
+@pytest.mark.parametrize("room", ["training", "models", "metrics", "programs"])
+def test_nothing_is_asked_that_is_not_declared(room):
+    """Capabilities are types: no `hasattr`, and no `getattr` of a model or of its parts."""
+    probe = re.compile(r"hasattr\(|getattr\([\w.]*\b(model|stack|layer|block|source)\b")
+    for path in (ROOT / "paxcli" / room).rglob("*.py"):
+        assert not probe.search(path.read_text()), path
 
 
 def test_a_classifier_has_no_decode(pax):

@@ -4,7 +4,6 @@ import pytest
 
 from paxcli.config.resolve import resolve
 from paxcli.profiling import apply, runner
-from paxcli.training.run_dir import RunDir
 from tests.training.runs import small
 
 SETS = [option.removeprefix("--set=") for option in small(eval_interval_steps=None)]
@@ -14,6 +13,5 @@ SETS = [option.removeprefix("--set=") for option in small(eval_interval_steps=No
 def recipe(monkeypatch):
     """A small recipe, on devices that pass for ones that support profile-guided scheduling."""
     monkeypatch.setattr(runner, "require_profile_device", lambda config: None)
-    monkeypatch.setattr(RunDir, "lock", lambda self: None)  # a lock lasts until the process ends
     monkeypatch.setattr(apply, "require_profile_device", lambda config: None)
     return resolve("tiny", (), SETS).config

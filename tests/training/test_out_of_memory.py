@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 
 import jax
 import jax.numpy as jnp
 import pytest
 from etils import epath
+from jax.sharding import AbstractMesh
 
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
+from paxcli.mesh.axes import MESH_AXES
 from paxcli.training.out_of_memory import SNAPSHOT, advice, out_of_memory_explained
 from paxcli.training.session import open_session
 from tests.training.runs import small
@@ -37,6 +40,14 @@ def test_the_error_of_xla_says_what_to_change(session, tmp_path):
 def test_where_the_state_alone_is_too_large_nothing_else_helps(session):
     (only,) = advice(session, capacity=1000)
     assert "shard them" in only
+
+
+def test_microbatches_divide_rows_over_experts_too(session):
+    """A row for each device of an `expert` axis: smaller microbatches would not help."""
+    sizes = tuple(session.global_batch_size if axis == "expert" else 1 for axis in MESH_AXES)
+    on_experts = dataclasses.replace(session, mesh=AbstractMesh(sizes, MESH_AXES))
+    assert any("num_microbatches" in way for way in advice(session, None))
+    assert not any("num_microbatches" in way for way in advice(on_experts, None))
 
 
 def test_other_errors_pass(session, tmp_path):

@@ -6,14 +6,14 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-from paxcli.convert.maxtext.launch import Launch, Pair, Reading, Report
+from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair
 from paxcli.errors import ConfigError, did_you_mean
 
 CHOICE = "name"
 """The argument that chooses one configuration of a file: `--arg name=…`."""
 
 
-def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Reading:
+def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> LaunchFile:
     """The configurations of a file: calls with `model_name`, `model_type` and `tuning_params`.
 
     Raises:
@@ -24,7 +24,7 @@ def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Read
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ConfigError(f"{path} is not Python.", "Name a launch script or a .yml.") from None
     found = {}
-    reading = Reading()
+    reading = LaunchFile()
     for node in ast.walk(tree):
         fields = {keyword.arg: keyword.value for keyword in node.keywords} if isinstance(node, ast.Call) else {}
         params = fields.get("tuning_params")
@@ -51,7 +51,7 @@ def _launch(line: int, fields: Mapping[str | None, ast.expr], params: ast.Dict) 
         if isinstance(key, ast.Constant) and isinstance(key.value, str):
             launch.pairs.append(Pair(key.value, _text(value), value.lineno))
         else:
-            launch.reports.append(Report(value.lineno, _source(value)[:80], "no key of its own: it is left out"))
+            launch.reports.append(Diagnostic(value.lineno, _source(value)[:80], "no key of its own: it is left out"))
     if "xla_flags" in fields:
         launch.flags["LIBTPU_INIT_ARGS"] = " ".join(_text(fields["xla_flags"]).split())[:2000]
     return launch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping
@@ -11,8 +12,10 @@ import jax
 import numpy as np
 from etils import epath
 
+from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.paths import located
+from paxcli.convert.layout import Kind
 from paxcli.errors import ConfigError, DataError, MissingError, first_line
 
 _MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # what a folder has that holds an Orbax tree
@@ -44,12 +47,12 @@ class MaxTextCheckpoint:
             ) from error
         self._leaves = named_leaves(self._tree)
         self._last: dict[str, np.ndarray] = {}
-        self._names: dict[str, dict[str, str]] = {"params": {}, "mu": {}, "nu": {}}
+        self._names: dict[Kind, dict[str, str]] = {"params": {}, "mu": {}, "nu": {}}
         for full_name in self._leaves:
             found = _PARAMETER.fullmatch(full_name)
             before = (found["before"] or "").split(".") if found else []
             if found and "nnx_aux" not in before:
-                kind = next((kind for kind in ("mu", "nu") if kind in before), "params")
+                kind: Kind = "mu" if "mu" in before else "nu" if "nu" in before else "params"
                 self._names[kind][found["name"]] = full_name
         if not self._names["params"]:
             raise DataError(
@@ -78,17 +81,20 @@ class MaxTextCheckpoint:
     def _count(self) -> str | None:
         return min((name for name in self._leaves if _COUNT.fullmatch(name)), default=None)
 
-    def shapes(self, kind: str = "params") -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters, or of their moments `mu` or `nu`, by the parameter's name from `decoder` on."""
-        return {name: tuple(self._leaves[full].shape) for name, full in self._names[kind].items()}
+    def arrays(self, kind: Kind = "params") -> dict[str, ArrayType]:
+        """Shape and dtype of each parameter, or of its moment `mu` or `nu`, by its name from `decoder` on."""
+        return {name: self._leaves[full_name] for name, full_name in self._names[kind].items()}
 
-    def read(self, kind: str, name: str) -> np.ndarray:
-        """One array, in host memory.
+    def reader(self, kind: Kind) -> _Reader:
+        """Reads parameters or moments one at a time into host memory, by the same names."""
+        return _Reader(self, self._names[kind])
+
+    def read(self, full_name: str) -> np.ndarray:
+        """One array of the tree, in host memory.
 
         Raises:
           DataError: It is damaged.
         """
-        full_name = self._names[kind][name]
         if full_name not in self._last:  # unrolled layers ask for one stack again and again
             self._last = {full_name: self._read(full_name)}
         return self._last[full_name]
@@ -109,6 +115,15 @@ class MaxTextCheckpoint:
                 f"`{full_name}` in {self.path} cannot be read: {first_line(error)}", "Bring it back from a copy."
             ) from error
         return named_leaves(tree)[full_name]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reader:
+    checkpoint: MaxTextCheckpoint
+    names: Mapping[str, str]
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.checkpoint.read(self.names[name])
 
 
 def maxtext_folder(directory: str | os.PathLike[str], step: int) -> str:

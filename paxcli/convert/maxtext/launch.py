@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
-from paxcli.convert.maxtext.expansion import Value
+from paxcli.convert.maxtext.shell_words import Word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +20,12 @@ class Pair:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Diagnostic:
     """Something that was read and not followed."""
 
     line: int
     text: str
-    why: str
+    reason: str
 
 
 @dataclasses.dataclass
@@ -54,16 +54,16 @@ class Launch:
     topology: str | None = None
     num_slices: int | None = None
     note: str = ""
-    reports: list[Report] = dataclasses.field(default_factory=list)
+    reports: list[Diagnostic] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
-class Reading:
+class LaunchFile:
     """What a file holds: launches, and what was passed over."""
 
     launches: list[Launch] = dataclasses.field(default_factory=list)
-    skipped: list[Report] = dataclasses.field(default_factory=list)
-    others: list[Report] = dataclasses.field(default_factory=list)
+    skipped: list[Diagnostic] = dataclasses.field(default_factory=list)
+    others: list[Diagnostic] = dataclasses.field(default_factory=list)
 
 
 _TRAIN_FILES = ("train.py", "train_compile.py", "train", "train_compile")
@@ -75,7 +75,7 @@ _BEFORE_PYTHON = ("nsys", "nohup", "time", "sudo", "env", "numactl", "stdbuf", "
 _BEFORE_OPTIONS = 24
 
 
-def entry_of(words: Sequence[Value]) -> tuple[str, str, int] | None:
+def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
     """What a Python command runs, or None when the words are no Python command.
 
     Returns:
@@ -117,16 +117,16 @@ def _kind(name: str, is_module: bool) -> str:
     return "train" if file in _TRAIN_FILES else "other"
 
 
-def options_of(words: Iterable[Value]) -> dict[str, Value]:
+def options_of(words: Iterable[Word]) -> dict[str, Word]:
     """`--name=value` and `--name value` of a wrapper, names in lower case with `-`."""
-    options: dict[str, Value] = {}
+    options: dict[str, Word] = {}
     waiting = ""
     for word in words:
         if word.text.startswith("--"):
             name, equals, value = word.text[2:].partition("=")
             waiting = name.lower().replace("_", "-")
             if equals:
-                options[waiting] = Value(value, word.missing)
+                options[waiting] = Word(value, word.missing)
                 waiting = ""
         elif waiting:
             options[waiting] = word
@@ -134,7 +134,7 @@ def options_of(words: Iterable[Value]) -> dict[str, Value]:
     return options
 
 
-def read_arguments(words: Sequence[Value], lines: Sequence[int], launch: Launch) -> None:
+def read_arguments(words: Sequence[Word], lines: Sequence[int], launch: Launch) -> None:
     """The words after the entry: a config file, `key=value` pairs, and what is neither."""
     at = 0
     while at < len(words):
@@ -147,10 +147,10 @@ def read_arguments(words: Sequence[Value], lines: Sequence[int], launch: Launch)
         elif text.endswith((".yml", ".yaml")) and not equals:
             launch.config = text
         elif re.fullmatch(r"[A-Za-z_]\w*:", text) and after and "=" not in after:
-            why = f"no key=value: MaxText refuses it. Read as {text[:-1]}={after}"
-            launch.reports.append(Report(line, f"{text} {after}", why))
+            reason = f"no key=value: MaxText refuses it. Read as {text[:-1]}={after}"
+            launch.reports.append(Diagnostic(line, f"{text} {after}", reason))
             launch.pairs.append(Pair(text[:-1], after, line, words[at + 1].missing))
             at += 1
         elif text or not word.missing:
-            launch.reports.append(Report(line, text[:80], "no key=value: MaxText refuses it"))
+            launch.reports.append(Diagnostic(line, text[:80], "no key=value: MaxText refuses it"))
         at += 1

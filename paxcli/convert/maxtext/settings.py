@@ -43,7 +43,7 @@ class Dropped:
     key: str
     value: str
     line: int
-    why: str
+    reason: str
 
 
 @dataclasses.dataclass
@@ -93,7 +93,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     settings.values |= {key: Setting(value, "model") for key, value in model.items() if key != "published"}
     _put(pairs, "script", settings, model)
     _put_overrides(launch, settings, model)
-    settings.warnings += [f"Line {report.line}: `{report.text}`: {report.why}." for report in launch.reports]
+    settings.warnings += [f"Line {report.line}: `{report.text}`: {report.reason}." for report in launch.reports]
     return settings
 
 
@@ -112,9 +112,9 @@ def _renamed(pairs: list[Pair], settings: Settings) -> list[Pair]:
     found: list[Pair] = []
     for pair in pairs:
         alias = tables.aliases().get(pair.key)
-        why = alias.get("drop") if alias else tables.why_dropped(pair.key)
-        if why:
-            settings.dropped.append(Dropped(pair.key, pair.value, pair.line, why))
+        reason = alias.get("drop") if alias else tables.why_dropped(pair.key)
+        if reason:
+            settings.dropped.append(Dropped(pair.key, pair.value, pair.line, reason))
         elif alias:
             value = {str(k).lower(): v for k, v in alias.get("values", {}).items()}.get(pair.value.lower(), pair.value)
             found += [dataclasses.replace(pair, key=key, value=value) for key in alias["now"]]

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from paxcli.convert.maxtext.benchmark_file import read_benchmarks
-from paxcli.convert.maxtext.launch import Launch, Pair, Reading, Report
-from paxcli.convert.maxtext.lexing import tokenize
-from paxcli.convert.maxtext.script import read_script
+from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair
+from paxcli.convert.maxtext.shell import read_script
 from paxcli.convert.maxtext.yml import BASE, find_beside, read_yml
 from paxcli.errors import ConfigError
 
 _LARGEST = 1 << 19
 
 
-def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None) -> Reading:
+def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None) -> LaunchFile:
     """Reads one file, or `key=value` words.
 
     Args:
@@ -36,19 +36,19 @@ def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None
                 f"`{word}` is neither a file nor key=value.", "For example `model_name=llama2-7b steps=10`."
             )
         launch.pairs.append(Pair(key, value, number))
-    return Reading([launch])
+    return LaunchFile([launch])
 
 
-def read_file(path: Path, arguments: Mapping[str, str] | None = None) -> Reading:
+def read_file(path: Path, arguments: Mapping[str, str] | None = None) -> LaunchFile:
     """The launches of a script, a `.yml`, a Python file of benchmarks, or a file of `key=value`."""
     text = read_text(path)
     if path.suffix in (".yml", ".yaml"):
-        return Reading([read_yml(text, path)])
+        return LaunchFile([read_yml(text, path)])
     if path.suffix == ".py":
         return read_benchmarks(text, path, arguments or {})
     reading = read_script(text, arguments, lambda name: _other_script(path, name))
     if not reading.launches and (bare := _bare_pairs(text)) is not None:
-        return Reading([bare])
+        return LaunchFile([bare])
     if not reading.launches:
         raise ConfigError(f"{path} starts no MaxText training.", _what_it_has(reading))
     for launch in reading.launches:
@@ -88,16 +88,19 @@ def _other_script(path: Path, name: str) -> str | None:
 
 
 def _bare_pairs(text: str) -> Launch | None:
-    """A file of nothing but `key=value` words, as one launch."""
-    tokens = [token for token in tokenize(text) if token.kind != "newline" and token.kind != "comment"]
-    from_words = [(token, token.text.partition("=")) for token in tokens]
-    if not tokens or any(token.kind != "word" or not key.islower() or not eq for token, (key, eq, _) in from_words):
-        return None
+    """A file of nothing but `key=value` words, as one launch; None for any other file."""
     launch = Launch(1)
-    for token, (key, _, _) in from_words:
-        value = "".join(part.text for part in token.parts).partition("=")[2]
-        launch.pairs.append(Pair(key, value, token.line))
-    return launch
+    for number, line in enumerate(text.splitlines(), start=1):
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:  # a quote that is never closed
+            return None
+        for word in words:
+            key, equals, value = word.partition("=")
+            if not equals or not key.islower():
+                return None
+            launch.pairs.append(Pair(key, value, number))
+    return launch if launch.pairs else None
 
 
 def _read_config(launch: Launch, path: Path) -> None:
@@ -117,18 +120,18 @@ def _read_config(launch: Launch, path: Path) -> None:
         launch.reports += config.reports
         return
     if any(pair.key == "model_name" for pair in launch.pairs):
-        launch.reports.append(Report(launch.line, name, "this config is not at hand: its keys are not read"))
+        launch.reports.append(Diagnostic(launch.line, name, "this config is not at hand: its keys are not read"))
         return
     model = name.rpartition(".")[0].replace("_", "-")
     launch.pairs.insert(0, Pair("model_name", model, launch.line))
-    launch.reports.append(Report(launch.line, name, f"this config is not at hand: taken for the model {model}"))
+    launch.reports.append(Diagnostic(launch.line, name, f"this config is not at hand: taken for the model {model}"))
 
 
-def _what_it_has(reading: Reading) -> str:
+def _what_it_has(reading: LaunchFile) -> str:
     if reading.others:
         other = reading.others[0]
-        return f"Line {other.line} runs {other.text}: {other.why}."
+        return f"Line {other.line} runs {other.text}: {other.reason}."
     if reading.skipped:
         first = reading.skipped[0]
-        return f"Passed over, at line {first.line}: {first.text or first.why} ({first.why})."
+        return f"Passed over, at line {first.line}: {first.text or first.reason} ({first.reason})."
     return "A launch has a command such as `python3 MaxText/train.py MaxText/configs/base.yml steps=10`."

@@ -14,27 +14,17 @@ import numpy as np
 import optax
 from etils import epath
 
+from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import listing, named_leaves, nested, read_arrays, read_manifest
+from paxcli.convert.layout import Kind, Source, compare_to_model, from_pax, to_pax
 from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_folder, write_maxtext
-from paxcli.convert.maxtext.checkpoint_layout import (
-    TOP,
-    Differences,
-    Kind,
-    MaxTextLayout,
-    Rule,
-    Shelf,
-    layer_rules,
-    moved,
-    our_shelf,
-    their_shapes,
-    their_shelf,
-    top_rules,
-)
+from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
+from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
@@ -48,7 +38,7 @@ _MOMENTS: dict[str, Kind] = {"mu": "mu", "first_moment": "mu", "nu": "nu", "seco
 
 
 @dataclasses.dataclass(frozen=True)
-class Carried:
+class ConvertedWeights:
     """What became of a checkpoint.
 
     Attributes:
@@ -82,56 +72,22 @@ class _Model:
         self.moments = self._moments()
         kept = {name.split(".")[1] for name in self.moments}
         self.optimizer = "sgd" if not kept else "adam_pax" if "first_moment" in kept else "adamw"
-        differences = _differences(config, layout)
-        self._ours = our_shelf(list(self.params), layout.num_layers)
-        self._theirs = their_shelf(layout)
-        prefix = self._ours.places[0].prefix
-        within = {name.removeprefix(prefix) for name in self.params if name.startswith(prefix)}
-        top = [rule for rule in top_rules(differences) if rule.ours[0] in self.params]
-        self._rules: list[tuple[list[Rule], Shelf, Shelf]] = [
-            (layer_rules(layout, within, differences), self._theirs, self._ours),
-            (top, TOP, TOP),
-        ]
-        left = {name for name in self.params if not name.startswith("stack.")}.difference(*(rule.ours for rule in top))
-        if left:
-            raise ConfigError(f"MaxText has nothing for {listing(sorted(left))}.", "Switch that off in the recipe.")
+        self.layout = layout_of(layout, list(self.params), _differences(config, layout))
 
-    def to_ours(self, checkpoint: MaxTextCheckpoint, kind: Kind) -> dict[str, np.ndarray]:
-        """Parameters or moments by our names, in our types."""
-        return {
-            name: x.astype(self.params[name].dtype, copy=False)
-            for rules, theirs, ours in self._rules
-            for name, x in moved(rules, theirs, ours, lambda name: checkpoint.read(kind, name), kind, "ours")
-        }
+    def to_pax(self, source: Source, kind: Kind) -> dict[str, np.ndarray]:
+        """Parameters or moments by pax's names, in pax's dtypes."""
+        return {name: x.astype(self.params[name].dtype, copy=False) for name, x in to_pax(self.layout, source, kind)}
 
-    def to_theirs(self, arrays: Mapping[str, np.ndarray], kind: Kind) -> dict[str, Any]:
+    def from_pax(self, arrays: Source, kind: Kind) -> dict[str, Any]:
         """MaxText's tree of parameters or moments."""
-        return nested(
-            {
-                name: x
-                for rules, theirs, ours in self._rules
-                for name, x in moved(rules, theirs, ours, arrays.__getitem__, kind, "theirs")
-            }
-        )
+        return nested(dict(from_pax(self.layout, arrays, kind)))
 
-    def require(self, found: Mapping[str, tuple[int, ...]], where: str) -> None:
+    def require(self, found: Mapping[str, ArrayType], where: str) -> None:
         """Raises DataError unless these are the names and shapes of this model in MaxText."""
-        shapes = {name: tuple(leaf.shape) for name, leaf in self.params.items()}
-        wanted: dict[str, tuple[int, ...]] = {}
-        for rules, theirs, ours in self._rules:
-            wanted |= their_shapes(rules, theirs, ours, shapes)
-        other = [
-            f"`{name}` is {list(found[name])} there, and the model's is {list(shape)}"
-            for name, shape in wanted.items()
-            if name in found and found[name] != shape
-        ]
-        lacks, unknown = [n for n in wanted if n not in found], [n for n in found if n not in wanted]
-        problems = ["; ".join(other[:5]) + (f"; and {len(other) - 5} more" if len(other) > 5 else "")] * bool(other)
-        problems += [f"it lacks {listing(lacks)}"] * bool(lacks)
-        problems += [f"the model has nothing for {listing(unknown)}"] * bool(unknown)
-        if problems:
+        differences = compare_to_model(self.layout, self.params, found)
+        if differences:
             raise DataError(
-                f"{where} is not of this model: {'; '.join(problems)}.",
+                f"{where} is not of this model: {differences.text()}.",
                 "Give the script, or the keys and `--model`, that it was trained with, `param_scan_axis` among them.",
             )
 
@@ -159,7 +115,7 @@ def import_maxtext(
     run_dir: str | os.PathLike[str],
     layout: MaxTextLayout,
     dry_run: bool = False,
-) -> Carried:
+) -> ConvertedWeights:
     """Begins a run with a MaxText checkpoint: `recipe.yaml`, and the checkpoint in our form.
 
     A whole training state resumes at its step, with its data from the beginning; parameters alone make a new run's
@@ -182,7 +138,7 @@ def import_maxtext(
     if store.steps():
         raise ConfigError(f"{run_dir} has checkpoints of its own.", "Name a new folder with `--out`.")
     source = MaxTextCheckpoint(checkpoint)
-    found = source.shapes()
+    found = source.arrays()
     layout = dataclasses.replace(
         layout,
         scanned=not any(name.startswith("decoder.layers_0.") for name in found),
@@ -198,7 +154,7 @@ def import_maxtext(
         )
     with_optimizer = source.optimizer is not None
     for kind in ("mu", "nu") if with_optimizer and model.moments else ():
-        model.require(source.shapes(kind), f"`{kind}` in {source.path}")
+        model.require(source.arrays(kind), f"`{kind}` in {source.path}")
     step = source.step if with_optimizer else 0
     if not dry_run:
         RunDir(run_dir).create()
@@ -207,7 +163,7 @@ def import_maxtext(
         with store:
             store.save(step, jax.tree.unflatten(jax.tree.structure(model.abstract), arrays), {}, force=True)
     sizes = [leaf.size for leaf in model.params.values()]
-    return Carried(str(source.path), step, sum(sizes), with_optimizer, layout.scanned, str(run_dir))
+    return ConvertedWeights(str(source.path), step, sum(sizes), with_optimizer, layout.scanned, str(run_dir))
 
 
 def export_maxtext(
@@ -216,7 +172,7 @@ def export_maxtext(
     checkpoint: str,
     layout: MaxTextLayout,
     dry_run: bool = False,
-) -> Carried:
+) -> ConvertedWeights:
     """Writes a run's newest checkpoint as MaxText does: the whole state, or at step 0 the parameters alone.
 
     Raises:
@@ -243,20 +199,20 @@ def export_maxtext(
         raise DataError(f"{step_dir} is not of this recipe: {listing(unlike)}.", "Use the run's own recipe.yaml.")
     target = maxtext_folder(checkpoint, step)
     size = sum(leaf.size for leaf in model.params.values())
-    carried = Carried(str(step_dir), step, size, bool(step), layout.scanned, target)
+    carried = ConvertedWeights(str(step_dir), step, size, bool(step), layout.scanned, target)
     if dry_run:
         return carried
     arrays = {name: np.asarray(x) for name, x in read_arrays(step_dir, manifest, wanted).items()}
     state: dict[str, Any] = {
         "step": np.int32(step),
-        "params": {"params": model.to_theirs({name: arrays[f"params.{name}"] for name in model.params}, "params")},
+        "params": {"params": model.from_pax({name: arrays[f"params.{name}"] for name in model.params}, "params")},
         "opt_state": {},
     }
     if step:
         trees: dict[str, Any] = {}
         for kind in ("mu", "nu") if moments else ():
             of_kind = {param: arrays[name] for name, (found, param) in moments.items() if found == kind}
-            trees[kind] = {"params": model.to_theirs(of_kind, kind)}
+            trees[kind] = {"params": model.from_pax(of_kind, kind)}
         updates = np.int32(arrays[count] if count else step)
         state["opt_state"] = _their_optimizer(model.optimizer, trees, updates)
     write_maxtext(checkpoint, step, state)
@@ -277,9 +233,11 @@ def _state(
     config: fdl.Config[Experiment], model: _Model, source: MaxTextCheckpoint, step: int, with_optimizer: bool
 ) -> list[np.ndarray]:
     """All arrays of our state, in its order; those of the optimizer, if they do not come along, as of a new run."""
-    arrays: dict[str, Any] = {f"params.{name}": x for name, x in model.to_ours(source, "params").items()}
+    arrays: dict[str, Any] = {
+        f"params.{name}": x for name, x in model.to_pax(source.reader("params"), "params").items()
+    }
     for kind in ("mu", "nu") if with_optimizer and model.moments else ():
-        of_kind = model.to_ours(source, kind)
+        of_kind = model.to_pax(source.reader(kind), kind)
         arrays |= {name: of_kind[param] for name, (found, param) in model.moments.items() if found == kind}
     root = jax.random.key(config.task.train.random_seed)
     arrays |= {"step": np.int32(step), "key": np.asarray(jax.random.key_data(jax.random.fold_in(root, 1)))}
@@ -304,8 +262,9 @@ def _abstract(config: fdl.Config[Experiment]) -> TrainState:
 def _differences(config: fdl.Config[Experiment], layout: MaxTextLayout) -> Differences:
     """How the numbers of this recipe's parameters differ from MaxText's."""
     model = config.task.model
-    block = getattr(model.stack, "turns", None) or [model.stack.block]
-    attention, norm = block[0].attention, block[0].norm
+    stack_class: Any = fdl.get_callable(model.stack)
+    block = model.stack.turns[0] if issubclass(stack_class, PatternedStack) else model.stack.block
+    attention, norm = block.attention, block.norm
     root = fdl.build(model).head_dims ** -0.5
     ours = attention.query_scale if attention.query_scale is not None else root
     scaling = attention.rotary.scaling if attention.rotary is not None else None
@@ -314,7 +273,7 @@ def _differences(config: fdl.Config[Experiment], layout: MaxTextLayout) -> Diffe
         norm_shift=_shift(norm),
         qk_norm_shift=_shift(attention.qk_norm),
         final_norm_shift=_shift(model.final_norm),
-        neighbours=scaling is not None and fdl.get_callable(scaling) is Llama31Scaling,
+        adjacent_pairs=scaling is not None and fdl.get_callable(scaling) is Llama31Scaling,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import yaml
 
-from paxcli.convert.maxtext.launch import Launch, Pair, Report
+from paxcli.convert.maxtext.launch import Diagnostic, Launch, Pair
 from paxcli.errors import ConfigError
 
 BASE = "base.yml"
@@ -40,7 +40,7 @@ def find_beside(path: Path, name: str) -> Path | None:
         return None
 
 
-def _inherited(text: str, path: Path, inside: tuple[Path, ...], reports: list[Report]) -> list[Pair]:
+def _inherited(text: str, path: Path, inside: tuple[Path, ...], reports: list[Diagnostic]) -> list[Pair]:
     if path.resolve() in inside or len(inside) > _DEEPEST:
         raise ConfigError(f"{path} inherits itself.", "Name another file in its `base_config`.")
     own = _pairs(text, path)
@@ -52,7 +52,7 @@ def _inherited(text: str, path: Path, inside: tuple[Path, ...], reports: list[Re
     if beside is not None:
         return _inherited(beside.read_text("utf-8"), beside, (*inside, path.resolve()), reports) + rest
     if base.value.rpartition("/")[2] != BASE:
-        reports.append(Report(base.line, f"base_config: {base.value}", "this file is not at hand"))
+        reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file is not at hand"))
     return rest
 
 

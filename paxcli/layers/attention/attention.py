@@ -21,7 +21,7 @@ from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
 from paxcli.layers.base import CachedLayer
-from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
+from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Initializer, Xavier
 from paxcli.layers.remat import CONTEXT, save_as
@@ -133,7 +133,7 @@ class Attention(CachedLayer):
         segment_pos: Int[jax.Array, "B T"],
         cache: KVCache | None = None,
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
-        """Attends within segments. With a cache, `segment_pos` says where to write and how far each query sees."""
+        """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         query, key, value = self._queries(x), *self._keys_and_values(x)
         if self.rotary is not None:
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
@@ -154,9 +154,8 @@ class Attention(CachedLayer):
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
-        return self._projection_flops(batch * length, batch * length) + self._pair_flops(
-            batch * visible_pairs(length, self.causal, self.window)
-        )
+        tokens, pairs = batch * length, batch * visible_pairs(length, self.causal, self.window)
+        return self._projection_flops(tokens, tokens) + self._pair_flops(pairs)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
@@ -166,14 +165,12 @@ class Attention(CachedLayer):
         return KVCache(jnp.zeros((*shape, self.dims_per_head), dtype), jnp.zeros((*shape, self._value_dims), dtype))
 
     def _projection_flops(self, queries: int, keys: int) -> Flops:
-        """Of all four projections, for so many query and key/value positions."""
-        both = self.dims_per_head + self._value_dims
-        return matrix_flops((queries,), self.model_dims * self.num_heads * both) + matrix_flops(
-            (keys,), self.model_dims * self._kv_heads * both
-        )
+        """FLOPs of the four projections, for so many query and key/value positions."""
+        heads = queries * self.num_heads + keys * self._kv_heads
+        return Flops(weights=2 * heads * self.model_dims * (self.dims_per_head + self._value_dims))
 
     def _pair_flops(self, pairs: int | float) -> Flops:
-        """Of query times key, and probability times value."""
+        """FLOPs of queries times keys, and of probabilities times values."""
         return Flops(attention=2 * pairs * self.num_heads * (self.dims_per_head + self._value_dims))
 
     def _demand(self, query: jax.Array, value: jax.Array) -> Demand:

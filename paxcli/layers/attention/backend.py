@@ -1,4 +1,4 @@
-"""What computes attention: the interface of a backend, and what fused kernels share."""
+"""Attention backends: their interface, and the base class of fused kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEADS = ("activation_batch", "activation_heads", "activation_length", None)
 
 @dataclasses.dataclass(frozen=True)
 class Demand:
-    """What an attention layer asks of a backend.
+    """The attention that a layer asks a backend to compute.
 
     Attributes:
       length: T.
@@ -61,7 +61,7 @@ class AttentionBackend(abc.ABC):
         """Why it cannot serve a demand on its platform; None if it can.
 
         Args:
-          demand: What it has to compute.
+          demand: The attention to compute.
           capability: A GPU's compute capability, such as `9.0`; None = unknown.
         """
         return None

@@ -36,7 +36,7 @@ def choose(
 
     Args:
       asked: The recipe's `kernel`.
-      demand: What it has to compute.
+      demand: The attention to compute.
       platform: `cpu`, `gpu` or `tpu`, of the devices of the mesh.
       capability: A GPU's compute capability, such as `9.0`; None = unknown.
 

@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from paxcli.config.load import load
 from paxcli.convert.maxtext import tables
-from paxcli.convert.maxtext.back import command_line, to_maxtext
-from paxcli.convert.maxtext.building import config_with
-from paxcli.convert.maxtext.conversion import Converted, convert
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.script import read_script
+from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
+from paxcli.convert.maxtext.recipe_to_launch import command_line, to_maxtext
+from paxcli.convert.maxtext.render import recipe_python, recipe_yaml, report
+from paxcli.convert.maxtext.shell import read_script
 from paxcli.convert.maxtext.source import read_file
 from paxcli.convert.maxtext.topology import devices_of
-from paxcli.convert.maxtext.writing import recipe_python, recipe_yaml, report
 from paxcli.errors import ConfigError
 from paxcli.training.summary import summarize
 
@@ -44,12 +43,12 @@ GOLDEN = {
 }
 
 
-def of_script(name: str, date: str | None = None, **options) -> Converted:
+def of_script(name: str, date: str | None = None, **options) -> Conversion:
     (launch,) = read_file(HERE / "scripts" / name, {"OUTPUT_PATH": "gs://b", "BASE": "gs://b"}).launches
     return convert(launch, name, date=datetime.date.fromisoformat(date) if date else None, **options)
 
 
-def of_keys(date: str = "2026-01-01", topology: str | None = None, **keys: object) -> Converted:
+def of_keys(date: str = "2026-01-01", topology: str | None = None, **keys: object) -> Conversion:
     launch = Launch(1, pairs=[Pair(key, str(value), 1) for key, value in keys.items()])
     return convert(launch, "keys", date=datetime.date.fromisoformat(date), topology=topology)
 
@@ -229,7 +228,7 @@ def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
     assert summarize(config)["parameters"] == converted.parameters
 
 
-def _there_and_back(first: Converted) -> None:
+def _there_and_back(first: Conversion) -> None:
     back, left = to_maxtext(config_with(first.values), first.num_devices)
     assert left == []
     (launch,) = read_script(command_line(back)).launches

@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import pathlib
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import fiddle as fdl
 import jax
@@ -16,12 +15,11 @@ import pytest
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import named_leaves, nested, read_manifest
-from paxcli.cli.maxtext_weights import layout_of as layout_of_block
-from paxcli.convert.maxtext.building import config_with
 from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
-from paxcli.convert.maxtext.conversion import convert
+from paxcli.convert.maxtext.convert import maxtext_layout
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.weights import Carried, _Model, export_maxtext, import_maxtext
+from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
+from paxcli.convert.maxtext.weights import ConvertedWeights, _Model, export_maxtext, import_maxtext
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 from tests.convert.maxtext import maxtext_checkpoints
@@ -41,12 +39,12 @@ def config_of(family: str, **more: Any) -> fdl.Config:
 
 
 def layout_of(config: fdl.Config, family: str, **more: Any) -> MaxTextLayout:
-    return layout_of_block(KEYS[family]["decoder_block"], config.task.model.num_layers, **more)
+    return maxtext_layout(KEYS[family]["decoder_block"], config.task.model.num_layers, **more)
 
 
 def carried(
     tmp_path: pathlib.Path, family: str, checkpoint: pathlib.Path, name: str = "run", **more: Any
-) -> tuple[Carried, dict[str, np.ndarray]]:
+) -> tuple[ConvertedWeights, dict[str, np.ndarray]]:
     """The checkpoint as a run; the arrays of that, by name."""
     config = config_of(family, **more)
     done = import_maxtext(config, "recipe: x\n", str(checkpoint), tmp_path / name, layout_of(config, family))
@@ -111,15 +109,14 @@ def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None
         for block in getattr(stack, "turns", None) or [stack.block]:
             block.norm.direct_scale = block.attention.qk_norm.direct_scale = False
             block.attention.query_scale = 0.5
-        layout = layout_of_block(keys["decoder_block"], 8)
+        layout = maxtext_layout(keys["decoder_block"], 8)
         model = _Model(config, layout)
         random = np.random.RandomState(0)
         ours = {name: random.randn(*leaf.shape).astype(np.float32) for name, leaf in model.params.items()}
         for kind in ("params", "mu", "nu"):
-            theirs = nested_leaves(model.to_theirs(ours, kind))
-            model.require({name: x.shape for name, x in theirs.items()}, "here")
-            source = SimpleNamespace(read=lambda _, name, theirs=theirs: theirs[name])
-            again = model.to_ours(cast("Any", source), kind)
+            theirs = nested_leaves(model.from_pax(ours, kind))
+            model.require(theirs, "here")
+            again = model.to_pax(theirs, kind)
             assert again.keys() == ours.keys()
             for name, x in ours.items():
                 np.testing.assert_allclose(again[name], x, **FLOAT32)
@@ -133,9 +130,9 @@ def test_what_does_not_fit_is_named_with_both_shapes(tmp_path: pathlib.Path) -> 
     with pytest.raises(DataError) as raised:
         carried(tmp_path, "llama2", checkpoint, vocab_size=64)
     for text in (
-        "`token_embedder.embedding` is [61, 32] there, and the model's is [64, 32]",
+        "`token_embedder.embedding` is [61, 32] there, [64, 32] here",
         "it lacks `decoder.logits_dense.kernel`",
-        "nothing for `decoder.lora.kernel`",
+        "only it has `decoder.lora.kernel`",
     ):
         assert text in raised.value.message
     with pytest.raises(ConfigError, match="stages of a pipeline"):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paxcli.convert.maxtext.launch import Launch
-from paxcli.convert.maxtext.script import read_script
+from paxcli.convert.maxtext.shell import read_script
 from paxcli.convert.maxtext.source import read_file, read_source
 from paxcli.errors import ConfigError
 
@@ -97,7 +99,7 @@ def test_arithmetic_trimming_and_what_is_passed_over() -> None:
     got = keys(reading.launches[0])
     assert got["steps"] == "3005" and got["per_device_batch_size"] == "2"
     assert got["base_output_directory"] == "gs://b" and got["adamw_mask"] == '["token_embedder/embedding"]'
-    assert [(s.line, s.why) for s in reading.skipped] == [(4, "a `while` statement")]
+    assert [(s.line, s.reason) for s in reading.skipped] == [(4, "a `while` statement")]
 
 
 def test_a_wrapper_carries_the_topology() -> None:
@@ -146,6 +148,63 @@ def test_a_text_cannot_grow_without_end() -> None:
     assert len(read_script(doubling).launches[0].pairs[0].value) <= 1 << 16
     read_script(nested)  # would never end, if it took each level twice
     read_script("bash -c '" + "((((" * 5000)
+    for opening in ("((((", "$((1+", "a && ", "[[ ", "[ -z x -a ", "{ ", "`", "case x in x) ", "! ", "! [ ! "):
+        read_script(opening * 5000)
+    read_script("echo $((" + "1+" * 5000 + "1)) [ " + "1 -a " * 5000 + "]")
+
+
+def test_the_parser_gives_up_in_time() -> None:
+    start = time.monotonic()
+    with pytest.raises(ConfigError, match="too long to parse"):
+        read_script("A=(" * 40_000)
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('ls\npython3 MaxText/train.py base.yml steps=1 "run_name=a', "Line 2: the training command"),
+        ("echo\nbash -c 'python3 MaxText/train.py steps=${A'", "Line 2: the training command"),
+    ],
+)
+def test_a_syntax_error_in_a_launch_is_an_error_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said) as raised:
+        read_script(text)
+    assert raised.value.hint
+
+
+def test_a_syntax_error_elsewhere_is_reported_with_its_line() -> None:
+    found = read_script("echo )\npython3 MaxText/train.py base.yml steps=1\nif true; then\n  ls\n")
+    assert [launch.line for launch in found.launches] == [2]
+    assert [(skipped.line, skipped.reason) for skipped in found.skipped] == [
+        (1, "not valid shell syntax"),
+        (3, "not valid shell syntax"),
+    ]
+
+
+def test_words_beside_each_other() -> None:
+    text = (
+        "A=x\nB=$A-y-$A-z\n" + 'python3 MaxText/train.py run_name=$A-$B-$A-w hf_path="$A  $B" dataset_name=x\\ $1$2b\n'
+    )
+    assert keys(read_script(text, {"1": "1", "2": "2"}).launches[0]) == {
+        "run_name": "x-x-y-x-z-x-w",
+        "hf_path": "x  x-y-x-z",
+        "dataset_name": "x 12b",
+    }
+
+
+def test_lists_groups_and_conditions() -> None:
+    text = """
+true && A=1 || A=2
+false && B=1 || B=2
+[ -n "$C" ] && [ $A -eq 1 ] || { D=4; }
+if [ "$A" != 1 ]; then E=1; elif ! [ -z "$C" ]; then E=2; else E=3; fi
+if ls; then F=1; fi
+(cd x && python3 MaxText/train.py a=$A b=$B d=$D e=$E f=$F > log 2>&1) | tee out
+"""
+    found = read_script(text)
+    assert keys(found.launches[0]) == {"a": "1", "b": "2", "d": "4", "e": "3", "f": ""}
+    assert [(skipped.line, skipped.reason) for skipped in found.skipped] == [(6, "its condition is unknown")]
 
 
 CANARY = "pax-canary"
@@ -214,7 +273,11 @@ def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch
 @FUZZ
 @given(st.lists(st.tuples(WORDS, st.sampled_from([" ", "", "\n", "  "])), max_size=60))
 def test_no_script_of_the_grammar_breaks_it_or_runs(pieces: list[tuple[str, str]]) -> None:
-    read_script("".join(word + blank for word, blank in pieces), {"A": "7", "1": "one"}, lambda _: f"{TOUCH}\n$1")
+    text = "".join(word + blank for word, blank in pieces)
+    try:
+        read_script(text, {"A": "7", "1": "one"}, lambda _: f"{TOUCH}\n$1")
+    except ConfigError as error:
+        assert error.hint and "not valid shell syntax" in error.message
     assert not os.path.exists(CANARY)
 
 
@@ -227,5 +290,6 @@ def test_no_bytes_break_it(content: bytes) -> None:
         read_source([str(path)])
     except ConfigError as error:
         assert error.hint
-    read_script(content.decode("latin-1"))
+    with contextlib.suppress(ConfigError):
+        read_script(content.decode("latin-1"))
     assert os.listdir(".") == ["x.sh"]

@@ -11,10 +11,9 @@ import fiddle as fdl
 
 from paxcli.config.values import plain_values
 from paxcli.convert.maxtext import tables
-from paxcli.convert.maxtext.building import config_with
-from paxcli.convert.maxtext.conversion import convert
 from paxcli.convert.maxtext.dates import LAST_DAY
 from paxcli.convert.maxtext.launch import Launch, Pair
+from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.remat_map import remat_keys
 from paxcli.convert.maxtext.sizes import LOCAL_LAYERS
 from paxcli.errors import ConfigError

@@ -6,11 +6,11 @@ import json
 import re
 from typing import Any
 
-from paxcli.convert.maxtext.conversion import BASE_RECIPE, Converted
 from paxcli.convert.maxtext.draft import Row
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, Conversion
 
 
-def recipe_yaml(converted: Converted) -> str:
+def recipe_yaml(converted: Conversion) -> str:
     """A YAML recipe; comments say where each value comes from."""
     head = [f"# {line}".rstrip() for line in _description(converted)]
     lines = {path: f"  {path}: {json.dumps(value)}" for path, value in converted.values.items()}
@@ -20,7 +20,7 @@ def recipe_yaml(converted: Converted) -> str:
     return "\n".join([*head, f"recipe: {BASE_RECIPE}", "set:", *body, ""])
 
 
-def recipe_python(converted: Converted) -> str:
+def recipe_python(converted: Conversion) -> str:
     """A Python recipe with the same values."""
     sources = _sources(converted)
     name = re.sub(r"\W+", "_", f"{converted.name.rpartition('.')[0] or converted.name}").strip("_").lower()
@@ -61,7 +61,7 @@ def recipe_python(converted: Converted) -> str:
     )
 
 
-def report(converted: Converted, parameters: int | None = None) -> str:
+def report(converted: Conversion, parameters: int | None = None) -> str:
     """What was made of a launch: sizes, the table, and all that is not exact."""
     rows = [("MaxText", "value", "after scale", "pax", "value", "from")]
     rows += [tuple(map(_cell, _columns(row))) for row in converted.rows]
@@ -91,13 +91,13 @@ def report(converted: Converted, parameters: int | None = None) -> str:
     return "\n".join(map(printable, [*sizes, "", *table, *notes]))
 
 
-def table_of(converted: Converted) -> list[dict[str, Any]]:
+def table_of(converted: Conversion) -> list[dict[str, Any]]:
     """The table, for programs."""
     names = ("maxtext", "value", "scaled", "pax", "pax_value", "line", "origin")
     return [{name: getattr(row, name) for name in names} for row in converted.rows]
 
 
-def expectation(converted: Converted) -> list[str]:
+def expectation(converted: Conversion) -> list[str]:
     """The speed that a comment after the command tells of, and what it was counted by."""
     found = re.search(r"([0-9][0-9.]*)\s*(?:TFLOPs?/s|TFLOPS|teraflops)", converted.note, re.IGNORECASE)
     if found is None or not float(found[1].rstrip(".") or 0):
@@ -114,7 +114,7 @@ def printable(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff]+", " ", text)
 
 
-def _description(converted: Converted) -> list[str]:
+def _description(converted: Conversion) -> list[str]:
     lines = [
         f"{converted.name}, carried over from MaxText of {converted.settings.date}.",
         "",
@@ -133,7 +133,7 @@ def _plain(text: str) -> str:
     return text.replace("\\", "/").replace('"""', "'''").replace('"', "'")
 
 
-def _sources(converted: Converted) -> dict[str, str]:
+def _sources(converted: Conversion) -> dict[str, str]:
     return {row.pax: _from(row) for row in converted.rows}
 
 
@@ -157,4 +157,4 @@ def _cell(value: Any) -> str:
 
 def _dropped(dropped: Any) -> str:
     where = f"line {dropped.line}: " if dropped.line else ""
-    return f"{where}{dropped.key}={dropped.value}: {dropped.why}"
+    return f"{where}{dropped.key}={dropped.value}: {dropped.reason}"

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Mapping
 from typing import Any
 
+import fiddle as fdl
+
+from paxcli.config.assign import assign
+from paxcli.config.load import load
 from paxcli.convert.maxtext.draft import Draft, Row
 from paxcli.convert.maxtext.launch import Launch
 from paxcli.convert.maxtext.model_map import put_model
@@ -18,7 +23,7 @@ BASE_RECIPE = "maxtext-base"
 
 
 @dataclasses.dataclass(frozen=True)
-class Converted:
+class Conversion:
     """A recipe for a launch, and all there is to say about it.
 
     Attributes:
@@ -62,7 +67,7 @@ def convert(
     date: datetime.date | None = None,
     topology: str | None = None,
     slices: int | None = None,
-) -> Converted:
+) -> Conversion:
     """Makes a recipe of a launch.
 
     Args:
@@ -81,7 +86,7 @@ def convert(
     put_model(draft)
     put_training(draft)
     rows = global_batch(draft)
-    return Converted(
+    return Conversion(
         name=name,
         values=draft.values,
         rows=draft.rows,
@@ -95,3 +100,11 @@ def convert(
         flags=launch.flags,
         note=launch.note,
     )
+
+
+def config_with(values: Mapping[str, Any]) -> fdl.Config:
+    """The config of `BASE_RECIPE` with values assigned, path by path."""
+    config = load(BASE_RECIPE).config
+    for path, value in values.items():
+        assign(config, path, value)
+    return config

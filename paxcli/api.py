@@ -1,0 +1,446 @@
+"""The public functions and classes, which `import paxcli as pax` offers. The verbs of the command line call them."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import fiddle as fdl
+
+from paxcli.config.render import recipe_yaml, render_text
+from paxcli.config.resolve import Resolved, SourcedValue, resolve
+from paxcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    from paxcli.models.decoding import Sampling
+    from paxcli.programs.ahead_of_time import Compiled, Step
+    from paxcli.training.experiment import Experiment
+    from paxcli.training.inspect_input import InspectedInputs, Split
+    from paxcli.training.progress import Reporter
+    from paxcli.training.run_dir import RunDir
+    from paxcli.training.trained import TrainedRun
+
+PathLike = str | os.PathLike[str]
+
+
+class Recipe:
+    """A recipe with its overlays and changes applied. `load` makes it; `print` shows every value and its origin.
+
+    Attributes:
+      name: The recipe's name, such as `c4-1b`.
+      pax_name: The Pax experiment class that the recipe reproduces, if any.
+      config: The configuration tree, an `fdl.Config`. To change a value, load the recipe again with `set`.
+      values: Path → `SourcedValue` with `value` and `source` (`default`, `recipe`, `overlay NAME` or `--set`).
+    """
+
+    def __init__(self, resolved: Resolved):
+        self._resolved = resolved
+        self.name: str = resolved.name
+        self.pax_name: str | None = resolved.pax_name
+        self.config: fdl.Config[Experiment] = resolved.config
+        self.values: dict[str, SourcedValue] = resolved.values
+
+    def sizes(self) -> dict[str, Any]:
+        """`parameters`, `global_batch_size`, `tokens_per_step`, `flops_per_step`, `num_devices`. Starts no device."""
+        from paxcli.training.summary import summarize
+
+        return summarize(self.config)
+
+    def validate(self) -> None:
+        """Checks that the parts of the recipe fit each other. Starts no device.
+
+        Raises:
+          ConfigError: They do not.
+        """
+        from paxcli.training.validate import validate
+
+        validate(self.config)
+
+    def text(self, color: bool = False) -> str:
+        """The tree of values, one per line, each with its origin."""
+        return render_text(self._resolved, color)
+
+    def yaml(self) -> str:
+        """A YAML recipe that loads as this recipe."""
+        return recipe_yaml(self._resolved)
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def __repr__(self) -> str:
+        return f"<Recipe {self.name}>"
+
+
+@dataclasses.dataclass(frozen=True)
+class Generation:
+    """A continuation of one prompt.
+
+    Attributes:
+      prompt: The prompt.
+      text: The continuation.
+      ids: Its token ids.
+      log_probs: The log-probability of each id, in nats.
+      finish_reason: `eos`, or `length` if the limit on tokens was reached.
+      input: The name of the decode input that the prompt came from, if any.
+      example_id: The example's number in that input.
+    """
+
+    prompt: str
+    text: str
+    ids: list[int]
+    log_probs: list[float]
+    finish_reason: Literal["eos", "length"]
+    input: str | None = None
+    example_id: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that have a value: a line of `pax decode --json`."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+def load(recipe: PathLike, overlays: str | Sequence[str] = (), set: Mapping[str, Any] | None = None) -> Recipe:
+    """Loads a recipe and applies overlays, in order, and then `set`.
+
+    Args:
+      recipe: A name (`"c4-1b"`), a Pax class name, `"./mine.py:my_recipe"`, `"mine.yaml"`, or a run directory written
+        with a slash (`"runs/tiny"`).
+      overlays: Names (`"cpu"`) or YAML files of overlays.
+      set: Path → plain value. A path may be its shortest unambiguous suffix: `{"num_layers": 4}`.
+
+    Raises:
+      ConfigError: A name or path is unknown or ambiguous, or a value has the wrong type.
+    """
+    for path, value in (set or {}).items():
+        if isinstance(value, fdl.Buildable):
+            raise ConfigError(
+                f"`{path}`: `set` takes plain values, not a config.", "Write a recipe function that assigns it."
+            )
+    return Recipe(resolve(os.fspath(recipe), [overlays] if isinstance(overlays, str) else overlays, set or {}))
+
+
+class Run:
+    """A run directory: the metrics and checkpoints that training writes.
+
+    The first call that needs devices builds the model; later calls reuse it, and the parameters that were loaded last.
+
+    Attributes:
+      path: The directory.
+      result: What `train` ended with: `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds`
+        and `eval`. None in a run that was opened by its path, and on every process of a job but process 0.
+    """
+
+    def __init__(self, path: PathLike, recipe: Recipe | None = None):
+        """Opens the run in `path`. `recipe`: None = the recipe that it was trained with."""
+        self.path = os.fspath(path)
+        self.result: dict[str, Any] | None = None
+        if recipe is not None:
+            self.recipe = recipe
+
+    @functools.cached_property
+    def recipe(self) -> Recipe:
+        """The recipe that the run was trained with."""
+        return load(self._directory.require_recipe())
+
+    @property
+    def config(self) -> fdl.Config[Experiment]:
+        """The configuration tree of the recipe."""
+        return self.recipe.config
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, in order."""
+        from paxcli.checkpoint.manager import CheckpointStore
+
+        checkpoints = self._directory.checkpoints
+        return CheckpointStore(checkpoints).steps() if checkpoints.exists() else []
+
+    def metrics(self, split: str = "train") -> dict[str, np.ndarray]:
+        """Logged metrics as columns, for `pandas.DataFrame(run.metrics())`.
+
+        Args:
+          split: `train`, or `eval/<input name>`.
+
+        Returns:
+          `step` and every metric by name: arrays of equal length, NaN where a line lacks the metric.
+
+        Raises:
+          DataError: The directory has no metrics.
+          ConfigError: There is no such split.
+        """
+        from paxcli.metrics.curves import columns, read_runs
+
+        return columns(read_runs([self.path])[0], split)
+
+    def plot(self, *others: Run | PathLike, metrics: Sequence[str] = (), path: PathLike | None = None) -> Figure:
+        """Draws the run's curves, and those of other runs beside them.
+
+        Args:
+          *others: Other runs.
+          metrics: One panel for each. Empty = `loss`, and `log_pplx` where it differs.
+          path: An image to write; its suffix chooses the format.
+
+        Raises:
+          ConfigError: No run has such a metric, or images of this format cannot be written.
+          DataError: A run has no values of a metric.
+        """
+        from paxcli.metrics.curves import check_metric, default_metrics, draw, read_runs, save_figure
+
+        runs = read_runs([self.path, *(one.path if isinstance(one, Run) else one for one in others)])
+        metrics = metrics or default_metrics(runs)
+        for metric in metrics:
+            check_metric(runs, metric)
+        figure = draw(runs, metrics)
+        if path is not None:
+            save_figure(figure, path)
+        return figure
+
+    def evaluate(self, step: int | None = None) -> dict[str, dict[str, float]]:
+        """Evaluates a checkpoint on the recipe's evaluation inputs. Also writes the metrics to `eval/`.
+
+        Args:
+          step: The checkpoint; None = the latest.
+
+        Returns:
+          Input name → metric → value.
+
+        Raises:
+          DataError: There is no such checkpoint.
+          ConfigError: The recipe has no evaluation input.
+        """
+        return self._trained.evaluate(self.step(step))
+
+    def generate(
+        self,
+        prompts: str | Sequence[str],
+        max_tokens: int = 128,
+        *,
+        temperature: float = 0.7,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        step: int | None = None,
+    ) -> list[Generation]:
+        """Continues prompts with a checkpoint. Also writes the continuations to `decoded/`.
+
+        Args:
+          prompts: One text, or several.
+          max_tokens: The most tokens to generate for each.
+          temperature: Divides the logits; 0 = the most probable token each time.
+          top_k: Sample from the k most probable tokens; None = all.
+          top_p: Sample from the most probable tokens whose probabilities sum to p; None = all.
+          seed: Seed of the sampling.
+          step: The checkpoint; None = the latest.
+
+        Raises:
+          DataError: There is no such checkpoint.
+          ConfigError: The model cannot decode, or a prompt is too long.
+        """
+        texts = [prompts] if isinstance(prompts, str) else prompts
+        sampling = _sampling(temperature, top_k, top_p)
+        outputs = self._trained.continue_prompts(self.step(step), texts, max_tokens, sampling, seed)
+        return [Generation(**output) for output in outputs]
+
+    def generate_from_inputs(
+        self,
+        max_tokens: int = 128,
+        *,
+        temperature: float = 0.7,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        step: int | None = None,
+    ) -> tuple[list[Generation], dict[str, dict[str, float]]]:
+        """Continues the recipe's decode inputs: prompts and data sets. The arguments are those of `generate`.
+
+        Returns:
+          The continuations, and the data sets' own metrics: input name → metric → value.
+        """
+        sampling = _sampling(temperature, top_k, top_p)
+        outputs, metrics = self._trained.answer_inputs(self.step(step), max_tokens, sampling, seed)
+        return [Generation(**output) for output in outputs], metrics
+
+    def params(self, step: int | None = None) -> dict[str, Any]:
+        """The parameters of a checkpoint, sharded over this machine's devices: nested dicts of `jax.Array`.
+
+        They are those that evaluation uses: the moving averages, if the recipe keeps them.
+
+        Args:
+          step: The checkpoint; None = the latest.
+        """
+        return self._trained.params(self.step(step))
+
+    def step(self, step: int | None = None) -> int:
+        """`step`, or the latest step that has a checkpoint.
+
+        Raises:
+          DataError: There is no such checkpoint.
+        """
+        return self._trained.step(step)
+
+    def watch(self) -> Iterator[int]:
+        """Yields the step of every checkpoint as it appears, up to the last training step; waits in between."""
+        return self._trained.watch()
+
+    @property
+    def _directory(self) -> RunDir:
+        from paxcli.training.run_dir import RunDir
+
+        return RunDir(self.path)
+
+    @functools.cached_property
+    def _trained(self) -> TrainedRun:
+        from paxcli.training.session import build_session
+        from paxcli.training.trained import TrainedRun
+
+        self._directory.require_checkpoint()
+        return TrainedRun(build_session(self.config), self._directory)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.path}>"
+
+
+def train(
+    recipe: Recipe,
+    run_dir: PathLike | None = None,
+    *,
+    init_from: str | None = None,
+    with_optimizer: bool = False,
+    allow_changed: bool = False,
+    compiled: PathLike | None = None,
+    profile_steps: str | None = None,
+    auto_pgle: bool = False,
+    pgle_runs: int | None = None,
+    pgle_percentile: int | None = None,
+    expect_pgle: bool = False,
+    progress: Reporter | None = None,
+) -> Run:
+    """Trains a recipe. Resumes from the latest checkpoint in the run directory, if there is one.
+
+    Ctrl-C saves a checkpoint and raises `Stopped`; so does SIGTERM. The same call then resumes. In a thread other than
+    the main thread no signal is handled.
+
+    Args:
+      recipe: The recipe.
+      run_dir: Where the run writes: a directory, or `gs://…`. None = `runs/<recipe name>`.
+      init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: a checkpoint that initializes a new run's parameters. None = random
+        initialization.
+      with_optimizer: Whether to restore that checkpoint's optimizer state and step as well.
+      allow_changed: Whether to resume although the recipe changed, if all changed fields are safe to change.
+      compiled: A train step that `pax compile --save` wrote. None = compile it.
+      profile_steps: `"FIRST:LAST"`: steps to trace.
+      auto_pgle: Whether JAX profiles the first steps and recompiles with the profile (GPUs only).
+      pgle_runs: How many steps `auto_pgle` profiles; None = 3.
+      pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
+      expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache, and to profile nothing.
+      progress: Receives progress; None = print it.
+
+    Raises:
+      Stopped: A signal stopped the run; its state is saved.
+      DivergedError: The loss is not finite.
+      ConfigError: The recipe is wrong, differs from the one that the run started with, or does not fit into memory.
+      DataError: The data or a checkpoint cannot be read.
+    """
+    from paxcli.checkpoint.warm_start import parse_source
+    from paxcli.profiling.instruments import Instrumentation
+    from paxcli.training import loop
+    from paxcli.training.run_dir import default_run_dir
+
+    observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
+    run = Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)
+    directory = run._directory
+    warm_start = loop.WarmStart(*parse_source(init_from), everything=with_optimizer) if init_from else None
+    instrument = observed.instrument(recipe.config, directory)
+    run.result = loop.train(recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument)
+    return run
+
+
+def inspect_input(
+    recipe: Recipe, batches: int = 1, split: Split = "train", hosts: int = 1, host_index: int = 0
+) -> InspectedInputs:
+    """Reads batches as the model will see them: arrays, text, padding, packing, speed. Starts no device.
+
+    Args:
+      recipe: The recipe.
+      batches: How many batches to read of each input.
+      split: `train`, `eval` or `decode`.
+      hosts: How many hosts share the data (simulated).
+      host_index: The host whose batches are returned.
+
+    Returns:
+      `inputs`: for each input its `batches` (dicts of arrays), `fields`, `rows` (text), `padding_share`, `warnings`
+      and more; and `prompts`, those of the decode inputs.
+
+    Raises:
+      ConfigError: The recipe has no such input, or the host does not exist.
+      DataError: The data cannot be read.
+    """
+    from paxcli.training import inspect_input as inspection
+
+    return inspection.inspect_input(recipe.config, split, batches, hosts, host_index)
+
+
+def compile(
+    recipe: Recipe,
+    topology: str | None = None,
+    slices: int | None = None,
+    step: Step = "train",
+    save: PathLike | None = None,
+) -> Compiled:
+    """Compiles a recipe's step ahead of time for devices that need not be here: does it fit, how fast would it be?
+
+    Compiling for a TPU makes JAX use the CPU in this process: do it in a process that trains nothing on a GPU.
+
+    Args:
+      recipe: The recipe.
+      topology: The devices: `v4-128`, `v5e-16`, `v6e-8`, `v4:4x4x12`, `cpu:8`. None = TPU v4, as many chips as the
+        recipe's mesh has.
+      slices: How many slices of that topology; None = as in the recipe's mesh.
+      step: `train`, `eval` or `decode`.
+      save: A file to write the compiled train step to, for `train(compiled=…)`.
+
+    Returns:
+      `report`, with the keys of `pax compile --json` (`fits`, `hbm_needed_bytes`, `predicted_step_seconds`, …), and
+      `text`, the optimized HLO, which is empty if the step does not fit.
+
+    Raises:
+      ConfigError: The recipe does not match the topology, or has no such step.
+      MissingError: Something needed to compile for these devices is not installed.
+    """
+    from paxcli.programs.ahead_of_time import compile_ahead, target_of
+    from paxcli.programs.topologies import leave_accelerators_alone
+
+    target = target_of(recipe.config, topology, slices)
+    if target.platform != "gpu":
+        leave_accelerators_alone()
+    with _no_compilation_cache():
+        return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
+
+
+def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:
+    from paxcli.models.decoding import Sampling
+
+    return Sampling(temperature=float(temperature), top_k=top_k, top_p=top_p)
+
+
+@contextlib.contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """Compiles anew: a CPU program from the cache cannot be saved again, and its compile time would be wrong."""
+    import jax
+    from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
+    enabled = jax.config.jax_enable_compilation_cache  # pyrefly: ignore[missing-attribute]
+    jax.config.update("jax_enable_compilation_cache", False)
+    reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        reset_cache()

@@ -1,0 +1,78 @@
+"""Compares the names, shapes and dtypes of two sets of arrays, such as a checkpoint's and a model's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from paxcli.checkpoint.reading import listing
+
+
+class ArrayType(Protocol):
+    """Anything with a shape and a dtype: an array, its abstract value, or its entry in a manifest."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ArrayDifferences:
+    """How the arrays that were found differ from those that were expected, by name.
+
+    Attributes:
+      matched: Found as expected.
+      missing: Expected, not found.
+      unexpected: Found, not expected.
+      mismatched: Found with another shape or dtype -> both, spelled out.
+    """
+
+    matched: list[str]
+    missing: list[str]
+    unexpected: list[str]
+    mismatched: dict[str, str]
+
+    def __bool__(self) -> bool:
+        """Whether there are any."""
+        return bool(self.missing or self.unexpected or self.mismatched)
+
+    def text(self) -> str:
+        """One line: the first few of each kind that is not empty."""
+        problems = []
+        if self.mismatched:
+            more = f"; and {len(self.mismatched) - 5} more" if len(self.mismatched) > 5 else ""
+            problems.append("; ".join(list(self.mismatched.values())[:5]) + more)
+        if self.missing:
+            problems.append(f"it lacks {listing(self.missing)}")
+        if self.unexpected:
+            problems.append(f"only it has {listing(self.unexpected)}")
+        return "; ".join(problems)
+
+
+def compare_arrays(
+    expected: Mapping[str, ArrayType], found: Mapping[str, ArrayType], dtypes: bool = True
+) -> ArrayDifferences:
+    """Compares arrays by name.
+
+    Args:
+      expected: Those of the model.
+      found: Those of the checkpoint.
+      dtypes: Whether dtypes have to be equal as well.
+    """
+    mismatched = {}
+    for name, array in expected.items():
+        if name in found and (there := _spell(found[name], dtypes)) != (here := _spell(array, dtypes)):
+            mismatched[name] = f"`{name}` is {there} there, {here} here"
+    return ArrayDifferences(
+        matched=[name for name in expected if name in found and name not in mismatched],
+        missing=[name for name in expected if name not in found],
+        unexpected=[name for name in found if name not in expected],
+        mismatched=mismatched,
+    )
+
+
+def _spell(array: ArrayType, dtypes: bool) -> str:
+    return f"{array.dtype if dtypes else ''}{list(array.shape)}"

@@ -1,0 +1,221 @@
+"""Manages the checkpoints of a run from outside of it: list, verify, delete, copy."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
+from paxcli.checkpoint.manifest import ArrayEntry
+from paxcli.checkpoint.reading import read_arrays, read_manifest
+from paxcli.config.paths import located
+from paxcli.errors import ConfigError, DataError
+
+_CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
+_CHECKPOINTS = "checkpoints"
+_RUN_FILES = ("recipe*.yaml", "config.txt", "environment.json")
+# Copied last: a step directory without these does not count as a checkpoint.
+_COMMIT_FILES = ("_CHECKPOINT_METADATA", "commit_success.txt")
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointInfo:
+    """One committed checkpoint on disk.
+
+    Attributes:
+      step: Training steps done when it was saved.
+      bytes: Size of its files.
+      saved_at: Modification time, in seconds since 1970; None where the file system has none.
+      path: Its directory.
+    """
+
+    step: int
+    bytes: int
+    saved_at: float | None
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """Result of reading one checkpoint completely.
+
+    Attributes:
+      step: Training steps done when it was saved.
+      arrays: Number of arrays.
+      bytes: Size of the arrays in memory.
+      problem: Why it cannot be used; None if every array has the fingerprint that was recorded when it was saved.
+    """
+
+    step: int
+    arrays: int
+    bytes: int
+    problem: str | None
+
+
+def list_checkpoints(run_dir: str) -> list[CheckpointInfo]:
+    """The committed checkpoints of a run, oldest first.
+
+    Raises:
+      DataError: `run_dir` holds no checkpoint.
+    """
+    return [_info(_step_dir(run_dir, step)) for step in _steps(run_dir)]
+
+
+def verify_checkpoints(run_dir: str, steps: Sequence[int] = ()) -> Iterator[Verified]:
+    """Reads every array of the given checkpoints (default: all), and compares its fingerprint with the manifest's.
+
+    Arrays are read onto the CPU, about 1 GiB at a time, so that a checkpoint larger than this host can be verified.
+
+    Raises:
+      DataError: There is no such checkpoint.
+    """
+    for step in _chosen(run_dir, steps):
+        try:
+            yield _verify(_step_dir(run_dir, step))
+        except DataError as error:
+            yield Verified(step, 0, 0, error.message)
+
+
+def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False) -> list[CheckpointInfo]:
+    """Deletes checkpoints, or with `dry_run` only returns them. The caller holds the lock of the run directory.
+
+    Each one is renamed first, so that an interrupted deletion does not leave half a checkpoint.
+
+    Raises:
+      DataError: There is no such checkpoint.
+      ConfigError: No checkpoint would be left.
+    """
+    chosen = _chosen(run_dir, steps)
+    _check_some_left(run_dir, chosen)
+    deleted = [_info(_step_dir(run_dir, step)) for step in chosen]
+    for info in () if dry_run else deleted:
+        path = epath.Path(info.path)
+        doomed = path.rename(path.with_name(f".deleting-{info.step}"))
+        doomed.rmtree()
+    return deleted
+
+
+def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run: bool = False) -> list[CheckpointInfo]:
+    """Copies checkpoints (default: the newest) and the recipe of their run into another run directory.
+
+    The copy can be resumed, evaluated and decoded from. Directories may be local or in a bucket (`gs://…`).
+
+    Returns:
+      The new checkpoints; with `dry_run`, those that would be copied.
+
+    Raises:
+      DataError: There is no such checkpoint.
+      ConfigError: `out` has a checkpoint of one of these steps already.
+    """
+    target = epath.Path(located(out))
+    chosen = _chosen(run_dir, steps) if steps else _steps(run_dir)[-1:]
+    present = [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]
+    if present:
+        raise ConfigError(
+            f"{target} already has checkpoints of steps {listing_of_steps(present)}.", "Copy to another directory."
+        )
+    if dry_run:
+        return [_info(_step_dir(run_dir, step)) for step in chosen]
+    (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)
+    for pattern in _RUN_FILES:
+        for file in epath.Path(located(run_dir)).glob(pattern):
+            file.copy(target / file.name, overwrite=True)
+    return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
+
+
+def _steps(run_dir: str) -> list[int]:
+    path = located(run_dir)
+    steps = CheckpointStore(path / _CHECKPOINTS).steps()
+    if not steps:
+        raise DataError(f"There is no checkpoint in {path}.", "Give the directory of a run that was trained in.")
+    return steps
+
+
+def _chosen(run_dir: str, steps: Sequence[int]) -> list[int]:
+    present = _steps(run_dir)
+    unknown = sorted(set(steps) - set(present))
+    if unknown:
+        raise DataError(
+            f"There is no checkpoint of step {listing_of_steps(unknown)} in {located(run_dir)}.",
+            f"There are {listing_of_steps(present)}.",
+        )
+    return sorted(set(steps)) or present
+
+
+def _check_some_left(run_dir: str, doomed: Sequence[int]) -> None:
+    if set(_steps(run_dir)) <= set(doomed):
+        raise ConfigError(
+            f"That would delete every checkpoint of {located(run_dir)}.",
+            "Leave at least one, or delete the run directory itself.",
+        )
+
+
+def _step_dir(run_dir: str, step: int) -> epath.Path:
+    return epath.Path(located(run_dir)) / _CHECKPOINTS / str(step)
+
+
+def _files(directory: epath.Path) -> list[epath.Path]:
+    """All files below `directory`; buckets have no recursive glob."""
+    return [file for path in directory.iterdir() for file in (_files(path) if path.is_dir() else [path])]
+
+
+def _info(directory: epath.Path) -> CheckpointInfo:
+    stats = [path.stat() for path in _files(directory)]
+    times = [stat.mtime for stat in stats if stat.mtime]
+    return CheckpointInfo(
+        step=int(directory.name),
+        bytes=sum(stat.length for stat in stats),
+        saved_at=max(times, default=None),
+        path=os.fspath(directory),
+    )
+
+
+def _verify(directory: epath.Path) -> Verified:
+    manifest = read_manifest(directory)
+    on_cpu = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+    for chunk in _chunks(manifest.arrays):
+        wanted = {
+            name: jax.ShapeDtypeStruct(entry.shape, jnp.dtype(entry.dtype), sharding=on_cpu)
+            for name, entry in chunk.items()
+        }
+        read_arrays(directory, manifest, wanted)
+    total = sum(_bytes(entry) for entry in manifest.arrays.values())
+    return Verified(manifest.step, len(manifest.arrays), total, None)
+
+
+def _bytes(entry: ArrayEntry) -> int:
+    return math.prod(entry.shape) * jnp.dtype(entry.dtype).itemsize
+
+
+def _chunks(arrays: dict[str, ArrayEntry]) -> Iterator[dict[str, ArrayEntry]]:
+    """Splits `arrays` into groups of at most `_CHUNK_BYTES`, or of one array that is larger."""
+    chunk: dict[str, ArrayEntry] = {}
+    size = 0
+    for name, entry in arrays.items():
+        if chunk and size + _bytes(entry) > _CHUNK_BYTES:
+            yield chunk
+            chunk, size = {}, 0
+        chunk[name] = entry
+        size += _bytes(entry)
+    if chunk:
+        yield chunk
+
+
+def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:
+    """Copies one checkpoint; an interrupted copy leaves a directory that is not taken for a checkpoint."""
+    partial = folder / f".copying-{source.name}"
+    if partial.exists():
+        partial.rmtree()
+    for path in sorted(_files(source), key=lambda path: path.name in _COMMIT_FILES):
+        copy = partial / path.relative_to(source)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb") as read, copy.open("wb") as write:
+            shutil.copyfileobj(read, write, 1 << 22)
+    return partial.rename(folder / source.name)

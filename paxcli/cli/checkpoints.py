@@ -1,0 +1,123 @@
+"""`pax checkpoints`: list, verify, delete and copy the checkpoints of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from typing import Annotated, Any
+
+import typer
+
+from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.output import say_result
+from paxcli.errors import DataError
+
+app = typer.Typer(no_args_is_help=True, help="List, verify, delete and copy the checkpoints of a run.")
+
+RunDirArgument = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory, local or in a bucket.")]
+StepsOption = Annotated[
+    list[int] | None, typer.Option("--step", min=0, help="A checkpoint's step. Repeatable. Default: all.")
+]
+NewestStepsOption = Annotated[
+    list[int] | None, typer.Option("--step", min=0, help="A checkpoint's step. Repeatable. Default: the newest.")
+]
+DoomedStepsOption = Annotated[list[int], typer.Option("--step", min=0, help="A checkpoint's step. Repeatable.")]
+OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The run directory to copy into.")]
+
+
+@app.command("ls")
+def ls(run_dir: RunDirArgument, as_json: JsonOption = False) -> None:
+    """List the checkpoints of a run: step, size, time.
+
+    \b
+    Examples:
+      pax checkpoints ls runs/tiny
+      pax checkpoints ls gs://bucket/runs/c4-1b --json
+    """
+    from paxcli.checkpoint.maintenance import list_checkpoints
+
+    found = [dataclasses.asdict(info) for info in list_checkpoints(run_dir)]
+    say_result({"checkpoints": found}, "\n".join(map(_line, found)), as_json)
+
+
+@app.command()
+def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOption = False) -> None:
+    """Read checkpoints completely and compare every array with the fingerprint recorded when it was saved.
+
+    Exits with 5 if one of them cannot be used. Runs on the CPU.
+
+    \b
+    Examples:
+      pax checkpoints verify runs/tiny
+      pax checkpoints verify runs/tiny --step 400 --step 500
+    """
+    import jax
+
+    from paxcli.checkpoint.maintenance import verify_checkpoints
+
+    jax.config.update("jax_platforms", "cpu")
+    results = [dataclasses.asdict(result) for result in verify_checkpoints(run_dir, steps or ())]
+    damaged = [result for result in results if result["problem"]]
+    lines = [f"step {one['step']}: {one['problem'] or _intact(one['arrays'], one['bytes'])}" for one in results]
+    if not damaged:
+        say_result({"checkpoints": results}, "\n".join(lines), as_json)
+        return
+    intact = [str(one["step"]) for one in results if not one["problem"]]
+    raise DataError(
+        f"{len(damaged)} of {len(results)} checkpoints of {run_dir} cannot be used:\n  " + "\n  ".join(lines),
+        f"Intact: {', '.join(intact) or 'none'}. Delete a damaged one: `pax checkpoints rm {run_dir} --step "
+        f"{damaged[0]['step']}`.",
+    )
+
+
+@app.command()
+def rm(
+    run_dir: RunDirArgument, steps: DoomedStepsOption, dry_run: DryRunOption = False, as_json: JsonOption = False
+) -> None:
+    """Delete checkpoints of a run that is not training. The last one is never deleted.
+
+    \b
+    Examples:
+      pax checkpoints rm runs/tiny --step 100
+      pax checkpoints rm runs/tiny --step 100 --step 200 --dry-run
+    """
+    from paxcli.checkpoint.maintenance import delete_checkpoints
+    from paxcli.training.run_dir import RunDir
+
+    directory = RunDir(run_dir)
+    directory.require_checkpoint()
+    with directory.locked():
+        deleted = [dataclasses.asdict(info) for info in delete_checkpoints(run_dir, steps, dry_run)]
+    verb = "Would delete" if dry_run else "Deleted"
+    say_result({"deleted": deleted}, "\n".join(f"{verb} {_line(one)}" for one in deleted), as_json)
+
+
+@app.command()
+def copy(
+    run_dir: RunDirArgument,
+    out: OutOption,
+    steps: NewestStepsOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy checkpoints, with their run's recipe, into a new run directory, local or in a bucket.
+
+    \b
+    Examples:
+      pax checkpoints copy runs/tiny --out gs://bucket/runs/tiny
+      pax checkpoints copy runs/tiny --step 400 --out runs/tiny-400
+    """
+    from paxcli.checkpoint.maintenance import copy_checkpoints
+
+    copied = [dataclasses.asdict(info) for info in copy_checkpoints(run_dir, out, steps or (), dry_run)]
+    verb = "Would copy" if dry_run else "Copied"
+    say_result({"copied": copied}, "\n".join(f"{verb} {_line(one)}" for one in copied), as_json)
+
+
+def _line(info: dict[str, Any]) -> str:
+    saved = "" if info["saved_at"] is None else f"{datetime.datetime.fromtimestamp(info['saved_at']):%Y-%m-%d %H:%M:%S}"
+    return f"step {info['step']:>8}  {info['bytes'] / 2**20:>10,.1f} MiB  {saved}  {info['path']}"
+
+
+def _intact(arrays: int, size: int) -> str:
+    return f"intact, {arrays} arrays, {size / 2**20:,.1f} MiB"

@@ -1,0 +1,313 @@
+"""Maps the tensors of another format to pax's parameters, and back, by rules that are data.
+
+A `Layout` is a list of rules, each with names on both sides and the steps between their tensors, and the layers of both
+sides: stacked into one tensor, in tensors of their own, or in groups. Names are dotted or slashed, as each side has
+them; `{layer}` and other fields in a name are filled in for each layer.
+
+    Layout((Rule("wte.weight", "embedding.table"),
+            Rule("h.{layer}.mlp.c_fc.weight", "stack.{layer}.feed_forward.w_in"),
+            Rule("h.{layer}.mlp.c_proj.weight", "stack.{layer}.feed_forward.w_out", (transpose(1, 0),))),
+           Layers.unstacked(12), pax_layers(names, 12))
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Literal, Protocol
+
+import numpy as np
+
+from paxcli.checkpoint.array_differences import ArrayDifferences, ArrayType, compare_arrays
+from paxcli.errors import ConfigError
+
+Kind = Literal["params", "mu", "nu"]
+"""What tensors hold: parameters, or Adam's first or second moments of them."""
+
+Side = Literal["theirs", "ours"]
+Arrays = Sequence[np.ndarray]
+
+
+class Source(Protocol):
+    """Arrays by name: a dictionary, or a checkpoint that reads one at a time."""
+
+    def __getitem__(self, name: str, /) -> np.ndarray: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step from the foreign tensors of a rule to pax's, and its inverse; each tensor is [n, …] for n layers."""
+
+    to_pax: Callable[[Arrays], Arrays]
+    from_pax: Callable[[Arrays], Arrays]
+
+    @property
+    def inverse(self) -> Step:
+        """The step in the other direction."""
+        return Step(self.from_pax, self.to_pax)
+
+
+def transpose(*order: int) -> Step:
+    """Permutes dimensions: dimension i of pax's tensor is dimension `order[i]` of theirs, within a layer."""
+
+    def permute(order: Sequence[int]) -> Callable[[Arrays], Arrays]:
+        return lambda arrays: [x.transpose(0, *(axis + 1 for axis in order)) for x in arrays]
+
+    return Step(permute(order), permute([int(axis) for axis in np.argsort(order)]))
+
+
+def reshape(theirs: Sequence[int], ours: Sequence[int]) -> Step:
+    """Splits and merges dimensions: the shapes of a layer's tensor on both sides."""
+
+    def to(shape: Sequence[int]) -> Callable[[Arrays], Arrays]:
+        return lambda arrays: [x.reshape(len(x), *shape) for x in arrays]
+
+    return Step(to(ours), to(theirs))
+
+
+def unstack(axis: int) -> Step:
+    """One tensor to several, along a dimension that they lose. Its inverse stacks them."""
+    axis = _with_layers(axis)
+    return Step(lambda arrays: list(np.moveaxis(arrays[0], axis, 0)), lambda arrays: [np.stack(arrays, axis)])
+
+
+def split(axis: int, *sizes: int) -> Step:
+    """One tensor to several, along a dimension of these sizes. Its inverse concatenates them."""
+    axis, ends = _with_layers(axis), list(itertools.accumulate(sizes))[:-1]
+    return Step(lambda arrays: np.split(arrays[0], ends, axis), lambda arrays: [np.concatenate(arrays, axis)])
+
+
+def _with_layers(axis: int) -> int:
+    return axis + 1 if axis >= 0 else axis
+
+
+def _pairs_to_halves(x: np.ndarray) -> np.ndarray:
+    return np.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
+
+
+def _halves_to_pairs(x: np.ndarray) -> np.ndarray:
+    return np.stack(np.split(x, 2, axis=-1), axis=-1).reshape(x.shape)
+
+
+def deinterleave(*which: int) -> Step:
+    """Reorders the last dimension from RoPE's adjacent pairs (2i, 2i + 1) to pairs (i, i + R/2).
+
+    Args:
+      which: Indices of the tensors that this applies to; none = all.
+    """
+
+    def over(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Arrays], Arrays]:
+        return lambda arrays: [function(x) if i in which or not which else x for i, x in enumerate(arrays)]
+
+    return Step(over(_pairs_to_halves), over(_halves_to_pairs))
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Foreign tensors and the pax parameters that hold the same numbers: pax = steps(theirs) * scale + shift.
+
+    Attributes:
+      theirs: Name of their tensor, or of several.
+      ours: Name of pax's parameter, or of several.
+      steps: In order, from theirs to pax's.
+      scale: A factor. Adam's moments scale as the gradient and its square do.
+      shift: Added to parameters; moments have none.
+    """
+
+    theirs: str | tuple[str, ...]
+    ours: str | tuple[str, ...]
+    steps: tuple[Step, ...] = ()
+    scale: float = 1.0
+    shift: float = 0.0
+
+    def names(self, side: Side) -> tuple[str, ...]:
+        """The names on one side."""
+        found = self.theirs if side == "theirs" else self.ours
+        return (found,) if isinstance(found, str) else found
+
+    def to_pax(self, arrays: Arrays, kind: Kind = "params") -> Arrays:
+        """Pax's tensors of theirs."""
+        scale, shift = self._numbers(kind)
+        for step in self.steps:
+            arrays = step.to_pax(arrays)
+        return arrays if (scale, shift) == (1, 0) else [x.astype(np.float32) * scale + shift for x in arrays]
+
+    def from_pax(self, arrays: Arrays, kind: Kind = "params") -> Arrays:
+        """Their tensors of pax's."""
+        scale, shift = self._numbers(kind)
+        arrays = arrays if (scale, shift) == (1, 0) else [(x - shift) / scale for x in arrays]
+        for step in reversed(self.steps):
+            arrays = step.from_pax(arrays)
+        return arrays
+
+    def _numbers(self, kind: Kind) -> tuple[float, float]:
+        scale = {"params": self.scale, "mu": 1 / self.scale, "nu": self.scale**-2}[kind]
+        return scale, self.shift if kind == "params" else 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Where the tensors of one layer are.
+
+    Attributes:
+      fields: What its names have in place of `{layer}` and other fields.
+      index: Its index among the layers of a stacked tensor; None = it has tensors of its own.
+    """
+
+    fields: Mapping[str, str]
+    index: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """All layers of one side.
+
+    Attributes:
+      slots: One for each layer, in order.
+      axis: The dimension along which tensors stack layers.
+      dims: Sizes of the leading dimensions, where layers are stacked along several, such as [repeats, stages].
+    """
+
+    slots: tuple[Slot, ...]
+    axis: int = 0
+    dims: tuple[int, ...] = ()
+
+    @staticmethod
+    def unstacked(count: int, pattern: str = "{}") -> Layers:
+        """Layers with tensors of their own, whose `{layer}` is a number in a pattern."""
+        return Layers(tuple(Slot({"layer": pattern.format(i)}) for i in range(count)))
+
+    @staticmethod
+    def stacked(count: int, name: str = "layers", axis: int = 0) -> Layers:
+        """Layers in one stack."""
+        return Layers(tuple(Slot({"layer": name}, i) for i in range(count)), axis)
+
+    def tensors(self, name: str) -> dict[str, list[int]]:
+        """The tensors of a name -> the layers that each holds, in order."""
+        found: dict[str, list[int]] = {}
+        for number, slot in enumerate(self.slots):
+            found.setdefault(name.format_map(slot.fields), []).append(number)
+        return found
+
+    def read(self, tensors: Source, name: str, numbers: Sequence[int]) -> np.ndarray:
+        """The tensors of these layers as one, [n, …]; a view, where they are a full stack."""
+        slots = [self.slots[number] for number in numbers]
+        if len(slots) == 1 and slots[0].index is None:
+            return tensors[name.format_map(slots[0].fields)][None]
+        names = [name.format_map(slot.fields) for slot in slots]
+        if slots[0].index is not None and len(set(names)) == 1:
+            stack = self._layers_first(tensors[names[0]])
+            indices = [slot.index or 0 for slot in slots]
+            return stack if indices == list(range(len(stack))) else stack[indices]
+        arrays = [(slot, tensors[name]) for slot, name in zip(slots, names, strict=True)]
+        return np.stack([x if slot.index is None else self._layers_first(x)[slot.index] for slot, x in arrays])
+
+    def arrange(self, numbers: Sequence[int], x: np.ndarray) -> np.ndarray:
+        """`x` [n, …] as the tensor that holds these layers."""
+        if self.slots[numbers[0]].index is None:
+            return x[0]
+        return np.moveaxis(x.reshape(*self.dims, *x.shape[1:]) if self.dims else x, 0, self.axis)
+
+    def _layers_first(self, x: np.ndarray) -> np.ndarray:
+        x = np.moveaxis(x, self.axis, 0)
+        return x.reshape(-1, *x.shape[len(self.dims) :]) if self.dims else x
+
+
+_NO_LAYERS = Layers((Slot({}),))
+
+
+def pax_layers(names: Collection[str], num_layers: int) -> Layers:
+    """Pax's layers, inferred from the names of all parameters: stacked, unrolled, or interleaved kinds of layers.
+
+    Raises:
+      ConfigError: The layers are in the stages of a pipeline.
+    """
+    kinds = {name.split(".")[2] for name in names if name.startswith("stack.layers.turn_")}
+    if kinds:
+        count = len(kinds)
+        return Layers(tuple(Slot({"layer": f"layers.turn_{i % count}"}, i // count) for i in range(num_layers)))
+    if any(name.startswith("stack.layers_0.") for name in names):
+        return Layers.unstacked(num_layers, "layers_{}")
+    if any(name.startswith(("stack.stages.", "stack.repeats.")) for name in names):
+        raise ConfigError(
+            "The layers of this recipe are in the stages of a pipeline, which weights of other formats do not fit.",
+            "Use the recipe without its pipeline; for MaxText, ici_pipeline_parallelism=1 dcn_pipeline_parallelism=1.",
+        )
+    return Layers.stacked(num_layers)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How another format holds the parameters of a model."""
+
+    rules: tuple[Rule, ...]
+    theirs: Layers = _NO_LAYERS
+    ours: Layers = _NO_LAYERS
+
+    def only(self, names: Collection[str], side: Side = "ours") -> Layout:
+        """The rules whose tensors all exist on one side: a table may list more, such as biases."""
+        rules = tuple(rule for rule in self.rules if self._tensors(rule, side) <= set(names))
+        return dataclasses.replace(self, rules=rules)
+
+    def without_rule(self, names: Collection[str], side: Side = "ours") -> list[str]:
+        """The tensors of one side that no rule has."""
+        return sorted(set(names).difference(*(self._tensors(rule, side) for rule in self.rules)))
+
+    def layers(self, name: str, side: Side) -> Layers:
+        """The layers that a name in a rule refers to."""
+        return (self.theirs if side == "theirs" else self.ours) if "{" in name else _NO_LAYERS
+
+    def _tensors(self, rule: Rule, side: Side) -> set[str]:
+        return {tensor for name in rule.names(side) for tensor in self.layers(name, side).tensors(name)}
+
+
+def to_pax(layout: Layout, tensors: Source, kind: Kind = "params") -> Iterator[tuple[str, np.ndarray]]:
+    """Name and array of each pax parameter, one rule after the other, so that `tensors` may read from a file."""
+    return _convert(layout, tensors, kind, "ours")
+
+
+def from_pax(layout: Layout, params: Source, kind: Kind = "params") -> Iterator[tuple[str, np.ndarray]]:
+    """Name and array of each of their tensors."""
+    return _convert(layout, params, kind, "theirs")
+
+
+def compare_to_model(
+    layout: Layout, params: Mapping[str, ArrayType], tensors: Mapping[str, ArrayType]
+) -> ArrayDifferences:
+    """Names of their tensors that match a model, are missing, unexpected, or have another shape.
+
+    Args:
+      layout: The rules.
+      params: Pax's parameters, or their shapes.
+      tensors: Theirs, or their shapes.
+    """
+    expected = {}
+    for rule in layout.rules:
+        ours = [layout.layers(name, "ours").read(_Shapes(params), name, [0]) for name in rule.names("ours")]
+        for step in reversed(rule.steps):
+            ours = step.from_pax(ours)
+        for name, x in zip(rule.names("theirs"), ours, strict=True):
+            layers = layout.layers(name, "theirs")
+            for tensor, numbers in layers.tensors(name).items():
+                expected[tensor] = layers.arrange(numbers, np.broadcast_to(x, (len(numbers), *x.shape[1:])))
+    return compare_arrays(expected, tensors, dtypes=False)
+
+
+class _Shapes(dict):
+    """Arrays of these shapes that take no memory."""
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return np.broadcast_to(np.bool_(0), tuple(super().__getitem__(name).shape))
+
+
+def _convert(layout: Layout, source: Source, kind: Kind, to: Side) -> Iterator[tuple[str, np.ndarray]]:
+    back: Side = "theirs" if to == "ours" else "ours"
+    for rule in layout.rules:
+        from_names, to_names = rule.names(back), rule.names(to)
+        layers = layout.layers(to_names[0], to)
+        for numbers in layers.tensors(to_names[0]).values():
+            arrays = [layout.layers(name, back).read(source, name, numbers) for name in from_names]
+            arrays = rule.to_pax(arrays, kind) if to == "ours" else rule.from_pax(arrays, kind)
+            for name, x in zip(to_names, arrays, strict=True):
+                yield name.format_map(layers.slots[numbers[0]].fields), layers.arrange(numbers, x)

@@ -1,0 +1,152 @@
+"""Converts MaxText launches to recipes, recipes to MaxText commands, and the checkpoints of both."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+
+from paxcli.config.assign import assign
+from paxcli.config.resolve import Resolved
+from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
+from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
+from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
+from paxcli.convert.maxtext.model_map import SCALES_QUERIES
+from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
+from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report, table_of
+from paxcli.convert.maxtext.sizes import LOCAL_LAYERS
+from paxcli.convert.maxtext.source import read_source
+from paxcli.convert.maxtext.weights import ConvertedWeights, export_maxtext, import_maxtext
+from paxcli.errors import ConfigError
+from paxcli.training.summary import num_devices, summarize
+from paxcli.training.validate import validate
+
+
+def convert_script(
+    words: Sequence[str],
+    *,
+    model: str | None = None,
+    arguments: Mapping[str, str] | None = None,
+    date: datetime.date | None = None,
+    topology: str | None = None,
+    slices: int | None = None,
+) -> tuple[list[Conversion], LaunchFile]:
+    """A conversion for each launch of a script, and what was read.
+
+    Args:
+      words: A file, or `key=value` words.
+      model: The name of a MaxText model, in place of `words`.
+      arguments: Variables and positional arguments of the script.
+      date: The day whose default values apply; None = inferred.
+      topology: One slice, such as `v4-128`; None = inferred.
+      slices: How many; None = inferred.
+
+    Raises:
+      ConfigError: There is nothing to read, no launch in it, or no recipe for it.
+    """
+    if bool(words) == (model is not None):
+        raise ConfigError("Give one of: a script, keys, `--model`.", "For example `pax maxtext-convert run.sh`.")
+    if model is not None:
+        file, name = LaunchFile([Launch(1, pairs=[Pair("model_name", model, 1)])]), model
+    else:
+        file = read_source(words, arguments)
+        name = Path(words[0]).name if len(words) == 1 and "=" not in words[0] else "maxtext"
+    conversions = [
+        convert(
+            launch,
+            name if not index else f"{name}, line {launch.line}",
+            date=date,
+            topology=topology,
+            slices=slices,
+        )
+        for index, launch in enumerate(file.launches)
+    ]
+    return conversions, file
+
+
+def describe(conversion: Conversion, file: LaunchFile, python: bool = False, check: bool = False) -> dict[str, Any]:
+    """The recipe, its sizes, and a report.
+
+    Args:
+      conversion: A launch as a recipe.
+      file: What the launch was read from.
+      python: Whether to write a Python recipe instead of YAML.
+      check: Whether to validate the recipe, and compare its FLOPs with those of MaxText's formula.
+
+    Raises:
+      ConfigError: The recipe is not valid.
+    """
+    config = config_with(conversion.values)
+    assign(config, "train_input", "SyntheticInput")  # sizes do not depend on the data, which may not exist here
+    if check:
+        validate(config)
+    sizes = summarize(config)
+    text = report(conversion, sizes["parameters"])
+    skipped = [f"line {found.line}: {found.text}: {found.reason}" for found in (*file.skipped, *file.others)]
+    text += "".join(["\n\nSkipped:", *(f"\n  {printable(line)}" for line in skipped)]) if skipped else ""
+    result = {
+        "recipe": recipe_python(conversion) if python else recipe_yaml(conversion),
+        "parameters": sizes["parameters"],
+        "maxtext_parameters": conversion.parameters,
+        "tokens_per_step": conversion.tokens_per_step,
+        "num_devices": conversion.num_devices,
+        "date": str(conversion.settings.date),
+        "maxtext_tflops_per_device": conversion.flops.total,
+        "flops_formula": conversion.flops.formula,
+        "table": table_of(conversion),
+        "dropped": [
+            {"key": dropped.key, "value": dropped.value, "line": dropped.line, "why": dropped.reason}
+            for dropped in conversion.dropped
+        ],
+        "approximated": conversion.approximated,
+        "undecided": conversion.settings.undecided,
+        "warnings": conversion.settings.warnings,
+        "skipped": skipped,
+    }
+    if check and sizes["flops_per_step"]:
+        tflops = sizes["flops_per_step"] / sizes["num_devices"] / 1e12
+        result["tflops_per_device"] = tflops
+        difference = tflops / conversion.flops.total - 1
+        text += (
+            f"\n\nChecked: pax counts {tflops:,.2f} TFLOPs per step and device, {difference:+.2%} of MaxText's formula."
+        )
+    return result | {"report": text}
+
+
+def convert_recipe(resolved: Resolved) -> tuple[dict[str, str], list[str]]:
+    """MaxText's keys for a recipe, and the paths that it has no key for. See `to_maxtext`."""
+    has_mesh = resolved.values["mesh.ici_mesh_shape"].value is not None
+    return to_maxtext(resolved.config, num_devices(resolved.config) if has_mesh else None)
+
+
+def import_weights(
+    conversion: Conversion, recipe_text: str, checkpoint: str, run_dir: str, dry_run: bool
+) -> ConvertedWeights:
+    """Starts a run from a MaxText checkpoint. See `import_maxtext`."""
+    config = config_with(conversion.values)
+    layout = maxtext_layout(
+        conversion.settings["decoder_block"],
+        config.task.model.num_layers,
+        scan_axis=conversion.settings["param_scan_axis"],
+    )
+    return import_maxtext(config, recipe_text, checkpoint, run_dir, layout, dry_run)
+
+
+def export_weights(
+    config: fdl.Config, run_dir: str | os.PathLike[str], keys: dict[str, str], checkpoint: str, dry_run: bool
+) -> ConvertedWeights:
+    """Writes a run's latest checkpoint as MaxText's, and adds the key that loads it. See `export_maxtext`."""
+    layout = maxtext_layout(keys["decoder_block"], config.task.model.num_layers, scanned=keys["scan_layers"] == "true")
+    done = export_maxtext(config, run_dir, checkpoint, layout, dry_run)
+    keys["load_full_state_path" if done.with_optimizer else "load_parameters_path"] = done.target
+    return done
+
+
+def maxtext_layout(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
+    """How MaxText holds a model with this `decoder_block`."""
+    layers_per_block = len(LOCAL_LAYERS.get(block, (False,)))
+    return MaxTextLayout(block, num_layers, block in SCALES_QUERIES, layers_per_block, **more)

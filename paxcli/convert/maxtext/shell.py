@@ -1,0 +1,475 @@
+"""Evaluates a launch script: follows its syntax tree from top to bottom and collects the MaxText launches.
+
+tree-sitter parses the script, and nothing of it is run. Evaluated are assignments, commands, `&&`, `||`, `if`, groups,
+and commands in strings or in other scripts; loops, `case`, functions and arrays are skipped and reported.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import tree_sitter
+import tree_sitter_bash
+from tree_sitter import Node
+
+from paxcli.convert.maxtext.launch import (
+    Diagnostic,
+    Launch,
+    LaunchFile,
+    Pair,
+    options_of,
+    python_program,
+    read_arguments,
+)
+from paxcli.convert.maxtext.shell_words import Variables, Word, expand, expand_unsplit, join, source
+from paxcli.errors import ConfigError
+
+OpenScript = Callable[[str], str | None]
+"""Returns the text of another script that a script names, or None if there is no such file."""
+
+_QUIET = ("echo", "set", "printf", ":", "true", "exit", "sleep", "date", "shift", "cd", "popd", "pushd")
+_RUNS_SCRIPT = ("bash", "sh", "source", ".", "/bin/bash")
+_TESTS = ("test", "true", "false", ":")
+_TAKES_ARGUMENTS = re.compile(r"""(export|declare|local)?\s*["']?\$\{?KEY\}?["']?=["']?\$\{?VALUE\}?["']?""")
+_LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
+_DOLLARS = tree_sitter.Query(_LANGUAGE, '"$" @dollar')
+_VARIABLE = re.compile(rb"(?<=\$)([0-9]|[A-Za-z_][A-Za-z_0-9]*)")
+_INVALID = "not valid shell syntax"
+_CHUNK = 1 << 14
+_MAX_STATEMENTS = 20_000
+_MAX_SCRIPTS = 8  # scripts and commands in strings, inside each other
+_MAX_DEPTH = 40
+_MAX_SECONDS = 1.0
+
+
+def read_script(
+    text: str, arguments: Mapping[str, str] | None = None, open_script: OpenScript = lambda _: None
+) -> LaunchFile:
+    """The launches of a script.
+
+    Args:
+      text: The script.
+      arguments: Variables set from outside, which override the script's own; `1`, `2` … are positional.
+      open_script: Finds scripts that this one calls.
+
+    Raises:
+      ConfigError: A launch has a syntax error, or the parser gives up on the script.
+    """
+    arguments = dict(arguments or {})
+    numbers = [int(name[:4]) for name in arguments if name.isdigit()]
+    positional = [Word(arguments.get(str(i), "")) for i in range(1, max(numbers, default=0) + 1)]
+    pinned = {name: Word(value) for name, value in arguments.items() if not name.isdigit()}
+    evaluator = _Evaluator(Variables(dict(pinned), positional), pinned, open_script)
+    evaluator.run(_parse(text))
+    return evaluator.found
+
+
+def _parse(text: str) -> Node:
+    """The syntax tree of a script.
+
+    Raises:
+      ConfigError: It takes too long.
+    """
+    content = text.replace("\r\n", "\n").encode("utf-8", "replace")
+    deadline = time.monotonic() + _MAX_SECONDS
+    root = _parse_bytes(content, deadline)
+    while (braced := _brace_split_variables(root, content)) != content:
+        content = braced
+        root = _parse_bytes(content, deadline)
+    return root
+
+
+def _parse_bytes(content: bytes, deadline: float) -> Node:
+    parser = tree_sitter.Parser(_LANGUAGE)  # a new one: after a timeout, the old one would resume the old text
+    try:  # with a deadline, which only the slower kind of input can have
+        parser.parse(lambda at, _: content[at : at + _CHUNK], progress_callback=lambda *_: time.monotonic() > deadline)
+    except ValueError:
+        raise ConfigError("The script takes too long to parse.", "Give its keys: `model_name=… steps=…`.") from None
+    return parser.parse(content).root_node
+
+
+def _brace_split_variables(root: Node, content: bytes) -> bytes:
+    """`$B` as `${B}` where the grammar splits a word after the `$`, as it does in `$A-$B-c`."""
+    dollars = tree_sitter.QueryCursor(_DOLLARS).captures(root).get("dollar", [])
+    splits = {d.end_byte for d in dollars if d.parent is not None and d.parent.type != "simple_expansion"}
+    if not splits:
+        return content
+    return _VARIABLE.sub(lambda match: b"{%b}" % match[0] if match.start() in splits else match[0], content)
+
+
+@dataclasses.dataclass
+class _Evaluator:
+    """Attributes are the state of the shell; those after `found` change in commands inside others.
+
+    Attributes:
+      variables: All variables that are set.
+      pinned: Variables that the script cannot change.
+      open_script: See `read_script`.
+      found: The result.
+      budget: How many statements may still be evaluated, as a list of one number that nested scripts share.
+      exported: Names of exported variables.
+      assigned_at: Variable -> line of its last assignment.
+      depth: How many scripts and strings this one is inside of.
+      options: Flags of the wrapper around this command, such as xpk.
+      line: Line of the command that holds this script as a string; lines inside the string are not the file's.
+    """
+
+    variables: Variables
+    pinned: Mapping[str, Word]
+    open_script: OpenScript
+    found: LaunchFile = dataclasses.field(default_factory=LaunchFile)
+    budget: list[int] = dataclasses.field(default_factory=lambda: [_MAX_STATEMENTS])
+    exported: set[str] = dataclasses.field(default_factory=set)
+    assigned_at: dict[str, int] = dataclasses.field(default_factory=dict)
+    depth: int = 0
+    options: Mapping[str, Word] = dataclasses.field(default_factory=dict)
+    line: int | None = None
+
+    def run(self, root: Node) -> None:
+        """Evaluates a script, up to where its syntax tree breaks off."""
+        if root.type != "ERROR":
+            return self._block(root.children, 0)
+        whole = []
+        for child in root.children:
+            if child.is_error or not child.is_named:
+                self._block(whole, 0)
+                return self._skip(child, _INVALID)
+            whole.append(child)
+        return self._block(whole, 0)
+
+    def _block(self, nodes: Iterable[Node], nesting: int) -> None:
+        for node in nodes:
+            if node.is_named and node.type != "comment":
+                self._statement(node, nesting)
+
+    def _statement(self, node: Node, nesting: int) -> bool | None:
+        """Evaluates a statement; returns whether it succeeds, or None if that is unknown."""
+        self.budget[0] -= 1
+        if self.budget[0] < 0:
+            return None
+        if nesting > _MAX_DEPTH:
+            return self._skip(node, "nested too deeply")
+        if any(child.is_missing for child in node.children):
+            return self._skip(node, _INVALID)
+        children = [child for child in node.named_children if child.type != "comment"]
+        match node.type:
+            case "list":
+                return self._list(node, nesting)
+            case "pipeline":
+                self._statement(children[0], nesting + 1)
+                return None
+            case "redirected_statement":
+                return self._statement(children[0], nesting + 1)
+            case "if_statement":
+                return self._if(node, nesting)
+            case "subshell" | "compound_statement":
+                self._block(children, nesting + 1)
+            case "variable_assignment":
+                self._assign(node)
+            case "variable_assignments":
+                self._block(children, nesting + 1)
+            case "declaration_command":
+                self._declare(node)
+            case "command" | "test_command" | "negated_command" if _is_test(node):
+                return self._test(node)
+            case "command":
+                self._command(node)
+            case _:
+                self._skip_unsupported(node)
+        return True
+
+    def _list(self, node: Node, nesting: int) -> bool | None:
+        result: bool | None = None
+        for joined, part in _links(node):
+            if joined and result is not None and result != (joined == "&&"):
+                continue
+            if joined and result is None and not _is_test(part):
+                self._skip(part, "whether it runs is unknown")
+            else:
+                result = self._statement(part, nesting + 1)
+        return result
+
+    def _if(self, node: Node, nesting: int) -> None:
+        for branch in (node, *(child for child in node.children if child.type in ("elif_clause", "else_clause"))):
+            names = [child.type for child in branch.children]
+            then = names.index("then") if "then" in names else 0
+            condition = [child for child in branch.children[1:then] if child.is_named]
+            holds = self._test(condition[-1]) if condition else branch.type == "else_clause"
+            if holds is None:
+                return self._skip(branch, "its condition is unknown")
+            if holds:
+                body = [child for child in branch.children[then + 1 :] if not child.type.endswith("_clause")]
+                return self._block(body, nesting + 1)
+        return None
+
+    def _test(self, node: Node) -> bool | None:
+        """Whether a condition holds; None if that depends on what only a shell can know."""
+        match node.type:
+            case "negated_command":
+                result = self._test(node.named_children[-1])
+                return None if result is None else not result
+            case "list":
+                result = None
+                for joined, part in _links(node):
+                    if joined and result is None:
+                        return None
+                    if not joined or result == (joined == "&&"):
+                        result = self._test(part)
+                return result
+            case "test_command":
+                return _evaluate_test(self._operands(node)[1:-1])
+            case "command":
+                name, *operands = self._words(node)[0] or [Word()]
+                if name.text == "test":
+                    return _evaluate_test(operands)
+                return {"true": True, ":": True, "false": False}.get(name.text) if not operands else None
+        return None
+
+    def _operands(self, node: Node) -> list[Word]:
+        """The words of `[ … ]`, brackets included."""
+        words, waiting = [], [node]
+        while waiting:
+            part = waiting.pop()
+            if part.type in ("test_command", "ERROR") or part.type.endswith("_expression"):
+                waiting += reversed(part.children)
+            elif part.is_named and part.type != "test_operator":
+                words += expand(part, self.variables)
+            else:
+                words.append(Word(source(part)))
+        return words
+
+    def _skip(self, node: Node, reason: str) -> None:
+        text = " ".join(source(node).split())
+        self.found.skipped.append(Diagnostic(self.line or node.start_point[0] + 1, text[:80], reason))
+
+    def _skip_unsupported(self, node: Node) -> None:
+        if node.is_error:
+            if source(node).strip("\\ \n"):  # a backslash at the end of a script is harmless
+                self._skip(node, _INVALID)
+        elif node.type == "function_definition":
+            self._skip(node, "a function")
+        elif node.type.endswith("_statement"):
+            if not ("$@" in source(node) and _TAKES_ARGUMENTS.search(source(node))):  # they are in `pinned`
+                self._skip(node, f"a `{source(node.children[0])}` statement")
+        else:
+            self._skip(node, "not a command that pax knows")
+
+    def _declare(self, node: Node) -> None:
+        names = []
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                names.append(self._assign(child))
+            elif child.type == "variable_name":
+                names.append(source(child))
+        if source(node.children[0]) == "export":
+            self.exported |= set(names)
+
+    def _assign(self, node: Node) -> str:
+        """Sets a variable; returns its name."""
+        left, *_, right = node.children
+        name = source(left)
+        if right.type == "array" or left.type != "variable_name":
+            self._skip(node, "an array")
+            return name
+        value = expand_unsplit(right, self.variables) if right.is_named else Word()
+        if source(node.children[1]) == "+=":
+            value = join([self.variables.get(name) or Word(), value])
+        self.assigned_at[name] = self.line or node.start_point[0] + 1
+        if name not in self.pinned:
+            self.variables.named[name] = value
+        return name
+
+    def _words(self, node: Node) -> tuple[list[Word], list[int]]:
+        """The words of a command, and the line of each."""
+        words, lines = [], []
+        for part in (*node.children_by_field_name("name"), *node.children_by_field_name("argument")):
+            expanded = expand(part, self.variables)
+            words += expanded
+            lines += [self.line or part.start_point[0] + 1] * len(expanded)
+        return words, lines
+
+    def _command(self, node: Node) -> None:
+        named, exported = dict(self.variables.named), set(self.exported)
+        for child in node.named_children:
+            if child.type == "variable_assignment":
+                self.exported.add(self._assign(child))
+        words, lines = self._words(node)
+        while words and words[0].text == "env":
+            words, lines = words[1:], lines[1:]
+            while words and (match := re.match(r"([A-Za-z_]\w*)=", words[0].text)):
+                self.variables.named[match[1]] = Word(words[0].text[match.end() :], words[0].missing)
+                self.exported.add(match[1])
+                words, lines = words[1:], lines[1:]
+        if words:
+            self._run(node, words, lines)
+        self.variables.named, self.exported = named, exported  # `NAME=value command` sets NAME for that command only
+
+    def _run(self, node: Node, words: list[Word], lines: list[int]) -> None:
+        name = words[0].text.rpartition("/")[2]
+        program = python_program(words)
+        if program is not None:
+            self._python(node, words, lines, *program)
+        elif name in ("xpk", "xpk.py"):
+            self._wrapper(node, words)
+        elif name == "eval" or (name in _RUNS_SCRIPT and words[1:2] and words[1].text == "-c"):
+            inner = words[1:] if name == "eval" else words[2:3]
+            self._string(node, " ".join(word.text for word in inner), self.options)
+        elif name in _RUNS_SCRIPT or words[0].text.endswith(".sh"):
+            self._script(node, words if words[0].text.endswith(".sh") else words[1:])
+        elif name not in _QUIET and not name.endswith("["):
+            self._skip(node, "not a command that pax knows")
+
+    def _python(self, node: Node, words: list[Word], lines: list[int], kind: str, name: str, used: int) -> None:
+        line = self.line or node.start_point[0] + 1
+        if kind == "wrapper":
+            return self._wrapper(node, words[used:])
+        if kind != "train":
+            reason = "post-training, which pax does not do" if kind == "post-train" else "not a training command"
+            self.found.others.append(Diagnostic(line, name, reason))
+            return None
+        if error := _syntax_error(node):
+            raise ConfigError(
+                f"Line {self.line or error.start_point[0] + 1}: the training command is not valid shell syntax.",
+                "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`.",
+            )
+        launch = Launch(line, name, note=_comment_after(node))
+        read_arguments(words[used:], lines[used:], launch)
+        self._add_environment(launch)
+        self.found.launches.append(launch)
+        return None
+
+    def _add_environment(self, launch: Launch) -> None:
+        """Adds what exported variables and the flags of a wrapper say about a launch."""
+        for name in sorted(self.exported | set(self.pinned)):
+            value = self.variables.get(name)
+            if value is None:
+                continue
+            if name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS"):
+                launch.flags[name] = " ".join(value.text.split())
+            elif name.startswith("M_"):
+                launch.overrides.append(Pair(name[2:], value.text, self.assigned_at.get(name, 0), value.missing))
+        device = next((self.options[n] for n in ("tpu-type", "device-type") if n in self.options), None)
+        launch.topology = device.text if device else None
+        slices = self.options.get("num-slices") or self.options.get("num-nodes") or Word()
+        launch.num_slices = int(slices.text) if re.fullmatch(r"[0-9]{1,6}", slices.text) else None
+
+    def _wrapper(self, node: Node, words: Sequence[Word]) -> None:
+        options = options_of(words)
+        if "command" not in options:
+            return self._skip(node, "not a command that pax knows")
+        return self._string(node, options["command"].text, options)
+
+    def _string(self, node: Node, text: str, options: Mapping[str, Word]) -> None:
+        """Evaluates a command that a string holds."""
+        if self.depth >= _MAX_SCRIPTS:
+            return self._skip(node, "too many commands inside each other")
+        inner = dataclasses.replace(
+            self,
+            variables=Variables(dict(self.variables.named), list(self.variables.positional)),
+            depth=self.depth + 1,
+            exported=set(self.exported),
+            options=options,
+            line=self.line or node.start_point[0] + 1,
+        )
+        before = len(self.found.launches)
+        inner.run(_parse(text))
+        for launch in self.found.launches[before:]:
+            launch.note = launch.note or _comment_after(node)
+        return None
+
+    def _script(self, node: Node, words: Sequence[Word]) -> None:
+        """Evaluates another script, with the rest of the words as its arguments."""
+        name = words[0].text if words else ""
+        text = self.open_script(name) if name and self.depth < _MAX_SCRIPTS else None
+        if text is None:
+            return self._skip(node, "a script that was not found")
+        arguments = [word for word in words[1:] if not re.match(r"[A-Za-z_]\w*=", word.text)]
+        given = dict(word.text.split("=", 1) for word in words[1:] if re.match(r"[A-Za-z_]\w*=", word.text))
+        pinned = {**{key: Word(value) for key, value in given.items()}, **self.pinned}
+        exported = {name: value for name, value in self.variables.named.items() if name in self.exported}
+        inner = dataclasses.replace(
+            self,
+            variables=Variables({**exported, **pinned}, arguments),
+            pinned=pinned,
+            depth=self.depth + 1,
+            exported=set(self.exported),
+            line=node.start_point[0] + 1,
+        )
+        inner.run(_parse(text))
+        return None
+
+
+def _links(node: Node) -> list[tuple[str, Node]]:
+    """`a && b || c` as `("", a)`, `("&&", b)`, `("||", c)`. A loop, since the tree is as deep as the list is long."""
+    links = []
+    while node.type == "list":
+        children = [child for child in node.children if child.type != "comment"]
+        links.append((source(children[1]), children[-1]))
+        node = children[0]
+    return [("", node), *reversed(links)]
+
+
+def _is_test(node: Node) -> bool:
+    name = node.child_by_field_name("name")
+    return node.type in ("test_command", "negated_command") or (name is not None and source(name) in _TESTS)
+
+
+def _syntax_error(node: Node) -> Node | None:
+    """The first error in a command or right after it, other than a backslash at the end of the script."""
+    after = node.next_sibling
+    waiting = [node] if after is None or after.start_point[0] > node.end_point[0] else [after, node]
+    while waiting:
+        part = waiting.pop()
+        if part.is_missing or (part.is_error and source(part).strip("\\ \n")):
+            return part
+        waiting += [child for child in reversed(part.children) if child.has_error]
+    return None
+
+
+def _comment_after(node: Node) -> str:
+    """The comments after a command: on its line, and on the lines that follow, with at most one empty line between."""
+    parent = node.parent
+    while parent is not None and parent.type in ("redirected_statement", "list") and parent.end_byte >= node.end_byte:
+        if parent.type == "list" and parent.children[-1] != node:
+            return ""
+        node, parent = parent, parent.parent
+    comments, row, sibling = [], node.end_point[0], node.next_sibling
+    while sibling is not None and (sibling.type == "comment" or not source(sibling).strip()):
+        if sibling.type == "comment":
+            if sibling.start_point[0] - row > 2:
+                break
+            comments.append(source(sibling).lstrip("# ").rstrip())
+            row = sibling.end_point[0]
+        sibling = sibling.next_sibling
+    return " ".join(filter(None, comments))
+
+
+def _evaluate_test(words: Sequence[Word]) -> bool | None:
+    """`[ words ]`, where a variable that is not set is empty, as in a shell; None if it is unknown or unsupported."""
+    if any(re.search(r"\W", name) for word in words for name in word.missing):
+        return None  # it depends on the output of a command
+    match [word.text for word in words]:
+        case ["!", *_]:
+            result = _evaluate_test(words[1:]) if len(words) < _MAX_DEPTH else None
+            return None if result is None else not result
+        case ["-z", text]:
+            return not text
+        case ["-n", text]:
+            return bool(text)
+        case ["-z" | "-n" as how]:
+            return how == "-z"
+        case [a, "=" | "==", b]:
+            return a == b
+        case [a, "!=", b]:
+            return a != b
+        case [a, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as how, b]:
+            if not all(re.fullmatch(r"-?[0-9]{1,18}", n) for n in (a, b)):
+                return None
+            x, y = int(a), int(b)
+            return {"-eq": x == y, "-ne": x != y, "-lt": x < y, "-le": x <= y, "-gt": x > y, "-ge": x >= y}[how]
+        case [text] if not text.startswith("-"):
+            return bool(text)
+    return None

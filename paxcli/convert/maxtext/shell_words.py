@@ -1,0 +1,259 @@
+"""Expands the words of a shell script with the variables that are known. Runs nothing.
+
+What only a shell can know (the output of a command, an unset variable) stays as written and is named as missing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import operator
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from tree_sitter import Node
+
+DATE = "DATE"
+"""Replaces `$(date …)`, the time at which a script would have run."""
+
+_COMMANDS = ("command_substitution", "process_substitution")
+_EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", *_COMMANDS)
+_STRINGS = ("string", "raw_string", "ansi_c_string")
+_ESCAPES = re.compile(r"\\(?:\n|(.))", re.DOTALL)
+_ESCAPES_IN_QUOTES = re.compile(r'\\(?:\n|([$`"\\]))')
+_MAX_TEXT = 1 << 16
+_MAX_ARITHMETIC = 200
+_MAX_DEPTH = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """An expanded word.
+
+    Attributes:
+      text: Its text.
+      missing: What the text lacks: names of unset variables, and commands, which are not run.
+    """
+
+    text: str = ""
+    missing: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass
+class Variables:
+    """Shell variables by name, and the positional arguments ($1 and up)."""
+
+    named: dict[str, Word] = dataclasses.field(default_factory=dict)
+    positional: list[Word] = dataclasses.field(default_factory=list)
+
+    def get(self, name: str) -> Word | None:
+        """The value of a variable or positional argument; None if it is not set."""
+        if name.isdigit():
+            index = int(name[:6]) - 1
+            return self.positional[index] if 0 <= index < len(self.positional) else self.named.get(name)
+        return self.named.get(name)
+
+
+# A part of a word, and whether blanks in it separate words (an unquoted expansion).
+_Part = tuple[Word, bool]
+
+
+def source(node: Node) -> str:
+    """The source text of a syntax node."""
+    return (node.text or b"").decode("utf-8", "replace")
+
+
+def expand(node: Node, variables: Variables) -> list[Word]:
+    """The words that a word of the script becomes: one, unless an unquoted variable holds none or several."""
+    if source(node).strip() in ('"$@"', "$@", '"${@}"', "${@}"):
+        return list(variables.positional)
+    words: list[list[Word]] = []
+    current: list[Word] | None = None
+    for part, splits in _parts(node, variables, quoted=False, depth=0):
+        for index, chunk in enumerate(re.split(r"\s+", part.text) if splits else [part.text]):
+            if index:
+                words += [current] if current else []
+                current = None
+            if chunk or part.missing or not splits:
+                current = [*(current or ()), Word(chunk, part.missing)]
+    words += [current] if current else []
+    return [join(word) for word in words]
+
+
+def expand_unsplit(node: Node, variables: Variables) -> Word:
+    """The text of a word where a shell does not split it, as on the right of `=`."""
+    return join(part for part, _ in _parts(node, variables, quoted=False, depth=0))
+
+
+def join(words: Iterable[Word]) -> Word:
+    """The concatenation of words, cut at `_MAX_TEXT` characters so that no script can grow a text without end."""
+    text, missing = "", frozenset()
+    for word in words:
+        if len(text) + len(word.text) > _MAX_TEXT:
+            return Word(text, missing | word.missing | {"a text that is too long"})
+        text, missing = text + word.text, missing | word.missing
+    return Word(text, missing)
+
+
+def _parts(node: Node, variables: Variables, quoted: bool, depth: int) -> list[_Part]:
+    text = source(node)
+    if depth > _MAX_DEPTH:
+        return [(_unknown(text), False)]
+    if node.type in _EXPANSIONS:
+        blanks = text[: len(text) - len(text.lstrip())]  # the grammar counts blanks before `$` in quotes as part of it
+        leading = [(Word(blanks), False)] if blanks else []
+        return [*leading, (_expansion(node, text.lstrip(), variables, depth), not quoted)]
+    if node.type == "raw_string":
+        return [(Word(text[1:-1]), False)]
+    if node.type == "ansi_c_string":
+        return [(Word(text[2:-1]), False)]
+    if node.type != "string":
+        return _between(node, node.start_byte, node.end_byte, variables, quoted, depth)
+    end = node.end_byte - len(node.children[-1].text or b"") if len(node.children) > 1 else node.end_byte
+    inside = _between(node, node.start_byte + 1, end, variables, True, depth)
+    return inside or [(Word(), False)]
+
+
+def _between(node: Node, start: int, end: int, variables: Variables, quoted: bool, depth: int) -> list[_Part]:
+    """The parts of a node from byte `start` to `end`: expansions, strings, and the literal text between them."""
+    text, offset, parts = node.text or b"", node.start_byte, []
+
+    def add_literal(first: int, last: int) -> None:
+        literal = text[first - offset : last - offset].decode("utf-8", "replace")
+        literal = (_ESCAPES_IN_QUOTES if quoted else _ESCAPES).sub(lambda match: match[1] or "", literal)
+        if literal:
+            parts.append((Word(literal), False))
+
+    for child in _expansions_in(node):
+        if start <= child.start_byte and child.end_byte <= end:
+            add_literal(start, child.start_byte)
+            parts += _parts(child, variables, quoted, depth + 1)
+            start = child.end_byte
+    add_literal(start, end)
+    return parts
+
+
+def _expansions_in(node: Node) -> Iterator[Node]:
+    for child in node.children:
+        if child.type in _EXPANSIONS or child.type in _STRINGS:
+            yield child
+        else:
+            yield from _expansions_in(child)
+
+
+def _unknown(text: str) -> Word:
+    return Word(text, frozenset({text[:80]}))
+
+
+def _expansion(node: Node, text: str, variables: Variables, depth: int) -> Word:
+    if node.type == "simple_expansion":
+        length = 2 if text[1:2].isdigit() else len(text)  # the grammar takes `$1b` for one variable
+        return join([_variable(text[1:length], variables), Word(text[length:])])
+    if node.type == "arithmetic_expansion":
+        return _arithmetic(node, text, variables, depth)
+    if node.type == "expansion":
+        return _parameter(node, text, variables, depth)
+    is_date = text.strip("`$(").split()[:1] == ["date"]
+    return Word(DATE) if is_date else _unknown(text)
+
+
+def _variable(name: str, variables: Variables) -> Word:
+    if name in ("@", "*"):
+        return join(
+            word for index, value in enumerate(variables.positional) for word in (Word(" " * bool(index)), value)
+        )
+    value = variables.get(name)
+    return Word("", frozenset({name})) if value is None else value
+
+
+def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
+    """`${NAME}`, with a default (`:-` `:=` `:?` `:+`, with or without the colon) or a pattern to cut off (`#` `%`)."""
+    named, how = node.children[1], source(node.children[2])
+    if named.type not in ("variable_name", "special_variable_name") or node.has_error:
+        return _unknown(text)
+    name = source(named)
+    value = _variable(name, variables)
+    if how == "}":
+        return value
+
+    def argument() -> Word:
+        first, last = node.children[2].end_byte, node.children[-1].start_byte
+        return join(part for part, _ in _between(node, first, last, variables, True, depth + 1))
+
+    if how.lstrip(":") in ("-", "=", "?", "+"):
+        is_set = name not in value.missing and (bool(value.text or value.missing) or not how.startswith(":"))
+        if how[-1] == "+":
+            return argument() if is_set else Word()
+        if is_set or how[-1] == "?":
+            return value
+        default = argument()
+        if how[-1] == "=":
+            variables.named[name] = default
+        return default
+    if how not in ("#", "##", "%", "%%"):
+        return _unknown(text)
+    pattern = argument()
+    return Word(_trim(value.text, how, pattern.text), value.missing | pattern.missing)
+
+
+def _trim(text: str, how: str, pattern: str) -> str:
+    """`text` without the shortest (`#`, `%`) or longest (`##`, `%%`) start or end that matches."""
+    if len(text) > 4096 or len(pattern) > 256:
+        return text
+    lengths: Sequence[int] = range(len(text) + 1) if len(how) == 1 else range(len(text), -1, -1)
+    for length in lengths:
+        at_end = how[0] == "%"
+        piece = text[len(text) - length :] if at_end else text[:length]
+        if fnmatch.fnmatchcase(piece, pattern):
+            return text[: len(text) - length] if at_end else text[length:]
+    return text
+
+
+def _quotient(a: int, b: int) -> int:
+    return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+_BINARY: dict[str, Callable[[int, int], int]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": _quotient,
+    "%": lambda a, b: a - b * _quotient(a, b),
+}
+
+
+def _arithmetic(node: Node, text: str, variables: Variables, depth: int) -> Word:
+    if len(text) > _MAX_ARITHMETIC or node.has_error or len(node.named_children) != 1:
+        return _unknown(text)
+    missing = join(part for part, _ in _between(node, node.start_byte, node.end_byte, variables, True, depth)).missing
+    if missing:
+        return Word(text, missing)
+    try:
+        return Word(str(_integer(node.named_children[0], variables)))
+    except (ValueError, ArithmeticError):
+        return _unknown(text)
+
+
+def _integer(node: Node, variables: Variables) -> int:
+    """The value of an integer expression of a shell.
+
+    Raises:
+      ValueError: It has something other than integers, set variables, parentheses and + - * / %.
+    """
+    operand = node.named_children
+    match node.type:
+        case "number":
+            return int(source(node))
+        case "variable_name" | "simple_expansion" | "expansion":
+            word = (
+                _variable(source(node), variables) if node.type == "variable_name" else expand_unsplit(node, variables)
+            )
+            return int(word.text)
+        case "parenthesized_expression":
+            return _integer(operand[0], variables)
+        case "unary_expression" if source(node.children[0]) == "-":
+            return -_integer(operand[0], variables)
+        case "binary_expression" if source(node.children[1]) in _BINARY:
+            apply = _BINARY[source(node.children[1])]
+            return apply(_integer(operand[0], variables), _integer(operand[-1], variables))
+    raise ValueError(source(node))

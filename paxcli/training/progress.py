@@ -1,0 +1,140 @@
+"""Prints a run's progress: on a terminal, in a pipe, in a notebook."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from paxcli.log import use_color
+from paxcli.metrics.meter import Record
+
+_UNWRAPPED = 10_000  # the width of a console whose lines are not wrapped, in characters
+
+
+class Reporter(Protocol):
+    """Receives a run's progress: start, steps, evaluations, messages."""
+
+    def start(self, facts: dict[str, Any]) -> None:
+        """The run starts or resumes. `facts`: sizes, devices, the first step."""
+
+    def step(self, record: Record) -> None:
+        """The metrics of a logged step."""
+
+    def evaluation(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
+        """The metrics of an evaluation: input name → metric → value."""
+
+    def message(self, text: str) -> None:
+        """Any other line."""
+
+
+class Silent:
+    """Discards all progress; used on every process but process 0."""
+
+    def start(self, facts: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def step(self, record: Record) -> None:
+        """Nothing."""
+
+    def evaluation(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
+        """Nothing."""
+
+    def message(self, text: str) -> None:
+        """Nothing."""
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a Jupyter notebook."""
+    return Console().is_jupyter
+
+
+def progress_console() -> Console:
+    """A console for progress: stderr; in a notebook stdout, since notebooks show stderr like an error."""
+    if in_notebook():
+        return Console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=_UNWRAPPED, highlight=False)
+    width = None if sys.stderr.isatty() else _UNWRAPPED
+    no_color = not use_color(sys.stderr)
+    return Console(file=sys.stderr, no_color=no_color, highlight=False, soft_wrap=True, width=width)
+
+
+class ProgressPrinter:
+    """Prints a line for each report; on a terminal, with a progress bar below them."""
+
+    def __init__(self) -> None:
+        self._console = progress_console()
+        self._progress: Progress | None = None
+        self._peak: float | None = None
+
+    def __enter__(self) -> ProgressPrinter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def start(self, facts: dict[str, Any]) -> None:
+        """Prints sizes and devices, and on a terminal starts the progress bar."""
+        self._peak = facts["peak_flops_per_device"]
+        tokens = facts["tokens_per_step"]
+        parts = [
+            f"{facts['parameters']:,} parameters",
+            f"global batch {facts['global_batch_size']:,}" + (f" = {tokens:,} tokens" if tokens else ""),
+            f"{facts['devices']} as {facts['mesh']}",
+            f"steps {facts['first_step']} → {facts['num_train_steps']}",
+        ]
+        self.message(" · ".join(parts))
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._task = self._progress.add_task(
+                "compiling", total=facts["num_train_steps"], completed=facts["first_step"]
+            )
+            self._progress.start()
+
+    def step(self, record: Record) -> None:
+        """Prints a logged step."""
+        values = record.values
+        fields = [f"step {record.step}", f"loss {_number(values['loss'], '.4f')}"]
+        if values.get("log_pplx") is not None:
+            fields.append(f"log_pplx {values['log_pplx']:.4f}")
+        fields.append(f"learning_rate {_number(values['learning_rate'], '.2e')}")
+        if values["tokens_per_second"] is not None:
+            fields.append(f"tokens/s {values['tokens_per_second']:,.0f}")
+        fields.append(self._mfu(values["mfu"]))
+        if values["skipped_steps"]:
+            fields.append(f"skipped {values['skipped_steps']}")
+        left = _duration(values["seconds_left"])
+        fields.append(f"left {left}")
+        self.message(" · ".join(fields))
+        if self._progress is not None:
+            self._progress.update(self._task, completed=record.step, description=f"step {record.step}, {left} left")
+
+    def evaluation(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
+        """Prints a line for each evaluation input."""
+        for name, values in metrics.items():
+            shown = " · ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+            self.message(f"step {step} · eval {name} · {shown}")
+
+    def message(self, text: str) -> None:
+        """Prints a line."""
+        self._console.print(text, markup=False)
+
+    def _mfu(self, mfu: float | None) -> str:
+        if mfu is None:
+            return "MFU unknown device"
+        return f"MFU {mfu:.1%} of {self._peak / 1e12:,.0f} TFLOP/s" if self._peak else f"MFU {mfu:.1%}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "not finite" if value is None else format(value, form)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    days, rest = divmod(round(seconds), 86_400)
+    return (f"{days} d " if days else "") + time.strftime("%H:%M:%S", time.gmtime(rest))

@@ -1,0 +1,147 @@
+"""Checkpoints are listed, verified, deleted and copied; damage is found, and the last one is never deleted."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from paxcli.checkpoint import maintenance
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.policy import Checkpoint
+from paxcli.checkpoint.reading import named_leaves
+from paxcli.cli.checkpoints import app
+from paxcli.cli.output import run
+from paxcli.errors import ConfigError, DataError
+from paxcli.training.run_dir import RunDir
+from tests.checkpoint.states import abstract, assert_same_bits, make_state
+
+STEPS = (1, 2, 3)
+
+
+@pytest.fixture
+def run_dir(tmp_path: pathlib.Path) -> pathlib.Path:
+    path = tmp_path / "run"
+    with CheckpointStore(path / "checkpoints", Checkpoint(save_interval_steps=1)) as store:
+        for step in STEPS:
+            store.save(step, make_state(step), {"position": step})
+    (path / "recipe.yaml").write_text("recipe: tiny\n")
+    return path
+
+
+def steps_of(run_dir: pathlib.Path) -> list[int]:
+    return CheckpointStore(run_dir / "checkpoints").steps()
+
+
+def flip_a_byte(step_dir: pathlib.Path) -> None:
+    """In the middle of the largest file, which holds arrays."""
+    file = max((path for path in step_dir.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def command(*arguments: str) -> int:
+    return run(app, arguments)
+
+
+def test_sizes_and_times_are_those_of_the_files(run_dir: pathlib.Path) -> None:
+    found = maintenance.list_checkpoints(str(run_dir))
+    assert [info.step for info in found] == [*STEPS]
+    for info in found:
+        stats = [path.stat() for path in pathlib.Path(info.path).rglob("*") if path.is_file()]
+        assert info.bytes == sum(stat.st_size for stat in stats)
+        assert info.saved_at == pytest.approx(max(stat.st_mtime for stat in stats), abs=1)
+
+
+def test_a_sound_checkpoint_is_read_completely(run_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "_CHUNK_BYTES", 1000)  # less than one array
+    arrays = {name: x.nbytes for name, x in named_leaves(make_state(1)).items()}
+    for result, step in zip(maintenance.verify_checkpoints(str(run_dir)), STEPS, strict=True):
+        assert result == maintenance.Verified(step, len(arrays), sum(arrays.values()), None)
+
+
+def test_one_changed_bit_is_found(run_dir: pathlib.Path) -> None:
+    flip_a_byte(run_dir / "checkpoints" / "2")
+    problems = {result.step: result.problem for result in maintenance.verify_checkpoints(str(run_dir))}
+    assert problems[1] is None and problems[3] is None
+    assert problems[2]
+
+
+def test_verify_exits_with_5_and_names_the_intact_ones(run_dir: pathlib.Path, capsys) -> None:
+    assert command("verify", str(run_dir), "--json") == 0
+    assert [one["problem"] for one in json.loads(capsys.readouterr().out)["checkpoints"]] == [None] * 3
+    flip_a_byte(run_dir / "checkpoints" / "2")
+    assert command("verify", str(run_dir), "--json") == 5
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert "1 of 3" in error["message"] and "Intact: 1, 3" in error["hint"] and "--step 2" in error["hint"]
+
+
+def test_deleted_ones_are_gone_and_the_last_one_stays(run_dir: pathlib.Path) -> None:
+    assert command("rm", str(run_dir), "--step", "1", "--dry-run") == 0
+    assert steps_of(run_dir) == [1, 2, 3]
+    assert command("rm", str(run_dir), "--step", "1", "--step", "2") == 0
+    assert steps_of(run_dir) == [3]
+    assert sorted(path.name for path in (run_dir / "checkpoints").iterdir()) == ["3"]
+    with pytest.raises(ConfigError, match="every checkpoint"):
+        maintenance.delete_checkpoints(str(run_dir), [3])
+    assert steps_of(run_dir) == [3]
+
+
+def test_nothing_is_deleted_under_a_training_process(run_dir: pathlib.Path) -> None:
+    with RunDir(run_dir).locked():
+        assert command("rm", str(run_dir), "--step", "1") == 2
+        assert steps_of(run_dir) == [1, 2, 3]
+    assert command("rm", str(run_dir), "--step", "1") == 0
+
+
+def test_a_copy_restores_the_same_bits(run_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    assert command("copy", str(run_dir), "--out", str(tmp_path / "dry"), "--dry-run") == 0
+    assert not (tmp_path / "dry").exists()
+    copied = maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [1, 3])
+    assert [info.step for info in copied] == [1, 3] == steps_of(tmp_path / "copy")
+    assert (tmp_path / "copy" / "recipe.yaml").read_text() == "recipe: tiny\n"
+    restored, input_state = CheckpointStore(tmp_path / "copy" / "checkpoints").restore(3, abstract(make_state(3)))
+    assert_same_bits(restored, make_state(3))
+    assert input_state == {"position": 3}
+    assert [info.step for info in maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "newest"))] == [3]
+    with pytest.raises(ConfigError, match="already has checkpoints of steps 1"):
+        maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [1])
+
+
+def test_an_interrupted_copy_is_not_a_checkpoint(
+    run_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy_file, copied = maintenance.shutil.copyfileobj, []
+
+    def fails_at_the_fourth(*args):
+        copied.append(args)
+        if len(copied) == 4:
+            raise OSError("no space left on device")
+        copy_file(*args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(maintenance.shutil, "copyfileobj", fails_at_the_fourth)
+        with pytest.raises(OSError, match="no space"):
+            maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"))
+    assert steps_of(tmp_path / "copy") == []
+    maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"))
+    assert steps_of(tmp_path / "copy") == [3]
+    assert next(maintenance.verify_checkpoints(str(tmp_path / "copy"))).problem is None
+
+
+@pytest.mark.parametrize("steps", [[7], [1, 7]])
+def test_an_unknown_step_names_those_that_there_are(run_dir: pathlib.Path, steps: list[int]) -> None:
+    for action in (
+        maintenance.delete_checkpoints,
+        lambda path, steps: next(maintenance.verify_checkpoints(path, steps)),
+    ):
+        with pytest.raises(DataError, match="step 7") as error:
+            action(str(run_dir), steps)
+        assert "1, 2, 3" in error.value.hint
+
+
+def test_a_directory_without_checkpoints_is_refused(tmp_path: pathlib.Path) -> None:
+    for verb in (["ls"], ["verify"], ["rm", "--step", "1"], ["copy", "--out", str(tmp_path / "out")]):
+        assert command(verb[0], str(tmp_path), *verb[1:]) == 5

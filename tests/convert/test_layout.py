@@ -1,0 +1,171 @@
+"""Layouts of random formats, and of seven families of Hugging Face, go there and back bit by bit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paxcli.checkpoint.reading import named_leaves
+from paxcli.convert.layout import (
+    Layers,
+    Layout,
+    Rule,
+    Slot,
+    compare_to_model,
+    deinterleave,
+    from_pax,
+    pax_layers,
+    reshape,
+    split,
+    to_pax,
+    transpose,
+    unstack,
+)
+from paxcli.errors import ConfigError
+from tests.models import hf_families
+
+Arrays = dict[str, np.ndarray]
+
+
+def assert_same(found: Arrays, expected: Arrays) -> None:
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        np.testing.assert_array_equal(found[name], x)
+        assert found[name].dtype == x.dtype
+
+
+@st.composite
+def layers(draw: st.DrawFn, count: int) -> Layers:
+    kind = draw(st.sampled_from(["stacked", "unstacked", "interleaved", "with a remainder", "in stages"]))
+    if kind == "unstacked":
+        return Layers.unstacked(count, "layer_{}")
+    axis = draw(st.integers(0, 1))
+    if kind == "stacked":
+        return Layers.stacked(count, axis=axis)
+    size = draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
+    if kind == "interleaved":
+        return Layers(tuple(Slot({"layer": f"turn_{i % size}"}, i // size) for i in range(count)), axis)
+    if kind == "with a remainder":
+        slots = [Slot({"layer": "layers"}, i) for i in range(count - 1)]
+        return Layers((*slots, Slot({"layer": "last"})), axis)
+    return Layers(tuple(Slot({"layer": f"layer_{i % size}"}, i // size) for i in range(count)), dims=(count // size, 1))
+
+
+@st.composite
+def rules(draw: st.DrawFn, number: int, in_layers: bool) -> tuple[Rule, tuple[int, ...]]:
+    """A rule and the shape of a layer of their tensor."""
+    shape = tuple(draw(st.lists(st.sampled_from([2, 4, 6]), min_size=1, max_size=3)))
+    steps, names, now = [], 1, shape
+    for step in draw(st.lists(st.sampled_from(["transpose", "reshape", "deinterleave"]), max_size=3)):
+        if step == "transpose":
+            order = draw(st.permutations(range(len(now))))
+            now = tuple(now[axis] for axis in order)
+            steps.append(transpose(*order))
+        elif step == "deinterleave" and now[-1] % 2 == 0:
+            steps.append(deinterleave())
+        elif step == "reshape":
+            steps.append(reshape(now, (math.prod(now[:-1]), now[-1])))
+            now = (math.prod(now[:-1]), now[-1])
+    last = draw(st.sampled_from(["", "unstack", "split"]))
+    axis = draw(st.integers(0, len(now) - 1))
+    if last == "unstack" and len(now) > 1:
+        steps.append(unstack(axis))
+        names = now[axis]
+    elif last == "split" and now[axis] > 1:
+        steps.append(split(axis, 1, now[axis] - 1))
+        names = 2
+    if draw(st.booleans()):
+        steps += [deinterleave(*range(names - 1, names))] if names > 1 and now[-1] % 2 == 0 and last == "" else []
+    before = "{layer}." if in_layers else ""
+    ours = tuple(f"{before}ours_{number}_{part}" for part in range(names))
+    theirs, ours = f"{before}theirs_{number}", ours if names > 1 else ours[0]
+    return Rule(theirs, ours, tuple(steps), scale=draw(st.sampled_from([1.0, 0.5]))), shape
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_random_layouts_go_there_and_back(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 6))
+    drawn = [data.draw(rules(i, in_layers=bool(i))) for i in range(data.draw(st.integers(1, 4)))]
+    layout = Layout(tuple(rule for rule, _ in drawn), data.draw(layers(count)), data.draw(layers(count)))
+    random, theirs = np.random.RandomState(0), {}
+    for rule, shape in drawn:
+        (name,) = rule.names("theirs")
+        side = layout.layers(name, "theirs")
+        for tensor, numbers in side.tensors(name).items():
+            theirs[tensor] = side.arrange(numbers, random.randn(len(numbers), *shape).astype(np.float32))
+    for kind in ("params", "mu", "nu"):
+        ours = dict(to_pax(layout, theirs, kind))
+        assert_same(dict(from_pax(layout, ours, kind)), theirs)
+        assert_same(dict(to_pax(layout, dict(from_pax(layout, ours, kind)), kind)), ours)
+    ours = dict(to_pax(layout, theirs))
+    differences = compare_to_model(layout, ours, theirs)
+    assert not differences and set(differences.matched) == set(theirs)
+    assert layout.without_rule(ours) == layout.without_rule(theirs, "theirs") == []
+    assert layout.only(ours) == layout.only(theirs, "theirs") == layout
+
+
+@pytest.mark.parametrize("family", ["llama2", "llama31", "mistral", "mixtral", "qwen3", "gemma2", "neox"])
+def test_families_of_hugging_face_go_there_and_back(family: str) -> None:
+    arrays = hf_families.arrays_of(family)
+    hf = {name.removeprefix("param/"): x for name, x in arrays.items() if name.startswith("param/")}
+    num_layers = getattr(hf_families, family)().num_layers
+    layout = hf_families.layout_of(family, hf, num_layers)
+    ours = named_leaves(hf_families.params_of(family, arrays, num_layers))
+    for name in layout.without_rule(hf, "theirs"):
+        del hf[name]
+    assert_same(dict(from_pax(layout, ours)), hf)
+    assert not compare_to_model(layout, ours, hf)
+
+
+def test_differences_are_named() -> None:
+    rules = (Rule("a", "x"), Rule("h.{layer}.b", "stack.{layer}.y", (transpose(1, 0),)), Rule("c", "z"))
+    layout = Layout(rules, Layers.unstacked(2), Layers.stacked(2))
+    params = {"x": np.zeros(3), "stack.layers.y": np.zeros((2, 5, 4)), "z": np.zeros(2), "more": np.zeros(1)}
+    found: dict[str, Any] = {"a": np.zeros(3), "h.0.b": np.zeros((4, 5)), "h.1.b": np.zeros((5, 4)), "d": np.zeros(1)}
+    differences = compare_to_model(layout, params, found)
+    assert differences.matched == ["a", "h.0.b"] and differences.missing == ["c"] and differences.unexpected == ["d"]
+    assert differences.mismatched == {"h.1.b": "`h.1.b` is [5, 4] there, [4, 5] here"}
+    assert differences.text() == "`h.1.b` is [5, 4] there, [4, 5] here; it lacks `c`; only it has `d`"
+    assert layout.without_rule(params) == ["more"] and layout.without_rule(found, "theirs") == ["d"]
+
+
+def test_a_stack_is_read_as_a_view_and_one_tensor_at_a_time() -> None:
+    stack = np.zeros((3, 4, 2))
+    layout = Layout(
+        (Rule("{layer}.w", "stack.{layer}.w"),), Layers.stacked(4, axis=1), Layers.unstacked(4, "layers_{}")
+    )
+    ((_, x),) = to_pax(Layout(layout.rules, layout.theirs, Layers.stacked(4)), {"layers.w": stack})
+    assert np.shares_memory(x, stack)
+    asked = []
+
+    class Source:
+        def __getitem__(self, name: str) -> np.ndarray:
+            asked.append(name)
+            return stack
+
+    next(iter(to_pax(layout, Source())))
+    assert asked == ["layers.w"]
+
+
+def test_layers_of_pax_are_inferred_from_names() -> None:
+    assert pax_layers(["stack.layers.attention.query"], 2) == Layers.stacked(2)
+    assert pax_layers(["stack.layers_0.attention.query"], 2) == Layers.unstacked(2, "layers_{}")
+    interleaved = pax_layers(["stack.layers.turn_0.norm.scale", "stack.layers.turn_1.norm.scale"], 4)
+    assert [slot.index for slot in interleaved.slots] == [0, 0, 1, 1]
+    with pytest.raises(ConfigError, match="stages of a pipeline"):
+        pax_layers(["stack.stages.layers.attention.query"], 2)
+
+
+def test_the_inverse_of_a_step_undoes_it() -> None:
+    x = np.arange(2 * 12.0).reshape(2, 12)
+    for step in (deinterleave(), reshape((12,), (3, 4)), split(0, 5, 7), unstack(0)):
+        (again,) = step.inverse.to_pax(step.to_pax([x]))
+        np.testing.assert_array_equal(again, x)
+    assert jax.tree.map(np.shape, list(split(0, 5, 7).to_pax([x]))) == [(2, 5), (2, 7)]

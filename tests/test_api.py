@@ -1,0 +1,194 @@
+"""`import paxcli as pax`: what it costs, what it offers, and that a run can be used from Python."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import jax
+import numpy as np
+import pytest
+
+import paxcli as pax
+from paxcli.training.progress import Silent
+
+PUBLIC = {
+    "ConfigError",
+    "DataError",
+    "DivergedError",
+    "Generation",
+    "MissingError",
+    "PaxError",
+    "Recipe",
+    "RemoteError",
+    "Run",
+    "Stopped",
+    "compile",
+    "inspect_input",
+    "load",
+    "train",
+}
+SMALL = {
+    "num_layers": 1,
+    "model_dims": 32,
+    "hidden_dims": 64,
+    "num_heads": 2,
+    "max_seq_len": 32,
+    "global_batch_size": 4,
+    "num_train_steps": 4,
+    "summary_interval_steps": 2,
+    "save_interval_steps": 2,
+    "eval_interval_steps": None,
+    "eval_inputs.0.reset_for_eval": False,
+    "eval_inputs.0.eval_loop_num_batches": 2,
+    "train_input.input_random_seed": 7,
+}
+
+
+class Interrupts(Silent):
+    """Sends Ctrl-C to this process after the first logged step."""
+
+    def __init__(self):
+        self.lines = []
+
+    def step(self, record):
+        if not self.lines:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def message(self, text):
+        self.lines.append(text)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that is trained."""
+    return pax.train(pax.load("tiny", set=SMALL), tmp_path_factory.mktemp("api") / "run", progress=Silent())
+
+
+def test_importing_loads_nothing_heavy():
+    heavy = ("fiddle", "flax", "jax", "numpy", "optax", "orbax", "rich", "seqio", "tensorflow", "typer")
+    code = f"import sys, paxcli; dir(paxcli); paxcli.PaxError; print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+
+
+def test_the_public_names_are_these_and_documented():
+    assert set(dir(pax)) == {*PUBLIC, "__version__"}
+    page = (pathlib.Path(__file__).parents[1] / "docs" / "api.md").read_text()
+    for name in PUBLIC:
+        assert getattr(pax, name).__doc__, name
+        assert f"pax.{name}" in page, name
+    methods = [name for kind in (pax.Recipe, pax.Run) for name in vars(kind) if not name.startswith("_")]
+    assert [name for name in methods if f"`{name}" not in page and f".{name}" not in page] == []
+    with pytest.raises(AttributeError, match="no attribute 'trian'"):
+        _ = pax.trian
+
+
+def test_a_recipe_shows_its_values_and_where_they_come_from():
+    recipe = pax.load("tiny", overlays="cpu", set={"num_layers": 2})
+    value = recipe.values["task.model.num_layers"]
+    assert (value.value, value.source) == (2, "--set") and recipe.config.task.model.num_layers == 2
+    assert "num_layers: 2" in str(recipe) and recipe.sizes()["num_devices"] == 1
+    assert "num_layers: 2" in recipe.yaml()
+
+
+def test_mistakes_are_typed_errors_with_a_hint():
+    with pytest.raises(pax.ConfigError, match="tinny") as error:
+        pax.load("tinny")
+    assert "tiny" in error.value.hint
+    with pytest.raises(pax.ConfigError, match="expected int"):
+        pax.load("tiny", set={"num_layers": "two"})
+    with pytest.raises(pax.ConfigError, match="plain values"):
+        pax.load("tiny", set={"task.model.stack": pax.load("tiny").config.task.model.stack})
+    with pytest.raises(pax.DataError, match=r"no recipe.yaml"):
+        _ = pax.Run("nowhere").recipe
+    with pytest.raises(pax.DataError, match=r"no metrics.jsonl"):
+        pax.Run("nowhere").metrics()
+    assert issubclass(pax.DataError, pax.PaxError)
+
+
+def test_metrics_are_columns(run):
+    columns = run.metrics()
+    assert columns["step"].tolist() == [1, 2, 4]
+    assert {len(column) for column in columns.values()} == {3}
+    assert columns["loss"].dtype == float and columns["loss"][-1] == run.result["loss"]
+    assert np.isnan(columns["mfu"]).all()  # no peak is known of this device
+    assert run.metrics("eval/stdlib")["loss"].shape == (1,)
+    with pytest.raises(pax.ConfigError, match="eval/stdlb"):
+        run.metrics("eval/stdlb")
+
+
+def test_a_run_is_evaluated_on_the_same_batches_each_time(run):
+    first = run.evaluate()
+    assert first == run.evaluate() == run.evaluate(step=4)
+    assert first["stdlib"]["loss"] == pytest.approx(run.metrics("eval/stdlib")["loss"][0], rel=1e-6)
+    assert run.steps[-1] == 4 and list(run.watch()) == run.steps
+    with pytest.raises(pax.DataError, match="step 3"):
+        run.evaluate(step=3)
+
+
+def test_a_run_generates(run):
+    several = run.generate(["def ", "x"], 4, temperature=0)
+    assert [one.prompt for one in several] == ["def ", "x"]
+    assert several[0] == run.generate("def ", 4, temperature=0)[0]
+    assert len(several[0].ids) == len(several[0].log_probs) <= 4 and several[0].finish_reason in ("eos", "length")
+    from_inputs, metrics = run.generate_from_inputs(2)
+    assert [one.prompt for one in from_inputs] == ["def ", "class ", "import "] and metrics == {}
+    assert "input" not in from_inputs[0].to_dict()
+
+
+def test_a_run_opened_by_its_path_is_the_same(run):
+    again = pax.Run(run.path)
+    assert again.config.task.model.num_layers == 1 and again.result is None
+    ours, theirs = jax.tree.leaves(run.params()), jax.tree.leaves(again.params(4))
+    assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert again.evaluate() == run.evaluate()
+
+
+def test_parameters_are_arrays_by_name(run):
+    assert set(run.params()) == {"embedding", "final_norm", "stack"}
+
+
+def test_a_run_is_plotted(run, tmp_path):
+    figure = run.plot(run.path, metrics=["loss", "learning_rate"], path=tmp_path / "curves.png")
+    assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "learning_rate"]
+    png = b"\x89PNG\r\n"
+    assert (tmp_path / "curves.png").read_bytes().startswith(png) and figure._repr_png_().startswith(png)
+    with pytest.raises(pax.ConfigError, match="No run has a metric"):
+        run.plot(metrics=["lost"])
+
+
+def test_ctrl_c_saves_and_the_same_call_resumes_also_in_a_thread(tmp_path, run):
+    recipe, previous = pax.load("tiny", set=SMALL), signal.getsignal(signal.SIGINT)
+    with pytest.raises(pax.Stopped, match="SIGINT"):
+        pax.train(recipe, tmp_path / "run", progress=Interrupts())
+    assert signal.getsignal(signal.SIGINT) is previous
+    stopped = pax.Run(tmp_path / "run")
+    assert 0 < stopped.steps[-1] < 4
+    results = []
+    thread = threading.Thread(target=lambda: results.append(pax.train(recipe, tmp_path / "run", progress=Silent())))
+    thread.start()
+    thread.join()
+    assert results[0].steps[-1] == 4 and results[0].result["loss"] == run.result["loss"]
+    finished = pax.train(recipe, tmp_path / "run", progress=Silent())  # it is, and its lock is free
+    assert finished.result["steps"] == 4
+
+
+def test_progress_is_printed_unless_it_goes_elsewhere(tmp_path, capsys):
+    pax.train(pax.load("tiny", set=SMALL | {"num_train_steps": 1}), tmp_path / "run")
+    out, err = capsys.readouterr()
+    assert out == "" and "step 1 · loss" in err and "\x1b" not in err
+
+
+def test_inputs_are_inspected_and_steps_compiled():
+    recipe = pax.load("tiny", set=SMALL)
+    (found,) = pax.inspect_input(recipe, batches=2, split="eval").inputs
+    assert len(found.batches) == 2 and found.batches[0]["ids"].shape == (4, 32)
+    assert [one["prompt"] for one in pax.inspect_input(recipe, split="decode").prompts][0] == "def "
+    compiled = pax.compile(recipe, "cpu:1")
+    assert compiled.report["fits"] and "HloModule" in compiled.text
+    assert jax.config.jax_enable_compilation_cache
