@@ -52,6 +52,7 @@ class Corpus:
       packs: The packs.
       bad_records: The error of each skipped record.
       num_dropped: Number of documents dropped because they are too long.
+      num_truncated: Number of documents truncated because they are too long.
       paths: The token file of each pack; empty if the ids come from a tokenizer and need no check.
       vocab_size: All ids are smaller.
       checksum: Identifies the rows.
@@ -63,6 +64,7 @@ class Corpus:
     paths: Sequence[epath.Path]
     vocab_size: int
     checksum: int
+    num_truncated: int = 0
 
     @functools.cached_property
     def first_rows(self) -> np.ndarray:

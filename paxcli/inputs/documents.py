@@ -51,13 +51,17 @@ class BadRecords:
         """Skips a record, or raises `error`."""
         if self.policy == "error":
             raise error
-        if len(self.found) >= self.budget:
-            raise DataError(
-                f"More than {self.budget} records cannot be read. The last one: {error.message}",
-                "Fix the data, or raise bad_record_budget.",
-            ) from error
-        self.found.append(error.message)
+        self.add_skipped([error.message])
         log.info("Skipped: %s", error.message)
+
+    def add_skipped(self, messages: list[str]) -> None:
+        """Counts records that were skipped, for example in another process. Raises DataError above the budget."""
+        self.found += messages
+        if len(self.found) > self.budget:
+            raise DataError(
+                f"More than {self.budget} records cannot be read. The last one: {self.found[-1]}",
+                "Fix the data, or raise bad_record_budget.",
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,13 +82,13 @@ class Reading:
     budget: int = 0
     cache_dir: str | None = None
 
-    def documents(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
-        """The documents of one file, in order.
+    def documents(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
+        """The documents of one file, in order: texts, unless a subclass overrides `document_of`.
 
         Raises:
           DataError: The file cannot be read, or a bad record must not be skipped.
         """
-        readers: dict[str, Callable[[SourceFile, BadRecords], Iterator[str]]] = {
+        readers: dict[str, Callable[[SourceFile, BadRecords], Iterator[Any]]] = {
             TEXT: _read_text,
             JSONL: self._jsonl,
             PARQUET: self._parquet,
@@ -92,43 +96,30 @@ class Reading:
         }
         return readers[self.format or format_of(file.name)](file, bad)
 
-    def _jsonl(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
-        number = 0
-        with _open_stream(file) as stream:
-            while line := _next_line(stream, file, number):
-                number += 1
-                if line.isspace():
-                    continue
-                try:
-                    text = self._extract_text(line, f"{file.path}, line {number}")
-                except DataError as error:
-                    bad.add(error)
-                else:
-                    yield text
+    def document_of(self, record: dict[str, Any], place: str) -> Any:
+        """The document of a record, here its text. A subclass may override this, together with `columns`.
 
-    def _parquet(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
-        import pyarrow
-        import pyarrow.parquet
+        Args:
+          record: A JSON object, or a row of a Parquet file.
+          place: File and line, for errors.
 
-        with _open_stream(file) as stream:
-            try:
-                table = pyarrow.parquet.ParquetFile(stream)
-            except pyarrow.ArrowException as error:
-                raise DataError(f"{file.path} is not a Parquet file: {error}") from None
-            self._check_column(table.schema_arrow, file)
-            number = 0
-            try:
-                for batch in table.iter_batches(_RECORDS_PER_READ, columns=[self.text_field]):
-                    for text in batch.column(0).to_pylist():
-                        if text is None:
-                            bad.add(DataError(f"{file.path}, row {number}: `{self.text_field}` is null.", _FIX_HINT))
-                        else:
-                            yield text
-                        number += 1
-            except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-                raise DataError(f"{file.path} is damaged after row {number}: {error}") from None
+        Raises:
+          DataError: The record does not have a document.
+        """
+        text = record.get(str(self.text_field))
+        if not isinstance(text, str):
+            problem = "is null" if text is None else f"is {type(text).__name__}, not text"
+            problem = problem if self.text_field in record else "is missing"
+            fields = ", ".join(map(str, record)) or "none"
+            raise DataError(f"{place}: `{self.text_field}` {problem}; fields: {fields}.", f"Set text_field. {FIX_HINT}")
+        return text
 
-    def _check_column(self, schema: Any, file: SourceFile) -> None:
+    def columns(self, schema: Any, file: SourceFile) -> list[str]:
+        """The columns of a Parquet file that `document_of` reads.
+
+        Raises:
+          DataError: The file does not have them.
+        """
         import pyarrow
 
         if self.text_field not in schema.names:
@@ -142,8 +133,47 @@ class Reading:
                 f"{file.path}: column `{self.text_field}` has type {kind}, not text.",
                 "Set text_field to another column.",
             )
+        return [str(self.text_field)]
 
-    def _array_record(self, file: SourceFile, bad: BadRecords) -> Iterator[str]:
+    def _jsonl(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
+        number = 0
+        with _open_stream(file) as stream:
+            while line := _next_line(stream, file, number):
+                number += 1
+                if line.isspace():
+                    continue
+                try:
+                    document = self._parse_record(line, f"{file.path}, line {number}")
+                except DataError as error:
+                    bad.add(error)
+                else:
+                    yield document
+
+    def _parquet(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
+        import pyarrow
+        import pyarrow.parquet
+
+        with _open_stream(file) as stream:
+            try:
+                table = pyarrow.parquet.ParquetFile(stream)
+            except pyarrow.ArrowException as error:
+                raise DataError(f"{file.path} is not a Parquet file: {error}") from None
+            columns = self.columns(table.schema_arrow, file)
+            number = 0
+            try:
+                for batch in table.iter_batches(_RECORDS_PER_READ, columns=columns):
+                    for record in batch.to_pylist():
+                        try:
+                            document = self.document_of(record, f"{file.path}, row {number}")
+                        except DataError as error:
+                            bad.add(error)
+                        else:
+                            yield document
+                        number += 1
+            except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+                raise DataError(f"{file.path} is damaged after row {number}: {error}") from None
+
+    def _array_record(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
         import grain
 
         path = local_copy(file.path, self.cache_dir)
@@ -159,37 +189,31 @@ class Reading:
                 raise DataError(f"{file.path} is damaged after record {first}: {error}") from None
             for number, record in enumerate(records, first):
                 try:
-                    text = self._extract_text(record, f"{file.path}, record {number}")
+                    document = self._parse_record(record, f"{file.path}, record {number}")
                 except DataError as error:
                     bad.add(error)
                 else:
-                    yield text
+                    yield document
 
-    def _extract_text(self, record: bytes, place: str) -> str:
-        """The text of a record: the record itself, or a field of a JSON object or of a `tf.train.Example`."""
+    def _parse_record(self, record: bytes, place: str) -> Any:
+        """The document of a record: the record itself, or from a JSON object or a `tf.train.Example`."""
         try:
             if self.text_field is None:
                 return record.decode("utf-8")
             if record[:1] == b"\n":  # a serialized tf.train.Example starts with this byte, a line of JSON does not
-                return _example_field(record, self.text_field, place)
-            found = json.loads(record)
+                found: Any = {self.text_field: _example_field(record, self.text_field, place)}
+            else:
+                found = json.loads(record)
         except UnicodeDecodeError as error:
-            raise DataError(f"{place} is not UTF-8: byte {error.start}.", _FIX_HINT) from None
-        except ValueError as error:
-            raise DataError(f"{place} is not JSON: {error}.", _FIX_HINT) from None
+            raise DataError(f"{place} is not UTF-8: byte {error.start}.", FIX_HINT) from None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{place} is not JSON: {error}.", FIX_HINT) from None
         if not isinstance(found, dict):
-            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", _FIX_HINT)
-        text = found.get(self.text_field)
-        if not isinstance(text, str):
-            problem = f"is {type(text).__name__}, not text" if self.text_field in found else "is missing"
-            fields = ", ".join(map(str, found)) or "none"
-            raise DataError(
-                f"{place}: `{self.text_field}` {problem}; fields: {fields}.", f"Set text_field. {_FIX_HINT}"
-            )
-        return text
+            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", FIX_HINT)
+        return self.document_of(found, place)
 
 
-_FIX_HINT = "Fix it, or set on_bad_record=skip and a bad_record_budget."
+FIX_HINT = "Fix it, or set on_bad_record=skip and a bad_record_budget."
 
 
 def _read_text(file: SourceFile, bad: BadRecords) -> Iterator[str]:
@@ -259,7 +283,7 @@ def _example_field(record: bytes, field: str, place: str) -> str:
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError:
         raise DataError(
-            f"{place} is neither JSON nor a tf.train.Example.", f"For plain text, set text_field=None. {_FIX_HINT}"
+            f"{place} is neither JSON nor a tf.train.Example.", f"For plain text, set text_field=None. {FIX_HINT}"
         ) from None
     if field not in features or len(features[field].bytes_list.value) != 1:
         raise DataError(

@@ -34,7 +34,7 @@ class Inspection:
       batches: The batches.
       fields: Field → `shape` and `dtype` of a batch, `min` and `max` over all batches (None if not numeric).
       rows: For each batch and each row: text field → its decoded segments, including padding. Without text fields, the
-        row's integers, such as its label.
+        row's integers, such as its label. Where some tokens have no loss, ⟦ ⟧ enclose those that have.
       weights: Weight field → fraction of positions with a nonzero weight.
       padding_share: Fraction of padding among the positions of text fields, or else of weights; None without either.
       segments_per_row: Mean number of documents, or parts of documents, per row of text; None without segments.
@@ -193,9 +193,35 @@ def _decode_segments(data: BaseInput, leaves: Leaves, field: str, row: int) -> l
     """The decoded text of a row, split at changes of `segment_ids`, with special tokens by name."""
     ids = leaves[field][row]
     segment_ids = leaves.get(_companion(field, "segment_ids"), np.zeros_like(leaves[field]))[row]
+    if _has_loss_mask(leaves, field):
+        labels, weights = (leaves[_companion(field, name)][row] for name in ("labels", "weights"))
+        cuts = np.flatnonzero(np.diff(segment_ids)) + 1
+        split = [np.split(array, cuts) for array in (ids, labels, weights, segment_ids)]
+        return [_decode_with_loss_mask(data, field, *part) for part in zip(*split, strict=True)]
     pairs = zip(ids.reshape(-1, ids.shape[-1]), segment_ids.reshape(-1, ids.shape[-1]), strict=True)
     parts = [part for line, segment in pairs for part in np.split(line, np.flatnonzero(np.diff(segment)) + 1)]
     return [_decode(data, part, field) for part in parts]
+
+
+def _has_loss_mask(leaves: Leaves, field: str) -> bool:
+    """Whether some tokens that are not padding have weight 0."""
+    names = ("segment_ids", "labels", "weights")
+    segment_ids, labels, weights = (leaves.get(_companion(field, name)) for name in names)
+    if segment_ids is None or labels is None or weights is None or weights.ndim != 2:
+        return False
+    return bool(((weights == 0) & (segment_ids > 0)).any())
+
+
+def _decode_with_loss_mask(
+    data: BaseInput, field: str, ids: np.ndarray, labels: np.ndarray, weights: np.ndarray, segment_ids: np.ndarray
+) -> str:
+    """The decoded text of a segment and its last label, with ⟦ ⟧ around the tokens with loss."""
+    if segment_ids[0] == 0:
+        return _decode(data, ids, field)
+    tokens, has_loss = np.append(ids, labels[-1]), np.append(False, weights != 0)
+    cuts = np.flatnonzero(np.diff(has_loss)) + 1
+    texts = [_decode(data, part, field) for part in np.split(tokens, cuts)]
+    return "".join(f"⟦{text}⟧" if loss else text for text, loss in zip(texts, has_loss[[0, *cuts]], strict=True))
 
 
 def _decode(data: BaseInput, ids: np.ndarray, field: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from paxcli.nested_map import NestedMap
 
-CONCAT, FIRST_FIT = PACKINGS = ("concat", "first_fit")
+CONCAT, FIRST_FIT, ONE_PER_ROW = PACKINGS = ("concat", "first_fit", "one_per_row")
 _OPEN_ROWS = 64
 _CHUNK = 2**24
 
@@ -30,15 +30,17 @@ class PackedTokens:
     """Documents packed into rows [R, T]. The last token of a document is only a label, never an input.
 
     `concat` concatenates documents and splits them every T tokens. `first_fit` places a document in the first of the 64
-    latest open rows that has space for it, and splits only documents of more than T tokens. No token is dropped.
+    latest open rows that has space for it, and splits only documents of more than T tokens. `one_per_row` does the same
+    with one document in each row. No token is dropped.
 
     Args:
       tokens: The concatenated tokens of all documents, in memory or memory-mapped [N].
       starts: Number of tokens with a label before each document, and in total [num_documents + 1].
       seq_len: T.
       pad_id: Id of padding positions.
-      packing: `concat` or `first_fit`.
+      packing: `concat`, `first_fit` or `one_per_row`.
       begins: Index in `tokens` of each document's first token [num_documents]. None: documents are contiguous.
+      loss_weights: Loss weight of each token as a label [N]. None: 1.
     """
 
     tokens: np.ndarray
@@ -47,6 +49,7 @@ class PackedTokens:
     pad_id: int
     packing: str = CONCAT
     begins: np.ndarray | None = None
+    loss_weights: np.ndarray | None = None
 
     @classmethod
     def pack(cls, documents: Iterable[np.ndarray], *, seq_len: int, pad_id: int, eos_id: int) -> Self:
@@ -76,9 +79,9 @@ class PackedTokens:
     @property
     def num_rows(self) -> int:
         """Number of rows, R."""
-        if self.packing == FIRST_FIT:
-            return len(self._first_fit_pieces[0]) - 1
-        return -(-self.num_tokens // self.seq_len)
+        if self.packing == CONCAT:
+            return -(-self.num_tokens // self.seq_len)
+        return len(self._pieces_by_row[0]) - 1
 
     @functools.cached_property
     def checksum(self) -> int:
@@ -92,13 +95,15 @@ class PackedTokens:
         padding = -self.num_tokens % self.seq_len + 1
         total = zlib.crc32(np.full(padding, self.pad_id, self.tokens.dtype).data, total)
         total = zlib.crc32(np.ascontiguousarray(self.starts).data, total)
+        if self.loss_weights is not None:
+            total = zlib.crc32(np.ascontiguousarray(self.loss_weights).data, total)
         return total if self.packing == CONCAT else zlib.crc32(self.packing.encode(), total)
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
         """A language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
         numbers = np.asarray(numbers)
         batch, seq_len = len(numbers), self.seq_len
-        pieces = self._pieces_first_fit(numbers) if self.packing == FIRST_FIT else self._pieces_concat(numbers)
+        pieces = self._pieces_concat(numbers) if self.packing == CONCAT else self._pieces_of_rows(numbers)
         # A piece of padding is added at the end of each row.
         count = np.bincount(pieces.row, minlength=batch)
         padding = np.cumsum(count) + np.arange(batch)
@@ -120,13 +125,16 @@ class PackedTokens:
         ids = self.tokens[index].astype(np.int32)
         index += is_token
         labels = self.tokens[index].astype(np.int32)
+        weights = is_token.astype(np.float32)
+        if self.loss_weights is not None:
+            weights *= self.loss_weights[index]
         if not is_token.all():
             ids = np.where(is_token, ids, np.int32(self.pad_id))
             labels = np.where(is_token, labels, np.int32(self.pad_id))
         fields = {
             "ids": ids,
             "labels": labels,
-            "weights": is_token.astype(np.float32),
+            "weights": weights,
             "segment_ids": segment_ids,
             "segment_pos": segment_pos,
         }
@@ -149,19 +157,19 @@ class PackedTokens:
         nonempty = length > 0
         return _Pieces(row[nonempty], begin[nonempty], length[nonempty])
 
-    def _pieces_first_fit(self, numbers: np.ndarray) -> _Pieces:
-        rows, begins, lengths = self._first_fit_pieces
+    def _pieces_of_rows(self, numbers: np.ndarray) -> _Pieces:
+        rows, begins, lengths = self._pieces_by_row
         row, nth = _enumerate_counts(np.where(numbers >= 0, rows[numbers + 1] - rows[numbers], 0))
         piece = rows[numbers][row] + nth
         return _Pieces(row, begins[piece], lengths[piece])
 
     @functools.cached_property
-    def _first_fit_pieces(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _pieces_by_row(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The first piece of each row [R + 1]; the first token of each piece, and its length [K]."""
         document, nth = _enumerate_counts(-(-np.diff(self.starts) // self.seq_len))
         begins = self._first_tokens(document) + nth * self.seq_len
         lengths = np.minimum(self.starts[document + 1] - self.starts[document] - nth * self.seq_len, self.seq_len)
-        rows = first_fit(lengths, self.seq_len)
+        rows = first_fit(lengths, self.seq_len) if self.packing == FIRST_FIT else np.arange(len(lengths))
         order = np.argsort(rows, kind="stable")
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(np.bincount(rows), dtype=np.int64)])
         return first, begins[order], lengths[order].astype(np.int32)

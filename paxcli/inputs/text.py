@@ -45,7 +45,7 @@ class TextInput(RandomAccessInput):
       seq_len: T. None: the trainer sets it to the model's max_seq_len.
       vocab_size: The model's vocabulary size, at least the tokenizer's. None: the trainer sets it.
       packing: `concat`: concatenate documents and split them every T tokens. `first_fit`: split only documents of more
-        than T tokens, and pad rows.
+        than T tokens, and pad rows. `one_per_row`: the same, with one document in each row.
       drop_longer_than: Drop and count documents with more tokens. None: keep all.
       shuffle: Whether to shuffle rows, differently in each epoch. None: in training.
       split: `train` or `eval`: use only the files of this split, assigned by a hash of their names. None: all files.
@@ -198,17 +198,19 @@ class TextInput(RandomAccessInput):
                 f"Set the model's vocab_size to {vocab_size} or more.",
             )
 
-    @functools.cached_property
-    def _corpus(self) -> Corpus:
+    def _read_corpus(self) -> Corpus:
         assert self.seq_len is not None
         packing = Packing(self.seq_len, self.packing, self.drop_longer_than)
         if self._names_token_files():
-            corpus = open_token_files(self._files, self._token_info, packing, self.cache_dir)
-        else:
-            self._check_no_token_files()
-            reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
-            tokenizing = Tokenizing(reading, self.tokenizer)
-            corpus = tokenize_text(self._files, tokenizing, self.text_tokenizer, packing, self.num_workers)
+            return open_token_files(self._files, self._token_info, packing, self.cache_dir)
+        self._check_no_token_files()
+        reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
+        tokenizing = Tokenizing(reading, self.tokenizer)
+        return tokenize_text(self._files, tokenizing, self.text_tokenizer, packing, self.num_workers)
+
+    @functools.cached_property
+    def _corpus(self) -> Corpus:
+        corpus = self._read_corpus()
         if corpus.bad_records:
             log.warning("Input %s skipped %d bad records.", self.name, len(corpus.bad_records))
         if corpus.num_dropped:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,9 +27,23 @@ class Tokenizer(Protocol):
     def bos_id(self) -> int | None: ...
     @property
     def eos_id(self) -> int: ...
+    @property
+    def path(self) -> str | None:
+        """The file it was read from. None: it needs none."""
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        """Text of its special tokens in a rendered chat, by the names that chat templates use, such as `eos_token`."""
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text` [T], without special tokens at the start or end."""
+
+    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Tokenizes a rendered chat, including the special tokens in its text.
+
+        Returns:
+          Ids [T], and the position of each in `text`, (start, end) in characters [T, 2].
+        """
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of ids [T], without special tokens."""
@@ -42,9 +57,18 @@ class ByteTokenizer(Configurable):
     pad_id = 0
     eos_id = 1
     bos_id = 2
+    path = None
+    special_tokens = property(lambda self: {"bos_token": "<bos>", "eos_token": "<eos>"})
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode("utf-8"), np.uint8) + np.uint16(3)
+
+    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        return _encode_around({"<bos>": self.bos_id, "<eos>": self.eos_id}, text, self._encode_with_offsets)
+
+    def _encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        start = np.repeat(np.arange(len(text)), [len(character.encode("utf-8")) for character in text])
+        return self.encode(text), np.stack([start, start + 1], axis=1)
 
     def decode(self, ids: np.ndarray) -> str:
         ids = np.asarray(ids)
@@ -90,8 +114,21 @@ class SentencePieceTokenizer(Configurable):
             raise DataError(f"{self.path} has no eos piece.", "Train the model with an eos piece.")
         return self._model.eos_id()
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        known = {"bos_token": self.bos_id, "eos_token": self.eos_id}
+        return {name: self._model.id_to_piece(token) for name, token in known.items() if token is not None}
+
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._model.encode(text), np.int32)
+
+    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        ids = {piece: self._model.piece_to_id(piece) for piece in self.special_tokens.values()}
+        return _encode_around(ids, text, self._encode_with_offsets)
+
+    def _encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        found = self._model.encode(text, return_type="offset_mapping")
+        return np.asarray(found["ids"], np.int32), np.asarray(found["offsets"], np.int64).reshape(-1, 2)
 
     def decode(self, ids: np.ndarray) -> str:
         return self._model.decode([int(i) for i in ids if i < self.vocab_size])
@@ -125,8 +162,17 @@ class HuggingFaceTokenizer(Configurable):
     bos_id = property(lambda self: self._id(self.bos_token) if self.bos_token is not None else None)
     eos_id = property(lambda self: self._id(self.eos_token))
 
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        known = {"bos_token": self.bos_token, "eos_token": self.eos_token, "pad_token": self.pad_token}
+        return {name: token for name, token in known.items() if token is not None}
+
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._model.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        found = self._model.encode(text, add_special_tokens=False)
+        return np.asarray(found.ids, np.int32), np.asarray(found.offsets, np.int64).reshape(-1, 2)
 
     def decode(self, ids: np.ndarray) -> str:
         return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
@@ -153,6 +199,22 @@ def tokenizer_template(
     if name != "byte":
         raise ConfigError(f"There is no tokenizer `{name}`.", "Use `byte`, a *.model or a *.json file.")
     return ByteTokenizer
+
+
+def _encode_around(
+    special: Mapping[str, int], text: str, encode: Callable[[str], tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and offsets of `text`: special tokens have the ids in `special`; `encode` has those of the text between."""
+    ids, offsets, start = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int64)], 0
+    for part in re.split(f"({'|'.join(map(re.escape, special))})", text):
+        if part in special:
+            found = np.array([special[part]]), np.array([[0, len(part)]])
+        else:
+            found = encode(part)
+        ids.append(found[0])
+        offsets.append(found[1] + start)
+        start += len(part)
+    return np.concatenate(ids).astype(np.int32), np.concatenate(offsets)
 
 
 def _file(path: str) -> Path:

@@ -8,7 +8,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from etils import epath
@@ -20,6 +20,8 @@ from paxcli.inputs.token_files import TokenFileInfo, dtype_for, read_info, write
 from paxcli.inputs.tokenizers import Tokenizer
 
 BYTES_PER_PART = 2**26
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def tokenize_files(
@@ -123,7 +125,7 @@ class Tokenizing:
         """
         num_skipped = sum(len(info.bad_records) for info in done)
         if num_workers:
-            results = self._write_in_processes(parts, num_workers)
+            results = map_in_processes(self.write, parts, num_workers)
         else:
             results = ((part, self.write(part)) for part in parts)
         for part, info in results:
@@ -135,23 +137,29 @@ class Tokenizing:
                     "Fix the data, or raise bad_record_budget.",
                 )
 
-    def _write_in_processes(self, parts: Sequence[Part], num_workers: int) -> Iterator[tuple[Part, TokenFileInfo]]:
-        # JAX and TensorFlow have threads, so processes must be spawned, not forked.
-        context = multiprocessing.get_context("spawn")
-        pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_ignore_ctrl_c)
-        try:
-            running = {pool.submit(self.write, part): part for part in parts}
-            for done in concurrent.futures.as_completed(running):
-                yield running[done], done.result()
-        except BrokenProcessPool:
-            raise MissingError(
-                "A tokenization process was killed.", "Memory may have run out: use fewer workers."
-            ) from None
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
 
 _DIRECTORY_HINT = "Choose another directory, or delete this one."
+
+
+def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
+    """Applies `function` in `num_workers` processes, and yields items with their results as they complete.
+
+    Raises:
+      MissingError: A process was killed, usually because memory ran out.
+    """
+    # JAX and TensorFlow have threads, so processes must be spawned, not forked.
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_ignore_ctrl_c)
+    try:
+        running = {pool.submit(function, item): item for item in items}
+        for done in concurrent.futures.as_completed(running):
+            yield running[done], done.result()
+    except BrokenProcessPool:
+        raise MissingError(
+            "A tokenization process was killed.", "Memory may have run out: use fewer workers."
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _ignore_ctrl_c() -> None:

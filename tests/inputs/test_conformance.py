@@ -19,6 +19,7 @@ import paxcli.inputs
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.c4 import C4, C4Input
+from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.lingvo_adaptors import LingvoEvalAdaptor, LingvoInputAdaptor, LingvoInputAdaptorNewBatchSize
 from paxcli.inputs.mixture import MixtureInput
 from paxcli.inputs.multi_input import MultiInput
@@ -40,6 +41,7 @@ KINDS = {
     SyntheticImages: {"image_size": 4, "num_classes": 10, "num_examples": 101},
     SyntheticPairs: {"vocab_size": 300, "seq_len": 16, "num_examples": 101},
     TextInput: {"seq_len": 16},
+    ChatInput: {"seq_len": 256},
     MixtureInput: {"seq_len": 16, "weights": [2, 1]},
     StdlibInput: {"seq_len": 256, "split": "eval"},
     SeqIOInput: {"mixture_name": "pax_toy_lm", "split_name": "train", "seq_len": 18},
@@ -74,6 +76,9 @@ def text_dir(tmp_path_factory):
     for i, text in enumerate(texts):
         (directory / f"{i}.txt").write_text(text, encoding="utf-8")
     write_formats(directory, texts)
+    chats = [{"prompt": f"{i}: count", "response": " ".join(map(str, range(1 + 13 * i % 29)))} for i in range(60)]
+    (directory / "chats").mkdir()
+    (directory / "chats" / "all.jsonl").write_text("".join(json.dumps(chat) + "\n" for chat in chats))
     return directory
 
 
@@ -105,6 +110,8 @@ def make(request, text_dir, c4):
             kind, fields = request.param, {**KINDS[request.param], **fields}
         if kind is TextInput:
             fields.setdefault("files", [f"{text_dir}/*.txt"])
+        if kind is ChatInput:
+            fields["files"] = [f"{text_dir}/chats/*.jsonl"]
         if kind is MixtureInput:
             files = ["1?.txt", "?.txt"]
             fields["inputs"] = [TextInput(files=[f"{text_dir}/{each}"]) for each in files]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paxcli.inputs.packing import PackedTokens, first_fit
+from paxcli.inputs.packing import PACKINGS, PackedTokens, first_fit
 
 PAD, EOS = 0, 1
 
@@ -92,3 +92,22 @@ def test_first_fit_keeps_every_token_and_splits_only_long_documents(lengths, seq
 
 def test_first_fit_uses_the_first_row_with_space():
     assert first_fit(np.array([5, 7, 4, 3, 1, 10, 1]), 10).tolist() == [0, 1, 0, 1, 0, 2, 3]
+
+
+def test_one_per_row_gives_each_document_rows_of_its_own():
+    documents = [np.array(ids) for ids in ([5, 6], [7, 8, 9, 10, 11], [12])]
+    packed = PackedTokens.pack(documents, seq_len=3, pad_id=PAD, eos_id=EOS)
+    batch = dataclasses.replace(packed, packing="one_per_row").rows(np.arange(4))
+    assert batch.ids.tolist() == [[5, 6, 0], [7, 8, 9], [10, 11, 0], [12, 0, 0]]
+    assert batch.labels.tolist() == [[6, 1, 0], [8, 9, 10], [11, 1, 0], [1, 0, 0]]
+    assert (batch.segment_ids == (batch.ids > 0)).all()
+
+
+@given(documents.filter(any), st.integers(1, 10), st.sampled_from(PACKINGS))
+def test_loss_weights_are_those_of_the_labels(documents, seq_len, packing):
+    packed = PackedTokens.pack([np.array(ids, np.int64) for ids in documents], seq_len=seq_len, pad_id=PAD, eos_id=EOS)
+    weighted = dataclasses.replace(packed, packing=packing, loss_weights=packed.tokens % 3)
+    batch = weighted.rows(np.arange(weighted.num_rows))
+    assert (batch.weights == np.where(batch.segment_ids > 0, batch.labels % 3, 0)).all()
+    assert batch.weights.dtype == np.float32
+    assert weighted.checksum != dataclasses.replace(packed, packing=packing).checksum

@@ -77,3 +77,21 @@ def test_missing_and_wrong_tokenizer_files_are_named(make, tmp_path):
     for path in (str(wrong), str(Path(tmp_path, "missing"))):
         with pytest.raises(DataError, match=path):
             _ = make(path).vocab_size
+
+
+def test_a_chat_keeps_special_tokens_and_the_characters_of_each_token(sentencepiece_model, hugging_face_file):
+    tokenizers = [
+        (ByteTokenizer(), "naïve ☃"),
+        (SentencePieceTokenizer(path=str(sentencepiece_model)), TEXT),
+        (HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="dog"), TEXT),
+    ]
+    for tokenizer, text in tokenizers:
+        eos = tokenizer.special_tokens["eos_token"]
+        ids, offsets = tokenizer.encode_chat(f"{text} {eos} {text}")
+        assert (ids.dtype, offsets.shape) == (np.int32, (len(ids), 2))
+        (here,) = np.nonzero(ids == tokenizer.eos_id)
+        start = len(text) + 1
+        assert [start, start + len(eos)] in offsets[here].tolist()
+        before = ids[offsets[:, 1] < start]
+        assert tokenizer.decode(before).strip() == text
+        assert (np.diff(offsets, axis=0) >= 0).all() and offsets[-1, 1] == 2 * len(text) + len(eos) + 2

@@ -1,0 +1,221 @@
+"""Conversations as language-model batches for supervised fine-tuning, with the loss on the assistant's turns only."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
+from paxcli.inputs.conversations import PROMPT, RESPONSES, messages_of
+from paxcli.inputs.corpus import Corpus
+from paxcli.inputs.documents import ARRAY_RECORD, FIX_HINT, JSONL, PARQUET, BadRecords, Reading, format_of
+from paxcli.inputs.files import SourceFile
+from paxcli.inputs.packing import FIRST_FIT, ONE_PER_ROW, PackedTokens
+from paxcli.inputs.text import TextInput
+from paxcli.inputs.token_files import dtype_for
+from paxcli.inputs.tokenizers import Tokenizer
+from paxcli.inputs.tokenizing import map_in_processes
+from paxcli.log import log
+
+_FORMATS = (JSONL, PARQUET, ARRAY_RECORD)
+
+
+@dataclasses.dataclass(kw_only=True)
+class ChatInput(TextInput):
+    """Conversations as language-model batches for supervised fine-tuning (SFT).
+
+    A record has `messages`, a list of `{"role": …, "content": …}`, or a `prompt` and its `response` or `completion`.
+    A chat template renders it as text. The loss weight is 1 for tokens of assistant turns, including the token that
+    ends a turn, and 0 for all others. Conversations of more than T tokens are truncated, or dropped if no assistant
+    token is left; a warning reports both counts.
+
+    Reading, shuffling, sharding over hosts and resuming work as in `TextInput`. Arguments that differ from it:
+
+    Args:
+      files: Paths and globs of JSON lines, Parquet and ArrayRecord.
+      format: `jsonl`, `parquet` or `arrayrecord`. None: each file by its suffix.
+      text_field: Field or column with the messages. Records without it have a prompt and a response.
+      chat_template: A Jinja template, or the path of one (`*.jinja`). None: `chat_template.jinja` or
+        `tokenizer_config.json` next to the tokenizer's file, or else a plain template.
+      template_date: The date, YYYY-MM-DD, that `strftime_now` in a template formats. It is fixed because a resumed run
+        must read the same tokens.
+      packing: `first_fit`: several conversations in a row. `one_per_row`: one. Both pad rows.
+      drop_longer_than: Drop and count conversations with more tokens, instead of truncating them. None: truncate all.
+    """
+
+    text_field: str | None = "messages"
+    chat_template: str | None = None
+    template_date: str = "2024-07-26"
+    packing: str = FIRST_FIT
+
+    def validate(self) -> None:
+        super().validate()
+        self._check_choice("packing", self.packing, (FIRST_FIT, ONE_PER_ROW))
+        self._check_choice("format", self.format, _FORMATS)
+        if self.text_field is None:
+            raise ConfigError(f"Input `{self.name}`: text_field is None.", "Name the field with the messages.")
+        try:
+            datetime.date.fromisoformat(self.template_date)
+        except ValueError:
+            raise ConfigError(
+                f"Input `{self.name}`: template_date is {self.template_date!r}.", "Write it as in 2024-07-26."
+            ) from None
+
+    @property
+    def num_truncated(self) -> int:
+        """Number of conversations truncated to T tokens."""
+        return self._corpus.num_truncated
+
+    def _read_corpus(self) -> Corpus:
+        assert self.seq_len is not None
+        self._check_formats()
+        tokenizer, limit = self.text_tokenizer, self.drop_longer_than
+        chats = self._tokenize_files()
+        pack, num_truncated = _pack(chats, self.seq_len, limit, tokenizer.pad_id, self.packing)
+        num_chats = len(chats.lengths)
+        if not pack.num_documents:
+            raise DataError(
+                f"Input `{self.name}`: none of {num_chats} conversations in {len(self._files)} files is usable.",
+                "Set `files` to files with conversations, or raise seq_len or drop_longer_than.",
+            )
+        if num_truncated:
+            log.warning("Input %s truncated %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
+        num_dropped = num_chats - pack.num_documents
+        return Corpus([pack], chats.bad_records, num_dropped, [], tokenizer.vocab_size, pack.checksum, num_truncated)
+
+    def _check_formats(self) -> None:
+        for file in self._files:
+            if self.format is None and format_of(file.name) not in _FORMATS:
+                raise ConfigError(
+                    f"Input `{self.name}`: {file.path} does not have the suffix of JSON lines, Parquet or ArrayRecord.",
+                    "If every file has a JSON object on each line, set format=jsonl.",
+                )
+
+    def _tokenize_files(self) -> TokenizedChats:
+        """All conversations, tokenized in this process or in `num_workers` others."""
+        reading = ChatReading(
+            format=self.format,
+            text_field=self.text_field,
+            policy=self.on_bad_record,
+            budget=self.bad_record_budget,
+            cache_dir=self.cache_dir,
+            tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            date=datetime.datetime.fromisoformat(self.template_date),
+        )
+        by_file: dict[SourceFile, TokenizedChats] = {}
+        if self.num_workers:
+            by_file.update(map_in_processes(reading.tokenize, self._files, self.num_workers))
+        bad, parts = BadRecords(self.on_bad_record, self.bad_record_budget), []
+        for file in self._files:
+            part = by_file[file] if file in by_file else reading.tokenize(file)
+            bad.add_skipped(part.bad_records)
+            parts.append(part)
+        ids, is_target, lengths = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
+        return TokenizedChats(ids, is_target, lengths, bad.found)
+
+
+class TokenizedChats(NamedTuple):
+    """Tokenized conversations.
+
+    Attributes:
+      ids: The concatenated tokens of all conversations [N].
+      is_target: Whether a token belongs to an assistant's turn [N].
+      lengths: Number of tokens of each conversation [C].
+      bad_records: The error message of each skipped record.
+    """
+
+    ids: np.ndarray
+    is_target: np.ndarray
+    lengths: np.ndarray
+    bad_records: list[str]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatReading(Reading):
+    """Reads and tokenizes conversations.
+
+    Attributes:
+      tokenizer: Template of the tokenizer. Each process builds its own.
+      chat_template: The input's `chat_template`.
+      date: The date that `strftime_now` formats.
+    """
+
+    text_field: str | None = "messages"
+    tokenizer: Callable[[], Tokenizer]
+    chat_template: str | None
+    date: datetime.datetime
+
+    def tokenize(self, file: SourceFile) -> TokenizedChats:
+        """The conversations of one file."""
+        bad = BadRecords(self.policy, self.budget)
+        chats = [(np.zeros(0, dtype_for(self._tokenizer.vocab_size)), np.zeros(0, bool)), *self.documents(file, bad)]
+        ids, is_target = (np.concatenate(arrays) for arrays in zip(*chats, strict=True))
+        return TokenizedChats(ids, is_target, np.array([len(ids) for ids, _ in chats[1:]], np.int64), bad.found)
+
+    def document_of(self, record: dict[str, Any], place: str) -> tuple[np.ndarray, np.ndarray]:
+        """The tokens of a conversation [T], and whether each belongs to an assistant's turn [T]."""
+        messages = messages_of(record, str(self.text_field), place)
+        text, turns = self.template.render(messages, place)
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise DataError(f"{place} is not Unicode text: it has {error.object[error.start]!r}.", FIX_HINT) from None
+        ids, offsets = self._tokenizer.encode_chat(text)
+        # As in Hugging Face, a token belongs to a turn if any of its characters does.
+        is_target = np.zeros(len(ids), bool)
+        for start, end in turns:
+            is_target |= (offsets[:, 0] < end) & (offsets[:, 1] > start)
+        if not is_target[1:].any():
+            raise DataError(f"{place}: the chat template writes no text of the assistant.", FIX_HINT)
+        return ids.astype(dtype_for(self._tokenizer.vocab_size)), is_target
+
+    def columns(self, schema: Any, file: SourceFile) -> list[str]:
+        found = [name for name in (str(self.text_field), PROMPT, *RESPONSES) if name in schema.names]
+        if not found:
+            raise DataError(
+                f"{file.path} has no column `{self.text_field}`, nor `{PROMPT}`; it has {', '.join(schema.names)}.",
+                "Set the input's text_field to the column with the messages.",
+            )
+        return found
+
+    @functools.cached_property
+    def template(self) -> ChatTemplate:
+        """The chat template that renders records."""
+        return load_chat_template(self.chat_template, self._tokenizer, self.date)
+
+    @functools.cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return self.tokenizer()
+
+
+def _pack(
+    chats: TokenizedChats, seq_len: int, limit: int | None, pad_id: int, packing: str
+) -> tuple[PackedTokens, int]:
+    """Packs conversations, truncated to T tokens with a label, and counts those that are truncated.
+
+    Drops those of more than `limit` tokens, and those without a target after truncation.
+    """
+    begins = np.cumsum(chats.lengths) - chats.lengths
+    num_tokens = chats.lengths - 1  # the last one has no label
+    lengths = np.minimum(num_tokens, seq_len)
+    targets = np.cumsum([0, *chats.is_target], dtype=np.int64)
+    kept = targets[begins + 1 + lengths] > targets[begins + 1]
+    if limit is not None:
+        kept &= num_tokens <= limit
+    pack = PackedTokens(
+        tokens=chats.ids,
+        starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[kept])]),
+        seq_len=seq_len,
+        pad_id=pad_id,
+        packing=packing,
+        begins=begins[kept],
+        loss_weights=chats.is_target,
+    )
+    return pack, int((kept & (num_tokens > seq_len)).sum())

@@ -1,0 +1,362 @@
+"""Chat templates: Jinja text that renders a conversation, as Hugging Face tokenizers carry it.
+
+Templates come with tokenizers from elsewhere, so they run in Jinja's sandbox, within limits on steps and length.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.tokenizers import Tokenizer
+
+DEFAULT_TEMPLATE = """\
+{{ bos_token }}
+{%- for message in messages %}
+    {{- '<|' + message.role + '|>\n' }}
+    {%- if message.role == 'assistant' %}
+        {%- generation %}{{ message.content + eos_token }}{% endgeneration %}
+        {{- '\n' }}
+    {%- else %}
+        {{- message.content + '\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|assistant|>\n' }}
+{%- endif %}
+"""
+
+_MAX_SOURCE = 2**20
+_MAX_STEPS = 2_000_000
+_STEPS_OF_A_CALL = 20
+_MAX_CHARACTERS = 2**24
+
+Message = Mapping[str, Any]
+
+
+class RenderedChat(NamedTuple):
+    """The text of a conversation, and its assistant turns: (start, end) in characters."""
+
+    text: str
+    assistant: list[tuple[int, int]]
+
+
+class ChatTemplate:
+    """Renders conversations.
+
+    Args:
+      source: The Jinja template. It is rendered as by `apply_chat_template` of Hugging Face transformers.
+      variables: Variables besides the messages, such as `eos_token`.
+      date: The date that `strftime_now` formats.
+      origin: File or other source of the template, for errors.
+
+    Raises:
+      ConfigError: The template is not valid Jinja, or too long.
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, str], date: datetime.datetime, origin: str) -> None:
+        if len(source) > _MAX_SOURCE:
+            raise ConfigError(f"The chat template of {origin} has {len(source)} characters.", f"At most {_MAX_SOURCE}.")
+        self._environment = _Environment(date)
+        self._variables = {"tools": None, "documents": None, **variables}
+        self._origin = origin
+        try:
+            self._template = self._environment.from_string(_within_limits(self._environment.parse(source)))
+        except jinja2.TemplateSyntaxError as error:
+            raise ConfigError(
+                f"The chat template of {origin}, line {error.lineno}, is not valid Jinja: {error.message}.",
+                "Correct it, or set chat_template.",
+            ) from None
+        except RecursionError:
+            raise ConfigError(f"The chat template of {origin} is nested too deeply.", "Set chat_template.") from None
+
+    def render(self, messages: Sequence[Message], place: str) -> RenderedChat:
+        """Renders a conversation, and finds its assistant turns, each with the token that ends it.
+
+        Turns are the template's `{% generation %}` blocks. In a template without them, a turn is the text that an
+        assistant message adds to the rendered messages before it.
+
+        Args:
+          messages: The conversation.
+          place: File and line of the conversation, for errors.
+
+        Raises:
+          DataError: The template fails, exceeds its limits, or leaves it unknown where the assistant turns are.
+        """
+        text, spans = self._render(messages, False, place)
+        if not self._environment.has_generation_block:
+            spans = self._spans_by_prefix(messages, text, place)
+        return RenderedChat(text, spans)
+
+    def _render(self, messages: Sequence[Message], prompt: bool, place: str) -> tuple[str, list[tuple[int, int]]]:
+        environment, chunks = self._environment, []
+        environment.restart()
+        try:
+            for chunk in self._template.generate(
+                messages=list(messages), add_generation_prompt=prompt, **self._variables
+            ):
+                environment.count_characters(len(chunk))
+                chunks.append(chunk)
+        except _LimitExceededError as error:
+            raise DataError(f"{place}: the chat template of {self._origin} {error}.", _FIX) from None
+        except Exception as error:  # a template may raise any type
+            raise DataError(
+                f"{place}: the chat template of {self._origin} fails: {_message_of(error)}.", _FIX
+            ) from None
+        text = "".join(chunks)
+        if any(text[start : start + len(turn)] != turn for start, turn in environment.turns):
+            raise DataError(
+                f"{place}: the chat template of {self._origin} has a generation block inside a macro or `set` block.",
+                "Move {% generation %} to the template's top level.",
+            )
+        return text, [(start, start + len(turn)) for start, turn in environment.turns]
+
+    def _spans_by_prefix(self, messages: Sequence[Message], text: str, place: str) -> list[tuple[int, int]]:
+        spans = []
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._render(messages[:number], True, place)[0] if number else ""
+            after = self._render(messages[: number + 1], False, place)[0]
+            content = message.get("content", "").strip()
+            if not (after.startswith(before) and text.startswith(after)):
+                raise DataError(
+                    f"{place}: by the chat template of {self._origin}, the text up to message {number} is not the "
+                    "beginning of the text of all messages, so the loss mask is unknown.",
+                    _MARK_TURNS,
+                )
+            turn = after[len(before) :]
+            if number == 0 or before == self._render(messages[:number], False, place)[0]:
+                # Without a generation prompt, the turn includes its header, if the template writes one.
+                if not turn.lstrip().startswith(content):
+                    raise DataError(
+                        f"{place}: the chat template of {self._origin} writes no generation prompt before message "
+                        f"{number}, so the end of the message's header, and with it the loss mask, is unknown.",
+                        _MARK_TURNS,
+                    )
+            spans.append((len(before), len(before) + len(_without_separator(turn, content))))
+        return spans
+
+
+_FIX = "Correct the record or the template, or set on_bad_record=skip and a bad_record_budget."
+_MARK_TURNS = (
+    "Put {% generation %} and {% endgeneration %} around the assistant's text, and set chat_template to that file."
+)
+
+
+def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.datetime) -> ChatTemplate:
+    """The chat template of a recipe or tokenizer.
+
+    Args:
+      source: A template, or the path of one, `*.jinja`. None: `chat_template.jinja` or the `chat_template` of
+        `tokenizer_config.json` next to the tokenizer's file, or else `DEFAULT_TEMPLATE`.
+      tokenizer: The tokenizer, for its directory and its special tokens.
+      date: The date that `strftime_now` formats.
+
+    Raises:
+      ConfigError: The template is not valid Jinja.
+      DataError: A file cannot be read.
+    """
+    directory = Path(tokenizer.path).expanduser().parent if tokenizer.path is not None else None
+    config_path = directory / "tokenizer_config.json" if directory is not None else None
+    config = _read_config(config_path) if config_path is not None and config_path.is_file() else {}
+    variables = {
+        name: value["content"] if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
+    } | tokenizer.special_tokens
+    if source is not None and source.endswith(".jinja"):
+        return ChatTemplate(_read(Path(source).expanduser()), variables, date, source)
+    if source is not None:
+        return ChatTemplate(source, variables, date, "the recipe")
+    if directory is not None and (file := directory / "chat_template.jinja").is_file():
+        return ChatTemplate(_read(file), variables, date, str(file))
+    if (found := config.get("chat_template")) is not None:
+        return ChatTemplate(_default_of(found, config_path), variables, date, str(config_path))
+    return ChatTemplate(DEFAULT_TEMPLATE, variables, date, "pax")
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(_read(path))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise DataError(f"{path} is a JSON {type(config).__name__}, not an object.")
+    return config
+
+
+def _default_of(found: Any, path: Path | None) -> str:
+    """The template in `chat_template` of a `tokenizer_config.json`: text, or a list of named templates."""
+    if isinstance(found, list):
+        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
+        found = named.get("default")
+    if not isinstance(found, str):
+        raise DataError(f"The chat_template of {path} is neither text nor a list with one named `default`.")
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.", "Correct chat_template.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: byte {error.start}.") from None
+
+
+def _without_separator(turn: str, content: str) -> str:
+    """Removes white space after the end-of-turn token. Without such a token, the white space itself ends the turn."""
+    stripped = turn.rstrip()
+    return turn if content and stripped.endswith(content) else stripped
+
+
+def _message_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".removeprefix("TemplateError: ").rstrip(".")[:500]
+
+
+class _LimitExceededError(Exception):
+    """A template takes too many steps, or writes too much. A template cannot catch it."""
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, configured as in Hugging Face, with limits on steps and sizes.
+
+    Attributes:
+      has_generation_block: Whether its template has one.
+      turns: Position in characters and text of each generation block rendered since `restart`.
+    """
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def __init__(self, date: datetime.datetime) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"])
+        self.filters |= {"tojson": _to_json, "count_steps": self._count_steps, "limit_size": _limit_size}
+        self.globals |= {"raise_exception": _raise_exception, "strftime_now": date.strftime}  # pyrefly: ignore
+        self.has_generation_block = False
+        self.restart()
+
+    def restart(self) -> None:
+        self._num_steps = self._num_characters = 0
+        self.turns: list[tuple[int, str]] = []
+
+    def count_characters(self, count: int) -> None:
+        self._num_characters += count
+        if self._num_characters > _MAX_CHARACTERS:
+            raise _LimitExceededError(f"writes more than {_MAX_CHARACTERS:,} characters")
+
+    def add_turn(self, text: str) -> None:
+        self.turns.append((self._num_characters, text))
+
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
+        # Named as in Jinja, so that a template may pass arguments of any name.
+        __self._count_step(_STEPS_OF_A_CALL)
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        _check_product(operator, left, right)
+        return _limit_size(super().call_binop(context, operator, left, right))
+
+    def _count_steps(self, values: Iterable[Any]) -> Iterator[Any]:
+        for value in values:
+            self._count_step()
+            yield value
+
+    def _count_step(self, steps: int = 1) -> None:
+        self._num_steps += steps
+        if self._num_steps > _MAX_STEPS:
+            raise _LimitExceededError(f"takes more than {_MAX_STEPS:,} steps")
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}` … `{% endgeneration %}`, around the text of an assistant turn."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        self._limited.has_generation_block = True
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_generate"), [], [], body).set_lineno(line)
+
+    def _generate(self, caller: Callable[[], str]) -> str:
+        text = caller()
+        self._limited.add_turn(text)
+        return text
+
+    @property
+    def _limited(self) -> _Environment:
+        assert isinstance(self.environment, _Environment)
+        return self.environment
+
+
+def _within_limits(template: nodes.Template) -> nodes.Template:
+    """Adds filters to a template that count iterations of loops and limit the size of text in variables."""
+    for loop in list(template.find_all(nodes.For)):
+        loop.iter = _apply_filter(loop.iter, "count_steps")
+    for block in list(template.find_all(nodes.AssignBlock)):
+        if block.filter is None:
+            block.filter = _apply_filter(None, "limit_size")
+    for parent in [template, *template.find_all(nodes.Node)]:
+        for field, value in list(parent.iter_fields()):
+            if isinstance(value, nodes.Concat):
+                setattr(parent, field, _apply_filter(value, "limit_size"))
+            elif isinstance(value, list):
+                setattr(
+                    parent, field, [_apply_filter(v, "limit_size") if isinstance(v, nodes.Concat) else v for v in value]
+                )
+    return template
+
+
+def _apply_filter(node: Any, name: str) -> nodes.Filter:
+    return nodes.Filter(node, name, [], [], None, None)
+
+
+def _check_product(operator: str, left: Any, right: Any) -> None:
+    """Raises before the memory for a product or a power is allocated."""
+    if isinstance(left, int) and not isinstance(right, int):
+        left, right = right, left
+    if not isinstance(right, int):
+        return
+    if operator == "*" and isinstance(left, str | list | tuple):
+        _check_size(len(left) * right)
+    elif operator == "**" and isinstance(left, int):
+        _check_size(left.bit_length() * right)
+
+
+def _limit_size(value: Any) -> Any:
+    if isinstance(value, str | list | tuple):
+        _check_size(len(value))
+    elif isinstance(value, int):
+        _check_size(value.bit_length())
+    return value
+
+
+def _check_size(size: int) -> None:
+    if size > _MAX_CHARACTERS:
+        raise _LimitExceededError(f"makes a value of size {size:,}; {_MAX_CHARACTERS:,} is the limit")
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's `tojson` without its escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,72 @@
+"""Reads the messages of a conversation from a record: messages with roles, or a prompt and its response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paxcli.errors import DataError, did_you_mean
+from paxcli.inputs.documents import FIX_HINT
+
+PROMPT, RESPONSES = "prompt", ("response", "completion")
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
+    """The messages of a record: its field `field`, or else its `prompt` and its `response` or `completion`.
+
+    Args:
+      record: A JSON object, or a row of Parquet.
+      field: Field with the list of messages, each with a `role` and a `content`.
+      place: File and line, for errors.
+
+    Raises:
+      DataError: The record has neither, or an invalid message, or no assistant message.
+    """
+    if record.get(field) is None:
+        return _prompt_and_response(record, field, place)
+    messages = record[field]
+    if not isinstance(messages, list) or not messages:
+        what = "empty" if isinstance(messages, list) else f"{type(messages).__name__}, not a list of messages"
+        raise DataError(f"{place}: `{field}` is {what}.", FIX_HINT)
+    checked = [_check_message(message, f"{place}, message {number}") for number, message in enumerate(messages)]
+    if not any(message["role"] == "assistant" for message in checked):
+        raise DataError(f"{place} has no assistant message, so no token would have loss.", FIX_HINT)
+    return checked
+
+
+def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
+    answer = next((name for name in RESPONSES if record.get(name) is not None), None)
+    if record.get(PROMPT) is None or answer is None:
+        fields = ", ".join(map(str, record)) or "no field"
+        raise DataError(
+            f"{place} has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; there is {fields}.",
+            f"Set text_field to the field with the messages. {FIX_HINT}",
+        )
+    return [
+        _check_message({"role": role, "content": record[name]}, f"{place}, `{name}`")
+        for role, name in (("user", PROMPT), ("assistant", answer))
+    ]
+
+
+def _check_message(message: Any, place: str) -> dict[str, Any]:
+    """Checks a message, and drops its null fields: Parquet adds them, and templates test whether a field is defined.
+
+    Raises:
+      DataError: It has no known role, or no content.
+    """
+    if not isinstance(message, dict):
+        raise DataError(f"{place} is {type(message).__name__}, not an object with `role` and `content`.", FIX_HINT)
+    message = {name: value for name, value in message.items() if value is not None}
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        hint = did_you_mean(str(role), ROLES) or f"Use one of {', '.join(ROLES)}."
+        raise DataError(f"{place} has " + ("no role." if role is None else f"the unknown role {role!r}."), hint)
+    if content is None and "content" not in message and message.get("tool_calls"):
+        return message
+    if not isinstance(content, str):
+        what = "no `content`" if content is None else f"`content` of type {type(content).__name__}, not text"
+        raise DataError(f"{place} has {what}.", FIX_HINT)
+    if not content.strip() and not message.get("tool_calls"):
+        raise DataError(f"{place} has empty `content`.", FIX_HINT)
+    return message

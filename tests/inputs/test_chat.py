@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.chat import ChatInput
+from paxcli.inputs.inspection import inspect_batches
+from paxcli.models.language_model import LanguageModel
+from tests.inputs.formats import write_array_record
+from tests.inputs.hf_chat import CASES, REFERENCE, messages, write_tokenizer
+from tests.tolerances import FLOAT32
+
+EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None}
+CHATML = [case for case in CASES if case["template"] == "chatml"]
+RECORDS = [{"messages": messages(case)} for case in CHATML]
+
+
+def write(path: pathlib.Path, records: list) -> pathlib.Path:
+    """Writes a JSON object a line, and strings verbatim."""
+    lines = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def chat_input(*files, **fields) -> ChatInput:
+    fields = {"seq_len": 128, "batch_size": 8, **EPOCH, **fields}
+    return ChatInput(files=[str(file) for file in files], **fields)
+
+
+def chatml(tmp_path, **fields) -> ChatInput:
+    fields = {"tokenizer": write_tokenizer(tmp_path), "chat_template": REFERENCE["templates"]["chatml"], **fields}
+    return chat_input(write(tmp_path / "a.jsonl", RECORDS), **fields)
+
+
+def conversations(batch) -> list[tuple[list[int], list[int]]]:
+    """Tokens and loss mask of each segment of a batch. The first token is never a label, and has weight 0."""
+    found = []
+    for row in range(len(batch.ids)):
+        for segment in range(1, batch.segment_ids[row].max() + 1):
+            (here,) = np.nonzero(batch.segment_ids[row] == segment)
+            assert batch.segment_pos[row, here].tolist() == list(range(len(here)))
+            tokens = [*batch.ids[row, here], batch.labels[row, here[-1]]]
+            assert batch.labels[row, here].tolist() == tokens[1:]
+            found.append(([int(token) for token in tokens], [0, *batch.weights[row, here].astype(int).tolist()]))
+    return found
+
+
+@pytest.mark.parametrize("packing", ["first_fit", "one_per_row"])
+def test_rows_hold_the_tokens_and_masks_of_transformers(tmp_path, packing):
+    data = chatml(tmp_path, packing=packing)
+    batch = data.get_next()
+    assert (batch.segment_ids.max() > 1) == (packing == "first_fit")
+    expected = [(case["ids"], case["mask"]) for case in CHATML]
+    assert sorted(conversations(batch)) == sorted(expected)
+    assert not batch.weights[batch.segment_ids == 0].any()
+    assert data.num_truncated == data.num_dropped == 0
+
+
+def test_loss_is_that_of_the_assistants_tokens_alone(tmp_path):
+    """In numpy, and the same for conversations that share a row and for each in a row of its own."""
+    sizes = {
+        "vocab_size": 320,
+        "max_seq_len": 128,
+        "model_dims": 16,
+        "hidden_dims": 16,
+        "num_layers": 1,
+        "num_heads": 2,
+    }
+    model = LanguageModel(**sizes)
+    packed, apart = (chatml(tmp_path, packing=packing).get_next() for packing in ("first_fit", "one_per_row"))
+    params = jax.jit(model.init)(jax.random.key(0), packed)
+    losses = []
+    for batch in (packed, apart):
+        batch = jax.tree.map(jnp.asarray, batch)
+        metrics, _ = jax.jit(model.apply)(params, batch)
+        predictions = model.apply(params, batch, method="compute_predictions")
+        logits = np.asarray(predictions.logits, np.float64)
+        log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        tokens, masks = zip(*conversations(batch), strict=True)
+        total, position = 0.0, 0
+        rows, columns = np.nonzero(batch.segment_ids)
+        for ids, mask in zip(tokens, masks, strict=True):
+            for label, weight in zip(ids[1:], mask[1:], strict=True):
+                total -= weight * log_probs[rows[position], columns[position], label]
+                position += 1
+        count = sum(map(sum, masks))
+        assert count == sum(sum(case["mask"]) for case in CHATML) == float(metrics["loss"][1])
+        np.testing.assert_allclose(metrics["loss"][0], total / count, **FLOAT32)
+        losses.append(metrics["loss"][0])
+    np.testing.assert_allclose(*losses, **FLOAT32)
+
+
+def test_every_format_holds_the_same(tmp_path):
+    records = [record for record in RECORDS if "tool_calls" not in str(record)]
+    write(tmp_path / "a.jsonl", records)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet", row_group_size=2)
+    write_array_record(tmp_path / "a.arrayrecord", [json.dumps(record).encode() for record in records])
+    batches = [
+        chat_input(tmp_path / f"a.{kind}", seq_len=512).get_next() for kind in ("jsonl", "parquet", "arrayrecord")
+    ]
+    for batch in batches[1:]:
+        jax.tree.map(np.testing.assert_array_equal, batch, batches[0])
+
+
+def test_processes_tokenize_to_the_same(tmp_path):
+    for name in "ab":
+        write(tmp_path / f"{name}.jsonl", RECORDS if name == "a" else ['{"prompt": "Hi", "response": "Hello"}', "{"])
+    fields = {"on_bad_record": "skip", "seq_len": 512}
+    one, two = (chat_input(tmp_path / "*.jsonl", num_workers=n, **fields) for n in (0, 2))
+    jax.tree.map(np.testing.assert_array_equal, one.get_next(), two.get_next())
+    assert one.data_fingerprint() == two.data_fingerprint()
+    assert one.bad_records == two.bad_records
+    assert "b.jsonl, line 2 is not JSON" in one.bad_records[0]
+
+
+class TestTooLong:
+    """One conversation fits, one is truncated within its answer, and one before it."""
+
+    RECORDS = [
+        {"prompt": "Hi", "response": "Yes"},
+        {"prompt": "Hi", "response": "x" * 100},
+        {"prompt": "x" * 100, "response": "Hi"},
+    ]
+
+    def test_is_truncated_with_a_warning(self, tmp_path, caplog):
+        with caplog.at_level("WARNING", logger="pax"):
+            data = chat_input(write(tmp_path / "a.jsonl", self.RECORDS), seq_len=64)
+            batches = list(data.eval_batches())
+            data.reset()
+            data.get_next()
+        assert (data.num_truncated, data.num_dropped) == (1, 1)
+        warnings = [record.getMessage() for record in caplog.records]
+        assert warnings == [
+            "Input input truncated 1 conversations to 64 tokens.",
+            "Input input dropped 1 documents that are too long.",
+        ]
+        lengths = sorted(len(tokens) for tokens, _ in conversations(batches[0]))
+        assert lengths == [len("..<|user|>\nHi\n<|assistant|>\nYes\n"), 65]
+
+    def test_is_dropped_where_asked(self, tmp_path):
+        data = chat_input(write(tmp_path / "a.jsonl", self.RECORDS), seq_len=64, drop_longer_than=64)
+        assert len(conversations(data.get_next())) == 1
+        assert (data.num_truncated, data.num_dropped) == (0, 2)
+
+    def test_and_nothing_is_left(self, tmp_path):
+        with pytest.raises(DataError, match="none of 3 conversations in 1 files is usable"):
+            chat_input(write(tmp_path / "a.jsonl", self.RECORDS), seq_len=8).check_data()
+
+
+class TestBadRecords:
+    RECORDS = [
+        {"prompt": "Hi", "response": "Hello"},
+        "{broken",
+        "[" * 100_000,
+        {"messages": [{"role": "user", "content": "Hi"}]},
+        '{"prompt": "Hi", "response": "\\ud800"}',
+        {"messages": [{"role": "assistant", "content": "No user"}, {"role": "tool", "content": "3"}]},
+    ]
+    TEMPLATE = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('No tools') }}{% endif %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+
+    def test_the_first_is_an_error_with_its_line(self, tmp_path):
+        for number, message in enumerate(
+            ["is not JSON", "is not JSON", "no assistant message", "is not Unicode text", "fails: No tools"], 1
+        ):
+            data = chat_input(write(tmp_path / "a.jsonl", self.RECORDS[number:]), chat_template=self.TEMPLATE)
+            with pytest.raises(DataError, match=f"a.jsonl, line 1.*{message}"):
+                data.check_data()
+
+    @pytest.mark.parametrize("num_workers", [0, 1])
+    def test_up_to_a_budget_are_skipped_and_counted(self, tmp_path, num_workers):
+        file = write(tmp_path / "a.jsonl", self.RECORDS)
+        fields = {"chat_template": self.TEMPLATE, "on_bad_record": "skip", "num_workers": num_workers}
+        data = chat_input(file, bad_record_budget=5, **fields)
+        data.check_data()
+        assert len(data.bad_records) == data.get_state()["bad_records"] == 5
+        with pytest.raises(DataError, match="More than 4 records cannot be read. The last one: .*line 6"):
+            chat_input(file, bad_record_budget=4, **fields).check_data()
+
+    def test_parquet_without_the_columns(self, tmp_path):
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "a.parquet")
+        with pytest.raises(DataError, match="no column `messages`, nor `prompt`; it has text"):
+            chat_input(tmp_path / "a.parquet").check_data()
+
+    def test_a_template_that_ignores_the_assistant(self, tmp_path):
+        data = chat_input(
+            write(tmp_path / "a.jsonl", self.RECORDS[:1]), chat_template="{% generation %}{% endgeneration %}x"
+        )
+        with pytest.raises(DataError, match="line 1: the chat template writes no text of the assistant"):
+            data.check_data()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"packing": "concat"}, "packing `concat` is unknown"),
+        ({"format": "text"}, "format `text` is unknown"),
+        ({"text_field": None}, "text_field is None"),
+        ({"template_date": "July"}, "template_date is 'July'"),
+        ({"chat_template": "{% if %}"}, "is not valid Jinja"),
+    ],
+)
+def test_settings_that_cannot_work_are_named(tmp_path, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        chat_input(write(tmp_path / "a.jsonl", RECORDS), **fields).check_data()
+
+
+def test_files_of_another_format_are_refused(tmp_path):
+    for name in ("a.json", "a.bin"):
+        with pytest.raises(ConfigError, match=f"{name} does not have the suffix"):
+            chat_input(write(tmp_path / name, RECORDS)).check_data()
+    chat_input(tmp_path / "a.json", format="jsonl", seq_len=512).check_data()
+
+
+def test_another_template_is_other_data(tmp_path):
+    state = chatml(tmp_path).get_state()
+    with pytest.raises(DataError, match="has changed since"):
+        chatml(tmp_path, chat_template=None).set_state(state)
+
+
+def test_inspection_shows_what_has_loss(tmp_path):
+    records = [{"messages": [*_turn("Hi", "Hello"), *_turn("Bye", "Ciao")]}, {"prompt": "A", "response": "B"}]
+    found = inspect_batches(chat_input(write(tmp_path / "a.jsonl", records), batch_size=1), 1)
+    assert found.rows[0][0]["ids"] == [
+        "<bos><|user|>\nHi\n<|assistant|>\n⟦Hello<eos>⟧\n<|user|>\nBye\n<|assistant|>\n⟦Ciao<eos>⟧\n",
+        "<bos><|user|>\nA\n<|assistant|>\n⟦B<eos>⟧\n",
+        "<pad>×34",
+    ]
+
+
+def _turn(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def test_any_recipe_takes_it_by_name(pax, tmp_path):
+    write(tmp_path / "chats.jsonl", [{"prompt": "Hi", "response": "Hello"}])
+    sets = ["train_input=ChatInput", "train_input.files=[chats.jsonl]", "train_input.packing=one_per_row"]
+    done = pax("inspect-input", "tiny", *(word for each in sets for word in ("--set", each)), "--num-batches", "1")
+    assert done.returncode == 0, done.stderr
+    assert "<bos><|user|>\\nHi\\n<|assistant|>\\n⟦Hello<eos>⟧\\n│<pad>×" in done.stdout

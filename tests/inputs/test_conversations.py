@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+
+from paxcli.errors import DataError
+from paxcli.inputs.conversations import messages_of
+
+USER, ASSISTANT = {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}
+CALL = {"role": "assistant", "tool_calls": [{"name": "f"}]}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [USER, ASSISTANT], "prompt": "not this"},
+        {"messages": None, "prompt": "Hi", "response": "Hello", "completion": None},
+        {"prompt": "Hi", "completion": "Hello"},
+        {"messages": [USER | {"tool_calls": None, "name": None}, ASSISTANT]},
+    ],
+)
+def test_the_ways_to_write_a_conversation(record):
+    assert messages_of(record, "messages", "here") == [USER, ASSISTANT]
+
+
+def test_a_tool_call_needs_no_content():
+    assert messages_of({"chat": [USER, CALL | {"content": None}]}, "chat", "here") == [USER, CALL]
+    assert messages_of({"chat": [USER, CALL | {"content": ""}]}, "chat", "here") == [USER, CALL | {"content": ""}]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"text": "x"}, "has neither `messages` nor `prompt` and `response` or `completion`; there is text"),
+        ({"prompt": "Hi"}, "has neither"),
+        ({"prompt": ["Hi"], "response": "Hello"}, "`prompt` has `content` of type list"),
+        ({"prompt": "Hi", "response": " "}, "`response` has empty `content`"),
+        ({"messages": "Hi"}, "`messages` is str, not a list"),
+        ({"messages": []}, "`messages` is empty"),
+        ({"messages": ["Hi"]}, "message 0 is str, not an object"),
+        ({"messages": [USER]}, "no assistant message"),
+        ({"messages": [{"content": "Hi"}]}, "message 0 has no role"),
+        ({"messages": [USER, {"role": "gpt", "content": "Hi"}]}, "message 1 has the unknown role 'gpt'"),
+        ({"messages": [USER, {"role": ["assistant"], "content": "Hi"}]}, "unknown role"),
+        ({"messages": [USER, {"role": "assistant"}]}, "message 1 has no `content`"),
+        ({"messages": [USER, ASSISTANT | {"content": ""}]}, "message 1 has empty `content`"),
+        ({"messages": [USER, ASSISTANT | {"content": [{"type": "text"}]}]}, "`content` of type list"),
+    ],
+)
+def test_a_bad_record_is_named(record, message):
+    with pytest.raises(DataError, match=f"a.jsonl, line 3.*{message}") as caught:
+        messages_of(record, "messages", "a.jsonl, line 3")
+    assert caught.value.hint
