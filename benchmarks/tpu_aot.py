@@ -59,9 +59,9 @@ def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None
     from paxcli.metrics.peaks import peak_flops
     from paxcli.programs.ahead_of_time import read_step
     from paxcli.programs.hlo import read_program
-    from paxcli.programs.topologies import find_compile_target, leave_accelerators_alone
+    from paxcli.programs.topologies import find_compile_target, hide_accelerators
 
-    leave_accelerators_alone()
+    hide_accelerators()
     target = find_compile_target(topology, slices)
     devices = target.devices()
     total = flops * len(devices) if flops else None

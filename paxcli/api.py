@@ -415,11 +415,11 @@ def compile(
       MissingError: Something needed to compile for these devices is not installed.
     """
     from paxcli.programs.ahead_of_time import compile_ahead, target_of
-    from paxcli.programs.topologies import leave_accelerators_alone
+    from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(recipe.config, topology, slices)
     if target.platform != "gpu":
-        leave_accelerators_alone()
+        hide_accelerators()
     with _no_compilation_cache():
         return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
 

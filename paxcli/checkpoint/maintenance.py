@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
+from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.manifest import ArrayEntry
 from paxcli.checkpoint.reading import read_arrays, read_manifest
-from paxcli.config.paths import located
+from paxcli.config.paths import resolve_path
 from paxcli.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
@@ -76,7 +76,7 @@ def verify_checkpoints(run_dir: str, steps: Sequence[int] = ()) -> Iterator[Veri
     Raises:
       DataError: There is no such checkpoint.
     """
-    for step in _chosen(run_dir, steps):
+    for step in _select_steps(run_dir, steps):
         try:
             yield _verify(_step_dir(run_dir, step))
         except DataError as error:
@@ -92,7 +92,7 @@ def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False
       DataError: There is no such checkpoint.
       ConfigError: No checkpoint would be left.
     """
-    chosen = _chosen(run_dir, steps)
+    chosen = _select_steps(run_dir, steps)
     _check_some_left(run_dir, chosen)
     deleted = [_info(_step_dir(run_dir, step)) for step in chosen]
     for info in () if dry_run else deleted:
@@ -114,37 +114,37 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
       DataError: There is no such checkpoint.
       ConfigError: `out` has a checkpoint of one of these steps already.
     """
-    target = epath.Path(located(out))
-    chosen = _chosen(run_dir, steps) if steps else _steps(run_dir)[-1:]
+    target = epath.Path(resolve_path(out))
+    chosen = _select_steps(run_dir, steps) if steps else _steps(run_dir)[-1:]
     present = [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]
     if present:
         raise ConfigError(
-            f"{target} already has checkpoints of steps {listing_of_steps(present)}.", "Copy to another directory."
+            f"{target} already has checkpoints of steps {format_steps(present)}.", "Copy to another directory."
         )
     if dry_run:
         return [_info(_step_dir(run_dir, step)) for step in chosen]
     (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     for pattern in _RUN_FILES:
-        for file in epath.Path(located(run_dir)).glob(pattern):
+        for file in epath.Path(resolve_path(run_dir)).glob(pattern):
             file.copy(target / file.name, overwrite=True)
     return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
 
 
 def _steps(run_dir: str) -> list[int]:
-    path = located(run_dir)
+    path = resolve_path(run_dir)
     steps = CheckpointStore(path / _CHECKPOINTS).steps()
     if not steps:
         raise DataError(f"There is no checkpoint in {path}.", "Give the directory of a run that was trained in.")
     return steps
 
 
-def _chosen(run_dir: str, steps: Sequence[int]) -> list[int]:
+def _select_steps(run_dir: str, steps: Sequence[int]) -> list[int]:
     present = _steps(run_dir)
     unknown = sorted(set(steps) - set(present))
     if unknown:
         raise DataError(
-            f"There is no checkpoint of step {listing_of_steps(unknown)} in {located(run_dir)}.",
-            f"There are {listing_of_steps(present)}.",
+            f"There is no checkpoint of step {format_steps(unknown)} in {resolve_path(run_dir)}.",
+            f"There are {format_steps(present)}.",
         )
     return sorted(set(steps)) or present
 
@@ -152,13 +152,13 @@ def _chosen(run_dir: str, steps: Sequence[int]) -> list[int]:
 def _check_some_left(run_dir: str, doomed: Sequence[int]) -> None:
     if set(_steps(run_dir)) <= set(doomed):
         raise ConfigError(
-            f"That would delete every checkpoint of {located(run_dir)}.",
+            f"That would delete every checkpoint of {resolve_path(run_dir)}.",
             "Leave at least one, or delete the run directory itself.",
         )
 
 
 def _step_dir(run_dir: str, step: int) -> epath.Path:
-    return epath.Path(located(run_dir)) / _CHECKPOINTS / str(step)
+    return epath.Path(resolve_path(run_dir)) / _CHECKPOINTS / str(step)
 
 
 def _files(directory: epath.Path) -> list[epath.Path]:

@@ -25,11 +25,11 @@ from paxcli.checkpoint.reading import (
     MANIFEST,
     STATE,
     named_leaves,
-    nested,
+    nest_by_name,
     read_arrays,
     read_manifest,
 )
-from paxcli.config.paths import located
+from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, PaxError, first_line
 
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
@@ -56,7 +56,7 @@ class CheckpointStore:
     """
 
     def __init__(self, directory: str | os.PathLike[str], policy: Checkpoint | None = None):
-        self.directory = epath.Path(located(directory))
+        self.directory = epath.Path(resolve_path(directory))
         self._policy = policy
         self._open: Any = None
         self._cleanup: threading.Thread | None = None
@@ -116,7 +116,7 @@ class CheckpointStore:
             arrays = named_leaves(state)
             manifest = describe_state(step, arrays, _gather_input_states(input_state))
             items = {
-                STATE: ocp.args.PyTreeSave(nested(_copy_host_arrays(arrays))),
+                STATE: ocp.args.PyTreeSave(nest_by_name(_copy_host_arrays(arrays))),
                 MANIFEST: ocp.args.JsonSave(to_json(manifest)),
             }
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
@@ -202,7 +202,7 @@ class CheckpointStore:
         except PaxError:
             raise
         except Exception as error:
-            kept = f"Complete checkpoints there: {listing_of_steps(self.steps())}."
+            kept = f"Complete checkpoints there: {format_steps(self.steps())}."
             fault = _machine_fault(error)
             if fault:
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
@@ -223,7 +223,7 @@ class CheckpointStore:
         others = [other for other in self.steps() if other != step]
         if not others:
             return "There is no other checkpoint; start a new run, or restore this one from a backup."
-        hint = f"Other checkpoints: {listing_of_steps(others)}."
+        hint = f"Other checkpoints: {format_steps(others)}."
         older = [other for other in others if other < step]
         if older:
             hint += f" To resume from {older[-1]}, move {self.directory / str(step)} away."
@@ -240,7 +240,7 @@ def _is_not_orbax_error(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR or "orbax" not in record.pathname
 
 
-def listing_of_steps(steps: list[int]) -> str:
+def format_steps(steps: list[int]) -> str:
     """The steps as text, at most the newest ten."""
     if not steps:
         return "none"

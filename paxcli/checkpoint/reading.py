@@ -24,7 +24,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def nested(named: Mapping[str, Any]) -> dict[str, Any]:
+def nest_by_name(named: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dictionaries from dotted names: the structure on disk."""
     tree: dict[str, Any] = {}
     for name, leaf in named.items():
@@ -68,7 +68,9 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
         )
         for name, leaf in wanted.items()
     }
-    restore = ocp.args.PyTreeRestore(item=nested(wanted), restore_args=nested(arguments), partial_restore=True)
+    restore = ocp.args.PyTreeRestore(
+        item=nest_by_name(wanted), restore_args=nest_by_name(arguments), partial_restore=True
+    )
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             arrays = named_leaves(reader.restore(step_dir / STATE, args=restore))

@@ -10,7 +10,7 @@ import jax
 from etils import epath
 
 from paxcli.checkpoint.array_differences import compare_arrays
-from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
+from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
 from paxcli.errors import ConfigError, DataError
 
@@ -77,7 +77,7 @@ def load_params(
     chosen = step if step is not None else store.latest_step()
     if chosen not in steps:
         wanted_step = "checkpoint" if step is None else f"checkpoint of step {step}"
-        raise DataError(f"{run_dir} has no {wanted_step}.", f"Steps there: {listing_of_steps(steps)}.")
+        raise DataError(f"{run_dir} has no {wanted_step}.", f"Steps there: {format_steps(steps)}.")
     step_dir = store.directory / str(chosen)
     prefix = "params." if what == "params" else ""
     leaves = {prefix + name: leaf for name, leaf in named_leaves(state).items()}
@@ -87,7 +87,7 @@ def load_params(
         matching = {name: leaves[name] for name in differences.matched}
         loaded = read_arrays(step_dir, manifest, matching) if matching else {}
     except DataError as error:
-        hint = f"Steps there: {listing_of_steps(steps)}; choose one with --from {run_dir}@STEP."
+        hint = f"Steps there: {format_steps(steps)}; choose one with --from {run_dir}@STEP."
         raise DataError(f"The checkpoint {step_dir} is unusable: {error.message}.", hint) from error
     report = Report(
         source=str(step_dir),

@@ -86,7 +86,7 @@ def rm(
 
     directory = RunDir(run_dir)
     directory.require_checkpoint()
-    with directory.locked():
+    with directory.lock():
         deleted = [dataclasses.asdict(info) for info in delete_checkpoints(run_dir, steps, dry_run)]
     verb = "Would delete" if dry_run else "Deleted"
     say_result({"deleted": deleted}, "\n".join(f"{verb} {_line(one)}" for one in deleted), as_json)

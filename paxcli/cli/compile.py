@@ -82,11 +82,11 @@ def compile(
     resolved = load_recipe(recipe, overlays, sets)
     from paxcli.cli.progress import waiting
     from paxcli.programs.ahead_of_time import target_of
-    from paxcli.programs.topologies import leave_accelerators_alone
+    from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(resolved.config, topology, slices)
     if target.platform != "gpu":
-        leave_accelerators_alone()
+        hide_accelerators()
     what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name
     if search:
         _search(resolved, target, what, as_json)

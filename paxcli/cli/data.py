@@ -98,7 +98,7 @@ def tokenize(
     )
     vocab_size = how.tokenizer().vocab_size
     parts = plan_parts(find_files(files), epath.Path(out).expanduser())
-    done = how.written_of(parts)
+    done = how.find_written_parts(parts)
     result: dict[str, Any] = {"out": out, "vocab_size": vocab_size, "parts": len(parts), "parts_done": len(done)}
     result["bytes"] = sum(part.num_bytes for part in parts)
     if dry_run:
@@ -107,7 +107,7 @@ def tokenize(
         return
     began = time.perf_counter()
     left = [part for part in parts if part not in done]
-    for part, info in _shown(how.write_all(left, num_workers, done.values()), left):
+    for part, info in _with_progress(how.write_all(left, num_workers, done.values()), left):
         done[part] = info
     seconds = time.perf_counter() - began
     documents, tokens = (
@@ -119,7 +119,7 @@ def tokenize(
     say_result(result, text + (f"; dropped {len(bad)} bad records" if bad else ""), as_json)
 
 
-def _shown(
+def _with_progress(
     written: Iterable[tuple[Part, TokenFileInfo]], parts: Sequence[Part]
 ) -> Iterator[tuple[Part, TokenFileInfo]]:
     """Yields the parts as they are written, with a progress bar on a terminal and a line for each in a pipe."""

@@ -187,11 +187,11 @@ def _imported(done: Any, run_dir: str, dry_run: bool) -> str:
 
 
 def _print_maxtext_command(recipe: str, checkpoint: str | None, dry_run: bool, as_json: bool) -> None:
-    from paxcli.config.paths import located
+    from paxcli.config.paths import resolve_path
     from paxcli.config.resolve import resolve
     from paxcli.training.run_dir import default_run_dir
 
-    run_dir = found if (found := located(recipe)).is_dir() else None
+    run_dir = found if (found := resolve_path(recipe)).is_dir() else None
     resolved = resolve(recipe if run_dir is None else str(run_dir))
     from paxcli.convert.maxtext.convert import convert_recipe, export_weights
     from paxcli.convert.maxtext.recipe_to_launch import command_line

@@ -38,7 +38,7 @@ def _text(result: dict[str, Any], top: int) -> str:
     if steps:
         lines[0] += f", {result['step_seconds'] * 1e3:.2f} ms a step"
     lines += ["", "Time of the devices"]
-    lines += [f"  {share:5.1f}%  {kind}" for kind, share in _rounded(result["shares"]).items()]
+    lines += [f"  {share:5.1f}%  {kind}" for kind, share in _round_shares(result["shares"]).items()]
     if result["hidden_collective_share"]:
         lines.append(f"  hidden collectives (beside other work): another {result['hidden_collective_share']:.1%}")
     lines += ["", "Layers"]
@@ -55,7 +55,7 @@ def _text(result: dict[str, Any], top: int) -> str:
     return "\n".join(lines)
 
 
-def _rounded(shares: dict[str, float]) -> dict[str, float]:
+def _round_shares(shares: dict[str, float]) -> dict[str, float]:
     """Shares in percent with one decimal that still add up to 100: those with the largest remainders are rounded up."""
     tenths = {name: int(share * 1000) for name, share in shares.items()}
     by_remainder = sorted(shares, key=lambda name: tenths[name] - shares[name] * 1000)

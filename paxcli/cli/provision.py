@@ -17,7 +17,7 @@ from paxcli.cli.output import say_result
 from paxcli.cloud import commands, states
 from paxcli.cloud.commands import Order, Target
 from paxcli.cloud.gcloud import Gcloud
-from paxcli.cloud.targets import find_place, find_target, forget, remember
+from paxcli.cloud.targets import find_target, find_zone_and_project, forget, remember
 from paxcli.cloud.values import seconds
 from paxcli.errors import ConfigError
 from paxcli.log import log
@@ -118,7 +118,7 @@ def create(
     if found.alias:
         log.info("%s is called %s by Google.", found.alias, found.type)
     seconds(timeout)
-    zone, project = find_place(zone, project, log.info)
+    zone, project = find_zone_and_project(zone, project, log.info)
     target = Target(name, zone, project, queued or slices > 1, slices, found.type, internal_ips)
     order = Order(
         target, found, spot, reserved, valid_until, network, subnetwork, service_account, labels, runtime_version
@@ -146,7 +146,7 @@ def list_targets(zone: ZoneOption = None, project: ProjectOption = None, as_json
       pax provision list --zone us-central2-b
       pax provision list --json
     """
-    zone, project = find_place(zone, project, log.info)
+    zone, project = find_zone_and_project(zone, project, log.info)
     gcloud = Gcloud()
     rows = []
     for kind in ("queued-resources", "tpu-vm"):
@@ -234,7 +234,7 @@ def find(name: str, zone: str | None = None, project: str | None = None, dry_run
 
 def say_commands(lines: list[list[str]], as_json: bool) -> None:
     """Prints the result of a dry run: shell commands, or with `--json` argument lists."""
-    say_result({"commands": lines}, "\n".join(commands.pasteable(argv) for argv in lines), as_json)
+    say_result({"commands": lines}, "\n".join(commands.shell_line(argv) for argv in lines), as_json)
 
 
 def _report(target: Target, status: states.Status) -> dict[str, Any]:

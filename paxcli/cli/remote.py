@@ -92,7 +92,7 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
             text = str(item.value if isinstance(item, Enum) else item)
-            word = _shipped(text, files) if param.name in _FILES else text
+            word = _find_local_file(text, files) if param.name in _FILES else text
             if param.param_type_name == "argument":
                 positional.append(word)
             elif item is True:
@@ -110,7 +110,7 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
     return [*options, "--", *positional] if positional else options, texts
 
 
-def _shipped(text: str, files: dict[str, Path]) -> Argument:
+def _find_local_file(text: str, files: dict[str, Path]) -> Argument:
     """`./mine.py:my_recipe` as (file to send, the rest); the text itself if it does not name a local file."""
     start, separator, rest = text.partition(":")
     path = Path(start)

@@ -21,10 +21,10 @@ def load_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str]
 
 def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
     """The run in a directory, or the run of a recipe."""
-    from paxcli.config.paths import located
+    from paxcli.config.paths import resolve_path
     from paxcli.training.run_dir import RunDir, default_run_dir
 
-    if located(target).is_dir():
+    if resolve_path(target).is_dir():
         if run_dir is not None:
             raise ConfigError(f"{target} is a run directory, and so is --run-dir {run_dir}.", "Give one of them.")
         return pax.Run(target, load_recipe(RunDir(target).require_recipe(), overlays, sets))

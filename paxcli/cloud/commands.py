@@ -179,7 +179,7 @@ def scp(target: Target, sources: Sequence[str], destination: str, node: str = "0
     return [*_TPUS, _kind(target), "scp", *paths, "--recurse", *_options(target, node, worker)]
 
 
-def pasteable(argv: Sequence[str]) -> str:
+def shell_line(argv: Sequence[str]) -> str:
     """`argv` as one line, quoted for a shell."""
     return shlex.join(argv)
 

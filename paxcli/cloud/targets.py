@@ -25,7 +25,7 @@ _VARIABLES = {
 _SETTINGS = {"zone": "compute/zone", "project": "core/project"}
 
 
-def find_place(zone: str | None, project: str | None, say: Callable[[str], None]) -> tuple[str, str | None]:
+def find_zone_and_project(zone: str | None, project: str | None, say: Callable[[str], None]) -> tuple[str, str | None]:
     """Zone and project from the options, the environment or gcloud's configuration; reports the source.
 
     Raises:
@@ -97,7 +97,7 @@ def find_target(
     known = recall(name)
     if known and zone in (None, known.zone) and project in (None, known.project):
         return known
-    zone, project = find_place(zone, project, say)
+    zone, project = find_zone_and_project(zone, project, say)
     queued = Target(name, zone, project, queued=True)
     if dry_run:
         say(f"{name} was not created on this machine; assuming a queued resource")

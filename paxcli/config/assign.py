@@ -122,7 +122,7 @@ def _fit_one(value: Any, kind: Any, node: Node) -> Any:
     if origin is typing.Literal:
         return _one_of(value, {str(arg): arg for arg in args})
     if origin in _SCALARS:
-        return _checked(value, type(value) is origin, "null" if origin is types.NoneType else origin.__name__)
+        return _require(value, type(value) is origin, "null" if origin is types.NoneType else origin.__name__)
     if origin is float:
         return _number(value)
     if isinstance(origin, type) and issubclass(origin, enum.Enum):
@@ -130,13 +130,13 @@ def _fit_one(value: Any, kind: Any, node: Node) -> Any:
     if origin in (list, tuple, collections.abc.Sequence):
         return _sequence(value, origin, args, node)
     if origin in (dict, collections.abc.Mapping):
-        _checked(value, isinstance(value, dict), "dict")
+        _require(value, isinstance(value, dict), "dict")
         key_type, item_type = args or (Any, Any)
         return {_fit(k, key_type, node): _fit(v, item_type, node) for k, v in value.items()}
     return _object(value, kind if origin is functools.partial else origin, node)
 
 
-def _checked(value: Any, fits: bool, expected: str) -> Any:
+def _require(value: Any, fits: bool, expected: str) -> Any:
     if not fits:
         raise _Mismatch(expected)
     return value
@@ -152,15 +152,15 @@ def _one_of(value: Any, allowed: dict[str, Any]) -> Any:
 def _number(value: Any) -> float:
     """A float; YAML reads `1e-3` as a string."""
     try:
-        return float(_checked(value, isinstance(value, int | float | str) and not isinstance(value, bool), "float"))
+        return float(_require(value, isinstance(value, int | float | str) and not isinstance(value, bool), "float"))
     except ValueError:
         raise _Mismatch("float") from None
 
 
 def _sequence(value: Any, origin: Any, args: tuple[Any, ...], node: Node) -> Any:
-    _checked(value, isinstance(value, list | tuple), "list")
+    _require(value, isinstance(value, list | tuple), "list")
     if origin is tuple and args and args[-1] is not Ellipsis:
-        _checked(value, len(value) == len(args), f"list of {len(args)}")
+        _require(value, len(value) == len(args), f"list of {len(args)}")
         return tuple(_fit(item, arg, node) for item, arg in zip(value, args, strict=True))
     items = [_fit(item, args[0] if args else Any, node) for item in value]
     return tuple(items) if origin is tuple else items
@@ -172,7 +172,7 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
     held = class_of(node.value) or class_of(declared)
     if held is None:
         fits = kind is Any or not isinstance(kind, type) or isinstance(value, kind)
-        return _checked(value, fits, getattr(kind, "__name__", str(kind)))
+        return _require(value, fits, getattr(kind, "__name__", str(kind)))
     if isinstance(value, fdl.Buildable):
         return value
     allowed = choices(held)

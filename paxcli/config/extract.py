@@ -16,7 +16,7 @@ def recipe_source(entry: RecipeEntry) -> str:
     """
     tree = parse(entry.path)
     lines = entry.path.read_text(encoding="utf-8").splitlines()
-    kept = _needed(tree.body, entry.function)
+    kept = _find_dependencies(tree.body, entry.function)
     imports = [node for node in kept if isinstance(node, ast.Import | ast.ImportFrom)]
     head = [_import_text(node, lines, entry) for node in imports]
     others = [_text(node, lines, entry.function) for node in kept if node not in imports]
@@ -24,16 +24,16 @@ def recipe_source(entry: RecipeEntry) -> str:
     return "\n\n".join([docstring, "\n".join(head) + "\n", "\n\n\n".join(others)]) + "\n"
 
 
-def _needed(body: list[ast.stmt], function: str) -> list[ast.stmt]:
+def _find_dependencies(body: list[ast.stmt], function: str) -> list[ast.stmt]:
     """The statements that define `function` and everything it uses, in file order."""
     wanted, kept = {function, "recipe", "annotations"}, set()
-    while added := [node for node in body if node not in kept and wanted & set(_defined(node))]:
+    while added := [node for node in body if node not in kept and wanted & set(_names_defined_by(node))]:
         kept.update(added)
-        wanted |= {name for node in added for name in _used(node)}
+        wanted |= {name for node in added for name in _names_used_by(node)}
     return [node for node in body if node in kept]
 
 
-def _defined(node: ast.stmt) -> Iterator[str]:
+def _names_defined_by(node: ast.stmt) -> Iterator[str]:
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -42,10 +42,10 @@ def _defined(node: ast.stmt) -> Iterator[str]:
         stored = (n for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
         yield from (name.id for name in stored)
         for child in (n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)):
-            yield from _defined(child)
+            yield from _names_defined_by(child)
 
 
-def _used(node: ast.stmt) -> Iterator[str]:
+def _names_used_by(node: ast.stmt) -> Iterator[str]:
     return (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
 

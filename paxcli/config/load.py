@@ -15,7 +15,7 @@ import fiddle as fdl
 
 from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
 from paxcli.config.overlay import YAML_SUFFIXES, Assignments, read_overlay, read_yaml_recipe
-from paxcli.config.paths import located
+from paxcli.config.paths import resolve_path
 from paxcli.errors import ConfigError, MissingError, PaxError, did_you_mean
 
 
@@ -48,10 +48,10 @@ def load(target: str) -> Loaded:
     Raises:
       ConfigError: There is no such recipe, or it raises an error.
     """
-    if _is_path(target) and (of_run := located(target) / "recipe.yaml").exists():
+    if _is_path(target) and (of_run := resolve_path(target) / "recipe.yaml").exists():
         return _load_yaml(of_run)
     if Path(target).suffix in YAML_SUFFIXES:
-        return dataclasses.replace(_load_yaml(located(target)), name=Path(target).stem, pax_name=None)
+        return dataclasses.replace(_load_yaml(resolve_path(target)), name=Path(target).stem, pax_name=None)
     entry = find_entry(target)
     return Loaded(entry.name, entry.pax_name, _target(entry), _call(entry))
 
@@ -132,7 +132,7 @@ def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
     content = read_yaml_recipe(path)
     target = _beside(path, content.recipe)
     is_yaml = Path(target).suffix in YAML_SUFFIXES
-    base = _load_yaml(located(target), (*inside, path)) if is_yaml else load(target)
+    base = _load_yaml(resolve_path(target), (*inside, path)) if is_yaml else load(target)
     overlays = [read_overlay(_beside(path, overlay)) for overlay in content.overlays]
     assignments = (*base.assignments, *overlays, Assignments("recipe", content.values))
     return dataclasses.replace(base, target=str(path), assignments=assignments)

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from paxcli.config.index import find_overlays
-from paxcli.config.paths import located
+from paxcli.config.paths import resolve_path
 from paxcli.errors import ConfigError, did_you_mean
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -42,7 +42,7 @@ def read_overlay(name_or_path: str) -> Assignments:
       ConfigError: There is no such overlay, or it is not a mapping of paths to values.
     """
     if Path(name_or_path).suffix in YAML_SUFFIXES:
-        return Assignments(f"overlay {name_or_path}", _read_mapping(located(name_or_path)))
+        return Assignments(f"overlay {name_or_path}", _read_mapping(resolve_path(name_or_path)))
     overlays = find_overlays()
     if name_or_path not in overlays:
         known = f"Overlays are: {', '.join(sorted(overlays)) or 'none'}; or give a .yaml file."

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 
-def located(target: str | os.PathLike[str]) -> Path:
+def resolve_path(target: str | os.PathLike[str]) -> Path:
     """The absolute path of a local file, or the path of a file in a bucket (`gs://…`)."""
     if "://" not in os.fspath(target):
         return Path(target).expanduser().resolve()

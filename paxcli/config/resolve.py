@@ -13,7 +13,7 @@ from paxcli.config.assign import assign, split_assignment
 from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Assignments, read_overlay
-from paxcli.config.paths import located
+from paxcli.config.paths import resolve_path
 from paxcli.config.tree import Node, find, missing_values, walk
 from paxcli.config.values import plain, plain_values
 from paxcli.errors import ConfigError
@@ -88,7 +88,7 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Map
         name=loaded.name,
         pax_name=loaded.pax_name,
         target=loaded.target,
-        overlays=tuple(str(located(o)) if Path(o).suffix in YAML_SUFFIXES else o for o in overlays),
+        overlays=tuple(str(resolve_path(o)) if Path(o).suffix in YAML_SUFFIXES else o for o in overlays),
         sets={path: _plain_at(config, path) for path in set_paths},
         config=config,
         values=_with_sources(config, sources),

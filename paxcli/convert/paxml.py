@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.checkpoint.reading import listing, named_leaves, nested
+from paxcli.checkpoint.reading import listing, named_leaves, nest_by_name
 from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, from_pax, to_pax, transpose, unstack
 from paxcli.errors import DataError
 from paxcli.layers.positions import SinusoidPositions
@@ -87,7 +87,7 @@ def from_paxml(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     unknown = layout.without_rule(foreign, "foreign")
     if unknown:
         raise DataError(f"Not parameters of one of Pax's language models: {listing(unknown)}.")
-    return nested(dict(to_pax(layout, foreign)))
+    return nest_by_name(dict(to_pax(layout, foreign)))
 
 
 def to_paxml(

@@ -97,7 +97,7 @@ def inspect_batches(data: BaseInput, num_batches: int, vocab_size: int | None = 
     )
 
 
-def rows_of_several_hosts(makers: Sequence[Callable[[], BaseInput]], num_batches: int) -> int:
+def count_shared_rows(makers: Sequence[Callable[[], BaseInput]], num_batches: int) -> int:
     """The number of rows that more than one host reads in its first batches: 0 if the data is sharded correctly.
 
     Args:

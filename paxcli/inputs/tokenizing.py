@@ -82,7 +82,7 @@ class Tokenizing:
         write_token_file(part.path, tokenize_files(part.files, self.reading, tokenizer, bad), info, bad.found)
         return read_info(part.path)
 
-    def written_of(self, parts: Sequence[Part]) -> dict[Part, TokenFileInfo]:
+    def find_written_parts(self, parts: Sequence[Part]) -> dict[Part, TokenFileInfo]:
         """The parts that an earlier run has already written.
 
         Raises:

@@ -68,10 +68,10 @@ class Layer(Configurable, nn.Module):
         return self._declare(name, init.table(shape[1]), shape, Weight(axes, (0,), (1,), is_table=True))
 
     def _declare(self, name: str, init: Initializer, shape: tuple[int, ...], facts: Weight) -> jax.Array:
-        def boxed(*args) -> WeightBox:
+        def init_boxed(*args) -> WeightBox:
             return WeightBox(init(*args), facts.axes, weight=facts)
 
-        return nn.meta.unbox(self.param(name, boxed, shape))
+        return nn.meta.unbox(self.param(name, init_boxed, shape))
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:

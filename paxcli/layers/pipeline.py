@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.errors import ConfigError
-from paxcli.mesh.sharding import constrain, map_along
+from paxcli.mesh.sharding import constrain, vmap_along
 
 _ROWS = ("activation_microbatch", "activation_length", "activation_embed")
 
@@ -117,7 +117,7 @@ class Pipeline:
         facts = [_microbatches(fact, count) for fact in row_facts]
         at = jnp.arange(stages)
         is_first, is_last = (mask.reshape(-1, 1, 1, 1) for mask in (at == 0, at == stages - 1))
-        run_stages = map_along("activation_stage", stage)
+        run_stages = vmap_along("activation_stage", stage)
         # One buffer [slots, columns, …] holds pending inputs and finished outputs. Iteration t reads column t % columns
         # of the first slot, shifts that column by one slot, and writes an output into its last slot.
         slots = stages if self.stream_io else 1

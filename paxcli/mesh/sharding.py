@@ -117,7 +117,7 @@ def split(shape: tuple[int, ...], *logical_axes: str | None) -> tuple[int, ...]:
     return tuple(_num_shards(axes_of(entry), sizes) for entry in sharding)
 
 
-def map_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+def vmap_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     """`jax.vmap` of a `fn` that calls `constrain`, with the mapped dimension sharded like `logical_axis`.
 
     The mesh axes of `logical_axis` must divide the mapped dimension; inside `fn` they shard no other dimension.
@@ -125,14 +125,14 @@ def map_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     axes = _rules.get()[logical_axis]
 
     def call(*args: Any) -> Any:
-        with whole_along(*axes):
+        with unsharded_over(*axes):
             return fn(*args)
 
     return jax.vmap(call, spmd_axis_name=axes or None)
 
 
 @contextlib.contextmanager
-def whole_along(*mesh_axes: str) -> Iterator[None]:
+def unsharded_over(*mesh_axes: str) -> Iterator[None]:
     """Within this context, `constrain` shards nothing over these mesh axes."""
     rules = {name: tuple(axis for axis in axes if axis not in mesh_axes) for name, axes in _rules.get().items()}
     token = _rules.set(rules)
@@ -158,19 +158,19 @@ def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:
     """
 
     def sharding(path: Any, leaf: Any) -> NamedSharding:
-        if not is_box(leaf):
+        if not is_partitioned(leaf):
             return NamedSharding(mesh, PartitionSpec())
         return NamedSharding(mesh, _param_spec(name_of(path), leaf.value.shape, leaf.names, rules, mesh.shape))
 
-    return jax.tree_util.tree_map_with_path(sharding, params, is_leaf=is_box)
+    return jax.tree_util.tree_map_with_path(sharding, params, is_leaf=is_partitioned)
 
 
 def unbox(params: Any) -> Any:
     """Removes Flax's partitioning boxes."""
-    return jax.tree.map(lambda leaf: leaf.value if is_box(leaf) else leaf, params, is_leaf=is_box)
+    return jax.tree.map(lambda leaf: leaf.value if is_partitioned(leaf) else leaf, params, is_leaf=is_partitioned)
 
 
-def like_params(tree: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
+def shardings_like_params(tree: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
     """Shardings for a tree with copies of the parameters, such as an optimizer state or a train state.
 
     A leaf whose path ends in a parameter's path is sharded like that parameter if it has the same shape, or the shape
@@ -264,7 +264,7 @@ def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
     return len(parts), parts.index(tuple(sorted(rows_of[jax.process_index()])))
 
 
-def is_box(leaf: Any) -> bool:
+def is_partitioned(leaf: Any) -> bool:
     """Whether `leaf` is an array boxed with its logical axes (Flax's `Partitioned`)."""
     return isinstance(leaf, meta.Partitioned)
 

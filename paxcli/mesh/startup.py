@@ -42,7 +42,7 @@ def start_distributed(timeout_seconds: int = 300, libtpu: str = "") -> None:
       RemoteError: The other processes cannot be reached in time.
     """
     _set_cpu_threads()
-    hand_to_libtpu(libtpu)
+    set_libtpu_arguments(libtpu)
     if jax.distributed.is_initialized():
         return
     explicit = _explicit_job(os.environ)
@@ -56,7 +56,7 @@ def start_distributed(timeout_seconds: int = 300, libtpu: str = "") -> None:
         _initialize(job, timeout_seconds)
 
 
-def hand_to_libtpu(arguments: str) -> None:
+def set_libtpu_arguments(arguments: str) -> None:
     """Adds `arguments` to LIBTPU_INIT_ARGS. Arguments that are already there take precedence."""
     existing = os.environ.get("LIBTPU_INIT_ARGS", "")
     if arguments and arguments not in existing:

@@ -9,7 +9,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 
-from paxcli.mesh.sharding import is_box
+from paxcli.mesh.sharding import is_partitioned
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +58,8 @@ def weights_of(params: Any) -> Any:
     def facts(leaf: Any) -> Weight:
         if isinstance(leaf, WeightBox):
             return dataclasses.replace(leaf.weight, num_stacked=len(leaf.names) - len(leaf.weight.axes))
-        axes = leaf.names if is_box(leaf) else (None,) * leaf.ndim
+        axes = leaf.names if is_partitioned(leaf) else (None,) * leaf.ndim
         last = len(axes) - 1
         return Weight(axes, tuple(range(last)), (last,)) if last > 0 else Weight(axes)
 
-    return jax.tree.map(facts, params, is_leaf=is_box)
+    return jax.tree.map(facts, params, is_leaf=is_partitioned)

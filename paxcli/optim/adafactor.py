@@ -80,10 +80,10 @@ class ShardedAdafactor(Optimizer):
 
     def transformation(self, weights: Any) -> optax.GradientTransformation:
         """The transformation at a constant learning rate of 1."""
-        scaled = self.scaled(weights)
+        scaled = self.with_learning_rate(weights)
         return optax.GradientTransformation(scaled.init, functools.partial(scaled.update, learning_rate=1.0))
 
-    def scaled(self, weights: Any) -> optax.GradientTransformationExtraArgs:
+    def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
         init, update = functools.partial(self._init, weights), functools.partial(self._update, weights)
         return optax.GradientTransformationExtraArgs(init, update)
 

@@ -23,7 +23,7 @@ class Optimizer(Configurable):
         """The optax transformation of gradients into a direction, without the learning rate and the minus sign."""
         raise NotImplementedError
 
-    def scaled(self, weights: Any) -> optax.GradientTransformationExtraArgs:
+    def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
         """The direction times the extra argument `learning_rate`: what the learner subtracts from the parameters.
 
         An optimizer whose state depends on the learning rate overrides this.

@@ -23,7 +23,7 @@ class Optax(Optimizer):
 
     factory: Callable[..., optax.GradientTransformation]
 
-    def scaled(self, weights: Any) -> optax.GradientTransformationExtraArgs:
+    def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> Any:
             return self.factory(learning_rate=0.0).init(params)
 

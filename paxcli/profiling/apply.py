@@ -47,9 +47,9 @@ class ProfileGuided(StepTracer):
         compiled = super().prepare(session)
         return lambda: compile_with_costs(self._costs, self._xla_log, compiled)
 
-    def compiled(self, program: jax.stages.Compiled) -> TrainStep:
+    def wrap_step(self, program: jax.stages.Compiled) -> TrainStep:
         require_same_program(program.as_text() or "", self._costs)
-        return super().compiled(program)
+        return super().wrap_step(program)
 
 
 def profile_options(costs: dict[str, float]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import start_distributed
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import step_of
-from paxcli.training.out_of_memory import out_of_memory_explained
+from paxcli.training.out_of_memory import explain_out_of_memory
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, open_session
 from paxcli.training.state import create_state
@@ -75,9 +75,9 @@ def open_runner(config: fdl.Config[Experiment], run_dir: RunDir) -> Iterator[Run
     with contextlib.ExitStack() as stack:
         if jax.process_index() == 0:
             run_dir.create()
-            stack.enter_context(run_dir.locked())
+            stack.enter_context(run_dir.lock())
         session = stack.enter_context(open_session(config))
-        stack.enter_context(out_of_memory_explained(session, run_dir.profile))
+        stack.enter_context(explain_out_of_memory(session, run_dir.profile))
         session.experiment.train_input.check_data()
         yield Runner(session)
 

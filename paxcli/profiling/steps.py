@@ -60,7 +60,7 @@ class StepTracer(Instrument):
         self._tracing = False
         self._dispatched: dict[str, jax.Array] = {}
 
-    def compiled(self, program: jax.stages.Compiled) -> TrainStep:
+    def wrap_step(self, program: jax.stages.Compiled) -> TrainStep:
         self._program = program
         return program
 
@@ -69,7 +69,7 @@ class StepTracer(Instrument):
             return
         if step in self._steps:
             self._last = self._steps[-1]
-        elif self._requested():
+        elif self._is_requested():
             self._last = step + _STEPS_ON_REQUEST - 1
         if step <= self._last:
             jax.block_until_ready(self._dispatched)  # keep earlier steps out of the trace
@@ -88,7 +88,7 @@ class StepTracer(Instrument):
             trace = stop_trace(self._directory, self._program)
             log.info("Traced: pax profile summarize %s", trace)
 
-    def _requested(self) -> bool:
+    def _is_requested(self) -> bool:
         """Whether a trace is requested. Checks rarely, since the directory may be in a bucket."""
         if time.monotonic() < self._checked_at + _SECONDS_BETWEEN_CHECKS:
             return False

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
-from paxcli.mesh.startup import hand_to_libtpu
+from paxcli.mesh.startup import set_libtpu_arguments
 from paxcli.metrics.peaks import mfu
 from paxcli.models.base import CausalModel, Model
 from paxcli.models.decoding import PROMPTS_AT_ONCE, Sampling, jit_generate
@@ -104,7 +104,7 @@ def compile_ahead(
       ConfigError: The recipe cannot be sharded over the target's devices, or has no such step.
       MissingError: This machine lacks what compiling for the target needs.
     """
-    hand_to_libtpu(libtpu_arguments(config.mesh.libtpu_options))
+    set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
     with open_session(config, target.devices()) as session:
         options: dict[str, Any] = session.compiler_options
         began = time.perf_counter()

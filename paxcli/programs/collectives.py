@@ -134,7 +134,7 @@ def _full_bytes(instruction: Instruction) -> int:
 def count_collectives(program: Program, interconnect: Interconnect | None) -> list[dict[str, Any]]:
     """Collectives of one step by `kind` and `network`: their `count`, and the `bytes` of the full arrays."""
     count, size = Counter[tuple[str, str]](), Counter[tuple[str, str]]()
-    for instruction, times in program.scheduled():
+    for instruction, times in program.scheduled_instructions():
         collective = find_collective(program, instruction)
         if collective is not None and collective.part in ("sync", "start"):
             key = collective.kind, interconnect.network(collective) if interconnect else "local"
@@ -149,7 +149,7 @@ def count_collectives(program: Program, interconnect: Interconnect | None) -> li
 def find_all_gathers(program: Program, shapes: Sequence[tuple[int, ...]]) -> list[str]:
     """All-gathers whose result has one of these shapes, such as `bf16[13,2560,10240]`: the parameters of all layers."""
     found = []
-    for instruction, _ in program.scheduled():
+    for instruction, _ in program.scheduled_instructions():
         gather = instruction if instruction.opcode.startswith("all-gather") else None
         if instruction.opcode == "fusion":
             gather = program.find_inside(instruction, frozenset({"all-gather"}))

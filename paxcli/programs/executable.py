@@ -58,7 +58,7 @@ def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled)
             f"This platform cannot serialize executables: {error}", "Compile without `--save`."
         ) from error
     manifest = {
-        _MADE_FOR: made_for(session),
+        _MADE_FOR: list_dependencies(session),
         "arguments": _argument_indices(compiled),
         "sha256": hashlib.sha256(executable).hexdigest(),
         "recipe": config_text(session.config),
@@ -86,7 +86,7 @@ def load_executable(path: Path, session: Session) -> TrainStep:
         ) from error
     if hashlib.sha256(executable).hexdigest() != checksum:
         raise DataError(f"{path} is damaged.", "Compile it again: `pax compile … --save FILE`.")
-    now = json.loads(json.dumps(made_for(session)))
+    now = json.loads(json.dumps(list_dependencies(session)))
     changed = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
     if changed:
         raise ConfigError(
@@ -115,7 +115,7 @@ class Precompiled(Instrument):
         return lambda: step
 
 
-def made_for(session: Session) -> dict[str, Any]:
+def list_dependencies(session: Session) -> dict[str, Any]:
     """Everything that a compiled step depends on, by name: software, devices, mesh, options, fields of the recipe."""
     device = session.mesh.devices.flat[0]
     batch = jax.tree_util.tree_leaves_with_path(session.spec)

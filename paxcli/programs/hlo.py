@@ -135,7 +135,7 @@ class Instruction:
     @property
     def replica_group(self) -> list[int] | None:
         """First group of devices that communicate, as positions in the mesh; None = all devices."""
-        for pattern, read in ((_MESH_GROUPS, _mesh_group), (_IOTA_GROUPS, _iota_group), (_LISTED_GROUPS, _listed)):
+        for pattern, read in ((_MESH_GROUPS, _mesh_group), (_IOTA_GROUPS, _iota_group), (_LISTED_GROUPS, _number_list)):
             found = pattern.search(self.rest)
             if found:
                 return read(found)
@@ -182,17 +182,17 @@ class Program:
         for inside in self.computations.get(instruction.fused, ()):
             yield from self.with_fused(inside)
 
-    def scheduled(self) -> Iterator[tuple[Instruction, int]]:
+    def scheduled_instructions(self) -> Iterator[tuple[Instruction, int]]:
         """Every scheduled instruction with how often it runs. All branches of a conditional are included."""
-        yield from self._scheduled(self.entry, 1)
+        yield from self._walk_schedule(self.entry, 1)
 
-    def _scheduled(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
+    def _walk_schedule(self, name: str, times: int) -> Iterator[tuple[Instruction, int]]:
         for instruction in self.computations.get(name, ()):
             yield instruction, times
             if instruction.opcode in CONTROL_FLOW:
                 inner = times * self.trip_count(instruction) if instruction.opcode == "while" else times
                 for called in instruction.called:
-                    yield from self._scheduled(called, inner)
+                    yield from self._walk_schedule(called, inner)
 
     def _reachable(self, name: str) -> Iterator[Instruction]:
         for instruction in self.computations.get(name, ()):
@@ -290,5 +290,5 @@ def _iota_group(found: re.Match[str]) -> list[int]:
     return devices.reshape(_numbers(found[1]))[0].tolist()
 
 
-def _listed(found: re.Match[str]) -> list[int]:
+def _number_list(found: re.Match[str]) -> list[int]:
     return list(_numbers(found[1]))

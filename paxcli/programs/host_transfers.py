@@ -44,6 +44,10 @@ def find_host_transfer(instruction: Instruction) -> HostTransfer | None:
 
 def count_host_transfers(program: Program) -> dict[str, int]:
     """Host transfers of one step: `count`, and `bytes` in total."""
-    found = [(one, times) for instruction, times in program.scheduled() if (one := find_host_transfer(instruction))]
+    found = [
+        (one, times)
+        for instruction, times in program.scheduled_instructions()
+        if (one := find_host_transfer(instruction))
+    ]
     started = [(one.num_bytes, times) for one, times in found if one.part == "start"]
     return {"count": sum(times for _, times in started), "bytes": sum(size * times for size, times in started)}

@@ -130,7 +130,7 @@ def slice_name(num_devices: int, generation: str = "v4") -> str:
         ) from error
 
 
-def leave_accelerators_alone() -> None:
+def hide_accelerators() -> None:
     """Prepares this process to compile only: JAX runs on the CPU; libtpu does not look for a TPU and takes no lock.
 
     Call it before JAX initializes its devices.

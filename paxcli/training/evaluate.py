@@ -39,7 +39,7 @@ def _evaluate_one(
         else:
             sums, examples = score_step(params, batch)
             scored.append(examples)
-        total = sums if total is None else metrics.combined(total, sums)
+        total = sums if total is None else metrics.combine(total, sums)
     if total is None:
         return {}
     values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}

@@ -60,7 +60,7 @@ def global_batch_size(config: fdl.Config[Experiment], num_devices: int) -> int:
     return int(batch)
 
 
-def prepared(
+def with_derived_sizes(
     config: fdl.Config[Experiment], num_devices: int, num_infeed_hosts: int = 1, infeed_host_index: int = 0
 ) -> fdl.Config[Experiment]:
     """A copy of the recipe with the derived values filled in.

@@ -9,9 +9,9 @@ import fiddle as fdl
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.inspection import Inspection, inspect_batches, rows_of_several_hosts
+from paxcli.inputs.inspection import Inspection, count_shared_rows, inspect_batches
 from paxcli.training.decode import tokenizer_of
-from paxcli.training.experiment import Experiment, data_of, prepared
+from paxcli.training.experiment import Experiment, data_of, with_derived_sizes
 
 Split = Literal["train", "eval", "decode"]
 
@@ -70,7 +70,7 @@ def _inspect(
     found = inspect_batches(host_input(host_index), batches, _argument(config.task.model, "vocab_size"))
     if hosts > 1:
         makers = [functools.partial(host_input, host) for host in range(hosts)]
-        found.shared_rows = rows_of_several_hosts(makers, batches)
+        found.shared_rows = count_shared_rows(makers, batches)
     if found.shared_rows:
         found.warnings.append(f"{found.shared_rows} rows are in the batches of more than one of {hosts} hosts.")
     if _argument(_sources(config, split)[number], "tokenizer") != _argument(config.train_input, "tokenizer"):
@@ -81,7 +81,7 @@ def _inspect(
 def _input(config: fdl.Config[Experiment], split: Split, number: int, hosts: int, host_index: int) -> BaseInput:
     """An input as that host would build it, with its data checked."""
     num_devices = fdl.build(config.mesh).num_devices() or hosts
-    data = fdl.build(_sources(prepared(config, num_devices, hosts, host_index), split)[number])
+    data = fdl.build(_sources(with_derived_sizes(config, num_devices, hosts, host_index), split)[number])
     data.validate()
     data.check_data()
     return data

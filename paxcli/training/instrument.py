@@ -28,9 +28,9 @@ class Instrument:
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
         """Lowers the step. The function that it returns compiles it, and may be called in another thread."""
         lowered = step_of(session).lower(session.abstract, session.batch)
-        return lambda: self.compiled(lowered.compile(compiler_options=self.options or None))
+        return lambda: self.wrap_step(lowered.compile(compiler_options=self.options or None))
 
-    def compiled(self, program: jax.stages.Compiled) -> TrainStep:
+    def wrap_step(self, program: jax.stages.Compiled) -> TrainStep:
         """Receives the compiled step; returns the function to call as the step."""
         return program
 

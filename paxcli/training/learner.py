@@ -105,7 +105,7 @@ class Learner(Configurable):
             return opt_state
         return self._with_average(params, opt_state.optimizer, self._trained_mask(params))
 
-    def evaluated(self, params: dict, opt_state: Any) -> dict:
+    def eval_params(self, params: dict, opt_state: Any) -> dict:
         """The parameters to evaluate: the moving average where a parameter has one."""
         if self.ema_decay is None:
             return params
@@ -149,9 +149,9 @@ class Learner(Configurable):
 
     def _transformation(self, trained: Any, weights: Any) -> optax.GradientTransformationExtraArgs:
         if trained is None:
-            return self.optimizer.scaled(weights)
+            return self.optimizer.with_learning_rate(weights)
         weights = jax.tree.map(lambda weight, keep: weight if keep else optax.MaskedNode(), weights, trained)
-        return optax.masked(self.optimizer.scaled(weights), trained)
+        return optax.masked(self.optimizer.with_learning_rate(weights), trained)
 
     def _clip(self, grads: dict, grad_norm: jax.Array) -> dict:
         if self.clip_gradient_norm_to_value is not None:

@@ -33,7 +33,7 @@ from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
 from paxcli.training.learner import Learner
-from paxcli.training.out_of_memory import out_of_memory_explained
+from paxcli.training.out_of_memory import explain_out_of_memory
 from paxcli.training.progress import ProgressPrinter, Reporter, Silent
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
@@ -142,7 +142,7 @@ class TrainingRun:
         last = step == self.num_train_steps
         if last or (train.eval_interval_steps and step % train.eval_interval_steps == 0):
             self._evaluate(step, state)
-        stopping = self.stop.agreed(at_sync_point=step % train.summary_interval_steps == 0)
+        stopping = self.stop.should_stop(at_sync_point=step % train.summary_interval_steps == 0)
         if last or stopping or self.store.should_save(step):
             self._save(step, state, loss, force=last or stopping)
         if stopping and not last:
@@ -162,7 +162,7 @@ class TrainingRun:
         if not self.session.experiment.eval_inputs:
             return
         self._emit(self.meter.flush())
-        params = self.task.train.learner.evaluated(state.params, state.opt_state)
+        params = self.task.train.learner.eval_params(state.params, state.opt_state)
         with self.meter.pause(), TraceAnnotation(EVALUATE_PHASE):
             inputs = self.session.experiment.eval_inputs
             metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
@@ -233,7 +233,7 @@ def train(
     with contextlib.ExitStack() as stack:
         if is_first:
             run_dir.create()
-            stack.enter_context(run_dir.locked())
+            stack.enter_context(run_dir.lock())
             report = report or stack.enter_context(ProgressPrinter())
         else:
             report = Silent()
@@ -255,7 +255,7 @@ def train(
         if is_first:
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
-        with out_of_memory_explained(session, run_dir.profile):
+        with explain_out_of_memory(session, run_dir.profile):
             run.run(warm_start)
     return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
@@ -264,7 +264,7 @@ def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
     """The seed of the training data: the recipe's, else the one that the run started with, else a random one."""
     seed = config.train_input.input_random_seed
     if seed is None:
-        seed = run_dir.begun_with().get(_SEED)
+        seed = run_dir.original_config().get(_SEED)
         seed = secrets.randbits(31) if seed is None else seed
         if jax.distributed.is_initialized():
             seed = int(multihost_utils.broadcast_one_to_all(np.uint32(seed)))

@@ -20,7 +20,7 @@ SNAPSHOT = "out_of_memory.prof"
 
 
 @contextlib.contextmanager
-def out_of_memory_explained(session: Session, profile_dir: epath.Path) -> Iterator[None]:
+def explain_out_of_memory(session: Session, profile_dir: epath.Path) -> Iterator[None]:
     """Turns XLA's out-of-memory error into one that names what to change, and saves a memory profile.
 
     Raises:

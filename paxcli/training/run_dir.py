@@ -18,7 +18,7 @@ import paxcli
 from paxcli.config.diff import changed_lines
 from paxcli.config.facts import is_at_or_below, marked_paths
 from paxcli.config.fields import Mark
-from paxcli.config.paths import located
+from paxcli.config.paths import resolve_path
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import ConfigError, DataError, MissingError
 
@@ -70,7 +70,7 @@ class RunDir:
         Raises:
           DataError: The directory has no recipe.
         """
-        directory = located(self.path)
+        directory = resolve_path(self.path)
         if not (directory / "recipe.yaml").exists():
             raise DataError(
                 f"{self.path} is not a run directory: it has no recipe.yaml.",
@@ -84,7 +84,7 @@ class RunDir:
             raise DataError(f"There is no checkpoint in {self.path}.", "Train first, or give the run with `--run-dir`.")
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Makes this process the only writer of the directory. Directories in buckets have no lock.
 
         Raises:
@@ -109,7 +109,7 @@ class RunDir:
             lock.flush()
             yield
 
-    def begun_with(self) -> dict[str, Any]:
+    def original_config(self) -> dict[str, Any]:
         """Path → value of the config that this run started with; empty for a new run."""
         path = self.path / "config.txt"
         return parse_config_text(path.read_text()) if path.exists() else {}
@@ -120,7 +120,7 @@ class RunDir:
         Raises:
           ConfigError: Fields differ, and `allow_changed` is false or they are not safe to change. Names them.
         """
-        before = self.begun_with()
+        before = self.original_config()
         if not before:
             return
         now = parse_config_text(config_text(config))
@@ -158,7 +158,7 @@ class RunDir:
     def _write_recipe(self, text: str) -> None:
         """Writes `recipe.yaml`. If `text` is based on the old `recipe.yaml`, that is renamed and stays its base."""
         own, content = self.path / "recipe.yaml", yaml.safe_load(text)
-        if epath.Path(content["recipe"]) == epath.Path(located(own)):
+        if epath.Path(content["recipe"]) == epath.Path(resolve_path(own)):
             more, kept = {**content, "recipe": None}, {**yaml.safe_load(own.read_text()), "recipe": None}
             if len(content) == 1 or more == kept:
                 return

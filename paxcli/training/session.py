@@ -19,7 +19,7 @@ from paxcli.mesh.sharding import global_spec, infeed_shard, use_mesh
 from paxcli.mesh.startup import start_distributed
 from paxcli.metrics.peaks import peak_flops
 from paxcli.nested_map import NestedMap, num_rows
-from paxcli.training.experiment import Experiment, global_batch_size, prepared
+from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
 from paxcli.training.state import TrainState, abstract_state
 from paxcli.training.validate import validate
 
@@ -87,7 +87,7 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
     mesh = build_mesh(mesh_config, devices)
     validate(config, mesh.size, reads_data=here)
     batch = global_batch_size(config, mesh.size)
-    experiment = fdl.build(prepared(config, mesh.size, *infeed_shard(mesh)))
+    experiment = fdl.build(with_derived_sizes(config, mesh.size, *infeed_shard(mesh)))
     rules = merge_rules(mesh_config.logical_axis_rules)
     with use_mesh(mesh, rules):
         spec = experiment.train_input.element_spec()

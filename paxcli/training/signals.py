@@ -44,7 +44,7 @@ class StopRequest:
         self.signal_name = signal.Signals(number).name
         self._announce(f"Received {self.signal_name}: saving, then stopping. A second signal stops at once.")
 
-    def agreed(self, at_sync_point: bool) -> bool:
+    def should_stop(self, at_sync_point: bool) -> bool:
         """Whether to stop now. Several processes decide together, at sync points, so that all save the same step."""
         import jax
 

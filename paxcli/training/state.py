@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.rules import Rules
-from paxcli.mesh.sharding import like_params, param_shardings
+from paxcli.mesh.sharding import param_shardings, shardings_like_params
 from paxcli.mesh.weights import Weight, weights_of
 from paxcli.nested_map import NestedMap
 from paxcli.training.task import SingleTask
@@ -79,7 +79,7 @@ def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) 
     """
     boxed = jax.eval_shape(lambda: _create(task, example_batch(spec, 1), jnp.uint32(0)))
     state = nn.meta.unbox(boxed)
-    shardings = like_params(state, state.params, param_shardings(mesh, rules, boxed.params), mesh)
+    shardings = shardings_like_params(state, state.params, param_shardings(mesh, rules, boxed.params), mesh)
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings
     )

@@ -49,7 +49,7 @@ def make_train_step(
         skipped = state.skipped_steps + ~valid
         with jax.named_scope(METRICS):
             norm = optax.tree.norm(params)
-        metrics = task.metrics.reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
+        metrics = task.metrics.select_reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
         return state, metrics
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxcli.training.experiment import Experiment, global_batch_size, prepared
+from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
 from paxcli.training.state import abstract_params, count_parameters
 
 
@@ -25,7 +25,7 @@ def tokens_in(spec: Any) -> int | None:
 def summarize(config: fdl.Config[Experiment]) -> dict[str, Any]:
     """Sizes of a recipe: `parameters`, `global_batch_size`, `tokens_per_step`, `flops_per_step`, `num_devices`."""
     devices = num_devices(config)
-    experiment = fdl.build(prepared(config, devices))
+    experiment = fdl.build(with_derived_sizes(config, devices))
     spec = experiment.train_input.element_spec()
     parameters = count_parameters(abstract_params(experiment.task, spec))
     flops = experiment.task.model.step_flops(spec)

@@ -73,7 +73,7 @@ class Metrics(Configurable):
     names: tuple[str, ...] | None = None
     maxima: tuple[str, ...] = ()
 
-    def reported(self, metrics: dict[str, Any]) -> dict[str, Any]:
+    def select_reported(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """Those of `metrics` that are reported.
 
         Raises:
@@ -92,9 +92,9 @@ class Metrics(Configurable):
             value = value.astype(jnp.float32)
             return (value, jnp.ones_like(weight)) if name in self.maxima else (value * weight, weight)
 
-        return {name: one(name, *pair) for name, pair in self.reported(metrics).items()}
+        return {name: one(name, *pair) for name, pair in self.select_reported(metrics).items()}
 
-    def combined(self, one: WeightedScalars, other: WeightedScalars) -> WeightedScalars:
+    def combine(self, one: WeightedScalars, other: WeightedScalars) -> WeightedScalars:
         """Combines the results of `of_batch` for two batches."""
         combine = {name: jnp.maximum if name in self.maxima else jnp.add for name in one}
         return {name: jax.tree.map(combine[name], one[name], other[name]) for name in one}

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jax
 
-from paxcli.checkpoint.manager import CheckpointStore, listing_of_steps
+from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.warm_start import load_params
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import Prompts
@@ -53,7 +53,7 @@ class TrainedRun:
             raise DataError(f"There is no checkpoint in {self._run_dir.path}.", "Train it first: `pax train`.")
         if wanted is not None and wanted not in steps:
             raise DataError(
-                f"{self._run_dir.path} has no checkpoint of step {wanted}.", f"It has: {listing_of_steps(steps)}."
+                f"{self._run_dir.path} has no checkpoint of step {wanted}.", f"It has: {format_steps(steps)}."
             )
         return steps[-1] if wanted is None else wanted
 
@@ -134,12 +134,12 @@ class TrainedRun:
     def _load(self, step: int) -> dict:
         learner, abstract = self._session.experiment.task.train.learner, self._session.abstract
         if learner.ema_decay is None:
-            return self._loaded(step, abstract.params, "params")
+            return self._load_arrays(step, abstract.params, "params")
         saved = {"params": abstract.params, "opt_state": {"ema": abstract.opt_state.ema}}
-        loaded = self._loaded(step, saved, "all")
-        return learner.evaluated(loaded["params"], Averaged(None, loaded["opt_state"]["ema"]))
+        loaded = self._load_arrays(step, saved, "all")
+        return learner.eval_params(loaded["params"], Averaged(None, loaded["opt_state"]["ema"]))
 
-    def _loaded(self, step: int, wanted: Any, what: Literal["params", "all"]) -> Any:
+    def _load_arrays(self, step: int, wanted: Any, what: Literal["params", "all"]) -> Any:
         loaded, report = load_params(self._run_dir.path, step, wanted, what)
         if report.missing or report.mismatched:
             raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")

@@ -15,7 +15,7 @@ from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.models.base import Model
-from paxcli.training.experiment import Experiment, data_of, global_batch_size, prepared
+from paxcli.training.experiment import Experiment, data_of, global_batch_size, with_derived_sizes
 
 
 def validate(config: fdl.Config[Experiment], num_devices: int | None = None, reads_data: bool = True) -> None:
@@ -38,7 +38,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     model = fdl.build(config.task.model)
     model.validate(sizes)
     _check_batch(config, sizes, devices)
-    ready = prepared(config, devices)
+    ready = with_derived_sizes(config, devices)
     fdl.build(ready.task.train.learner).validate()
     _check_pipeline(ready, model, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
     for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():

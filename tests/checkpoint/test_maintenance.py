@@ -90,7 +90,7 @@ def test_deleted_ones_are_gone_and_the_last_one_stays(run_dir: pathlib.Path) -> 
 
 
 def test_nothing_is_deleted_under_a_training_process(run_dir: pathlib.Path) -> None:
-    with RunDir(run_dir).locked():
+    with RunDir(run_dir).lock():
         assert command("rm", str(run_dir), "--step", "1") == 2
         assert steps_of(run_dir) == [1, 2, 3]
     assert command("rm", str(run_dir), "--step", "1") == 0

@@ -8,7 +8,7 @@ from etils.epath import backend
 from etils.epath.testing import mock_epath
 
 from paxcli.config.load import find_entry, load
-from paxcli.config.paths import located
+from paxcli.config.paths import resolve_path
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 
@@ -73,8 +73,8 @@ def test_a_class_name_of_pax(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_of_a_bucket_is_none_of_this_machine() -> None:
-    assert str(located("gs://bucket/run")) == "gs://bucket/run"
-    assert located("~/run") == pathlib.Path.home() / "run"
+    assert str(resolve_path("gs://bucket/run")) == "gs://bucket/run"
+    assert resolve_path("~/run") == pathlib.Path.home() / "run"
 
 
 def test_the_recipe_of_a_run_in_a_bucket(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

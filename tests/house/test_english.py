@@ -242,7 +242,7 @@ def is_participle(word: str) -> bool:
 
 
 def is_participle_name(name: str) -> bool:
-    """`prepared`, `laid_out`, `warm_started`; but not `named_leaves`, `is_sharded`, `check_compiled`."""
+    """`with_derived_sizes`, `laid_out`, `warm_started`; but not `named_leaves`, `is_sharded`, `check_compiled`."""
     words = [word for word in name.strip("_").split("_") if word]
     if not words or name.startswith("__"):
         return False

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paxcli.errors import DataError
-from paxcli.inputs.inspection import inspect_batches, rows_of_several_hosts
+from paxcli.inputs.inspection import count_shared_rows, inspect_batches
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.text import TextInput
 
@@ -58,8 +58,8 @@ class TestWarnings:
 
 def test_rows_shared_by_hosts_are_counted():
     apart = [functools.partial(synthetic, num_infeed_hosts=4, infeed_host_index=host) for host in range(4)]
-    assert rows_of_several_hosts(apart, 3) == 0
-    assert rows_of_several_hosts([synthetic] * 4, 3) == 6
+    assert count_shared_rows(apart, 3) == 0
+    assert count_shared_rows([synthetic] * 4, 3) == 6
 
 
 def test_no_batch_is_an_error():

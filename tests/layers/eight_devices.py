@@ -15,7 +15,7 @@ from paxcli.layers.attention.backend import on_shards
 from paxcli.layers.attention.splash import splash_attention
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import merge_rules
-from paxcli.mesh.sharding import map_along, use_mesh
+from paxcli.mesh.sharding import use_mesh, vmap_along
 from tests.tolerances import FLOAT32
 
 attend = functools.partial(splash_attention, interpret=True)
@@ -37,6 +37,6 @@ for shape in ([1, 2, 4], [2, 1, 1, 4]):
     staged = len(shape) == 4
     mesh = build_mesh(Mesh(shape))
     with use_mesh(mesh, merge_rules({"kv_heads": None})):
-        found = outcome(map_along("activation_stage", sharded) if staged else jax.vmap(sharded))
+        found = outcome(vmap_along("activation_stage", sharded) if staged else jax.vmap(sharded))
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, **FLOAT32, err_msg=str(shape))

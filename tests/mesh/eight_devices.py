@@ -14,7 +14,15 @@ from jax.sharding import PartitionSpec as P
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES, merge_rules
-from paxcli.mesh.sharding import constrain, infeed_shard, like_params, param_shardings, put_batch, unbox, use_mesh
+from paxcli.mesh.sharding import (
+    constrain,
+    infeed_shard,
+    param_shardings,
+    put_batch,
+    shardings_like_params,
+    unbox,
+    use_mesh,
+)
 from tests.tolerances import FLOAT32
 
 D, F, V, L = 16, 32, 259, 2
@@ -67,7 +75,7 @@ def train(mesh, ids):
 
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), ids))["params"]
     shardings = param_shardings(mesh, DEFAULT_RULES, boxed)
-    placed = like_params(jax.eval_shape(init), unbox(boxed), shardings, mesh)
+    placed = shardings_like_params(jax.eval_shape(init), unbox(boxed), shardings, mesh)
     with use_mesh(mesh):
         state = jax.jit(init, out_shardings=placed)()
         batch = put_batch(ids, mesh)
@@ -172,7 +180,7 @@ def check_like_params():
     optimizer = optax.chain(
         optax.masked(optax.trace(0.9), {"a": True, "w": False}), optax.scale_by_factored_rms(), optax.scale_by_adam()
     )
-    placed = like_params(jax.eval_shape(optimizer.init, params), params, shardings, MESH)
+    placed = shardings_like_params(jax.eval_shape(optimizer.init, params), params, shardings, MESH)
     masked, factored, adam = placed
     assert masked.inner_state.trace["a"]["w"].spec == P(None, "fsdp", "tensor")
     assert factored.v_row["a"]["w"].spec == P(None, "tensor") and factored.v_col["a"]["w"].spec == P(None, "fsdp")

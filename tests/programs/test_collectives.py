@@ -31,4 +31,4 @@ def test_a_member_of_an_all_gather_receives_the_shards_of_the_others() -> None:
 def test_a_program_of_one_device_has_no_collectives() -> None:
     step = jax.jit(lambda x: jnp.sum(x @ x))
     program = read_program(step.lower(jnp.ones((64, 64))).compile().as_text())
-    assert all(find_collective(program, one) is None for one, _ in program.scheduled())
+    assert all(find_collective(program, one) is None for one, _ in program.scheduled_instructions())

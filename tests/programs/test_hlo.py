@@ -11,20 +11,20 @@ from tests.programs.hlo_texts import COLLECTIVES, WINDOWED
 
 def test_replica_groups_are_read_in_every_notation() -> None:
     program = read_program(COLLECTIVES)
-    groups = {one.name: one.replica_group for one, _ in program.scheduled() if one.replica_group}
+    groups = {one.name: one.replica_group for one, _ in program.scheduled_instructions() if one.replica_group}
     assert groups == {"whole": [0, 1, 2, 3], "g": [0, 2, 4, 6], "on": [0, 4]}
 
 
 def test_trip_counts_follow_the_increment_of_the_counter() -> None:
     program = read_program(WINDOWED)
-    assert {one.name: times for one, times in program.scheduled()}["done"] == 4
+    assert {one.name: times for one, times in program.scheduled_instructions()}["done"] == 4
 
 
 def test_the_trip_count_of_a_scan_compiled_here() -> None:
     """XLA:CPU's own text, of a scan of seven matmuls."""
     step = jax.jit(lambda x: jax.lax.scan(lambda c, _: (jnp.tanh(c @ x), None), x, length=7)[0])
     program = read_program(step.lower(jnp.ones((64, 64))).compile().as_text())
-    (loop,) = [one for one, _ in program.scheduled() if one.opcode == "while"]
+    (loop,) = [one for one, _ in program.scheduled_instructions() if one.opcode == "while"]
     assert program.trip_count(loop) == 7
 
 

@@ -9,7 +9,7 @@ import sys
 
 from paxcli.config.resolve import resolve
 from paxcli.programs.ahead_of_time import compile_ahead
-from paxcli.programs.topologies import find_compile_target, leave_accelerators_alone
+from paxcli.programs.topologies import find_compile_target, hide_accelerators
 
 SMALL = (
     "train_input=SyntheticInput",
@@ -28,7 +28,7 @@ SMALL = (
 
 def main() -> None:
     """`v4:2x2x1=[1,4,1]`, with slices `v4:2x2x1*2=[1,4,1]`, with other values `v4:2x2x1=[1,4,1]+unroll=2`."""
-    leave_accelerators_alone()
+    hide_accelerators()
     reports = []
     for word in sys.argv[1:]:
         word, *more = word.split("+")

@@ -76,7 +76,7 @@ def test_parameters_left_out_stay_and_have_no_state(choice):
         updates, opt_state = theirs.update(grads, opt_state, alone)
         alone = optax.apply_updates(alone, updates)
     _assert_close(params[-1]["stack"]["w_in"], alone["w_in"])
-    evaluated = learner.evaluated(params[-1], state)
+    evaluated = learner.eval_params(params[-1], state)
     np.testing.assert_array_equal(evaluated["norm"]["scale"], _params()["norm"]["scale"])
     assert not np.allclose(evaluated["stack"]["w_in"], params[-1]["stack"]["w_in"])
 
@@ -151,7 +151,7 @@ def test_the_average_begins_anew_with_other_parameters():
     learner = Learner(ema_decay=0.9, bprop_variable_exclusion=("norm",))
     params, state, _ = _run(learner)
     begun = learner.warm_start(params[-1], state)
-    jax.tree.map(np.testing.assert_array_equal, learner.evaluated(params[-1], begun), params[-1])
+    jax.tree.map(np.testing.assert_array_equal, learner.eval_params(params[-1], begun), params[-1])
 
 
 def test_decay_can_spare_norms_and_biases():

@@ -80,7 +80,7 @@ def test_resumed_and_evaluated(tmp_path):
                 state, _ = step(state, batch)
             store.save(3, state, {})
             store.wait()
-            averaged = task.train.learner.evaluated(state.params, state.opt_state)
+            averaged = task.train.learner.eval_params(state.params, state.opt_state)
             inputs = session.experiment.eval_inputs
             expected = evaluate(make_eval_step(task), averaged, inputs, session.mesh, task.metrics)
             assert expected != evaluate(make_eval_step(task), state.params, inputs, session.mesh, task.metrics)

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES
-from paxcli.training.out_of_memory import SNAPSHOT, advice, out_of_memory_explained
+from paxcli.training.out_of_memory import SNAPSHOT, advice, explain_out_of_memory
 from paxcli.training.session import open_session
 from tests.training.runs import small
 
@@ -27,7 +27,7 @@ def session():
 
 
 def test_the_error_of_xla_says_what_to_change(session, tmp_path):
-    with pytest.raises(ConfigError) as caught, out_of_memory_explained(session, epath.Path(tmp_path / "profile")):
+    with pytest.raises(ConfigError) as caught, explain_out_of_memory(session, epath.Path(tmp_path / "profile")):
         jax.block_until_ready(jnp.zeros((1 << 45,)))
     assert caught.value.exit_code == 2
     assert "does not fit into the memory of cpu: Out of memory allocating" in caught.value.message
@@ -51,5 +51,5 @@ def test_microbatches_divide_rows_over_experts_too(session):
 
 
 def test_other_errors_pass(session, tmp_path):
-    with pytest.raises(ValueError, match="unrelated"), out_of_memory_explained(session, epath.Path(tmp_path)):
+    with pytest.raises(ValueError, match="unrelated"), explain_out_of_memory(session, epath.Path(tmp_path)):
         raise ValueError("unrelated")

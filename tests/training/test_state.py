@@ -13,7 +13,7 @@ from paxcli.config.load import load
 from paxcli.config.render import config_text
 from paxcli.mesh.sharding import path_of
 from paxcli.mesh.weights import weights_of
-from paxcli.training.experiment import prepared
+from paxcli.training.experiment import with_derived_sizes
 from paxcli.training.state import abstract_params
 from paxcli.training.summary import num_devices
 
@@ -26,7 +26,7 @@ def _models() -> dict[str, tuple]:
         config = load(entry.name).config
         text = re.sub(r"\d+", "", config_text(config.task.model))
         if text not in found:
-            experiment = fdl.build(prepared(config, num_devices(config)))
+            experiment = fdl.build(with_derived_sizes(config, num_devices(config)))
             found[text] = (entry.name, (experiment.task, experiment.train_input.element_spec()))
     return dict(found.values())
 

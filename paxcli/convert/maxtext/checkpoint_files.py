@@ -14,7 +14,7 @@ from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.config.paths import located
+from paxcli.config.paths import resolve_path
 from paxcli.convert.layout import Kind
 from paxcli.errors import ConfigError, DataError, MissingError, first_line
 
@@ -37,7 +37,7 @@ class MaxTextCheckpoint:
     def __init__(self, directory: str | os.PathLike[str]):
         import orbax.checkpoint as ocp
 
-        self.path = _tree_in(epath.Path(located(directory)))
+        self.path = _tree_in(epath.Path(resolve_path(directory)))
         self._handler = ocp.PyTreeCheckpointHandler()
         try:
             self._tree = self._handler.metadata(self.path).tree
@@ -133,7 +133,7 @@ def maxtext_folder(directory: str | os.PathLike[str], step: int) -> str:
     Raises:
       ConfigError: It exists.
     """
-    folder = epath.Path(located(directory)) / str(step)
+    folder = epath.Path(resolve_path(directory)) / str(step)
     if folder.exists():
         raise ConfigError(f"{folder} already exists.", "Choose another directory.")
     return str(folder / _ITEMS[0])
@@ -152,7 +152,7 @@ def write_maxtext(directory: str | os.PathLike[str], step: int, state: Mapping[s
     """
     import orbax.checkpoint as ocp
 
-    folder = epath.Path(located(directory))
+    folder = epath.Path(resolve_path(directory))
     options = ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=False)
     try:
         with ocp.CheckpointManager(folder, item_names=_ITEMS[:1], options=options) as manager:

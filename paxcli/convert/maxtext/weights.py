@@ -17,7 +17,7 @@ from etils import epath
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
-from paxcli.checkpoint.reading import listing, named_leaves, nested, read_arrays, read_manifest
+from paxcli.checkpoint.reading import listing, named_leaves, nest_by_name, read_arrays, read_manifest
 from paxcli.convert.layout import Kind, Source, compare_to_model, from_pax, to_pax
 from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_folder, write_maxtext
 from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of
@@ -29,7 +29,7 @@ from paxcli.layers.rms_norm import RmsNorm
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
 from paxcli.mesh.sharding import use_mesh
-from paxcli.training.experiment import Experiment, prepared
+from paxcli.training.experiment import Experiment, with_derived_sizes
 from paxcli.training.run_dir import RunDir
 from paxcli.training.state import TrainState, abstract_state
 
@@ -80,7 +80,7 @@ class _Model:
 
     def from_pax(self, arrays: Source, kind: Kind) -> dict[str, Any]:
         """MaxText's tree of parameters or moments."""
-        return nested(dict(from_pax(self.layout, arrays, kind)))
+        return nest_by_name(dict(from_pax(self.layout, arrays, kind)))
 
     def require(self, found: Mapping[str, ArrayType], where: str) -> None:
         """Raises DataError unless these are the names and shapes of this model in MaxText."""
@@ -253,7 +253,7 @@ def _abstract(config: fdl.Config[Experiment]) -> TrainState:
     """The shapes of the state, without the recipe's data and devices."""
     config = copy.deepcopy(config)
     config.train_input, config.eval_inputs, config.decode_inputs = SyntheticInput.config(), [], []
-    experiment = fdl.build(prepared(config, 1))
+    experiment = fdl.build(with_derived_sizes(config, 1))
     mesh = build_mesh(Mesh(), jax.local_devices()[:1])
     with use_mesh(mesh):
         return abstract_state(experiment.task, experiment.train_input.element_spec(), mesh, DEFAULT_RULES)

@@ -143,13 +143,13 @@ class Attention(CachedLayer):
             distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
             visible = is_visible(distance, self.window)
             context = dot_product_attention(query, *cache, visible, self.logit_cap, self._bias(distance))
-            return self._merged(context), cache
+            return self._project_output(context), cache
         demand = self._demand(query, value)
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
         bias = self._bias(distances(x.shape[1])) if demand.biased else None
         context = backend.attend(query, key, value, segment_ids if self.segmented else None, bias, demand)
-        return self._merged(context, is_named=backend.names_context), None
+        return self._project_output(context, is_named=backend.names_context), None
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
@@ -237,7 +237,7 @@ class Attention(CachedLayer):
         return key if self.qk_norm is None else self.key_norm(key), value
 
     @jax.named_scope(ATTENTION_PROJECTION)
-    def _merged(self, context: jax.Array, is_named: bool = False) -> jax.Array:
+    def _project_output(self, context: jax.Array, is_named: bool = False) -> jax.Array:
         """The output projection: [B, N, T, Hv] to [B, T, D]."""
         context = constrain(context, *HEADS)
         context = context if is_named else save_as(CONTEXT, context)

@@ -54,7 +54,7 @@ class CrossAttention(Attention):
             assert source is not None
             cache = KVCache(*map(shard_heads, ("key", "value"), self._keys_and_values(source)))
         same = segment_ids[:, :, None] == source_segment_ids[:, None, :]
-        return self._merged(dot_product_attention(query, *cache, same, self.logit_cap)), cache
+        return self._project_output(dot_product_attention(query, *cache, same, self.logit_cap)), cache
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
