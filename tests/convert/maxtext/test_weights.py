@@ -137,7 +137,11 @@ def test_what_does_not_fit_is_named_with_both_shapes(tmp_path: pathlib.Path) -> 
         assert text in raised.value.message
     with pytest.raises(ConfigError, match="stages of a pipeline"):
         carried(tmp_path, "llama2", checkpoint, ici_pipeline_parallelism=2)
-    for folder, said in (("nowhere", "no directory"), (".", "holds no checkpoint"), ("run", "no parameters of a MaxText")):
+    for folder, said in (
+        ("nowhere", "no directory"),
+        (".", "holds no checkpoint"),
+        ("run", "no parameters of a MaxText"),
+    ):
         (tmp_path / "run").mkdir(exist_ok=True)
         if folder == "run":
             maxtext_checkpoints.save(tmp_path / "run", {"other": np.zeros(3, np.float32)})
