@@ -30,7 +30,7 @@ PAXML = {
 
 
 def measure(size: dict, remat_policy: str, steps: int) -> dict:
-    """What this process, which has done nothing else, takes for a few steps."""
+    """Time and memory of a few steps, in this process, which has done nothing else."""
     from paxcli.config.resolve import resolve
     from paxcli.jax_defaults import configure_jax
 

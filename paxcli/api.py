@@ -432,7 +432,7 @@ def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sam
 
 @contextlib.contextmanager
 def _no_compilation_cache() -> Iterator[None]:
-    """Compiles anew: a CPU program from the cache cannot be saved again, and its compile time would be wrong."""
+    """Disables the cache: a CPU program from the cache cannot be saved again, and its compile time would be wrong."""
     import jax
     from jax.experimental.compilation_cache.compilation_cache import reset_cache
 

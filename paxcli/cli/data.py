@@ -37,7 +37,7 @@ class Format(enum.StrEnum):
 
 
 class BadRecord(enum.StrEnum):
-    """What to do with a record that cannot be read."""
+    """Treatment of a record that cannot be read."""
 
     ERROR = "error"
     SKIP = "skip"
@@ -92,13 +92,13 @@ def tokenize(
     from paxcli.inputs.tokenizers import tokenizer_template
     from paxcli.inputs.tokenizing import Tokenizing, plan_parts
 
-    how = Tokenizing(
+    tokenizing = Tokenizing(
         Reading(format and str(format), text_field, str(on_bad_record), bad_record_budget),
         tokenizer_template(tokenizer, eos_token, bos_token),
     )
-    vocab_size = how.tokenizer().vocab_size
+    vocab_size = tokenizing.tokenizer().vocab_size
     parts = plan_parts(find_files(files), epath.Path(out).expanduser())
-    done = how.find_written_parts(parts)
+    done = tokenizing.find_written_parts(parts)
     result: dict[str, Any] = {"out": out, "vocab_size": vocab_size, "parts": len(parts), "parts_done": len(done)}
     result["bytes"] = sum(part.num_bytes for part in parts)
     if dry_run:
@@ -107,7 +107,7 @@ def tokenize(
         return
     began = time.perf_counter()
     left = [part for part in parts if part not in done]
-    for part, info in _with_progress(how.write_all(left, num_workers, done.values()), left):
+    for part, info in _with_progress(tokenizing.write_all(left, num_workers, done.values()), left):
         done[part] = info
     seconds = time.perf_counter() - began
     documents, tokens = (

@@ -25,7 +25,7 @@ _SHOWN_CHARACTERS = 480
 
 
 class Split(enum.StrEnum):
-    """Which inputs of a recipe."""
+    """The inputs of a recipe that are shown."""
 
     TRAIN = "train"
     EVAL = "eval"

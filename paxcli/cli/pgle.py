@@ -150,18 +150,18 @@ def _measure(
     sets: Sequence[str] | None,
     overlays: Sequence[str] | None,
     run_dir: str | None,
-    how: tuple[int, int, int],
+    settings: tuple[int, int, int],
     dry_run: bool,
     as_json: bool,
 ) -> dict[str, Any] | None:
-    """What a verb measures on a recipe; None after a dry run, and on every process but process 0."""
+    """Result of `verb` on a recipe; None after a dry run, and on every process but process 0."""
     resolved, directory = _resolve(recipe, sets, overlays, run_dir)
     if not dry_run:
-        return verb(resolved.config, directory, *how)
+        return verb(resolved.config, directory, *settings)
     from paxcli.training.validate import validate
 
     validate(resolved.config)
-    steps, warmup, percentile = how
+    steps, warmup, percentile = settings
     would = {"profile_dir": str(directory.profile), "steps": steps, "warmup": warmup, "percentile": percentile}
     text = f"Would trace {steps} steps after {warmup} others and write to {directory.profile}; nothing was written."
     say_result(would, text, as_json)

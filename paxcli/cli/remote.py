@@ -160,7 +160,7 @@ def show(stream: str, text: str) -> None:
 
 
 def _ask() -> str:
-    """Asks what Ctrl-C means: `detach`, `stop` or `go on`. Without a terminal: `detach`."""
+    """Asks what Ctrl-C means: `detach`, `stop` or `watch`. Without a terminal: `detach`."""
     if not sys.stdin.isatty():
         return "detach"
     print("\n[d]etach and let it run, [s]top it, or keep watching (Enter)? ", end="", file=sys.stderr, flush=True)
@@ -168,4 +168,4 @@ def _ask() -> str:
         answer = sys.stdin.readline().strip().lower()
     except KeyboardInterrupt:
         return "detach"
-    return {"d": "detach", "s": "stop"}.get(answer[:1], "go on")
+    return {"d": "detach", "s": "stop"}.get(answer[:1], "watch")

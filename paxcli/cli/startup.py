@@ -13,7 +13,7 @@ _TUNABLE = "glibc.malloc.hugetlb"
 def restart_tuned() -> None:
     """Restarts this process once, with huge pages for large allocations, where the system offers them on request.
 
-    XLA on a CPU maps its scratch memory anew in every step. With huge pages that takes a few hundred page faults
+    XLA on a CPU maps its scratch memory again in every step. With huge pages that takes a few hundred page faults
     instead of a hundred thousand, which saves a quarter of the step. The C library reads this setting only at process
     start.
     """

@@ -148,7 +148,7 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True)
 class Slot:
-    """Where the tensors of one layer are.
+    """Position of the tensors of one layer.
 
     Attributes:
       fields: The values in its names of `{layer}` and other fields.

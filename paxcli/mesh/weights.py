@@ -14,7 +14,7 @@ from paxcli.mesh.sharding import is_partitioned
 
 @dataclasses.dataclass(frozen=True)
 class Weight:
-    """What the dimensions of a weight mean. Dimensions are numbered without the stacked ones.
+    """Meaning of the dimensions of a weight. Dimensions are numbered without the stacked ones.
 
     Attributes:
       axes: The logical axis of each dimension, or None.

@@ -38,7 +38,7 @@ class Optimizer(Configurable):
 
 
 def decay_mask(weights: Any) -> Any:
-    """Which parameters decay when norms and biases do not: those that are contracted with activations."""
+    """Mask of the parameters that decay if norms and biases do not: those that are contracted with activations."""
     return jax.tree.map(lambda weight: weight.is_matrix, weights)
 
 

@@ -58,7 +58,7 @@ class Muon(Optimizer):
 
 
 def _matrix(weight: Weight) -> optax.contrib.MuonDimensionNumbers | None:
-    """Which dimensions are rows and columns of the matrix that Muon orthogonalizes; None for a parameter of Adam's."""
+    """The row and column dimensions of the matrix that Muon orthogonalizes; None if Adam updates the parameter."""
     if not weight.is_matrix or weight.is_table or "vocab" in weight.axes:
         return None
     lead = weight.num_stacked

@@ -78,10 +78,10 @@ def _write(
     run_dir.profile.mkdir(parents=True, exist_ok=True)
     stem = run_dir.profile / STEM
     write_costs(profile, stem)
-    how = {"steps": steps, "percentile": percentile, "instructions": found["instructions"]}
-    write_manifest(run_dir.profile, conditions(config), how | {"compiler_options": COLLECT_OPTIONS})
+    settings = {"steps": steps, "percentile": percentile, "instructions": found["instructions"]}
+    write_manifest(run_dir.profile, conditions(config), settings | {"compiler_options": COLLECT_OPTIONS})
     files = {"profile": stem.with_suffix(BINARY), "text": stem.with_suffix(TEXT), "manifest": run_dir.profile / NAME}
-    return {**{name: str(path) for name, path in files.items()}, **how, **found}
+    return {**{name: str(path) for name, path in files.items()}, **settings, **found}
 
 
 def _trace_step(runner: Runner, program: jax.stages.Compiled) -> bytes:

@@ -1,4 +1,4 @@
-"""The manifest of a profile: the conditions under which it was made, and outside of which it is stale."""
+"""The manifest of a profile: the conditions under which it was made. Under other conditions it is stale."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _FREE = (
 
 
 def conditions(config: fdl.Config[Experiment]) -> dict[str, Any]:
-    """What the cost of an instruction depends on, in this process: recipe, flags, versions and devices."""
+    """Everything that the cost of an instruction depends on, in this process: recipe, flags, versions and devices."""
     device = jax.devices()[0]
     values = {
         path: value for path, value in parse_config_text(config_text(config)).items() if not path.startswith(_FREE)
@@ -51,15 +51,15 @@ def conditions(config: fdl.Config[Experiment]) -> dict[str, Any]:
     }
 
 
-def write_manifest(directory: epath.Path, made_with: dict[str, Any], how: dict[str, Any]) -> None:
+def write_manifest(directory: epath.Path, made_with: dict[str, Any], settings: dict[str, Any]) -> None:
     """Writes `manifest.json`.
 
     Args:
       directory: Of the profile.
       made_with: What `conditions` returned when the profile was made.
-      how: How the profile was made from traces, such as `steps` and `percentile`.
+      settings: Settings of the collection, such as `steps` and `percentile`.
     """
-    (directory / NAME).write_text(json.dumps({**how, **made_with}, indent=2) + "\n")
+    (directory / NAME).write_text(json.dumps({**settings, **made_with}, indent=2) + "\n")
 
 
 def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class XlaLog:
     def __exit__(self, *_: object) -> None:
         os.dup2(sys.stderr.fileno(), 2)
         sys.stderr = self._python
-        # A child process may keep the pipe open; the thread then goes on forwarding its messages.
+        # A child process may keep the pipe open; the thread then continues to forward its messages.
         self._reader.join(timeout=5)
 
     def wait_for(self, text: str, seconds: float = 5) -> str | None:

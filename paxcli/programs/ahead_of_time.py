@@ -192,7 +192,7 @@ def _sizes(session: Session, target: CompileTarget, step: Step) -> dict[str, Any
 
 
 def _cache_size(model: Model, step: Step) -> dict[str, int]:
-    """Of the decode step: bytes of its KV cache, unsharded."""
+    """Bytes of the KV cache of the decode step, unsharded."""
     if step != "decode" or not isinstance(model, CausalModel):
         return {}
     return {"cache_bytes": model.cache_bytes(PROMPTS_AT_ONCE, 2 * (model.max_decode_len // 2))}
@@ -245,7 +245,7 @@ def read_step(
 
     Args:
       program: Compiled for the target.
-      target: What it was compiled for.
+      target: The devices that it was compiled for.
       devices: In mesh order.
       peak: FLOP/s of each device; None = unknown, and no time is predicted.
       flops: Model FLOPs of the step over all devices; None = unknown, and no MFU is predicted.
@@ -282,7 +282,7 @@ def _interconnect(devices: Sequence[Any], target: CompileTarget) -> Interconnect
 
 
 def _model_flops(session: Session, step: Step) -> float | None:
-    """Model FLOPs of a step, of which an evaluation has the third of the forward pass; None for decoding."""
+    """Model FLOPs of a training step; a third of that for an evaluation (forward only); None for decoding."""
     if step == "decode":
         return None
     model = session.experiment.task.model

@@ -31,7 +31,7 @@ _NOT_A_SCOPE = re.compile(
 
 
 class Attribution(NamedTuple):
-    """What an instruction does, and for which layer.
+    """Category and layer of an instruction.
 
     Attributes:
       category: Kind of work.

@@ -61,7 +61,7 @@ class Interconnect:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """What one instruction communicates.
+    """The communication of one instruction.
 
     Attributes:
       kind: One of `KINDS`.

@@ -202,7 +202,7 @@ class Program:
 
 
 def _increment(body: list[Instruction], counter: Instruction) -> int:
-    """What a loop's body adds to its counter; 1 if unknown. XLA:TPU unrolls windowed einsums by 2."""
+    """The amount that a loop's body adds to its counter; 1 if unknown. XLA:TPU unrolls windowed einsums by 2."""
     by_name = {one.name: one for one in body}
     index = re.search(r"index=(\d+)", counter.rest)
     results = [one.operands for one in body if one.opcode == "tuple"]

@@ -173,7 +173,7 @@ class _Simulation:
         return seconds
 
     def _transfer_seconds(self, transfer: Collective | HostTransfer) -> tuple[Carrier, float]:
-        """What carries a transfer, and the seconds that it takes."""
+        """The link that carries a transfer, and its seconds."""
         if isinstance(transfer, HostTransfer):
             return "host", transfer.num_bytes / _PCIE
         generation, group = self._interconnect.generation, self._interconnect.group(transfer)

@@ -67,7 +67,7 @@ class Metrics(Configurable):
 
     Attributes:
       names: Names of the metrics; None = all that the model has.
-      maxima: Metrics of which an evaluation reports the maximum over batches, instead of the weighted mean.
+      maxima: Metrics whose maximum over batches an evaluation reports, instead of the weighted mean.
     """
 
     names: tuple[str, ...] | None = None
@@ -102,7 +102,7 @@ class Metrics(Configurable):
 
 @dataclasses.dataclass(frozen=True)
 class VariationalNoise(Configurable):
-    """Gaussian noise added to the parameters in training, drawn anew at each step (Graves, 2011; Pax: `vn`).
+    """Gaussian noise added to the parameters in training, drawn again at each step (Graves, 2011; Pax: `vn`).
 
     Attributes:
       scale: Standard deviation.

@@ -284,28 +284,32 @@ class _Evaluator:
 
     def _words(self, node: Node) -> tuple[list[Word], list[int]]:
         """The words of a command, and the line of each."""
-        words, lines = [], []
+        words, lines, end = [], [], -1
         for part in (*node.children_by_field_name("name"), *node.children_by_field_name("argument")):
             expanded = expand(part, self.variables)
+            if part.start_byte == end and words and expanded:  # the grammar takes `"a"--b` for two words
+                lines.pop()
+                expanded[0] = join([words.pop(), expanded[0]])
+            end = part.end_byte
             words += expanded
             lines += [self.line or part.start_point[0] + 1] * len(expanded)
         return words, lines
 
     def _command(self, node: Node) -> None:
         named, exported = dict(self.variables.named), set(self.exported)
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                self.exported.add(self._assign(child))
+        prefix = [self._assign(child) for child in node.named_children if child.type == "variable_assignment"]
         words, lines = self._words(node)
         while words and words[0].text == "env":
             words, lines = words[1:], lines[1:]
             while words and (match := re.match(r"([A-Za-z_]\w*)=", words[0].text)):
                 self.variables.named[match[1]] = Word(words[0].text[match.end() :], words[0].missing)
-                self.exported.add(match[1])
+                prefix.append(match[1])
                 words, lines = words[1:], lines[1:]
+        self.exported |= set(prefix)
         if words:
             self._run(node, words, lines)
-        self.variables.named, self.exported = named, exported  # `NAME=value command` sets NAME for that command only
+        if prefix:  # `NAME=value command` sets NAME for that command only
+            self.variables.named, self.exported = named, exported
 
     def _run(self, node: Node, words: list[Word], lines: list[int]) -> None:
         name = words[0].text.rpartition("/")[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-from typing import Any
 
 from paxcli.convert.maxtext.settings import Settings
 from paxcli.errors import ConfigError
@@ -172,8 +171,3 @@ def _windowed(settings: Settings, length: int) -> float:
 
 def _tera(weights: float, attention: float, formula: str) -> StepFlops:
     return StepFlops(weights / 1e12, attention / 1e12, formula)
-
-
-def summary(settings: Settings) -> dict[str, Any]:
-    """Dimensions by MaxText's names, for a report."""
-    return dataclasses.asdict(sizes_of(settings))

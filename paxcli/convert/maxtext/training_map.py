@@ -172,7 +172,7 @@ def _set_data(draft: Draft) -> None:
         lacks = [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]
         if lacks:
             draft.note_undecided(
-                f"The data: {' and '.join(lacks)} not set. Until then train with `--overlay synthetic-data`."
+                f"The data: missing values for {' and '.join(lacks)}. Until then train with `--overlay synthetic-data`."
             )
     else:
         draft.set("train_input", "SyntheticInput", "dataset_type")

@@ -156,6 +156,8 @@ def test_words_beside_each_other() -> None:
         "hf_path": "x  x-y-x-z",
         "dataset_name": "x 12b",
     }
+    text = 'eval "python3 MaxText/train.py steps=1"--x y'
+    assert keys(read_script(text).launches[0]) == {"steps": "1--x"}
 
 
 def test_lists_groups_and_conditions() -> None:
@@ -165,11 +167,16 @@ false && B=1 || B=2
 [ -n "$C" ] && [ $A -eq 1 ] || { D=4; }
 if [ "$A" != 1 ]; then E=1; elif ! [ -z "$C" ]; then E=2; else E=3; fi
 if ls; then F=1; fi
-(cd x && python3 MaxText/train.py a=$A b=$B d=$D e=$E f=$F > log 2>&1) | tee out
+G=1 ls
+echo ${H:=1} > log
+(cd x && python3 MaxText/train.py a=$A b=$B d=$D e=$E f=$F g=$G h=$H > log 2>&1) | tee out
 """
     found = read_script(text)
-    assert keys(found.launches[0]) == {"a": "1", "b": "2", "d": "4", "e": "3", "f": ""}
-    assert [(skipped.line, skipped.reason) for skipped in found.skipped] == [(6, "its condition is unknown")]
+    assert keys(found.launches[0]) == {"a": "1", "b": "2", "d": "4", "e": "3", "f": "", "g": "", "h": "1"}
+    assert [(skipped.line, skipped.reason) for skipped in found.skipped] == [
+        (6, "its condition is unknown"),
+        (7, "not a command that pax knows"),
+    ]
 
 
 CANARY = "pax-canary"
