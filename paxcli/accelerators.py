@@ -18,7 +18,7 @@ _FLAT_HUGE = {512: "16x32", 1024: "32x32"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Generation:
+class TpuGeneration:
     """One TPU generation.
 
     Args:
@@ -45,13 +45,13 @@ class Generation:
 
 
 GENERATIONS = {
-    "v2": Generation("v2", 2, 2, 2, 16, 256, (4, 16, 64, 128, 256), "tpu-ubuntu2204-base", None),
-    "v3": Generation("v3", 2, 2, 2, 32, 1024, (4, 16, 32, 64, 128, 256, 512, 1024), "tpu-ubuntu2204-base", None),
-    "v4": Generation("v4", 2, 2, 1, 32, 2048, (), "tpu-ubuntu2204-base", "tpu-v4-podslice"),
-    "v5e": Generation("v5litepod", 1, 1, 1, 16, 256, tuple(_FLAT), "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
-    "v5p": Generation("v5p", 2, 2, 1, 96, 6144, (), "v2-alpha-tpuv5", "tpu-v5p-slice"),
-    "v6e": Generation("v6e", 1, 1, 1, 32, 256, tuple(_FLAT), "v2-alpha-tpuv6e", "tpu-v6e-slice"),
-    "tpu7x": Generation("tpu7x", 2, 2, 2, 192, 9216, (), None, "tpu7x"),
+    "v2": TpuGeneration("v2", 2, 2, 2, 16, 256, (4, 16, 64, 128, 256), "tpu-ubuntu2204-base", None),
+    "v3": TpuGeneration("v3", 2, 2, 2, 32, 1024, (4, 16, 32, 64, 128, 256, 512, 1024), "tpu-ubuntu2204-base", None),
+    "v4": TpuGeneration("v4", 2, 2, 1, 32, 2048, (), "tpu-ubuntu2204-base", "tpu-v4-podslice"),
+    "v5e": TpuGeneration("v5litepod", 1, 1, 1, 16, 256, tuple(_FLAT), "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
+    "v5p": TpuGeneration("v5p", 2, 2, 1, 96, 6144, (), "v2-alpha-tpuv5", "tpu-v5p-slice"),
+    "v6e": TpuGeneration("v6e", 1, 1, 1, 32, 256, tuple(_FLAT), "v2-alpha-tpuv6e", "tpu-v6e-slice"),
+    "tpu7x": TpuGeneration("tpu7x", 2, 2, 2, 192, 9216, (), None, "tpu7x"),
 }
 _EXAMPLES = "v4-128, v5litepod-16, v5p-256, v6e-8"
 _ALIASES = {"v5e": "v5litepod", "v5lite": "v5litepod", "trillium": "v6e", "v7x": "tpu7x", "ironwood": "tpu7x"}
@@ -67,7 +67,7 @@ class Accelerator:
     alias: str | None = None
 
     @property
-    def _row(self) -> Generation:
+    def _row(self) -> TpuGeneration:
         return GENERATIONS[self.generation]
 
     @property
@@ -148,6 +148,6 @@ def find_accelerator(name: str) -> Accelerator:
     return Accelerator(official, generation, chips, name if name != official else None)
 
 
-def _sizes(row: Generation) -> tuple[int, ...]:
+def _sizes(row: TpuGeneration) -> tuple[int, ...]:
     """Chips of each slice. 3D slices smaller than a 4x4x4 cube have four shapes; larger ones consist of cubes."""
     return row.chips or (*_SMALL_3D, *range(64, row.max_chips + 1, 64))

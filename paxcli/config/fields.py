@@ -64,7 +64,7 @@ class Unit:
 
 
 class Mark(enum.Enum):
-    """What a change of a field, and of all fields below it, affects."""
+    """The effect of a change of a field, and of all fields below it."""
 
     SAFE_ON_RESUME = "may change between a stop and a resume, with `--allow-changed`"
     NOT_COMPILED = "does not affect the compiled train step"
@@ -95,7 +95,7 @@ Derived = Annotated[T, Mark.DERIVED]
 
 @dataclasses.dataclass(frozen=True)
 class FieldFacts:
-    """What the type of a field states besides the type.
+    """Range, unit and marks that the type of a field states.
 
     Attributes:
       range: The numbers that it takes; None for a field that is not a number.

@@ -18,7 +18,7 @@ from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable
 from paxcli.layers.stack import Stack
 from paxcli.mesh.axes import Axis
-from paxcli.mesh.sharding import constrain, is_partitioned, unsharded_over
+from paxcli.mesh.sharding import constrain, is_partitioned, without_sharding_over
 
 _WEIGHTS = "round_weights"
 
@@ -109,7 +109,7 @@ class PipelinedStack(Stack):
         params = self.param(name, lambda key: init_all(key)["params"])
         if self.gather_weights_once:
             boxed = jax.eval_shape(init_all, jax.random.key(0))["params"]
-            with unsharded_over(Axis.FSDP):
+            with without_sharding_over(Axis.FSDP):
                 params = jax.tree.map(lambda box, p: constrain(p, *box.names), boxed, params, is_leaf=is_partitioned)
         variables = {"params": {name: params}}
         if self.is_initializing() and FP8_STATE in jax.eval_shape(init_all, jax.random.key(0)):

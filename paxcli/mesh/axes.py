@@ -17,12 +17,12 @@ import enum
 class Axis(enum.StrEnum):
     """A mesh axis, from the outermost (slowest links) to the innermost (fastest)."""
 
-    STAGE = "stage"
-    DATA = "data"
-    FSDP = "fsdp"
-    CONTEXT = "context"
-    EXPERT = "expert"
-    TENSOR = "tensor"
+    STAGE = "stage"  # pipeline parallelism
+    DATA = "data"  # data parallelism: parameters are replicated
+    FSDP = "fsdp"  # fully sharded data parallelism (ZeRO-3): shards parameters and the batch
+    CONTEXT = "context"  # context parallelism: shards the sequence
+    EXPERT = "expert"  # expert parallelism: shards experts and the batch
+    TENSOR = "tensor"  # tensor parallelism: shards heads and hidden dimensions
 
 
 MESH_AXES: tuple[str, ...] = tuple(axis.value for axis in Axis)

@@ -125,14 +125,14 @@ def vmap_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     axes = _rules.get()[logical_axis]
 
     def call(*args: Any) -> Any:
-        with unsharded_over(*axes):
+        with without_sharding_over(*axes):
             return fn(*args)
 
     return jax.vmap(call, spmd_axis_name=axes or None)
 
 
 @contextlib.contextmanager
-def unsharded_over(*mesh_axes: str) -> Iterator[None]:
+def without_sharding_over(*mesh_axes: str) -> Iterator[None]:
     """Within this context, `constrain` shards nothing over these mesh axes."""
     rules = {name: tuple(axis for axis in axes if axis not in mesh_axes) for name, axes in _rules.get().items()}
     token = _rules.set(rules)
