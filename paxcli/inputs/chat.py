@@ -38,15 +38,15 @@ class ChatInput(TextInput):
     Reading, shuffling, sharding over hosts and resuming work as in `TextInput`. Arguments that differ from it:
 
     Args:
-      files: Paths and globs of JSON lines, Parquet and ArrayRecord.
-      format: `jsonl`, `parquet` or `arrayrecord`. None: each file by its suffix.
+      files: Paths and globs of JSON lines, Parquet and ArrayRecord files.
+      format: `jsonl`, `parquet` or `arrayrecord`. None: by each file's suffix.
       text_field: Field or column with the messages. Records without it have a prompt and a response.
       chat_template: A Jinja template, or the path of one (`*.jinja`). None: `chat_template.jinja` or
         `tokenizer_config.json` next to the tokenizer's file, or else a plain template.
       template_date: The date, YYYY-MM-DD, that `strftime_now` in a template formats. It is fixed because a resumed run
         must read the same tokens.
-      packing: `first_fit`: several conversations in a row. `one_per_row`: one. Both pad rows.
-      drop_longer_than: Drop and count conversations with more tokens, instead of truncating them. None: truncate all.
+      packing: `first_fit`: several conversations per row. `one_per_row`: one. Both pad rows.
+      drop_longer_than: Drop and count conversations with more tokens, instead of truncating them. None: truncate them.
     """
 
     text_field: str | None = "messages"
@@ -93,12 +93,12 @@ class ChatInput(TextInput):
         for file in self._files:
             if self.format is None and format_of(file.name) not in _FORMATS:
                 raise ConfigError(
-                    f"Input `{self.name}`: {file.path} does not have the suffix of JSON lines, Parquet or ArrayRecord.",
+                    f"Input `{self.name}`: {file.path} has no suffix of JSON lines, Parquet or ArrayRecord.",
                     "If every file has a JSON object on each line, set format=jsonl.",
                 )
 
     def _tokenize_files(self) -> TokenizedChats:
-        """All conversations, tokenized in this process or in `num_workers` others."""
+        """All conversations, tokenized in `num_workers` processes (0: in this one)."""
         reading = ChatReading(
             format=self.format,
             text_field=self.text_field,
@@ -168,7 +168,7 @@ class ChatReading(Reading):
         except UnicodeEncodeError as error:
             raise DataError(f"{place} is not Unicode text: it has {error.object[error.start]!r}.", FIX_HINT) from None
         ids, offsets = self._tokenizer.encode_chat(text)
-        # As in Hugging Face, a token belongs to a turn if any of its characters does.
+        # As in Hugging Face transformers, a token belongs to a turn if any of its characters does.
         is_target = np.zeros(len(ids), bool)
         for start, end in turns:
             is_target |= (offsets[:, 0] < end) & (offsets[:, 1] > start)

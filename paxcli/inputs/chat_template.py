@@ -1,6 +1,6 @@
-"""Chat templates: Jinja text that renders a conversation, as Hugging Face tokenizers carry it.
+"""Chat templates: Jinja templates that render a conversation as text, as in Hugging Face tokenizers.
 
-Templates come with tokenizers from elsewhere, so they run in Jinja's sandbox, within limits on steps and length.
+Templates come from files of others, so they run in Jinja's sandbox, with limits on steps and sizes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class ChatTemplate:
           place: File and line of the conversation, for errors.
 
         Raises:
-          DataError: The template fails, exceeds its limits, or leaves it unknown where the assistant turns are.
+          DataError: The template fails or exceeds its limits, or its text does not show where assistant turns are.
         """
         text, spans = self._render(messages, False, place)
         if not self._environment.has_generation_block:
@@ -108,10 +108,10 @@ class ChatTemplate:
                 environment.count_characters(len(chunk))
                 chunks.append(chunk)
         except _LimitExceededError as error:
-            raise DataError(f"{place}: the chat template of {self._origin} {error}.", _FIX) from None
+            raise DataError(f"{place}: the chat template of {self._origin} {error}.", _FIX_HINT) from None
         except Exception as error:  # a template may raise any type
             raise DataError(
-                f"{place}: the chat template of {self._origin} fails: {_message_of(error)}.", _FIX
+                f"{place}: the chat template of {self._origin} fails: {_message_of(error)}.", _FIX_HINT
             ) from None
         text = "".join(chunks)
         if any(text[start : start + len(turn)] != turn for start, turn in environment.turns):
@@ -133,7 +133,7 @@ class ChatTemplate:
                 raise DataError(
                     f"{place}: by the chat template of {self._origin}, the text up to message {number} is not the "
                     "beginning of the text of all messages, so the loss mask is unknown.",
-                    _MARK_TURNS,
+                    _MARK_TURNS_HINT,
                 )
             turn = after[len(before) :]
             if number == 0 or before == self._render(messages[:number], False, place)[0]:
@@ -142,14 +142,14 @@ class ChatTemplate:
                     raise DataError(
                         f"{place}: the chat template of {self._origin} writes no generation prompt before message "
                         f"{number}, so the end of the message's header, and with it the loss mask, is unknown.",
-                        _MARK_TURNS,
+                        _MARK_TURNS_HINT,
                     )
             spans.append((len(before), len(before) + len(_without_separator(turn, content))))
         return spans
 
 
-_FIX = "Correct the record or the template, or set on_bad_record=skip and a bad_record_budget."
-_MARK_TURNS = (
+_FIX_HINT = "Correct the record or the template, or set on_bad_record=skip and a bad_record_budget."
+_MARK_TURNS_HINT = (
     "Put {% generation %} and {% endgeneration %} around the assistant's text, and set chat_template to that file."
 )
 
@@ -226,7 +226,7 @@ def _message_of(error: Exception) -> str:
 
 
 class _LimitExceededError(Exception):
-    """A template takes too many steps, or writes too much. A template cannot catch it."""
+    """A template exceeds a limit. Templates cannot catch it, since Jinja has no exception handling."""
 
 
 class _Environment(ImmutableSandboxedEnvironment):

@@ -16,9 +16,9 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
     """The messages of a record: its field `field`, or else its `prompt` and its `response` or `completion`.
 
     Args:
-      record: A JSON object, or a row of Parquet.
+      record: A JSON object, or a row of a Parquet file.
       field: Field with the list of messages, each with a `role` and a `content`.
-      place: File and line, for errors.
+      place: File and line of the record, for errors.
 
     Raises:
       DataError: The record has neither, or an invalid message, or no assistant message.
@@ -38,9 +38,9 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
 def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
     answer = next((name for name in RESPONSES if record.get(name) is not None), None)
     if record.get(PROMPT) is None or answer is None:
-        fields = ", ".join(map(str, record)) or "no field"
+        fields = ", ".join(map(str, record)) or "none"
         raise DataError(
-            f"{place} has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; there is {fields}.",
+            f"{place} has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; fields: {fields}.",
             f"Set text_field to the field with the messages. {FIX_HINT}",
         )
     return [

@@ -52,10 +52,10 @@ class Corpus:
       packs: The packs.
       bad_records: The error of each skipped record.
       num_dropped: Number of documents dropped because they are too long.
-      num_truncated: Number of documents truncated because they are too long.
       paths: The token file of each pack; empty if the ids come from a tokenizer and need no check.
       vocab_size: All ids are smaller.
       checksum: Identifies the rows.
+      num_truncated: Number of documents truncated because they are too long.
     """
 
     packs: Sequence[PackedTokens]

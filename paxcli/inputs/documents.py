@@ -196,7 +196,7 @@ class Reading:
                     yield document
 
     def _parse_record(self, record: bytes, place: str) -> Any:
-        """The document of a record: the record itself, or from a JSON object or a `tf.train.Example`."""
+        """The document in a serialized record, which is text, a JSON object or a `tf.train.Example`."""
         try:
             if self.text_field is None:
                 return record.decode("utf-8")

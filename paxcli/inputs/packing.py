@@ -1,4 +1,4 @@
-"""Packs documents into rows of fixed length, concatenated or first-fit, with segment ids and positions."""
+"""Packs documents into rows of fixed length, with segment ids, positions and loss weights."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class PackedTokens:
     """Documents packed into rows [R, T]. The last token of a document is only a label, never an input.
 
     `concat` concatenates documents and splits them every T tokens. `first_fit` places a document in the first of the 64
-    latest open rows that has space for it, and splits only documents of more than T tokens. `one_per_row` does the same
-    with one document in each row. No token is dropped.
+    latest open rows that has space for it, and splits only documents of more than T tokens. `one_per_row` starts a row
+    for each document, and splits those of more than T tokens over several rows. No token is dropped.
 
     Args:
       tokens: The concatenated tokens of all documents, in memory or memory-mapped [N].

@@ -151,7 +151,7 @@ class TextInput(RandomAccessInput):
 
     @property
     def num_dropped(self) -> int:
-        """Number of documents dropped by `drop_longer_than`."""
+        """Number of documents dropped because they are too long."""
         return self._corpus.num_dropped
 
     @functools.cached_property

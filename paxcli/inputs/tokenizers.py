@@ -29,11 +29,11 @@ class Tokenizer(Protocol):
     def eos_id(self) -> int: ...
     @property
     def path(self) -> str | None:
-        """The file it was read from. None: it needs none."""
+        """The tokenizer's file; None if it needs no file."""
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """Text of its special tokens in a rendered chat, by the names that chat templates use, such as `eos_token`."""
+        """Maps names of special tokens in chat templates, such as `eos_token`, to their text."""
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text` [T], without special tokens at the start or end."""
@@ -42,7 +42,7 @@ class Tokenizer(Protocol):
         """Tokenizes a rendered chat, including the special tokens in its text.
 
         Returns:
-          Ids [T], and the position of each in `text`, (start, end) in characters [T, 2].
+          The ids [T], and the start and end of each token's characters in `text` [T, 2].
         """
 
     def decode(self, ids: np.ndarray) -> str:
@@ -204,7 +204,7 @@ def tokenizer_template(
 def _encode_around(
     special: Mapping[str, int], text: str, encode: Callable[[str], tuple[np.ndarray, np.ndarray]]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and offsets of `text`: special tokens have the ids in `special`; `encode` has those of the text between."""
+    """Encodes `text` as in `Tokenizer.encode_chat`: special tokens by `special`, the text between them by `encode`."""
     ids, offsets, start = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int64)], 0
     for part in re.split(f"({'|'.join(map(re.escape, special))})", text):
         if part in special:

@@ -54,7 +54,7 @@ def conversations(batch) -> list[tuple[list[int], list[int]]]:
 
 
 @pytest.mark.parametrize("packing", ["first_fit", "one_per_row"])
-def test_rows_hold_the_tokens_and_masks_of_transformers(tmp_path, packing):
+def test_tokens_and_loss_masks_equal_those_of_transformers(tmp_path, packing):
     data = chatml(tmp_path, packing=packing)
     batch = data.get_next()
     assert (batch.segment_ids.max() > 1) == (packing == "first_fit")
@@ -64,8 +64,8 @@ def test_rows_hold_the_tokens_and_masks_of_transformers(tmp_path, packing):
     assert data.num_truncated == data.num_dropped == 0
 
 
-def test_loss_is_that_of_the_assistants_tokens_alone(tmp_path):
-    """In numpy, and the same for conversations that share a row and for each in a row of its own."""
+def test_only_assistant_tokens_have_loss(tmp_path):
+    """The loss equals one computed in numpy, for both packings."""
     sizes = {
         "vocab_size": 320,
         "max_seq_len": 128,
@@ -98,7 +98,7 @@ def test_loss_is_that_of_the_assistants_tokens_alone(tmp_path):
     np.testing.assert_allclose(*losses, **FLOAT32)
 
 
-def test_every_format_holds_the_same(tmp_path):
+def test_all_formats_give_the_same_batch(tmp_path):
     records = [record for record in RECORDS if "tool_calls" not in str(record)]
     write(tmp_path / "a.jsonl", records)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet", row_group_size=2)
@@ -145,12 +145,12 @@ class TestTooLong:
         lengths = sorted(len(tokens) for tokens, _ in conversations(batches[0]))
         assert lengths == [len("..<|user|>\nHi\n<|assistant|>\nYes\n"), 65]
 
-    def test_is_dropped_where_asked(self, tmp_path):
+    def test_is_dropped_with_drop_longer_than(self, tmp_path):
         data = chat_input(write(tmp_path / "a.jsonl", self.RECORDS), seq_len=64, drop_longer_than=64)
         assert len(conversations(data.get_next())) == 1
         assert (data.num_truncated, data.num_dropped) == (0, 2)
 
-    def test_and_nothing_is_left(self, tmp_path):
+    def test_all_of_them_is_an_error(self, tmp_path):
         with pytest.raises(DataError, match="none of 3 conversations in 1 files is usable"):
             chat_input(write(tmp_path / "a.jsonl", self.RECORDS), seq_len=8).check_data()
 
@@ -210,25 +210,25 @@ class TestBadRecords:
         ({"chat_template": "{% if %}"}, "is not valid Jinja"),
     ],
 )
-def test_settings_that_cannot_work_are_named(tmp_path, fields, message):
+def test_invalid_settings_are_named(tmp_path, fields, message):
     with pytest.raises(ConfigError, match=message):
         chat_input(write(tmp_path / "a.jsonl", RECORDS), **fields).check_data()
 
 
-def test_files_of_another_format_are_refused(tmp_path):
+def test_files_of_other_formats_are_rejected(tmp_path):
     for name in ("a.json", "a.bin"):
-        with pytest.raises(ConfigError, match=f"{name} does not have the suffix"):
+        with pytest.raises(ConfigError, match=f"{name} has no suffix"):
             chat_input(write(tmp_path / name, RECORDS)).check_data()
     chat_input(tmp_path / "a.json", format="jsonl", seq_len=512).check_data()
 
 
-def test_another_template_is_other_data(tmp_path):
+def test_a_position_saved_with_another_template_is_rejected(tmp_path):
     state = chatml(tmp_path).get_state()
     with pytest.raises(DataError, match="has changed since"):
         chatml(tmp_path, chat_template=None).set_state(state)
 
 
-def test_inspection_shows_what_has_loss(tmp_path):
+def test_inspection_shows_the_loss_mask(tmp_path):
     records = [{"messages": [*_turn("Hi", "Hello"), *_turn("Bye", "Ciao")]}, {"prompt": "A", "response": "B"}]
     found = inspect_batches(chat_input(write(tmp_path / "a.jsonl", records), batch_size=1), 1)
     assert found.rows[0][0]["ids"] == [
@@ -242,7 +242,7 @@ def _turn(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def test_any_recipe_takes_it_by_name(pax, tmp_path):
+def test_set_replaces_the_input_of_a_recipe(pax, tmp_path):
     write(tmp_path / "chats.jsonl", [{"prompt": "Hi", "response": "Hello"}])
     sets = ["train_input=ChatInput", "train_input.files=[chats.jsonl]", "train_input.packing=one_per_row"]
     done = pax("inspect-input", "tiny", *(word for each in sets for word in ("--set", each)), "--num-batches", "1")

@@ -27,7 +27,7 @@ def turns(source: str, chat=TWO_TURNS) -> list[str]:
 
 @pytest.mark.parametrize("marks_turns", [True, False], ids=["generation-blocks", "prefixes"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['template']}-{case['chat']}")
-def test_text_tokens_and_mask_are_those_of_transformers(case, marks_turns, tmp_path):
+def test_text_tokens_and_mask_equal_those_of_transformers(case, marks_turns, tmp_path):
     tokenizer = write_tokenizer(tmp_path)()
     rendered = load_chat_template(chat_template(case, marks_turns), tokenizer, DATE).render(messages(case), "here")
     assert rendered.text == case["text"]
@@ -45,7 +45,7 @@ def test_a_turn_includes_what_ends_it():
     assert turns(loop.replace("MARK", "{{ '\\n' }}") + prompt) == ["Hello\n\n", "Ciao\n\n"]
 
 
-class TestMaskThatIsUnknown:
+class TestUnknownMask:
     def check(self, source: str, message: str) -> None:
         with pytest.raises(DataError, match=message) as caught:
             turns(source)
@@ -117,7 +117,7 @@ def test_a_template_that_fails_or_exceeds_a_limit_names_the_row(source, message)
         (" " * 2**21, "2097152 characters"),
     ],
 )
-def test_what_is_no_template_is_a_configuration_error(source, message):
+def test_invalid_jinja_is_a_configuration_error(source, message):
     with pytest.raises(ConfigError, match=message):
         template(source)
 
@@ -140,7 +140,7 @@ class TestSource:
     def text(self, tokenizer, source=None) -> str:
         return load_chat_template(source, tokenizer, DATE).render(CHAT, "").text
 
-    def test_each_goes_before_the_next(self, tmp_path):
+    def test_order_of_precedence(self, tmp_path):
         mark = "{% generation %}{% endgeneration %}"
         tokenizer = write_tokenizer(tmp_path)()
         assert self.text(tokenizer) == "<s><|user|>\nHi\n<|assistant|>\nHello</s>\n"

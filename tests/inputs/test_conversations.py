@@ -18,7 +18,7 @@ CALL = {"role": "assistant", "tool_calls": [{"name": "f"}]}
         {"messages": [USER | {"tool_calls": None, "name": None}, ASSISTANT]},
     ],
 )
-def test_the_ways_to_write_a_conversation(record):
+def test_forms_of_a_conversation(record):
     assert messages_of(record, "messages", "here") == [USER, ASSISTANT]
 
 
@@ -30,7 +30,7 @@ def test_a_tool_call_needs_no_content():
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"text": "x"}, "has neither `messages` nor `prompt` and `response` or `completion`; there is text"),
+        ({"text": "x"}, "has neither `messages` nor `prompt` and `response` or `completion`; fields: text"),
         ({"prompt": "Hi"}, "has neither"),
         ({"prompt": ["Hi"], "response": "Hello"}, "`prompt` has `content` of type list"),
         ({"prompt": "Hi", "response": " "}, "`response` has empty `content`"),
