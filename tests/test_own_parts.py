@@ -24,7 +24,7 @@ def test_each_example_is_trained_by_a_command_of_the_page():
 @pytest.mark.parametrize(("file", "recipe"), RECIPES)
 def test_an_own_part_trains(file: str, recipe: str, tmp_path: pathlib.Path) -> None:
     (tmp_path / file).write_text(FILES[file])
-    changes = SMALL | ({"train_input.seq_len": 32} if file == "model.py" else SMALL_MODEL)
+    changes = SMALL | ({"max_seq_len": 32} if file == "model.py" else SMALL_MODEL)
     changes |= {"learning_rate": 0.3 if file == "model.py" else 0.01, "eval_inputs": []}
     run = pax.train(pax.load(f"{tmp_path / file}:{recipe}", set=changes), tmp_path / "run", progress=Silent())
     loss = run.metrics()["loss"]
