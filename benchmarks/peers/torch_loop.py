@@ -31,7 +31,7 @@ def make_step(size: dict):
     angles = torch.outer(torch.arange(length), 10_000 ** -(torch.arange(0, head_dims, 2) / head_dims)).to(device)
     cos, sin = angles.cos(), angles.sin()
 
-    def rotated(x):
+    def rotate(x):
         first, second = x.float().chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
@@ -46,7 +46,7 @@ def make_step(size: dict):
             qkv = self.qkv(self.norm1(x)).view(batch, length, heads + 2 * kv_heads, head_dims).transpose(1, 2)
             q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
             if is_llama:
-                q, k = rotated(q), rotated(k)
+                q, k = rotate(q), rotate(k)
             mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads < heads)
             x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, dims))
             up = self.up(self.norm2(x))

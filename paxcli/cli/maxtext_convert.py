@@ -118,7 +118,7 @@ def maxtext_convert(
         done = import_weights(conversions[0], result["recipe"], checkpoint, run_dir, dry_run)
         result |= {"run_dir": run_dir, "step": done.step, "with_optimizer": done.with_optimizer}
         print(result["report"], file=sys.stderr, end="\n\n")
-        return say_result({**result, "checkpoint": done.source}, _imported(done, run_dir, dry_run), as_json)
+        return say_result({**result, "checkpoint": done.source}, _import_text(done, run_dir, dry_run), as_json)
     files = _output_files(Path(out) if out else None, len(conversions), python, as_json)
     results = [describe(one, source, python, check) for one in conversions]
     for file, result in zip(files, results, strict=False):
@@ -178,7 +178,7 @@ def _write(file: Path, text: str) -> None:
         raise MissingError(f"Cannot write {file}: {error.strerror}.", "Choose another directory.") from None
 
 
-def _imported(done: Any, run_dir: str, dry_run: bool) -> str:
+def _import_text(done: Any, run_dir: str, dry_run: bool) -> str:
     what = f"the training state of step {done.step}" if done.with_optimizer else "parameters only, as step 0"
     text = f"{'Would import' if dry_run else 'Imported'} {done.parameters:,} parameters from {done.source}: {what}."
     if done.with_optimizer:

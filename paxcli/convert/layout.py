@@ -7,7 +7,7 @@ name are filled in for each layer.
     Layout((Rule("wte.weight", "embedding.table"),
             Rule("h.{layer}.mlp.c_fc.weight", "stack.{layer}.feed_forward.w_in"),
             Rule("h.{layer}.mlp.c_proj.weight", "stack.{layer}.feed_forward.w_out", (transpose(1, 0),))),
-           Layers.unstacked(12), pax_layers(names, 12))
+           Layers.of_separate_tensors(12), pax_layers(names, 12))
 """
 
 from __future__ import annotations
@@ -174,12 +174,12 @@ class Layers:
     dims: tuple[int, ...] = ()
 
     @staticmethod
-    def unstacked(count: int, pattern: str = "{}") -> Layers:
+    def of_separate_tensors(count: int, pattern: str = "{}") -> Layers:
         """Layers with tensors of their own, whose `{layer}` is a number in a pattern."""
         return Layers(tuple(Slot({"layer": pattern.format(i)}) for i in range(count)))
 
     @staticmethod
-    def stacked(count: int, name: str = "layers", axis: int = 0) -> Layers:
+    def of_one_stack(count: int, name: str = "layers", axis: int = 0) -> Layers:
         """Layers in one stack."""
         return Layers(tuple(Slot({"layer": name}, i) for i in range(count)), axis)
 
@@ -228,13 +228,13 @@ def pax_layers(names: Collection[str], num_layers: int) -> Layers:
         count = len(kinds)
         return Layers(tuple(Slot({"layer": f"layers.turn_{i % count}"}, i // count) for i in range(num_layers)))
     if any(name.startswith("stack.layers_0.") for name in names):
-        return Layers.unstacked(num_layers, "layers_{}")
+        return Layers.of_separate_tensors(num_layers, "layers_{}")
     if any(name.startswith(("stack.stages.", "stack.repeats.")) for name in names):
         raise ConfigError(
             "The layers of this recipe are in the stages of a pipeline, which weights of other formats do not fit.",
             "Use the recipe without its pipeline; for MaxText, ici_pipeline_parallelism=1 dcn_pipeline_parallelism=1.",
         )
-    return Layers.stacked(num_layers)
+    return Layers.of_one_stack(num_layers)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -83,7 +83,7 @@ def from_paxml(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     prefix = next((match[1] or "" for match in in_layers), "")
     dims = next((foreign[match[0]].shape[:-1] for match in in_layers if match[3] == "layer_norm/scale"), ())
     layers = _paxml_layers(prefix, len({match[2] for match in in_layers}), dims)
-    layout = Layout(_RULES, layers, Layers.stacked(len(layers.slots))).only(foreign, "foreign")
+    layout = Layout(_RULES, layers, Layers.of_one_stack(len(layers.slots))).only(foreign, "foreign")
     unknown = layout.without_rule(foreign, "foreign")
     if unknown:
         raise DataError(f"Not parameters of one of Pax's language models: {listing(unknown)}.")
@@ -110,7 +110,7 @@ def to_paxml(
     else:
         dims = (repeats, num_stages) if repeats > 1 else (num_stages,)
         foreign = _paxml_layers("pipeline/body/", count // math.prod(dims), dims)
-    layout = Layout(_RULES, foreign, Layers.stacked(count)).only(pax)
+    layout = Layout(_RULES, foreign, Layers.of_one_stack(count)).only(pax)
     return {f"lm/{name}": array for name, array in from_pax(layout, pax)}
 
 

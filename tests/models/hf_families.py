@@ -8,7 +8,7 @@ import pathlib
 import fiddle as fdl
 import numpy as np
 
-from paxcli.checkpoint.reading import nested
+from paxcli.checkpoint.reading import nest_by_name
 from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, reshape, split, to_pax, transpose, unstack
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
@@ -112,7 +112,7 @@ def params_of(family: str, arrays: dict[str, np.ndarray], num_layers: int) -> di
     if family == "neox":  # its second norm is equal to the first, the only one of pax's ParallelBlock
         hf = {name: x for name, x in hf.items() if ".post_attention_layernorm." not in name}
     assert layout.without_rule(hf, "foreign") == []
-    return nested(dict(to_pax(layout, hf)))
+    return nest_by_name(dict(to_pax(layout, hf)))
 
 
 def layout_of(family: str, hf: dict[str, np.ndarray], num_layers: int) -> Layout:
@@ -121,7 +121,7 @@ def layout_of(family: str, hf: dict[str, np.ndarray], num_layers: int) -> Layout
     names = [f"layers.turn_{i % kinds}" if kinds > 1 else "layers" for i in range(num_layers)]
     pax = Layers(tuple(Slot({"layer": name}, i // kinds) for i, name in enumerate(names)))
     rules = _neox_rules() if family == "neox" else _llama_rules(family, hf)
-    return Layout(rules, Layers.unstacked(num_layers), pax).only(hf, "foreign")
+    return Layout(rules, Layers.of_separate_tensors(num_layers), pax).only(hf, "foreign")
 
 
 _TRANSPOSED = (transpose(1, 0),)

@@ -35,9 +35,9 @@ def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Laun
         raise ConfigError(f"{path} has no configuration.", "One has `model_type` and a dictionary `tuning_params`.")
     chosen = arguments.get(CHOICE)
     if chosen is not None and chosen not in found:
-        raise ConfigError(f"{path} has no configuration `{chosen}`.", did_you_mean(chosen, found) or _known(found))
+        raise ConfigError(f"{path} has no configuration `{chosen}`.", did_you_mean(chosen, found) or _names(found))
     if chosen is None and len(found) > 1:
-        raise ConfigError(f"{path} has {len(found)} configurations.", f"Choose: `--arg {CHOICE}=…`. {_known(found)}")
+        raise ConfigError(f"{path} has {len(found)} configurations.", f"Choose: `--arg {CHOICE}=…`. {_names(found)}")
     reading.launches = [found[chosen] if chosen is not None else next(iter(found.values()))]
     return reading
 
@@ -75,6 +75,6 @@ def _source(node: ast.expr) -> str:
         return "(a long expression)"
 
 
-def _known(found: Mapping[str, Launch]) -> str:
+def _names(found: Mapping[str, Launch]) -> str:
     names = [name for name in found if name]
     return f"It has {', '.join(names[:6])}{', …' if len(names) > 6 else ''}."

@@ -1,4 +1,4 @@
-"""Where MaxText keeps each of pax's parameters, and how its array differs.
+"""Names, axes and scales of MaxText's arrays for each of pax's parameters.
 
 The numbers are the same unless a scale or a shift is named:
 

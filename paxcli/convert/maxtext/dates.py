@@ -81,7 +81,7 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
 
 
 def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.date | None]]:
-    """What occurs in a launch, with the first day that had it and the first day that no longer did."""
+    """The dated keys and values of a launch, each with the first day that had it and the first that no longer did."""
     spans = lives()
     names = [name for pair in launch.pairs for name in (pair.key, f"{pair.key}={pair.value}")]
     found = [(name, spans[name].get("first"), spans[name].get("last")) for name in names if name in spans]

@@ -55,7 +55,7 @@ class Draft:
         found = [(key, self.settings.values[key]) for key in keys if key in self.settings.values]
         if scaled is not None and found and scaled != found[0][1].value:
             scales = ("scale", "global_parameter_scale")
-            found += [(key, self.settings.values[key]) for key in scales if self.settings.given(key)]
+            found += [(key, self.settings.values[key]) for key in scales if self.settings.is_set(key)]
         lines = [setting.line for _, setting in found if setting.line is not None]
         origins = [setting.origin for _, setting in found]
         origin = next((o for o in ("script", "environment", "model") if o in origins), "default")
@@ -67,7 +67,7 @@ class Draft:
 
     def drop(self, key: str, why: str) -> None:
         """Reports a key of the launch that the recipe has no value for."""
-        if self.settings.given(key):
+        if self.settings.is_set(key):
             setting = self.settings.values[key]
             self.settings.dropped.append(Dropped(key, str(setting.value), setting.line or 0, why))
 

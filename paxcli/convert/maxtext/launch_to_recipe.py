@@ -78,7 +78,7 @@ def convert(
       slices: How many; None = inferred.
 
     Raises:
-      ConfigError: Pax has no such recipe; the hint says what to change.
+      ConfigError: Pax has no such recipe; the hint names the change.
     """
     draft = Draft(settings_of(launch, date))
     found = topology_of(launch, draft, name, topology, slices)

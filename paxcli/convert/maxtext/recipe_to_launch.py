@@ -152,8 +152,8 @@ def _named_model(keys: Mapping[str, Any]) -> str | None:
     """The MaxText model of these sizes: MaxText supports some blocks only by a model's name."""
     sizes = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "base_num_kv_heads", "head_dim")
     known = {name: model for name, model in tables.models().items() if "base_emb_dim" in model}
-    alike = (name for name, model in known.items() if all(model.get(size) == keys[size] for size in sizes))
-    return next((name for name in alike if known[name]["decoder_block"] == keys["decoder_block"]), None)
+    same_sizes = (name for name, model in known.items() if all(model.get(size) == keys[size] for size in sizes))
+    return next((name for name in same_sizes if known[name]["decoder_block"] == keys["decoder_block"]), None)
 
 
 def _block(values: Mapping[str, Any]) -> str:
@@ -236,14 +236,14 @@ def _mesh(values: Mapping[str, Any]) -> dict[str, Any]:
         shape = values.get(f"mesh.{group}_mesh_shape")
         if shape is None and group == "ici":
             return {"ici_data_parallelism": -1, "ici_fsdp_parallelism": 1}
-        sizes = shape if isinstance(shape, Mapping) else _named(shape or [1, 1, 1])
+        sizes = shape if isinstance(shape, Mapping) else _name_axes(shape or [1, 1, 1])
         keys |= {f"{group}_{axis}_parallelism": sizes.get(axis, 1) for axis in _AXES}
         if sizes.get("stage", 1) > 1:
             keys[f"{group}_pipeline_parallelism"] = sizes["stage"]
     return keys
 
 
-def _named(shape: list[int]) -> dict[str, int]:
+def _name_axes(shape: list[int]) -> dict[str, int]:
     names = ("data", "fsdp", "tensor") if len(shape) == 3 else ("stage", "data", "fsdp", "tensor")
     return dict(zip(names, shape, strict=True))
 

@@ -82,7 +82,7 @@ def report(converted: Conversion, parameters: int | None = None) -> str:
     notes = []
     for title, found in (
         ("Warnings", converted.settings.warnings),
-        ("Dropped", [_dropped(dropped) for dropped in converted.dropped]),
+        ("Dropped", [_drop_text(dropped) for dropped in converted.dropped]),
         ("Approximated", converted.approximated),
         ("For you to decide", converted.settings.undecided),
         ("Environment variables to set", [f"{name}={value}" for name, value in converted.flags.items()]),
@@ -155,6 +155,6 @@ def _cell(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-def _dropped(dropped: Any) -> str:
+def _drop_text(dropped: Any) -> str:
     where = f"line {dropped.line}: " if dropped.line else ""
     return f"{where}{dropped.key}={dropped.value}: {dropped.reason}"

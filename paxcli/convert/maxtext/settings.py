@@ -61,7 +61,7 @@ class Settings:
         """The value of a key."""
         return self.values[key].value if key in self.values else tables.default(key, self.date)
 
-    def given(self, key: str) -> bool:
+    def is_set(self, key: str) -> bool:
         """Whether the launch or its model sets it."""
         return key in self.values and self.values[key].origin != "default"
 
@@ -78,7 +78,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
       ConfigError: A value cannot be read, or the model has no such name.
     """
     settings = Settings({}, era_of(launch, (), date), "default")
-    pairs = _renamed(launch.pairs, settings)
+    pairs = _rename_keys(launch.pairs, settings)
     name = next((pair.value for pair in reversed(pairs) if pair.key == "model_name"), "default") or "default"
     model = _model(name)
     settings.model_name = name
@@ -107,7 +107,7 @@ def _model(name: str) -> Mapping[str, Any]:
     return models[name]
 
 
-def _renamed(pairs: list[Pair], settings: Settings) -> list[Pair]:
+def _rename_keys(pairs: list[Pair], settings: Settings) -> list[Pair]:
     """Keys by their newest names; those without an equivalent in a recipe go to `dropped`."""
     found: list[Pair] = []
     for pair in pairs:
@@ -143,7 +143,7 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
             continue
         if pair.missing:
             settings.undecided.append(_needs(pair, f"it is left as `{pair.value}`" if pair.value else "it is left out"))
-        value = typed(pair)
+        value = parse_value(pair)
         if pair.key in model and model[pair.key] != value and not overrides:
             settings.warnings.append(
                 f"Line {pair.line}: {pair.key}={pair.value} contradicts model {settings.model_name}, which has "
@@ -170,14 +170,14 @@ def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any])
             settings.warnings.append(f"Line {pair.line}: M_{pair.key} {problem}, which MaxText rejects.")
         if problem is None:
             taken.append(dataclasses.replace(pair, key=key))
-    _put(_renamed(taken, settings), "environment", settings, model)
+    _put(_rename_keys(taken, settings), "environment", settings, model)
 
 
 def _needs(pair: Pair, otherwise: str) -> str:
     what = ", ".join(f"`{name}`" for name in sorted(pair.missing))
     names = [name for name in sorted(pair.missing) if re.fullmatch(r"\w+", name)]
-    how = f" Give `--arg {names[0]}=…`." if names else ""
-    return f"Line {pair.line}: {pair.key} needs {what}, which the script does not set; {otherwise}.{how}"
+    option = f" Give `--arg {names[0]}=…`." if names else ""
+    return f"Line {pair.line}: {pair.key} needs {what}, which the script does not set; {otherwise}.{option}"
 
 
 def _is_text(key: str) -> bool:
@@ -185,7 +185,7 @@ def _is_text(key: str) -> bool:
     return timeline is None or isinstance(next(reversed(timeline.values())), str)
 
 
-def typed(pair: Pair) -> Any:
+def parse_value(pair: Pair) -> Any:
     """The value of a pair, in the type of the key's default.
 
     Raises:

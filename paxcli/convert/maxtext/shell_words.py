@@ -168,41 +168,41 @@ def _variable(name: str, variables: Variables) -> Word:
 
 def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
     """`${NAME}`, with a default (`:-` `:=` `:?` `:+`, with or without the colon) or a pattern to cut off (`#` `%`)."""
-    named, how = node.children[1], source(node.children[2])
+    named, operator = node.children[1], source(node.children[2])
     if named.type not in ("variable_name", "special_variable_name") or node.has_error:
         return _unknown(text)
     name = source(named)
     value = _variable(name, variables)
-    if how == "}":
+    if operator == "}":
         return value
 
     def argument() -> Word:
         first, last = node.children[2].end_byte, node.children[-1].start_byte
         return join(part for part, _ in _between(node, first, last, variables, True, depth + 1))
 
-    if how.lstrip(":") in ("-", "=", "?", "+"):
-        is_set = name not in value.missing and (bool(value.text or value.missing) or not how.startswith(":"))
-        if how[-1] == "+":
+    if operator.lstrip(":") in ("-", "=", "?", "+"):
+        is_set = name not in value.missing and (bool(value.text or value.missing) or not operator.startswith(":"))
+        if operator[-1] == "+":
             return argument() if is_set else Word()
-        if is_set or how[-1] == "?":
+        if is_set or operator[-1] == "?":
             return value
         default = argument()
-        if how[-1] == "=":
+        if operator[-1] == "=":
             variables.named[name] = default
         return default
-    if how not in ("#", "##", "%", "%%"):
+    if operator not in ("#", "##", "%", "%%"):
         return _unknown(text)
     pattern = argument()
-    return Word(_trim(value.text, how, pattern.text), value.missing | pattern.missing)
+    return Word(_trim(value.text, operator, pattern.text), value.missing | pattern.missing)
 
 
-def _trim(text: str, how: str, pattern: str) -> str:
+def _trim(text: str, operator: str, pattern: str) -> str:
     """`text` without the shortest (`#`, `%`) or longest (`##`, `%%`) start or end that matches."""
     if len(text) > 4096 or len(pattern) > 256:
         return text
-    lengths: Sequence[int] = range(len(text) + 1) if len(how) == 1 else range(len(text), -1, -1)
+    lengths: Sequence[int] = range(len(text) + 1) if len(operator) == 1 else range(len(text), -1, -1)
     for length in lengths:
-        at_end = how[0] == "%"
+        at_end = operator[0] == "%"
         piece = text[len(text) - length :] if at_end else text[:length]
         if fnmatch.fnmatchcase(piece, pattern):
             return text[: len(text) - length] if at_end else text[length:]

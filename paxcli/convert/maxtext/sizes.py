@@ -61,10 +61,10 @@ def sizes_of(settings: Settings) -> Sizes:
 
 def _factors(settings: Settings) -> tuple[int, int, int]:
     """The factors for heads and MLP, for the embedding, and for the layers."""
-    if settings.given("scale"):
+    if settings.is_set("scale"):
         scale = settings["scale"]
         return scale, scale, scale
-    scale = settings["global_parameter_scale"] if settings.given("global_parameter_scale") else 1
+    scale = settings["global_parameter_scale"] if settings.is_set("global_parameter_scale") else 1
     power = scale.bit_length() - 1
     if scale < 1 or scale != 1 << power:
         raise ConfigError(
@@ -120,7 +120,7 @@ class StepFlops:
 
     @property
     def total(self) -> float:
-        """Of weights and attention."""
+        """Both kinds together."""
         return self.weights + self.attention
 
 
@@ -147,7 +147,7 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
     weights = _TRAINING * _matmuls(settings, s, tokens)
     if date < _CAUSAL_AGAIN:
         return _tera(weights, full, "matmuls, and attention as if it were not causal")
-    return _tera(weights, full / 2 * _windowed(settings, length), "matmuls, and causal attention")
+    return _tera(weights, full / 2 * _window_fraction(settings, length), "matmuls, and causal attention")
 
 
 def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
@@ -159,7 +159,7 @@ def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
     return s.layers * (mlp + projections) + 2 * tokens * s.emb * s.vocab
 
 
-def _windowed(settings: Settings, length: int) -> float:
+def _window_fraction(settings: Settings, length: int) -> float:
     """The fraction of causal attention that sliding windows leave, averaged over layers."""
     window = settings["sliding_window_size"]
     local = LOCAL_LAYERS.get(settings["decoder_block"], (settings["attention_type"] != "global",))

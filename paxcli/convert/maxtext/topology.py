@@ -19,7 +19,7 @@ _FOREIGN = ("autoregressive", "tensor_sequence", "tensor_transpose")
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """Devices per slice, and slices; None if unknown. `source` says where that comes from."""
+    """Devices per slice, and slices; None if unknown. `source` is their origin."""
 
     devices: int | None = None
     slices: int | None = None
@@ -81,12 +81,12 @@ def set_mesh(draft: Draft, topology: Topology) -> None:
         return
     if dcn is None:
         dcn = dict.fromkeys(_AXES, 1)
-        if any(draft.settings.given(key) for key in _keys("dcn")):
+        if any(draft.settings.is_set(key) for key in _keys("dcn")):
             draft.note_undecided(
                 "The slices: a DCN axis is -1, and the number of slices is unknown. One is assumed; give `--slices`."
             )
-    draft.set("mesh.ici_mesh_shape", _shape(ici), *_used(draft, "ici"))
-    draft.set("mesh.dcn_mesh_shape", _shape(dcn) if math.prod(dcn.values()) > 1 else None, *_used(draft, "dcn"))
+    draft.set("mesh.ici_mesh_shape", _shape(ici), *_keys_to_show(draft, "ici"))
+    draft.set("mesh.dcn_mesh_shape", _shape(dcn) if math.prod(dcn.values()) > 1 else None, *_keys_to_show(draft, "dcn"))
     draft.num_devices = math.prod(ici.values()) * math.prod(dcn.values())
     if draft.settings["ici_fsdp_transpose_parallelism"] not in (1,):
         draft.note_approximation(
@@ -98,7 +98,7 @@ def _keys(group: str) -> list[str]:
     return [f"{group}_{name}_parallelism" for names in _AXES.values() for name in names]
 
 
-def _used(draft: Draft, group: str) -> list[str]:
+def _keys_to_show(draft: Draft, group: str) -> list[str]:
     """The keys to show: the three of every mesh, and those that are set."""
     plain = [f"{group}_{axis}_parallelism" for axis in _PLAIN_AXES]
     return [key for key in _keys(group) if key in plain or draft.settings[key] != 1]
@@ -108,7 +108,7 @@ def _group(draft: Draft, group: str, total: int | None) -> dict[str, int] | None
     """Axis -> size, of the ICI or the DCN mesh; None if the size of a -1 axis is unknown."""
     sizes = {key: draft.settings[key] for key in _keys(group)}
     free = [key for key, size in sizes.items() if size == -1]
-    if group == "dcn" and total is None and len(free) == 1 and not draft.settings.given(free[0]):
+    if group == "dcn" and total is None and len(free) == 1 and not draft.settings.is_set(free[0]):
         if any(size > 1 for size in sizes.values()):  # the other axes make all slices: nothing remains for the default
             sizes[free.pop()] = 1
     wrong = next((key for key, size in sizes.items() if size < 1 and size != -1), None)

@@ -42,12 +42,12 @@ class ConvertedWeights:
     """A checkpoint that was converted.
 
     Attributes:
-      source: Where it was read from.
+      source: The path that was read.
       step: The step of the new checkpoint; 0 without optimizer state.
       parameters: The number of parameters.
       with_optimizer: Whether it has the optimizer state and the step.
       scanned: Whether MaxText's layers are stacked.
-      target: Where it was written to; for MaxText, the directory of the tree.
+      target: The path that was written; for MaxText, the directory of the tree.
     """
 
     source: str

@@ -22,7 +22,7 @@ def read_yml(text: str, path: Path) -> Launch:
       ConfigError: It is not a mapping of keys to values, or inherits itself.
     """
     launch = Launch(1, config=path.name)
-    launch.pairs = _inherited(text, path, (), launch.diagnostics)
+    launch.pairs = _read_with_base(text, path, (), launch.diagnostics)
     if not launch.pairs:
         raise ConfigError(f"{path} sets no key.", "A MaxText config has lines such as `steps: 10`.")
     return launch
@@ -40,7 +40,7 @@ def find_beside(path: Path, name: str) -> Path | None:
         return None
 
 
-def _inherited(text: str, path: Path, inside: tuple[Path, ...], reports: list[Diagnostic]) -> list[Pair]:
+def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: list[Diagnostic]) -> list[Pair]:
     if path.resolve() in inside or len(inside) > _DEEPEST:
         raise ConfigError(f"{path} inherits itself.", "Name another file in its `base_config`.")
     own = _pairs(text, path)
@@ -50,7 +50,7 @@ def _inherited(text: str, path: Path, inside: tuple[Path, ...], reports: list[Di
         return rest
     beside = find_beside(path, base.value)
     if beside is not None:
-        return _inherited(beside.read_text("utf-8"), beside, (*inside, path.resolve()), reports) + rest
+        return _read_with_base(beside.read_text("utf-8"), beside, (*inside, path.resolve()), reports) + rest
     if base.value.rpartition("/")[2] != BASE:
         reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file was not found"))
     return rest
