@@ -144,4 +144,4 @@ def _bert(name: str) -> fdl.Config[Experiment]:
 def _use_adafactor(config: fdl.Config[Experiment], weight_decay: float) -> None:
     learner = config.task.train.learner
     learner.learning_rate = 2.5e-4
-    learner.optimizer = ShardedAdafactor.config(weight_decay=weight_decay)
+    learner.optimizer = ShardedAdafactor.config(momentum_dtype="int8", weight_decay=weight_decay)
