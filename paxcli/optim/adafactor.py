@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,7 +12,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat, PositiveInt
 from paxcli.mesh.weights import Weight, groups_of
-from paxcli.optim.base import Optimizer, corrected_decay
+from paxcli.optim.base import Optimizer, corrected_decay, vmap_layers
 
 
 class AdafactorState(NamedTuple):
@@ -105,7 +104,7 @@ class ShardedAdafactor(Optimizer):
             for numbers in groups_of(weights):
                 weight = facts[numbers[0]]
                 momenta = [jnp.zeros(leaves[number].shape, jnp.float32) for number in numbers]
-                stored = _vmap_layers(weight, functools.partial(self._store_momenta, weight))(momenta)
+                stored = vmap_layers(weight, functools.partial(self._store_momenta, weight))(momenta)
                 for number, (momentum, scale) in zip(numbers, stored, strict=True):
                     slots[number] = slots[number]._replace(momentum=momentum, momentum_scale=scale)
         return _state(jnp.zeros([], jnp.int32), jax.tree.unflatten(structure, slots))
@@ -134,7 +133,7 @@ class ShardedAdafactor(Optimizer):
         facts, values = jax.tree.leaves(weights), jax.tree.leaves(params)
         for numbers in groups_of(weights):
             weight = facts[numbers[0]]
-            update = _vmap_layers(weight, functools.partial(self._update_group, weight, decay, learning_rate))
+            update = vmap_layers(weight, functools.partial(self._update_group, weight, decay, learning_rate))
             results = update(*([tree[number] for number in numbers] for tree in (leaves, values, slots)))
             for number, (new_update, new_slots) in zip(numbers, results, strict=True):
                 leaves[number], slots[number] = new_update, new_slots
@@ -228,13 +227,6 @@ def _praxis_dims(weight: Weight) -> list[int]:
         matmul = (*weight.produces, *weight.contracts)  # in praxis, the tied output projection [D, V] is the table
     others = [dim for dim in range(len(weight.axes)) if dim not in matmul]
     return sorted([*others, *matmul], key=lambda dim: weight.axes[dim] in ("heads", "kv_heads", "head_dim"))
-
-
-def _vmap_layers(weight: Weight, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of one layer, mapped over the stacked layers."""
-    for _ in range(weight.num_stacked):
-        function = jax.vmap(function)
-    return function
 
 
 def _state(count: jax.Array, slots: Any) -> AdafactorState:

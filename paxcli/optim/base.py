@@ -10,7 +10,7 @@ import jax
 import optax
 
 from paxcli.config.configurable import Configurable
-from paxcli.mesh.weights import groups_of
+from paxcli.mesh.weights import Weight, groups_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,13 @@ def reduce_groups(reduce: Callable[[jax.Array], jax.Array], statistics: Any, wei
             for number in numbers:
                 leaves[number] = statistic
     return jax.tree.unflatten(structure, leaves)
+
+
+def vmap_layers(weight: Weight, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of one layer, mapped over the dimensions of `weight` that stack layers."""
+    for _ in range(weight.num_stacked):
+        function = jax.vmap(function)
+    return function
 
 
 def corrected_decay(beta: float, count: jax.Array) -> jax.Array:
