@@ -37,6 +37,7 @@ def bert_adam_l4_h128() -> fdl.Config[Experiment]:
     train.percore_batch_size = 8
     train.learner.learning_rate = 1e-3
     train.learner.schedule.decay_end = 300_000
+    config.task.model.stack.block.attention.combine_qkv = False
     config.mesh.ici_mesh_shape = [8, 1, 1]
     return config
 
@@ -136,10 +137,11 @@ def _bert(name: str) -> fdl.Config[Experiment]:
     config.eval_inputs = [SyntheticInput.config(name="synthetic", eval_loop_num_batches=4)]
     config.checkpoint.save_interval_steps = 5000
     config.checkpoint.save_max_to_keep = 10
+    config.checkpoint.save_keep_interval_duration = "12h"
     return config
 
 
 def _use_adafactor(config: fdl.Config[Experiment], weight_decay: float) -> None:
     learner = config.task.train.learner
     learner.learning_rate = 2.5e-4
-    learner.optimizer = ShardedAdafactor.config(weight_decay=weight_decay)
+    learner.optimizer = ShardedAdafactor.config(momentum_dtype="int8", weight_decay=weight_decay)

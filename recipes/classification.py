@@ -64,6 +64,7 @@ def _mlp(name: str, model_dims: int, hidden_dims: int) -> fdl.Config[Experiment]
     train.num_train_steps = 10
     train.percore_batch_size = 16
     train.summary_interval_steps = 5
+    train.eval_interval_steps = 100
     train.learner.learning_rate = 1e-3
     train.learner.optimizer = Adam.config(weight_decay=1e-3)
     train.learner.clip_gradient_norm_to_value = 5.0
@@ -71,4 +72,5 @@ def _mlp(name: str, model_dims: int, hidden_dims: int) -> fdl.Config[Experiment]
     config.eval_inputs = [SyntheticInput.config(name="synthetic", seq_len=1024)]
     config.mesh.ici_mesh_shape = [8, 1, 1]
     config.checkpoint.save_interval_steps = 5
+    config.checkpoint.save_keep_interval_duration = "12h"
     return config

@@ -10,7 +10,6 @@ from __future__ import annotations
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
-from paxcli.layers.init import PraxisXavier
 from paxcli.training.experiment import Experiment
 
 from .families import cloud_lm
@@ -177,10 +176,10 @@ def lm_cloud_transformer() -> fdl.Config[Experiment]:
     config = cloud_lm(num_layers=32, model_dims=1024, num_heads=16)
     model = config.task.model
     model.fprop_dtype = "float32"
-    model.params_init = PraxisXavier.config(combine_qkv=False)
     model.embedding.logit_cap = None
     model.stack.scan = False
     model.stack.remat_policy = "everything"
+    model.stack.block.attention.combine_qkv = False
     model.stack.block.feed_forward.activation = "relu"
     config.task.train.percore_batch_size = 16
     config.task.train.learner.learning_rate = 1e-3

@@ -150,7 +150,6 @@ def model_of(params: Mapping[str, Any]) -> LanguageModel:
 def learner_of(options: Mapping[str, Any], is_family_m: bool, run: str) -> Learner:
     """The learner of one of the two runs in a reference file, `recipe` or `const`."""
     args: dict[str, Any] = dict(options.get("optimizer_args", {}))
-    given = {k: v for k, v in options.get("lr_schedule_args", {}).items() if k != "max"}
     if is_family_m:
         args = {"beta2": 0.95, "epsilon": 1e-8, "clip_threshold": -1, "weight_decay": 0.1, "learning_rate": 6e-5} | args
         args.setdefault("clip_gradient_norm_to_value", 1.0)
@@ -158,7 +157,7 @@ def learner_of(options: Mapping[str, Any], is_family_m: bool, run: str) -> Learn
     else:
         args = {"learning_rate": 1e-3, "clip_gradient_norm_to_value": 5.0} | args
         schedule = LinearRampupExponentialDecay(4000, 4001, 300_000, 0.1)
-    schedule = dataclasses.replace(schedule, **given)
+    schedule = dataclasses.replace(schedule, **options.get("lr_schedule_args", {}))
     known = ("beta1", "beta2", "epsilon", "epsilon_root", "clip_threshold", "weight_decay")
     fields: dict[str, Any] = {name: args[name] for name in known if name in args}
     if fields.get("clip_threshold", 1.0) <= 0:  # off, in paxml

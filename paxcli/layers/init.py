@@ -56,20 +56,16 @@ class PraxisXavier(Init):
 
     Matrices are as in `Xavier`. For a weight with more dimensions, praxis takes the last two as fan-in and fan-out, and
     multiplies both by all the others. Its attention projections are [D, N, H], and query, key and value are one weight
-    [3, D, N, H], so the limits are sqrt(6 / (D * (N + H))) and sqrt(6 / (3 * D * (N + H))): far below Xavier's.
-
-    Attributes:
-      combine_qkv: Whether query, key and value count as one weight (Pax: `combine_qkv`).
+    [3, D, N, H] (see `Attention.combine_qkv`), so the limits are sqrt(6 / (D * (N + H))) and
+    sqrt(6 / (3 * D * (N + H))): far below Xavier's.
     """
-
-    combine_qkv: bool = True
 
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
             # Two dimensions contracted or produced together are heads and head size, which are last in praxis.
             last_two = next((axes for axes in (fan_in, fan_out) if len(axes) == 2), range(len(shape))[-2:])
             others = math.prod(shape) // _size(shape, last_two)
-            if len(shape) > 2 and self.combine_qkv:
+            if len(shape) > 2:
                 others *= fused
             limit = math.sqrt(6 / (others * sum(shape[axis] for axis in last_two)))
             return jax.random.uniform(key, shape, dtype, -limit, limit)

@@ -21,7 +21,8 @@ class Weight:
       contracts: Dimensions that a matmul with the activations sums over (fan-in). Empty for scales and biases.
       produces: Dimensions of the matmul's result (fan-out). A dimension in neither is a batch dimension, as `expert`.
       is_table: Whether rows are looked up by ids, which is a matmul with one-hot vectors.
-      group: Weights of one layer with the same group count as one weight in statistics, such as `qkv`.
+      group: Weights of one layer with the same group, such as `qkv`, have one shape, and count in the statistics of
+        optimizers as one weight that stacks them.
       num_stacked: Number of leading dimensions that stack layers: `layers`, pipeline stages and their repeats.
     """
 
@@ -63,3 +64,15 @@ def weights_of(params: Any) -> Any:
         return Weight(axes, tuple(range(last)), (last,)) if last > 0 else Weight(axes)
 
     return jax.tree.map(facts, params, is_leaf=is_partitioned)
+
+
+def groups_of(weights: Any) -> list[tuple[int, ...]]:
+    """The numbers of the leaves that count as one weight in statistics: of one layer and group, or a leaf alone.
+
+    Args:
+      weights: A tree like the parameters of the `Weight` of each.
+    """
+    groups: dict[Any, list[int]] = {}
+    for number, (path, weight) in enumerate(jax.tree_util.tree_leaves_with_path(weights)):
+        groups.setdefault((path[:-1], weight.group) if weight.group else path, []).append(number)
+    return [tuple(numbers) for numbers in groups.values()]

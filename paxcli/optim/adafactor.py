@@ -11,19 +11,21 @@ import jax.numpy as jnp
 import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat, PositiveInt
-from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, corrected_decay
+from paxcli.mesh.weights import Weight, groups_of
+from paxcli.optim.base import Optimizer, corrected_decay, vmap_layers
 
 
 class AdafactorState(NamedTuple):
     """The number of updates, and the moments of each parameter; `optax.MaskedNode` where it has none.
 
     `row` and `column` are the factored second moment of a matrix: its means over columns and over rows. `full` is the
-    second moment of any other parameter. `momentum` averages updates that the learning rate already multiplies.
+    second moment of any other parameter. `momentum` averages updates that the learning rate already multiplies; where
+    it is int8, it counts in units of `momentum_scale`, which the first parameter of a group holds for all of them.
     """
 
     count: jax.Array
     momentum: dict
+    momentum_scale: dict
     row: dict
     column: dict
     full: dict
@@ -33,6 +35,7 @@ class _Slots(NamedTuple):
     """The moments of one parameter."""
 
     momentum: Any
+    momentum_scale: Any
     row: Any
     column: Any
     full: Any
@@ -42,10 +45,11 @@ class _Slots(NamedTuple):
 class ShardedAdafactor(Optimizer):
     """Adafactor: the second moment of a matrix is factored into row and column moments (Shazeer and Stern, 2018).
 
-    Pax: `praxis.optimizers.ShardedAdafactor`, without its quantized momentum (`quantized_dtype`): momentum is float32.
-    Order: scale, clip, learning rate, momentum, weight decay. Each stacked layer is a tensor of its own. Without
-    sorting, a weight with more than two dimensions is a stack of matrices; the output projection of attention is
-    [N, H, D] here and [D, N, H] in Pax, so it is factored along other dimensions.
+    Pax: `praxis.optimizers.ShardedAdafactor`. Order: scale, clip, learning rate, momentum, weight decay. Each stacked
+    layer is a tensor of its own. Statistics are those of the variables of praxis, whichever way the parameters are
+    stored: query, key and value are one [3, D, N, H] where they are combined (`Attention.combine_qkv`), the output
+    projection of attention is [D, N, H], and a matrix is [contracted, produced]. Without sorting, a weight with more
+    than two dimensions is a stack of matrices of the last two.
 
     Attributes:
       decay_method: The second moment's decay: `adam` is `decay_adam`, corrected for bias; `pow` is
@@ -53,6 +57,9 @@ class ShardedAdafactor(Optimizer):
       decay_adam: Decay of the second moment, for `adam`.
       decay_pow: Exponent, for `pow`.
       beta1: Decay of the momentum; 0 = no momentum.
+      momentum_dtype: How the momentum is stored (Pax: `quantized_dtype`). `int8`, which is Pax's default, rounds it to
+        127 steps of the largest absolute value along praxis's first dimension: of the inputs of a matmul, or of query,
+        key and value.
       clipping_threshold: Largest root-mean-square of a parameter's update; None = off.
       factored: Whether second moments of matrices are factored.
       sort_factored_second_moment_dims: Whether to factor the two largest dimensions instead of the last two.
@@ -68,6 +75,7 @@ class ShardedAdafactor(Optimizer):
     decay_adam: DecayRate = 0.99
     decay_pow: PositiveFloat = 0.8
     beta1: DecayRate = 0.9
+    momentum_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
     clipping_threshold: PositiveFloat | None = 1.0
     factored: bool = True
     sort_factored_second_moment_dims: bool = False
@@ -88,18 +96,28 @@ class ShardedAdafactor(Optimizer):
         return optax.GradientTransformationExtraArgs(init, update)
 
     def _init(self, weights: Any, params: Any) -> AdafactorState:
-        def slots(param: jax.Array, weight: Weight) -> _Slots:
-            lead = param.shape[: weight.num_stacked]
-            shape = param.shape[len(lead) :]
-            none = optax.MaskedNode()
-            momentum = jnp.zeros_like(param) if self.beta1 else none
-            dims = self._factored_dims(shape)
-            if dims is None:
-                return _Slots(momentum, none, none, jnp.zeros_like(param))
-            row, column = (jnp.zeros(lead + _without(shape, dim), param.dtype) for dim in dims)
-            return _Slots(momentum, row, column, none)
+        leaves, structure = jax.tree.flatten(params)
+        facts, slots = jax.tree.leaves(weights), []
+        for param, weight in zip(leaves, facts, strict=True):
+            slots.append(self._moments(weight, param))
+        if self.beta1:
+            for numbers in groups_of(weights):
+                weight = facts[numbers[0]]
+                momenta = [jnp.zeros(leaves[number].shape, jnp.float32) for number in numbers]
+                stored = vmap_layers(weight, functools.partial(self._store_momenta, weight))(momenta)
+                for number, (momentum, scale) in zip(numbers, stored, strict=True):
+                    slots[number] = slots[number]._replace(momentum=momentum, momentum_scale=scale)
+        return _state(jnp.zeros([], jnp.int32), jax.tree.unflatten(structure, slots))
 
-        return _state(jnp.zeros([], jnp.int32), jax.tree.map(slots, params, weights))
+    def _moments(self, weight: Weight, param: jax.Array) -> _Slots:
+        """Zeros for the second moment of a parameter."""
+        lead, shape = param.shape[: weight.num_stacked], param.shape[weight.num_stacked :]
+        none = optax.MaskedNode()
+        dims = self._factored_dims(weight, shape)
+        if dims is None:
+            return _Slots(none, none, none, none, jnp.zeros_like(param))
+        row, column = (jnp.zeros(lead + _without(shape, dim), param.dtype) for dim in dims)
+        return _Slots(none, none, row, column, none)
 
     def _update(
         self, weights: Any, updates: Any, state: Any, params: Any = None, **extra_args: Any
@@ -109,57 +127,111 @@ class ShardedAdafactor(Optimizer):
         if self.decay_method == "pow":
             decay = 1 - count.astype(jnp.float32) ** -self.decay_pow
 
-        def update(grad: jax.Array, param: jax.Array, weight: Weight, *slots: Any) -> tuple[jax.Array, _Slots]:
-            weight_decay = self.weight_decay if self.decay_norms_and_biases or weight.is_matrix else 0.0
-            one = functools.partial(self._update_one, decay, learning_rate, weight_decay)
-            for _ in range(weight.num_stacked):
-                one = jax.vmap(one)
-            return one(grad, param, _Slots(*slots))
+        slots = jax.tree.map(lambda _, *parts: _Slots(*parts), updates, *state[1:])
+        slots = jax.tree.leaves(slots, is_leaf=_is_slots)
+        leaves, structure = jax.tree.flatten(updates)
+        facts, values = jax.tree.leaves(weights), jax.tree.leaves(params)
+        for numbers in groups_of(weights):
+            weight = facts[numbers[0]]
+            update = vmap_layers(weight, functools.partial(self._update_group, weight, decay, learning_rate))
+            results = update(*([tree[number] for number in numbers] for tree in (leaves, values, slots)))
+            for number, (new_update, new_slots) in zip(numbers, results, strict=True):
+                leaves[number], slots[number] = new_update, new_slots
+        return jax.tree.unflatten(structure, leaves), _state(count, jax.tree.unflatten(structure, slots))
 
-        both = jax.tree.map(update, updates, params, weights, *state[1:])
-        updates, slots = (jax.tree.map(lambda _, pair, i=i: pair[i], updates, both) for i in (0, 1))
-        return updates, _state(count, slots)
+    def _update_group(
+        self,
+        weight: Weight,
+        decay: Any,
+        learning_rate: Any,
+        grads: list[jax.Array],
+        params: list[jax.Array],
+        slots: list[_Slots],
+    ) -> list[tuple[jax.Array, _Slots]]:
+        """The updates, to subtract, of tensors that count as one, and their new moments."""
+        scaled = [self._scale(weight, decay, *one) for one in zip(grads, slots, strict=True)]
+        updates, slots = [update for update, _ in scaled], [moments for _, moments in scaled]
+        if self.clipping_threshold is not None:
+            divisor = jnp.maximum(1.0, _rms(updates) / self.clipping_threshold)
+            updates = [update / divisor for update in updates]
+        if self.multiply_by_parameter_scale:
+            scale = jnp.maximum(_rms(params), self.epsilon2_param_scale_reg)
+            updates = [update * scale for update in updates]
+        updates = [learning_rate * update for update in updates]
+        if self.beta1:
+            past = self._momenta(weight, slots)
+            updates = [self.beta1 * m + (1 - self.beta1) * u for m, u in zip(past, updates, strict=True)]
+            stored = self._store_momenta(weight, updates)
+            slots = [one._replace(momentum=m, momentum_scale=s) for one, (m, s) in zip(slots, stored, strict=True)]
+        weight_decay = self.weight_decay if self.decay_norms_and_biases or weight.is_matrix else 0.0
+        updates = [u + learning_rate * weight_decay * param for u, param in zip(updates, params, strict=True)]
+        return list(zip(updates, slots, strict=True))
 
-    def _update_one(
-        self, decay: Any, learning_rate: Any, weight_decay: float, grad: jax.Array, param: jax.Array, slots: _Slots
-    ) -> tuple[jax.Array, _Slots]:
-        """The update of one tensor, to subtract, and its new moments."""
+    def _scale(self, weight: Weight, decay: Any, grad: jax.Array, slots: _Slots) -> tuple[jax.Array, _Slots]:
+        """A gradient divided by the root of its second moment, and the new second moment."""
         squared = jnp.square(grad) + self.epsilon1_grad_sq_reg
-        dims = self._factored_dims(grad.shape)
+        dims = self._factored_dims(weight, grad.shape)
         if dims is None:
             full = decay * slots.full + (1 - decay) * squared
-            slots = slots._replace(full=full)
-            update = grad / jnp.sqrt(full)
-        else:
-            over_row, over_column = dims
-            row = decay * slots.row + (1 - decay) * jnp.mean(squared, axis=over_row)
-            column = decay * slots.column + (1 - decay) * jnp.mean(squared, axis=over_column)
-            slots = slots._replace(row=row, column=column)
-            mean = jnp.mean(row, axis=over_column - (over_column > over_row), keepdims=True)
-            update = grad / jnp.sqrt(jnp.expand_dims(row / mean, over_row) * jnp.expand_dims(column, over_column))
-        if self.clipping_threshold is not None:
-            update = update / jnp.maximum(1.0, _rms(update) / self.clipping_threshold)
-        if self.multiply_by_parameter_scale:
-            update = update * jnp.maximum(_rms(param), self.epsilon2_param_scale_reg)
-        update = learning_rate * update
-        if self.beta1:
-            update = self.beta1 * slots.momentum + (1 - self.beta1) * update
-            slots = slots._replace(momentum=update)
-        return update + learning_rate * weight_decay * param, slots
+            return grad / jnp.sqrt(full), slots._replace(full=full)
+        over_row, over_column = dims
+        row = decay * slots.row + (1 - decay) * jnp.mean(squared, axis=over_row)
+        column = decay * slots.column + (1 - decay) * jnp.mean(squared, axis=over_column)
+        mean = jnp.mean(row, axis=over_column - (over_column > over_row), keepdims=True)
+        scale = jnp.sqrt(jnp.expand_dims(row / mean, over_row) * jnp.expand_dims(column, over_column))
+        return grad / scale, slots._replace(row=row, column=column)
 
-    def _factored_dims(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
+    def _momenta(self, weight: Weight, slots: list[_Slots]) -> list[jax.Array]:
+        """The momenta of tensors that count as one, in float32."""
+        momenta = [one.momentum.astype(jnp.float32) for one in slots]
+        if self.momentum_dtype != "int8" or momenta[0].ndim == 0:
+            return momenta
+        scale = slots[0].momentum_scale
+        if len(slots) == 1:
+            scale = jnp.expand_dims(scale, _praxis_dims(weight)[0])
+        return [momentum * scale for momentum in momenta]
+
+    def _store_momenta(self, weight: Weight, momenta: list[jax.Array]) -> list[tuple[Any, Any]]:
+        """The stored momentum of each of the tensors that count as one; the first also has the scale of all."""
+        none = optax.MaskedNode()
+        if self.momentum_dtype != "int8":
+            return [(momentum.astype(self.momentum_dtype), none) for momentum in momenta]
+        if momenta[0].ndim == 0:
+            return [(momentum, none) for momentum in momenta]
+        if len(momenta) > 1:
+            scale = functools.reduce(jnp.maximum, map(jnp.abs, momenta)) / 127
+            unit = scale
+        else:
+            first = _praxis_dims(weight)[0]
+            scale = jnp.max(jnp.abs(momenta[0]), axis=first) / 127
+            unit = jnp.expand_dims(scale, first)
+        unit = jnp.where(unit > 0, unit, 1.0)
+        steps = [jnp.round(momentum / unit).astype(jnp.int8) for momentum in momenta]
+        return [(one, none if number else scale) for number, one in enumerate(steps)]
+
+    def _factored_dims(self, weight: Weight, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """The dimensions that the row and the column moment average over; None for an unfactored tensor."""
         if not self.factored or len(shape) < 2:
             return None
+        order = _praxis_dims(weight)
         if not self.sort_factored_second_moment_dims:
-            return len(shape) - 1, len(shape) - 2
-        largest, second = sorted(range(len(shape)), key=lambda dim: -shape[dim])[:2]
+            return order[-1], order[-2]
+        largest, second = sorted(order, key=lambda dim: -shape[dim])[:2]
         return (largest, second) if shape[second] >= self.min_dim_size_to_factor else None
+
+
+def _praxis_dims(weight: Weight) -> list[int]:
+    """The dimensions of a weight in the order in which praxis stores them."""
+    matmul = (*weight.contracts, *weight.produces)
+    if weight.is_table and "vocab" in weight.axes:
+        matmul = (*weight.produces, *weight.contracts)  # in praxis, the tied output projection [D, V] is the table
+    others = [dim for dim in range(len(weight.axes)) if dim not in matmul]
+    return sorted([*others, *matmul], key=lambda dim: weight.axes[dim] in ("heads", "kv_heads", "head_dim"))
 
 
 def _state(count: jax.Array, slots: Any) -> AdafactorState:
     def each(name: str) -> Any:
-        return jax.tree.map(lambda one: getattr(one, name), slots, is_leaf=lambda node: isinstance(node, _Slots))
+        return jax.tree.map(lambda one: getattr(one, name), slots, is_leaf=_is_slots)
 
     return AdafactorState(count, *map(each, _Slots._fields))
 
@@ -168,5 +240,10 @@ def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return shape[:dim] + shape[dim + 1 :]
 
 
-def _rms(x: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.mean(jnp.square(x)))
+def _is_slots(node: Any) -> bool:
+    return isinstance(node, _Slots)
+
+
+def _rms(tensors: list[jax.Array]) -> jax.Array:
+    """The root-mean-square over tensors of one shape."""
+    return jnp.sqrt(sum(jnp.mean(jnp.square(x)) for x in tensors) / len(tensors))

@@ -12,7 +12,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
 from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, corrected_decay
+from paxcli.optim.base import Optimizer, corrected_decay, reduce_groups
 
 
 class AdamState(NamedTuple):
@@ -35,7 +35,8 @@ class Adam(Optimizer):
       beta2: Decay of the second moment.
       epsilon: Added to the square root of the second moment.
       epsilon_root: Added to the second moment under the square root.
-      clip_threshold: Largest root-mean-square of a parameter's update, per layer; None = off.
+      clip_threshold: Largest root-mean-square of a parameter's update, per layer, and over query, key and value
+        together where these count as one (`Attention.combine_qkv`); None = off.
       weight_decay: Weight decay, multiplied by the learning rate; 0 = none.
       decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
     """
@@ -71,11 +72,11 @@ class Adam(Optimizer):
 
 
 def _clip_by_rms(updates: Any, weights: Any, threshold: float) -> Any:
-    """Scales each update, of each stacked layer alone, to a root-mean-square of at most `threshold`."""
+    """Scales the update of each group of weights, per stacked layer, to a root-mean-square of at most `threshold`."""
 
-    def clip(update: jax.Array, weight: Weight) -> jax.Array:
+    def mean_square(update: jax.Array, weight: Weight) -> jax.Array:
         axes = tuple(range(weight.num_stacked, update.ndim))
-        rms = jnp.sqrt(jnp.mean(jnp.square(update), axis=axes, keepdims=True))
-        return update / jnp.maximum(1.0, rms / threshold)
+        return jnp.mean(jnp.square(update), axis=axes, keepdims=True)
 
-    return jax.tree.map(clip, updates, weights)
+    means = reduce_groups(lambda x: jnp.mean(x, axis=0), jax.tree.map(mean_square, updates, weights), weights)
+    return jax.tree.map(lambda u, mean: u / jnp.maximum(1.0, jnp.sqrt(mean) / threshold), updates, means)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
 from paxcli.config.configurable import Configurable
+from paxcli.mesh.weights import Weight, groups_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +42,30 @@ class Optimizer(Configurable):
 def decay_mask(weights: Any) -> Any:
     """Mask of the parameters that decay if norms and biases do not: those that are contracted with activations."""
     return jax.tree.map(lambda weight: weight.is_matrix, weights)
+
+
+def reduce_groups(reduce: Callable[[jax.Array], jax.Array], statistics: Any, weights: Any) -> Any:
+    """Replaces the statistic of each weight by that of its group, such as query, key and value.
+
+    Args:
+      reduce: Computes the statistic of the group from those of its weights, stacked along a new first dimension.
+      statistics: A tree like the parameters.
+      weights: A tree like the parameters of the `Weight` of each.
+    """
+    leaves, structure = jax.tree.flatten(statistics)
+    for numbers in groups_of(weights):
+        if len(numbers) > 1:
+            statistic = reduce(jax.numpy.stack([leaves[number] for number in numbers]))
+            for number in numbers:
+                leaves[number] = statistic
+    return jax.tree.unflatten(structure, leaves)
+
+
+def vmap_layers(weight: Weight, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of one layer, mapped over the dimensions of `weight` that stack layers."""
+    for _ in range(weight.num_stacked):
+        function = jax.vmap(function)
+    return function
 
 
 def corrected_decay(beta: float, count: jax.Array) -> jax.Array:

@@ -49,16 +49,18 @@ class LinearRampupCosineDecay(Schedule):
     """Linear warmup, constant until `decay_start`, then cosine decay (Pax: the same name).
 
     Attributes:
-      warmup_steps: Steps of the warmup from 0 to 1.
+      warmup_steps: Steps of the warmup from 0 to `max`.
       decay_start: First step of the decay; None = `warmup_steps`.
       decay_end: Last step of the decay; None = the run's `num_train_steps`.
-      min_ratio: Factor at and after `decay_end`.
+      min_ratio: Factor at and after `decay_end`, as a fraction of `max`.
+      max: Largest factor: that between warmup and decay.
     """
 
     warmup_steps: StepNumber = 0
     decay_start: StepNumber | None = None
     decay_end: Derived[Steps | None] = None
     min_ratio: Fraction = 0.1
+    max: PositiveFloat = 1.0
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
@@ -67,7 +69,7 @@ class LinearRampupCosineDecay(Schedule):
         start = self.warmup_steps if self.decay_start is None else self.decay_start
         end = require(self, "decay_end", self.decay_end)
         cosine = optax.cosine_decay_schedule(1.0, max(end - start, 1), self.min_ratio)
-        return _rampup(step, self.warmup_steps) * cosine(jnp.maximum(step - start, 0))
+        return _rampup(step, self.warmup_steps, self.max) * cosine(jnp.maximum(step - start, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,20 +77,22 @@ class LinearRampupExponentialDecay(Schedule):
     """Linear warmup, constant until `decay_start`, then exponential decay (Pax: the same name).
 
     Attributes:
-      warmup_steps: Steps of the warmup from 0 to 1.
+      warmup_steps: Steps of the warmup from 0 to `max`.
       decay_start: First step of the decay.
       decay_end: Last step of the decay.
-      min_ratio: Factor at and after `decay_end`.
+      min_ratio: Factor at and after `decay_end`, as a fraction of `max`.
+      max: Largest factor: that between warmup and decay.
     """
 
     warmup_steps: StepNumber = 0
     decay_start: StepNumber = 0
     decay_end: Steps = 1
     min_ratio: Fraction = 0.1
+    max: PositiveFloat = 1.0
 
     def __call__(self, step: jax.Array) -> jax.Array:
         progress = (step - self.decay_start) / max(self.decay_end - self.decay_start, 1)
-        return _rampup(step, self.warmup_steps) * self.min_ratio ** jnp.clip(progress, 0.0, 1.0)
+        return _rampup(step, self.warmup_steps, self.max) * self.min_ratio ** jnp.clip(progress, 0.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +100,12 @@ class LinearRampupPolynomialDecay(Schedule):
     """Linear warmup, constant until `decay_start`, then polynomial decay (Pax: the same name).
 
     Attributes:
-      warmup_steps: Steps of the warmup from 0 to 1.
+      warmup_steps: Steps of the warmup from 0 to `max`.
       decay_start: First step of the decay; None = `warmup_steps`.
       decay_end: Last step of the decay; None = the run's `num_train_steps`.
       power: Exponent: the factor falls with (fraction of the decay steps) ** power.
-      min_ratio: Factor at and after `decay_end`.
+      min_ratio: Factor at and after `decay_end`, as a fraction of `max`.
+      max: Largest factor: that between warmup and decay.
     """
 
     warmup_steps: StepNumber = 0
@@ -108,6 +113,7 @@ class LinearRampupPolynomialDecay(Schedule):
     decay_end: Derived[Steps | None] = None
     power: PositiveFloat = 1.0
     min_ratio: Fraction = 0.1
+    max: PositiveFloat = 1.0
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
@@ -116,7 +122,7 @@ class LinearRampupPolynomialDecay(Schedule):
         start = self.warmup_steps if self.decay_start is None else self.decay_start
         end = require(self, "decay_end", self.decay_end)
         progress = jnp.clip((step - start) / max(end - start, 1), 0.0, 1.0)
-        return _rampup(step, self.warmup_steps) * (1 - (1 - self.min_ratio) * progress**self.power)
+        return _rampup(step, self.warmup_steps, self.max) * (1 - (1 - self.min_ratio) * progress**self.power)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,5 +195,6 @@ def require(schedule: Schedule, field: str, value: int | None) -> int:
     return value
 
 
-def _rampup(step: jax.Array, warmup_steps: int) -> jax.Array:
-    return jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else jnp.ones_like(step, jnp.float32)
+def _rampup(step: jax.Array, warmup_steps: int, peak: float) -> jax.Array:
+    ramp = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else jnp.ones_like(step, jnp.float32)
+    return ramp if peak == 1.0 else peak * ramp

@@ -15,7 +15,7 @@ from paxcli.config.fields import NonNegativeFloat, PositiveFloat, Range
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import path_of
 from paxcli.optim.adamw import AdamW
-from paxcli.optim.base import Optimizer
+from paxcli.optim.base import Optimizer, reduce_groups
 from paxcli.optim.schedules import Constant, Schedule
 
 
@@ -37,9 +37,10 @@ class Learner(Configurable):
       learning_rate: Peak learning rate.
       schedule: Factor of the learning rate at each step.
       clip_gradient_norm_to_value: Largest global norm of the gradients; None = off.
-      clip_gradient_single_norm_to_value: Instead, the largest norm of each gradient; None = off.
+      clip_gradient_single_norm_to_value: Instead, the largest norm of each gradient, over all layers of a stack, and
+        over query, key and value where these count as one (`Attention.combine_qkv`); None = off.
       skip_invalid_gradients: Whether to skip the update of a step whose gradients are not finite.
-      skip_step_gradient_norm_value: Also skip a step whose global norm, before clipping, is above this; None = off.
+      skip_step_gradient_norm_value: Also skip a step whose global norm, before clipping, is not below this; None = off.
       ema_decay: Decay of a moving average of the parameters, which evaluation and decoding use; None = off. As in Pax,
         the decay is at most (1 + n) / (10 + n) at step n, and the average takes the parameters before the update.
       bprop_variable_exclusion: Regular expressions. Parameters whose path, such as `stack/layers/attention/query`,
@@ -125,14 +126,14 @@ class Learner(Configurable):
         grad_norm = optax.tree.norm(_as_float32(grads))
         valid = jnp.isfinite(grad_norm)
         if self.skip_step_gradient_norm_value is not None:
-            valid &= grad_norm <= self.skip_step_gradient_norm_value
+            valid &= grad_norm < self.skip_step_gradient_norm_value
         learning_rate = self.learning_rate * self.schedule(step)
 
         def apply_update(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old_state = opt_state if self.ema_decay is None else opt_state.optimizer
             # Cast inside: the operands of the `cond` below are materialized in memory.
             updates, new_state = self._transformation(trained, weights).update(
-                self._clip(_as_float32(grads), grad_norm), old_state, params, learning_rate=learning_rate
+                self._clip(_as_float32(grads), grad_norm, weights), old_state, params, learning_rate=learning_rate
             )
             new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
             if self.ema_decay is None:
@@ -153,13 +154,15 @@ class Learner(Configurable):
         weights = jax.tree.map(lambda weight, keep: weight if keep else optax.MaskedNode(), weights, trained)
         return optax.masked(self.optimizer.with_learning_rate(weights), trained)
 
-    def _clip(self, grads: dict, grad_norm: jax.Array) -> dict:
+    def _clip(self, grads: dict, grad_norm: jax.Array, weights: Any) -> dict:
         if self.clip_gradient_norm_to_value is not None:
             scale = jnp.minimum(1.0, self.clip_gradient_norm_to_value / grad_norm)
             return jax.tree.map(lambda g: g * scale, grads)
         if self.clip_gradient_single_norm_to_value is not None:
             largest = self.clip_gradient_single_norm_to_value
-            return jax.tree.map(lambda g: g * jnp.minimum(1.0, largest / jnp.linalg.norm(g.ravel())), grads)
+            norms = jax.tree.map(lambda g: jnp.linalg.norm(g.ravel()), grads)
+            norms = reduce_groups(jnp.linalg.norm, norms, weights)
+            return jax.tree.map(lambda g, norm: g * jnp.minimum(1.0, largest / norm), grads, norms)
         return grads
 
     def _with_average(self, params: dict, opt_state: Any, trained: Any) -> Any:

@@ -22,7 +22,7 @@ def _layers(init, **changes) -> dict:
     )
     config.params_init = init
     for name, value in changes.items():
-        setattr(config, name, value)
+        setattr(config.stack.block.attention if name == "combine_qkv" else config, name, value)
     ids = jnp.zeros((1, 4), jnp.int32)
     batch = NestedMap(ids=ids, segment_ids=ids + 1, segment_pos=ids, labels=ids, weights=jnp.ones((1, 4)))
     layers = fdl.build(config).init(jax.random.key(3), batch)["params"]["stack"]["layers"]
@@ -41,7 +41,7 @@ def test_praxis_takes_other_dimensions_for_in_and_out():
     limits = {"query": qkv, "key": qkv, "value": qkv, "post": post, "w_in": matrix, "w_out": matrix}
     _assert_limits(_layers(PraxisXavier.config()), limits)
     apart = limits | {"query": post, "key": post, "value": post}
-    _assert_limits(_layers(PraxisXavier.config(combine_qkv=False)), apart)
+    _assert_limits(_layers(PraxisXavier.config(), combine_qkv=False), apart)
     # With fewer key heads than query heads there is nothing to combine.
     shared = np.sqrt(6 / (_D * (2 + _H)))
     _assert_limits(_layers(PraxisXavier.config(), num_kv_heads=2), apart | {"key": shared, "value": shared})

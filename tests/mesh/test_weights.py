@@ -5,12 +5,16 @@ from __future__ import annotations
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import optax
 import pytest
 
+from paxcli.layers.attention.attention import Attention
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Xavier
-from paxcli.mesh.weights import Weight, weights_of
+from paxcli.mesh.weights import Weight, groups_of, weights_of
 from paxcli.optim.base import decay_mask
+
+_PLACES = (jnp.ones((1, 3), jnp.int32), jnp.arange(3)[None])  # segments and positions
 
 
 class Own(Layer):
@@ -55,3 +59,22 @@ def test_plain_flax_counts_by_shape():
     weights = _weights(nn.Dense(5))
     assert weights["kernel"] == Weight((None, None), (0,), (1,))
     assert weights["bias"] == Weight((None,))
+
+
+def test_groups_are_of_one_layer():
+    one = {"key": Weight(("embed",), group="qkv"), "post": Weight(("embed",)), "query": Weight(("embed",), group="qkv")}
+    assert groups_of({"a": one, "b": one}) == [(0, 2), (1,), (3, 5), (4,)]
+    without_key = {"a": one | {"key": optax.MaskedNode()}}  # a frozen parameter
+    assert groups_of(without_key) == [(0,), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "weights", "biases"),
+    [({}, "qkv", "qkv_bias"), ({"combine_qkv": False}, None, None), ({"num_kv_heads": 1}, None, None)],
+)
+def test_query_key_and_value_are_a_group(changes, weights, biases):
+    attention = Attention(model_dims=4, num_heads=2, dims_per_head=2, use_bias=True, **changes)
+    declared = weights_of(jax.eval_shape(attention.init, jax.random.key(0), jnp.ones((1, 3, 4)), *_PLACES)["params"])
+    for name in ("query", "key", "value"):
+        assert declared[name].group == weights and declared[f"{name}_bias"].group == biases
+    assert declared["post"].group is None and declared["post_bias"].group is None

@@ -14,6 +14,7 @@ from paxcli.mesh.weights import Weight
 from paxcli.optim.adafactor import ShardedAdafactor
 from paxcli.optim.curves import LinearSchedule
 from paxcli.training.learner import Learner
+from tests.tolerances import BFLOAT16
 
 
 def _params() -> dict:
@@ -134,9 +135,103 @@ def test_keeps_what_it_needs():
     assert shapes == {
         "count": (),
         "row/layers/query": (2, 6, 4),
-        "row/table": (7,),
+        "row/table": (6,),
         "column/layers/query": (2, 6, 5),
-        "column/table": (6,),
+        "column/table": (7,),
         "full/layers/b_in": (2, 4),
         "full/scale": (4,),
     }
+
+
+PRAXIS = {"combined_qkv": (3, 6, 2, 4), "post": (6, 2, 4), "ffn_layer2": (8, 6), "bias": (8,), "softmax": (6, 9)}
+_HEADS = ("embed", "heads", "head_dim")
+_ATTENTION = {name: Weight(_HEADS, (0,), (1, 2), group="qkv", num_stacked=1) for name in ("query", "key", "value")} | {
+    "post": Weight(("heads", "head_dim", "embed"), (0, 1), (2,), num_stacked=1)
+}
+PRAXIS_WEIGHTS = {
+    "attention": _ATTENTION,
+    "w_out": Weight(("embed", "mlp"), (1,), (0,), num_stacked=1),
+    "b_in": Weight(("mlp",), num_stacked=1),
+    "table": Weight(("vocab", "embed"), (0,), (1,), is_table=True),
+}
+
+
+def _ours_of(layers: list[dict]) -> dict:
+    """Two layers of praxis's variables, and one output projection, as pax stores them."""
+    query, key, value = (np.stack([layer["combined_qkv"][index] for layer in layers]) for index in range(3))
+    post = np.stack([layer["post"].transpose(1, 2, 0) for layer in layers])
+    tree = {
+        "attention": {"query": query, "key": key, "value": value, "post": post},
+        "w_out": np.stack([layer["ffn_layer2"].T for layer in layers]),
+        "b_in": np.stack([layer["bias"] for layer in layers]),
+        "table": layers[0]["softmax"].T,
+    }
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+def _praxis(grads: list[np.ndarray], param: np.ndarray, momentum_dtype: str) -> np.ndarray:
+    """Updates of one variable of praxis, in numpy: last two dimensions factored, momentum by the first dimension."""
+    param, stored, scale = param.astype(np.float32), np.zeros_like(param), np.ones(param.shape[1:])
+    second = [np.float64(0)] * 2
+    for number, grad in enumerate(grads):
+        step = number + 1
+        decay = 0.99 * (1 - 0.99**number) / (1 - 0.99**step)
+        means = (grad**2).mean(-1), (grad**2).mean(-2) if grad.ndim > 1 else None
+        if grad.ndim > 1:
+            second = [decay * old + (1 - decay) * new for old, new in zip(second, means, strict=True)]
+            row, column = second
+            update = grad / np.sqrt(row / row.mean(-1, keepdims=True))[..., None] / np.sqrt(column)[..., None, :]
+        else:
+            second[0] = decay * second[0] + (1 - decay) * grad**2
+            update = grad / np.sqrt(second[0])
+        update /= max(1.0, np.sqrt((update**2).mean()) / 0.7)
+        momentum = 0.9 * stored * scale + 0.1 * 0.05 * update
+        stored, scale = momentum, np.ones(param.shape[1:])
+        if momentum_dtype == "int8":
+            scale = np.abs(momentum).max(0) / 127
+            stored = np.round(momentum / np.where(scale > 0, scale, 1.0))
+        param = param - momentum - 0.05 * 0.01 * param
+    return param
+
+
+@pytest.mark.parametrize("momentum_dtype", ["float32", "int8"])
+def test_statistics_are_of_the_variables_of_praxis(momentum_dtype):
+    draw = np.random.default_rng(0)
+    start = [{name: draw.normal(size=shape) for name, shape in PRAXIS.items()} for _ in range(2)]
+    steps = [
+        [{name: draw.normal(size=shape) * draw.uniform(0.1, 9) for name, shape in PRAXIS.items()} for _ in range(2)]
+        for _ in range(14)
+    ]
+    optimizer = ShardedAdafactor(clipping_threshold=0.7, weight_decay=0.01, momentum_dtype=momentum_dtype)
+    learner = Learner(optimizer=optimizer, learning_rate=0.05, clip_gradient_norm_to_value=None)
+    params = _ours_of(start)
+    state = learner.init(params, PRAXIS_WEIGHTS)
+    update = jax.jit(functools.partial(learner.update, weights=PRAXIS_WEIGHTS))
+    for number, grads in enumerate(steps):
+        params, state, _ = update(_ours_of(grads), state, params, jnp.int32(number))
+    expected = [
+        {name: _praxis([step[layer][name] for step in steps], start[layer][name], momentum_dtype) for name in PRAXIS}
+        for layer in range(2)
+    ]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6), params, _ours_of(expected))
+
+
+def test_momentum_in_int8_is_small():
+    params = _ours_of([{name: np.ones(shape) for name, shape in PRAXIS.items()}] * 2)
+    state = ShardedAdafactor(momentum_dtype="int8").transformation(PRAXIS_WEIGHTS).init(params)
+    momentum = jax.tree.map(lambda x: (x.shape, x.dtype.name), state.momentum)
+    assert momentum == jax.tree.map(lambda x: (x.shape, "int8"), params)
+    scales = jax.tree_util.tree_leaves_with_path(state.momentum_scale)
+    assert {jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape for path, leaf in scales} == {
+        "attention/key": (2, 6, 2, 4),  # one scale for query, key and value
+        "attention/post": (2, 2, 4),
+        "b_in": (2,),
+        "table": (9,),
+        "w_out": (2, 6),
+    }
+
+
+def test_momentum_in_bfloat16_is_close():
+    (rounded, state), (full, _) = (_ours(ShardedAdafactor(momentum_dtype=dtype)) for dtype in ("bfloat16", "float32"))
+    assert {leaf.dtype.name for leaf in jax.tree.leaves(state.momentum)} == {"bfloat16"}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **BFLOAT16), rounded, full)

@@ -93,6 +93,30 @@ def test_adam_clips_each_layer_alone(lead):
     np.testing.assert_allclose(rms, [0.5, 1e-7 / (1e-7 + 1e-6)] * 2, rtol=1e-5)
 
 
+@pytest.mark.parametrize("combined", [True, False])
+def test_adam_clips_query_key_and_value_together(combined):
+    """praxis holds them as one variable [3, D, N, H]; a spike in one of them limits the others in its layer."""
+    shape, names = (2, 4, 2, 3), ("key", "query", "value")  # [L, D, N, H]
+    grads = {name: np.random.default_rng(number).normal(size=shape) for number, name in enumerate(names)}
+    spikes = {name: grad.copy() for name, grad in grads.items()}
+    spikes["query"][1] *= 50  # in the second layer only
+    weight = Weight(("embed", "heads", "head_dim"), (0,), (1, 2), num_stacked=1, group="qkv" if combined else None)
+    optimizer = Adam(clip_threshold=0.3, weight_decay=0.0).transformation({"attention": dict.fromkeys(names, weight)})
+    params = {"attention": jax.tree.map(jnp.zeros_like, grads)}
+    state = optimizer.init(params)
+    for tree in (grads, spikes):
+        updates, state = optimizer.update({"attention": jax.tree.map(jnp.asarray, tree)}, state, params)
+    first, second = (np.stack([tree[name] for name in names], axis=1) for tree in (grads, spikes))  # [L, 3, D, N, H]
+    moments = [
+        (b * past + present) / (1 + b) for b, past, present in ((0.9, first, second), (0.99, first**2, second**2))
+    ]
+    expected = moments[0] / (np.sqrt(moments[1]) + 1e-6)
+    axes = (1, 2, 3, 4) if combined else (2, 3, 4)
+    expected /= np.maximum(1.0, np.sqrt(np.mean(expected**2, axis=axes, keepdims=True)) / 0.3)
+    ours = np.stack([updates["attention"][name] for name in names], axis=1)
+    np.testing.assert_allclose(ours, expected, rtol=2e-5, atol=1e-7)
+
+
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_sgd_equals_optax(nesterov):
     learner = Learner(

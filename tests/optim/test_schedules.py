@@ -54,6 +54,15 @@ _BY_HAND = {
         LinearRampupPolynomialDecay(10, 20, 30, 2.0, 0.2),
         {0: 0, 5: 0.5, 10: 1, 20: 1, 25: 0.8, 30: 0.2, 99: 0.2},
     ),
+    "ramp, cosine, max": (LinearRampupCosineDecay(10, 20, 30, 0.1, 0.5), {0: 0, 5: 0.25, 15: 0.5, 25: 0.275, 99: 0.05}),
+    "ramp, exponential, max": (
+        LinearRampupExponentialDecay(10, 20, 120, 0.01, max=3.0),
+        {0: 0, 5: 1.5, 20: 3, 70: 0.3, 999: 0.03},
+    ),
+    "ramp, polynomial, max": (
+        LinearRampupPolynomialDecay(10, 20, 30, 2.0, 0.2, 0.5),
+        {5: 0.25, 10: 0.5, 20: 0.5, 25: 0.4, 99: 0.1},
+    ),
     "ramp, square root": (LinearRampupSqrtDecay(2.0, 100), {0: 0.02, 1: 0.02, 50: 1, 100: 2, 400: 1}),
     "ramp, pieces": (
         LinearRampupPiecewiseConstant((10, 20, 30), (1.0, 0.1, 0.01)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fiddle as fdl
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from pax_recipes import bert, classification, sequence
 from paxcli.inputs.base_input import language_spec
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
+from paxcli.training.state import create_state, example_batch
 from paxcli.training.step import make_train_step
 from tests.tolerances import PARALLEL
 from tests.training.runs import on_meshes
@@ -33,6 +34,27 @@ def _losses(config: fdl.Config, steps: int = 20) -> np.ndarray:
             state, metrics = step(state, session.experiment.train_input.get_next())
             losses.append(jax.device_get(metrics["loss"]))
     return np.array(losses)
+
+
+def test_one_recipe_of_bert_has_query_key_and_value_apart():
+    """Pax ran it with pmap, whose layers do not combine them."""
+    limit = (6 / (128 * (8 + 16))) ** 0.5  # of a variable [D, N, H] in praxis
+    for make, expected in ((bert.bert_adam_l4_h128, limit), (bert.bert_spmd_l4_h128, limit / 3**0.5)):
+        model = make().task.model
+        model.vocab_size, model.num_layers = 64, 2
+        init = fdl.build(model).init(jax.random.key(0), example_batch(language_spec(1, 8), 1))
+        attention = nn.meta.unbox(init["params"])["stack"]["layers"]["attention"]
+        for name in ("query", "key", "value"):
+            np.testing.assert_allclose(np.abs(attention[name]).max(), expected, rtol=0.01)
+
+
+@pytest.mark.parametrize(
+    "make", [bert.bert_adam_l4_h128, bert.bert_spmd_l66_h12k_bigger_batch_8x8x8, classification.small_mlp]
+)
+def test_the_settings_are_pax_defaults(make):
+    config = make()
+    assert config.checkpoint.save_keep_interval_duration == "12h"
+    assert config.task.train.eval_interval_steps == 100
 
 
 def _small_bert() -> fdl.Config:

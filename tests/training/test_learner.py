@@ -18,6 +18,7 @@ from paxcli.mesh.weights import Weight
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.schedules import LinearRampupPolynomialDecay
+from paxcli.optim.sgd import Sgd
 from paxcli.training.learner import Learner
 from paxcli.training.validate import validate
 
@@ -126,6 +127,33 @@ def test_each_gradient_can_be_clipped_alone():
     theirs, their_state, _ = plain.update(clipped, state, _params(), jnp.int32(0), WEIGHTS)
     _assert_close((ours, our_state), (theirs, their_state))
     np.testing.assert_allclose(report["grad_norm"], optax.tree.norm(_grads(0)), rtol=1e-6)
+
+
+def test_query_key_and_value_can_be_clipped_together_over_all_layers():
+    """praxis clips the variable [L, 3, D, N, H] of a scanned stack, before it takes its layers apart."""
+    names = ("key", "query", "value")
+    grads = {name: np.random.default_rng(number).normal(size=(2, 4, 2, 3)) for number, name in enumerate(names)}
+    post = np.random.default_rng(3).normal(size=(2, 2, 3, 4))
+    weight = Weight(("embed", "heads", "head_dim"), (0,), (1, 2), num_stacked=1)
+    weights = dict.fromkeys(names, dataclasses.replace(weight, group="qkv")) | {"post": weight}
+    learner = Learner(
+        optimizer=Sgd(), clip_gradient_norm_to_value=None, clip_gradient_single_norm_to_value=0.5, learning_rate=1.0
+    )
+    tree = jax.tree.map(jnp.asarray, {**grads, "post": post})
+    zeros = jax.tree.map(jnp.zeros_like, tree)
+    clipped, _, _ = learner.update(tree, learner.init(zeros, weights), zeros, jnp.int32(0), weights)
+    norm = np.linalg.norm(np.stack(list(grads.values())))
+    expected = {name: -grad * 0.5 / norm for name, grad in grads.items()} | {"post": -post * 0.5 / np.linalg.norm(post)}
+    _assert_close(clipped, expected)
+
+
+def test_a_gradient_at_the_largest_norm_is_skipped():
+    learner = Learner(optimizer=Sgd(), skip_step_gradient_norm_value=2.0)  # paxml: `<`
+    params, weights = {"w": jnp.zeros(4)}, {"w": Weight(("norm",))}
+    for scale, valid in ((1.0, False), (0.999, True)):
+        grads = {"w": jnp.full(4, scale)}
+        _, _, report = learner.update(grads, learner.init(params, weights), params, jnp.int32(0), weights)
+        assert bool(report["valid"]) == valid
 
 
 def test_a_step_with_a_large_gradient_is_skipped():

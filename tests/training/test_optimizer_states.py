@@ -64,7 +64,7 @@ def test_resumed_and_evaluated(tmp_path):
     config = tiny_synthetic()
     _shrink(config)
     learner = config.task.train.learner
-    learner.optimizer = ShardedAdafactor.config(beta1=0.9, weight_decay=0.1)
+    learner.optimizer = ShardedAdafactor.config(beta1=0.9, momentum_dtype="int8", weight_decay=0.1)
     learner.ema_decay, learner.learning_rate = 0.9, 0.1
     learner.bprop_variable_exclusion = ("_norm/", "embedding")
     source = config.eval_inputs[0]

@@ -66,6 +66,8 @@ class Attention(CachedLayer):
         of the mesh's devices where it can serve, else `xla`, and logs which. Decoding runs on `xla`.
       precision: `fp8` computes the projections in 8 bits in training; None = in the dtype of the activations.
       params_init: Initializer of the projections.
+      combine_qkv: Whether query, key and value, where they have one shape, count as one weight for `PraxisXavier` and
+        in the statistics of optimizers (Pax: `combine_qkv`). They are separate parameters all the same.
     """
 
     model_dims: PositiveInt
@@ -86,6 +88,7 @@ class Attention(CachedLayer):
     precision: Precision | None = None
     params_init: Init = Xavier()
     value_dims_per_head: PositiveInt | None = None
+    combine_qkv: bool = True
 
     def setup(self) -> None:
         if self.window is not None and not self.causal:
@@ -204,6 +207,7 @@ class Attention(CachedLayer):
         """A weight [D, N, H], its initial values times `start`, and its bias [N, H], if there is one."""
         dims = dims or self.dims_per_head
         one_shape = self._kv_heads == self.num_heads and self._value_dims == self.dims_per_head
+        combined = one_shape and self.combine_qkv
         w = self.weight(
             name,
             self.params_init if start == 1.0 else _Scaled(self.params_init, start),
@@ -211,12 +215,13 @@ class Attention(CachedLayer):
             ("embed", axis, "head_dim"),
             contracts=(0,),
             produces=(1, 2),
-            fused=3 if one_shape else 1,
-            group="qkv" if one_shape else None,
+            fused=3 if combined else 1,
+            group="qkv" if combined else None,
         )
         if not self.use_bias:
             return w, None
-        return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, dims), (axis, "head_dim"))
+        group = "qkv_bias" if combined else None
+        return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, dims), (axis, "head_dim"), group=group)
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _queries(self, x: jax.Array) -> jax.Array:

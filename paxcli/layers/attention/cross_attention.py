@@ -21,6 +21,7 @@ class CrossAttention(Attention):
     """
 
     causal: bool = False
+    combine_qkv: bool = False
 
     def setup(self) -> None:
         if self.causal or self.rotary is not None or self.relative_bias is not None:
