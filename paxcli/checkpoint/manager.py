@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import jax
@@ -86,7 +86,14 @@ class CheckpointStore:
             self.wait()
         return step > 0 and step % self._policy.save_interval_steps == 0
 
-    def save(self, step: int, state: Any, input_state: dict[str, Any], force: bool = False) -> bool:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        input_state: dict[str, Any],
+        force: bool = False,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Saves if the policy requires it or `force` is set. An existing checkpoint of this step is not overwritten.
 
         Returns once the arrays are copied, so the next train step may donate them.
@@ -96,6 +103,7 @@ class CheckpointStore:
           state: A tree of arrays, with random keys as `jax.random.key_data`.
           input_state: `BaseInput.get_state()` of this process.
           force: Save regardless of the policy.
+          recipe: Path → plain value of the resolved recipe, to resume without `config.txt`; None = not recorded.
 
         Returns:
           Whether a checkpoint was saved.
@@ -114,7 +122,7 @@ class CheckpointStore:
             import orbax.checkpoint as ocp
 
             arrays = named_leaves(state)
-            manifest = describe_state(step, arrays, _gather_input_states(input_state))
+            manifest = describe_state(step, arrays, _gather_input_states(input_state), recipe or {})
             items = {
                 STATE: ocp.args.PyTreeSave(nest_by_name(_copy_host_arrays(arrays))),
                 MANIFEST: ocp.args.JsonSave(to_json(manifest)),
@@ -145,6 +153,15 @@ class CheckpointStore:
             arrays = read_arrays(step_dir, manifest, wanted)
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
         return state, _select_input_state(step, manifest.input_states)
+
+    def recipe(self, step: int) -> Mapping[str, Any]:
+        """Path → plain value of the recipe that the checkpoint of a step was saved with; empty if not recorded.
+
+        Raises:
+          DataError: The checkpoint's manifest is damaged.
+        """
+        with self._translate_read_errors(step):
+            return read_manifest(self.directory / str(step)).recipe
 
     def wait(self) -> None:
         """Blocks until the save in progress, if any, is committed."""

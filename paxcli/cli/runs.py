@@ -29,4 +29,4 @@ def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | 
             raise ConfigError(f"{target} is a run directory, and so is --run-dir {run_dir}.", "Give one of them.")
         return pax.Run(target, load_recipe(RunDir(target).require_recipe(), overlays, sets))
     recipe = load_recipe(target, overlays, sets)
-    return pax.Run(run_dir or default_run_dir(recipe.name), recipe)
+    return pax.Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)

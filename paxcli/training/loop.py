@@ -20,6 +20,7 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
+from paxcli.config.values import plain_values
 from paxcli.errors import DataError, DivergedError, Stopped
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe, libtpu_arguments
@@ -42,7 +43,7 @@ from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
 
-_SEED = "train_input.input_random_seed"
+_RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +72,7 @@ class TrainingRun:
         self.input = session.experiment.train_input
         self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
         self.eval_step, self.score_step = make_eval_step(self.task), make_score_step(self.task)
+        self.recipe = plain_values(session.config)
         self.seconds = 0.0
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
@@ -78,9 +80,11 @@ class TrainingRun:
         latest = self.store.latest_step()
         if latest is not None:
             state, input_state = self.store.restore(latest, self.session.abstract)
-            if input_state:  # a converted checkpoint has no input position: the input starts at its beginning
-                self.input.set_state(input_state)
             self.report.message(f"Resuming {self.run_dir.path} at step {latest}.")
+            if input_state:
+                self.input.set_state(input_state)
+            else:  # a converted checkpoint
+                self.report.message("The checkpoint has no position of the input, which starts at its beginning.")
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)
         if warm_start is not None:
@@ -156,7 +160,7 @@ class TrainingRun:
         self._emit(self.meter.flush())
         _check_finite(step, float(loss))  # a diverged state is never saved
         with self.meter.pause(), TraceAnnotation(SAVE_PHASE):
-            self.store.save(step, state, self.input.get_state(), force=force)
+            self.store.save(step, state, self.input.get_state(), force, self.recipe)
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         if not self.session.experiment.eval_inputs:
@@ -237,10 +241,7 @@ def train(
             report = report or stack.enter_context(ProgressPrinter())
         else:
             report = Silent()
-        seed = _input_seed(config, run_dir)
-        if config.train_input.input_random_seed != seed:
-            config, recipe_text = copy.deepcopy(config), with_set(recipe_text, _SEED, seed)
-            config.train_input.input_random_seed = seed
+        config, recipe_text = with_seeds(config, recipe_text, run_dir)
         if is_first:
             run_dir.check_same_recipe(config, allow_changed)
         # In this order, since JAX's own start-up installs a handler for SIGTERM.
@@ -260,15 +261,30 @@ def train(
     return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
 
-def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
-    """The seed of the training data: the recipe's, else the one that the run started with, else a random one."""
-    seed = config.train_input.input_random_seed
-    if seed is None:
-        seed = run_dir.original_config().get(_SEED)
-        seed = secrets.randbits(31) if seed is None else seed
-        if jax.distributed.is_initialized():
-            seed = int(multihost_utils.broadcast_one_to_all(np.uint32(seed)))
-    return seed
+def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir) -> tuple[fdl.Config[Experiment], str]:
+    """The recipe, as config and as YAML, with the seed of the run and that of its training data filled in.
+
+    A seed that the recipe leaves at None is the one that the run started with. In a new run `random_seed` is then
+    drawn, and the data's seed is `random_seed`.
+    """
+    train, data = config.task.train, config.train_input
+    if train.random_seed is not None and data.input_random_seed is not None:
+        return config, recipe_text
+    config, before = copy.deepcopy(config), run_dir.original_config()
+    train, data = config.task.train, config.train_input
+    if train.random_seed is None:
+        train.random_seed = before.get(_RUN_SEED) or _draw_seed()
+        recipe_text = with_set(recipe_text, _RUN_SEED, train.random_seed)
+    if data.input_random_seed is None:
+        data.input_random_seed = before.get(_DATA_SEED, train.random_seed)
+        recipe_text = with_set(recipe_text, _DATA_SEED, data.input_random_seed)
+    return config, recipe_text
+
+
+def _draw_seed() -> int:
+    """A random seed, the same in every process."""
+    seed = secrets.randbits(31) or 1
+    return int(multihost_utils.broadcast_one_to_all(np.uint32(seed))) if jax.distributed.is_initialized() else seed
 
 
 def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
@@ -302,6 +318,7 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
         "global_batch_size": session.global_batch_size,
         "tokens_per_step": tokens * run.input.num_infeed_hosts if tokens else None,
         "peak_flops_per_device": session.peak_flops,
+        "data_seed": session.config.train_input.input_random_seed,
         "first_step": first_step,
         "num_train_steps": run.num_train_steps,
     }

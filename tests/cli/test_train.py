@@ -198,16 +198,16 @@ def test_run_directory_is_in_use(tmp_path, pax):
     assert done.returncode == 2 and "in use" in _error(done)["message"]
 
 
-def test_checkpoint_of_another_shape(trained, tmp_path, pax):
-    """The recorded recipe is gone, so only the checkpoint itself can tell."""
+def test_checkpoint_of_another_recipe(trained, tmp_path, pax):
+    """Without `config.txt`, the checkpoint's own record of the recipe tells."""
     import shutil
 
     run_dir, *_ = trained
     shutil.copytree(run_dir, tmp_path / "copy")
     (tmp_path / "copy" / "config.txt").unlink()
     done = pax("train", "tiny", *quick(num_train_steps=30, hidden_dims=128), "--run-dir=copy", "--json")
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert "w_in" in _error(done)["message"]
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "hidden_dims" in _error(done)["message"]
 
 
 def test_divergence(tmp_path, pax):
