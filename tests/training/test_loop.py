@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
+import signal
 from typing import Any
 
 import pytest
 
 import paxcli as pax
-from paxcli.errors import ConfigError, DataError
-from tests.training.runs import losses
+from paxcli.errors import ConfigError, DataError, Stopped
+from paxcli.mesh import sharding
+from tests.training.runs import evals, losses
 
 _SIZES = {"num_layers": 1, "model_dims": 16, "hidden_dims": 32, "num_heads": 1, "max_seq_len": 16}
 _SIZES |= {"global_batch_size": 4, "summary_interval_steps": 1, "warmup_steps": 1}
@@ -36,11 +39,16 @@ class Messages:
         self.lines.append(text)
 
 
-def train(run_dir: pathlib.Path, steps: int = 2, **sets: Any) -> Messages:
-    """Trains a very small model in this process."""
-    progress = Messages()
+def small_recipe(steps: int = 2, **sets: Any) -> pax.Recipe:
+    """A very small model. Without evaluation, unless `eval_inputs` is None."""
     values = {**_SIZES, "num_train_steps": steps, "save_interval_steps": 1, "eval_inputs": [], **sets}
-    pax.train(pax.load("tiny", set=values), run_dir, allow_changed=True, progress=progress)
+    return pax.load("tiny", set={path: value for path, value in values.items() if path != "eval_inputs" or value == []})
+
+
+def train(run_dir: pathlib.Path, steps: int = 2, progress: Messages | None = None, **sets: Any) -> Messages:
+    """Trains a very small model in this process."""
+    progress = progress or Messages()
+    pax.train(small_recipe(steps, **sets), run_dir, allow_changed=True, progress=progress)
     return progress
 
 
@@ -96,3 +104,39 @@ def test_a_manifest_without_a_recipe_can_be_read(tmp_path: pathlib.Path) -> None
     content["format"] = 1
     file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
     assert "at step 2" in train(tmp_path / "a", steps=3).lines[0]
+
+
+class Signaller(Messages):
+    """Sends SIGTERM to this process before evaluation batch number `at`, counted over all evaluations."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int):
+        super().__init__()
+        self.batches = 0
+        real = sharding.put_batch
+
+        def put_batch(*arguments: Any) -> Any:
+            self.batches += 1
+            if self.batches == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return real(*arguments)
+
+        monkeypatch.setattr("paxcli.training.evaluate.put_batch", put_batch)
+
+
+def test_a_signal_during_an_evaluation_saves_and_stops_between_batches(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation is made up for when the run resumes, also that of the last step."""
+    several = {"eval_inputs": None, "save_interval_steps": 100, "eval_interval_steps": 2}
+    several |= {"eval_inputs.0.reset_for_eval": False, "eval_inputs.0.eval_loop_num_batches": 6}
+    train(tmp_path / "straight", steps=4, **several)
+    for stopped_at, batch in ((2, 2), (4, 6 + 2)):
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(Stopped, match=f"saved at step {stopped_at} of 4, without"),
+        ):
+            train(tmp_path / "a", 4, Signaller(patched, batch), **several)
+        assert pax.Run(tmp_path / "a").steps[-1] == stopped_at and stopped_at not in evals(tmp_path / "a")
+    assert "at step 4" in train(tmp_path / "a", steps=4, **several).lines[0]
+    assert evals(tmp_path / "a").keys() == evals(tmp_path / "straight").keys() == {2, 4}
+    assert "is finished" in train(tmp_path / "a", steps=4, **several).lines[0]
