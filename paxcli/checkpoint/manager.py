@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -30,18 +29,11 @@ from paxcli.checkpoint.reading import (
     read_manifest,
 )
 from paxcli.config.paths import resolve_path
-from paxcli.errors import DataError, MissingError, PaxError, first_line
+from paxcli.errors import DataError, MissingError, PaxError, first_line, machine_fault
 
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"
-
-_MACHINE_FAULTS = {
-    errno.ENOSPC: "no space left on the device",
-    errno.EDQUOT: "disk quota exceeded",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission denied",
-}
 
 
 class CheckpointStore:
@@ -220,7 +212,7 @@ class CheckpointStore:
             raise
         except Exception as error:
             kept = f"Complete checkpoints there: {format_steps(self.steps())}."
-            fault = _machine_fault(error)
+            fault = machine_fault(error)
             if fault:
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
                 raise MissingError(f"Cannot write a checkpoint to {self.directory}: {fault}.", hint) from error
@@ -281,16 +273,6 @@ def _preservation_policy(policy: Checkpoint) -> Any:
     if policy.save_keep_interval_duration is not None:
         kept.append(ocm.EveryNSeconds(int(parse_duration(policy.save_keep_interval_duration).total_seconds())))
     return ocm.AnyPreservationPolicy(kept)
-
-
-def _machine_fault(error: BaseException | None) -> str | None:
-    """The machine's fault that made a write fail, such as a full disk; None for any other error."""
-    while error is not None:
-        for number, fault in _MACHINE_FAULTS.items():
-            if getattr(error, "errno", None) == number or os.strerror(number) in str(error):
-                return fault
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _check_same_state(step: int, wanted: dict[str, Any], manifest: Manifest) -> None:

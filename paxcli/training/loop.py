@@ -281,6 +281,19 @@ def train(
     return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
 
+def resume_step(
+    config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir, allow_changed: bool = False
+) -> int | None:
+    """The step that training would resume at; None = it would start a new run. Writes nothing.
+
+    Raises:
+      ConfigError: The run in the directory refuses the recipe.
+    """
+    config, _ = with_seeds(config, recipe_text, run_dir)
+    run_dir.check_same_recipe(config, allow_changed)
+    return CheckpointStore(run_dir.checkpoints).latest_step()
+
+
 def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir) -> tuple[fdl.Config[Experiment], str]:
     """The recipe, as config and as YAML, with the seed of the run and that of its training data filled in.
 

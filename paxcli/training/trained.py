@@ -14,6 +14,7 @@ from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.warm_start import load_params
 from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inputs.base_input import Prompts
+from paxcli.log import log
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
 from paxcli.models.decoding import Sampling
 from paxcli.training.decode import check_decodes, decode, decode_data
@@ -84,8 +85,11 @@ class TrainedRun:
                     f"The loss of the checkpoint of step {step} on `{name}` is {values['loss']}.",
                     f"Evaluate an earlier one with `--step`. There are {format_steps(self.steps())}.",
                 )
-        self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
-        self._write_metrics("eval", step, metrics)
+        try:
+            self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
+            self._write_metrics("eval", step, metrics)
+        except OSError as error:  # the result is worth more than its file
+            log.warning("The metrics of step %d were not written to %s: %s", step, self._run_dir.path / "eval", error)
         return metrics
 
     def watch(self) -> Iterator[int]:
