@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 from collections.abc import Iterable
+
+_MACHINE_FAULTS = {
+    errno.ENOSPC: "no space left on the device",
+    errno.EDQUOT: "disk quota exceeded",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "permission denied",
+}
 
 
 class PaxError(Exception):
@@ -62,6 +71,16 @@ def first_line(error: BaseException) -> str:
     """The first line of an exception's message, at most 200 characters; the type's name if the message is empty."""
     text = str(error).strip()
     return (text.splitlines()[0] if text else type(error).__name__)[:200]
+
+
+def machine_fault(error: BaseException | None) -> str | None:
+    """The machine's fault that made a file operation fail, such as a full disk; None for any other error."""
+    while error is not None:
+        for number, fault in _MACHINE_FAULTS.items():
+            if getattr(error, "errno", None) == number or os.strerror(number) in str(error):
+                return fault
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def nearest(name: str, names: Iterable[str], n: int = 3) -> list[str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Self
 
 import jax
@@ -30,18 +29,11 @@ from paxcli.checkpoint.reading import (
     read_manifest,
 )
 from paxcli.config.paths import resolve_path
-from paxcli.errors import DataError, MissingError, PaxError, first_line
+from paxcli.errors import DataError, MissingError, PaxError, first_line, machine_fault
 
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"
-
-_MACHINE_FAULTS = {
-    errno.ENOSPC: "no space left on the device",
-    errno.EDQUOT: "disk quota exceeded",
-    errno.EROFS: "the file system is read-only",
-    errno.EACCES: "permission denied",
-}
 
 
 class CheckpointStore:
@@ -86,7 +78,14 @@ class CheckpointStore:
             self.wait()
         return step > 0 and step % self._policy.save_interval_steps == 0
 
-    def save(self, step: int, state: Any, input_state: dict[str, Any], force: bool = False) -> bool:
+    def save(
+        self,
+        step: int,
+        state: Any,
+        input_state: dict[str, Any],
+        force: bool = False,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> bool:
         """Saves if the policy requires it or `force` is set. An existing checkpoint of this step is not overwritten.
 
         Returns once the arrays are copied, so the next train step may donate them.
@@ -96,6 +95,7 @@ class CheckpointStore:
           state: A tree of arrays, with random keys as `jax.random.key_data`.
           input_state: `BaseInput.get_state()` of this process.
           force: Save regardless of the policy.
+          recipe: Path → plain value of the resolved recipe, to resume without `config.txt`; None = not recorded.
 
         Returns:
           Whether a checkpoint was saved.
@@ -114,7 +114,7 @@ class CheckpointStore:
             import orbax.checkpoint as ocp
 
             arrays = named_leaves(state)
-            manifest = describe_state(step, arrays, _gather_input_states(input_state))
+            manifest = describe_state(step, arrays, _gather_input_states(input_state), recipe or {})
             items = {
                 STATE: ocp.args.PyTreeSave(nest_by_name(_copy_host_arrays(arrays))),
                 MANIFEST: ocp.args.JsonSave(to_json(manifest)),
@@ -145,6 +145,15 @@ class CheckpointStore:
             arrays = read_arrays(step_dir, manifest, wanted)
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
         return state, _select_input_state(step, manifest.input_states)
+
+    def recipe(self, step: int) -> Mapping[str, Any]:
+        """Path → plain value of the recipe that the checkpoint of a step was saved with; empty if not recorded.
+
+        Raises:
+          DataError: The checkpoint's manifest is damaged.
+        """
+        with self._translate_read_errors(step):
+            return read_manifest(self.directory / str(step)).recipe
 
     def wait(self) -> None:
         """Blocks until the save in progress, if any, is committed."""
@@ -203,7 +212,7 @@ class CheckpointStore:
             raise
         except Exception as error:
             kept = f"Complete checkpoints there: {format_steps(self.steps())}."
-            fault = _machine_fault(error)
+            fault = machine_fault(error)
             if fault:
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
                 raise MissingError(f"Cannot write a checkpoint to {self.directory}: {fault}.", hint) from error
@@ -264,16 +273,6 @@ def _preservation_policy(policy: Checkpoint) -> Any:
     if policy.save_keep_interval_duration is not None:
         kept.append(ocm.EveryNSeconds(int(parse_duration(policy.save_keep_interval_duration).total_seconds())))
     return ocm.AnyPreservationPolicy(kept)
-
-
-def _machine_fault(error: BaseException | None) -> str | None:
-    """The machine's fault that made a write fail, such as a full disk; None for any other error."""
-    while error is not None:
-        for number, fault in _MACHINE_FAULTS.items():
-            if getattr(error, "errno", None) == number or os.strerror(number) in str(error):
-                return fault
-        error = error.__cause__ or error.__context__
-    return None
 
 
 def _check_same_state(step: int, wanted: dict[str, Any], manifest: Manifest) -> None:

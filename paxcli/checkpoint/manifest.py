@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: shape, dtype and fingerprint of each array, and the input's position."""
+"""The manifest of a checkpoint: shape, dtype and fingerprint of each array, the input's position, and the recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from paxcli.checkpoint.fingerprint import fingerprints
 from paxcli.errors import DataError
 
-FORMAT = 1
+FORMAT = 2
+_WITHOUT_RECIPE = 1  # the format before the recipe was recorded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +32,22 @@ class Manifest:
       step: Number of completed steps.
       arrays: By dotted name, such as `params.stack.layers.feed_forward.w_in`.
       input_states: One per process, or a single one if they are all equal.
+      recipe: Path → plain value of the run's resolved recipe, seeds included; empty if it was not recorded.
     """
 
     step: int
     arrays: dict[str, ArrayEntry]
     input_states: list[dict[str, Any]]
+    recipe: Mapping[str, Any]
 
 
-def describe_state(step: int, arrays: Mapping[str, Any], input_states: list[dict[str, Any]]) -> Manifest:
+def describe_state(
+    step: int, arrays: Mapping[str, Any], input_states: list[dict[str, Any]], recipe: Mapping[str, Any]
+) -> Manifest:
     """Builds the manifest of a state."""
     prints = fingerprints(arrays)
     entries = {name: ArrayEntry(tuple(x.shape), str(x.dtype), prints[name]) for name, x in arrays.items()}
-    return Manifest(step, entries, input_states)
+    return Manifest(step, entries, input_states, recipe)
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
@@ -60,13 +65,36 @@ def from_json(saved: Any) -> Manifest:
     content = saved.get("content") if isinstance(saved, dict) else None
     if not isinstance(content, dict) or saved.get("checksum") != _checksum(content):
         raise DataError("its manifest is damaged")
-    if content["format"] != FORMAT:
-        raise DataError(f"its format is {content['format']}, and this version of pax reads format {FORMAT}")
-    arrays = {
-        name: ArrayEntry(tuple(entry["shape"]), entry["dtype"], entry["fingerprint"])
-        for name, entry in content["arrays"].items()
-    }
-    return Manifest(content["step"], arrays, content["input_states"])
+    if content.get("format") not in (FORMAT, _WITHOUT_RECIPE):
+        raise DataError(f"its format is {content.get('format')}, and this version of pax reads format {FORMAT}")
+    try:
+        manifest = Manifest(
+            step=content["step"],
+            arrays={
+                name: ArrayEntry(tuple(entry["shape"]), entry["dtype"], entry["fingerprint"])
+                for name, entry in content["arrays"].items()
+            },
+            input_states=content["input_states"],
+            recipe=content["recipe"] if content["format"] == FORMAT else {},
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError("its manifest is damaged: a part is missing or has the wrong type") from error
+    if not _is_well_formed(manifest):
+        raise DataError("its manifest is damaged: a part has the wrong type")
+    return manifest
+
+
+def _is_well_formed(manifest: Manifest) -> bool:
+    entries, states = manifest.arrays.values(), manifest.input_states
+    return (
+        isinstance(manifest.step, int)
+        and all(isinstance(size, int) for entry in entries for size in entry.shape)
+        and all(isinstance(entry.dtype, str) and isinstance(entry.fingerprint, int) for entry in entries)
+        and isinstance(states, list)
+        and bool(states)
+        and all(isinstance(state, dict) for state in states)
+        and isinstance(manifest.recipe, dict)
+    )
 
 
 def _checksum(content: dict[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -27,7 +28,8 @@ from paxcli.cli import (
     recipes,
     train,
 )
-from paxcli.cli.output import run, say
+from paxcli.cli.interrupts import interrupts
+from paxcli.cli.output import run, say, say_interrupted
 from paxcli.log import setup_logging
 
 app = typer.Typer(
@@ -78,5 +80,10 @@ def options(
 
 def main() -> None:
     """Runs this process's command line and exits."""
+    arguments = sys.argv[1:] or ["--help"]
+    interrupts.install(lambda code: say_interrupted(arguments, code))
     setup_logging()
-    sys.exit(run(app, sys.argv[1:] or ["--help"]))
+    code = run(app, arguments)
+    if interrupts.exit_code is not None:
+        os._exit(interrupts.exit_code)  # the usual exit waits for threads, and a library may crash in it
+    sys.exit(code)

@@ -201,7 +201,9 @@ def _print_maxtext_command(recipe: str, checkpoint: str | None, dry_run: bool, a
         print("MaxText has no key for: " + ", ".join(left), file=sys.stderr)
     result: dict[str, Any] = {"keys": keys, "dropped": left}
     if checkpoint is not None:
-        done = export_weights(resolved.config, run_dir or default_run_dir(recipe), keys, checkpoint, dry_run)
+        done = export_weights(
+            resolved.config, default_run_dir(recipe) if run_dir is None else run_dir, keys, checkpoint, dry_run
+        )
         result |= {"step": done.step, "with_optimizer": done.with_optimizer, "checkpoint": done.target}
         what = f"the training state of step {done.step}" if done.with_optimizer else "the parameters"
         print(f"{'Would write' if dry_run else 'Wrote'} {what} to {done.target}", file=sys.stderr)

@@ -13,22 +13,23 @@ from typing import Any
 
 import typer
 
-from paxcli.errors import PaxError, first_line
+from paxcli.cli.interrupts import interrupts
+from paxcli.errors import MissingError, PaxError, first_line, machine_fault
 from paxcli.log import use_color
 
 _BUG_HINT = "Please report it with the lines above."
 _BUCKET_HINT = "Check that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
 _REMOTE = 4
-_INTERRUPTED = 130  # What a shell reports for Ctrl-C.
+_INTERRUPTED, _TERMINATED = 130, 143  # What a shell reports for Ctrl-C and for SIGTERM.
+_MACHINE_HINT = "Fix that, and run the same command again."
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Runs a command line and returns its exit code. Prints every failure, as text or as JSON."""
-    options = list(arguments)
-    as_json = "--json" in (options[: options.index("--")] if "--" in options else options)
+    options, as_json = list(arguments), _wants_json(arguments)
     try:
         code = app(args=options, prog_name="pax", standalone_mode=False)
-        return _fail("Interrupted.", None, code, as_json) if code == _INTERRUPTED else code or 0
+        return say_interrupted(arguments, code) if code == _INTERRUPTED else code or 0
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "pax")
         return _fail(error.format_message(), f"See `{command} --help`.", error.exit_code, as_json)
@@ -36,22 +37,44 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         if os.environ.get("PAX_DEBUG"):
             traceback.print_exc()
         return _fail(error.message, error.hint, error.exit_code, as_json)
-    except typer.Abort:
-        return _fail("Interrupted.", None, _INTERRUPTED, as_json)
+    except (typer.Abort, KeyboardInterrupt):
+        return say_interrupted(arguments, _INTERRUPTED)
     except Exception as error:
+        fault = machine_fault(error)
+        if fault is not None:
+            return _fail(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT, 3, as_json)
         if _is_bucket_error(error):
             return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, _REMOTE, as_json)
         traceback.print_exc()
         return _fail(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT, 1, as_json)
 
 
+def say_interrupted(arguments: Sequence[str], exit_code: int) -> int:
+    """Prints the failure of an interrupted command, and returns the exit code of the signal that it received."""
+    exit_code = interrupts.exit_code or exit_code
+    return _fail("Terminated." if exit_code == _TERMINATED else "Interrupted.", None, exit_code, _wants_json(arguments))
+
+
+def _wants_json(arguments: Sequence[str]) -> bool:
+    options = list(arguments)
+    return "--json" in (options[: options.index("--")] if "--" in options else options)
+
+
 def say(text: str) -> None:
-    """Prints a result to stdout. Exits quietly if the reader, such as `head`, has closed the pipe."""
+    """Prints a result to stdout. Exits quietly if the reader, such as `head`, has closed the pipe.
+
+    Raises:
+      MissingError: Stdout cannot be written, as on a full disk.
+    """
     try:
         print(text, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit fails again
+        fault = machine_fault(error) or first_line(error)
+        raise MissingError(f"Cannot write the result to stdout: {fault}.", "Send it to another place.") from None
 
 
 def say_result(result: Any, text: str, as_json: bool) -> None:

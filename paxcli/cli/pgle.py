@@ -175,7 +175,7 @@ def _resolve(
     from paxcli.training.run_dir import RunDir, default_run_dir
 
     resolved = resolve(recipe, overlays or (), sets or ())
-    return resolved, RunDir(run_dir or default_run_dir(resolved.name))
+    return resolved, RunDir(default_run_dir(resolved.name) if run_dir is None else run_dir)
 
 
 def _comparison(measured: dict[str, Any], recipe: str) -> str:

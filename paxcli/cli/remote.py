@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from paxcli.accelerators import find_accelerator
+from paxcli.cli.interrupts import interrupts
 from paxcli.cli.provision import find, say_commands
 from paxcli.cloud import commands
 from paxcli.cloud.gcloud import Gcloud
@@ -64,6 +65,7 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool = True) -> None:
 
 def watch(job: Job) -> int:
     """Prints the output of worker 0 until the job ends; returns its exit code. Ctrl-C asks what to do."""
+    interrupts.restore()
     while True:
         try:
             return job.follow(show)

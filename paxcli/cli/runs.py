@@ -19,6 +19,13 @@ def load_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str]
     return pax.load(recipe, overlays or (), parse_assignments(sets or ()))
 
 
+def is_run_dir(target: str) -> bool:
+    """Whether `target` is a directory that `pax train` wrote."""
+    from paxcli.config.paths import resolve_path
+
+    return (resolve_path(target) / "recipe.yaml").is_file()
+
+
 def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
     """The run in a directory, or the run of a recipe."""
     from paxcli.config.paths import resolve_path
@@ -29,4 +36,4 @@ def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | 
             raise ConfigError(f"{target} is a run directory, and so is --run-dir {run_dir}.", "Give one of them.")
         return pax.Run(target, load_recipe(RunDir(target).require_recipe(), overlays, sets))
     recipe = load_recipe(target, overlays, sets)
-    return pax.Run(run_dir or default_run_dir(recipe.name), recipe)
+    return pax.Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)

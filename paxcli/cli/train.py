@@ -12,7 +12,7 @@ import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.remote import OnOption, run_on
-from paxcli.cli.runs import load_recipe
+from paxcli.cli.runs import is_run_dir, load_recipe
 from paxcli.cli.startup import restart_tuned
 
 if TYPE_CHECKING:
@@ -85,11 +85,12 @@ def train(
     as_json: JsonOption = False,
     on: OnOption = None,
 ) -> None:
-    """Train a recipe. Resumes from the latest checkpoint in the run directory, if there is one.
+    """Train a recipe, or resume a run by its directory. Resumes from the latest checkpoint in the run directory.
 
     \b
     Examples:
       pax train tiny
+      pax train runs/tiny
       pax train tiny --set num_layers=2 --set num_train_steps=200 --run-dir runs/small
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
@@ -98,10 +99,13 @@ def train(
     from paxcli.profiling.instruments import Instrumentation
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
-    restart_tuned()
-    loaded = load_recipe(recipe, overlays, sets)
+    if not dry_run:
+        restart_tuned()
+    if run_dir is None and is_run_dir(recipe):
+        run_dir = recipe
+    loaded = load_recipe(recipe if run_dir != recipe else f"{recipe}/recipe.yaml", overlays, sets)
     if dry_run:
-        _describe(loaded, run_dir, as_json)
+        _describe(loaded, run_dir, allow_changed, as_json)
         return
     run = pax.train(
         loaded,
@@ -115,14 +119,21 @@ def train(
         say_result(run.result, run_text(run.result), as_json)
 
 
-def _describe(recipe: Recipe, run_dir: str | None, as_json: bool) -> None:
-    from paxcli.training.run_dir import default_run_dir
+def _describe(recipe: Recipe, run_dir: str | None, allow_changed: bool, as_json: bool) -> None:
+    """Prints whether training would start, resume or do nothing. Raises the error of a run that refuses the recipe."""
+    from paxcli.training.loop import resume_step
+    from paxcli.training.run_dir import RunDir, default_run_dir
 
     recipe.validate()
-    sizes = recipe.sizes() | {"run_dir": run_dir or default_run_dir(recipe.name)}
+    run_dir = default_run_dir(recipe.name) if run_dir is None else run_dir
+    done = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed)
+    would = "start" if done is None else f"resume at step {done:,}"
+    if done is not None and done >= recipe.config.task.train.num_train_steps:
+        would = "do nothing: the run is finished"
+    sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir}
     sizes |= {"steps": recipe.config.task.train.num_train_steps}
     shown = [f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}" for name, value in sizes.items()]
-    say_result(sizes, "Would train; nothing was written.\n" + "\n".join(shown), as_json)
+    say_result(sizes, f"Would {would}. Nothing was written.\n" + "\n".join(shown[1:]), as_json)
 
 
 def run_text(result: dict[str, Any]) -> str:

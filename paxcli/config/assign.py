@@ -16,6 +16,7 @@ from paxcli.config.classes import choices, class_of
 from paxcli.config.facts import check_range
 from paxcli.config.fields import union_members
 from paxcli.config.tree import Node, find
+from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean
 
 _SCALARS = (bool, int, str, types.NoneType)
@@ -78,7 +79,7 @@ def _parse(text: Text) -> Any:
     if text == _NONE_OF_PYTHON:
         return None
     try:
-        return yaml.safe_load(text)
+        return parse_yaml(text)
     except (yaml.YAMLError, ValueError):
         return str(text)
 
@@ -153,7 +154,7 @@ def _number(value: Any) -> float:
     """A float; YAML reads `1e-3` as a string."""
     try:
         return float(_require(value, isinstance(value, int | float | str) and not isinstance(value, bool), "float"))
-    except ValueError:
+    except (ValueError, OverflowError):
         raise _Mismatch("float") from None
 
 
@@ -176,7 +177,7 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
     if isinstance(value, fdl.Buildable):
         return value
     allowed = choices(held)
-    if value not in allowed:
+    if not isinstance(value, str) or value not in allowed:
         raise _Mismatch(f"one of {', '.join(sorted(allowed))}" if allowed else held.__name__, allowed)
     cls = allowed[value]
     present = type(node.value) if isinstance(node.value, fdl.Buildable) else declared_kind

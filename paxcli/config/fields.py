@@ -16,7 +16,6 @@ import enum
 import functools
 import inspect
 import itertools
-import math
 import sys
 import types
 import typing
@@ -24,6 +23,9 @@ from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
+
+
+_LARGEST = sys.float_info.max
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Range:
 
     def __contains__(self, value: float) -> bool:
         return (
-            math.isfinite(value)
+            -_LARGEST <= value <= _LARGEST
             and (self.min is None or value >= self.min)
             and (self.max is None or value <= self.max)
             and (self.above is None or value > self.above)

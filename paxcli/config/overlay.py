@@ -11,6 +11,7 @@ import yaml
 
 from paxcli.config.index import find_overlays
 from paxcli.config.paths import resolve_path
+from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -63,16 +64,14 @@ def read_yaml_recipe(path: Path) -> YamlRecipe:
         raise ConfigError(f"{path} does not name its base recipe.", "Begin it with a line such as `recipe: tiny`.")
     if not isinstance(overlays, list) or not all(isinstance(overlay, str) for overlay in overlays):
         raise ConfigError(f"{path}: `overlays` is not a list of names.", "Write `overlays: [cpu]`.")
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path}: `set` is not a mapping.", "Write `set: {num_layers: 4}`.")
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
+        raise ConfigError(f"{path}: `set` is not a mapping of paths to values.", "Write `set: {num_layers: 4}`.")
     return YamlRecipe(recipe, overlays, values)
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        _refuse_duplicates(yaml.compose(text, Loader=yaml.SafeLoader), path)
-        content = yaml.safe_load(text)
+        content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {path}: {error}.") from None
     except yaml.MarkedYAMLError as error:
@@ -85,15 +84,3 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise ConfigError(f"{path} is not a mapping of names to values.", "Write one `path: value` on each line.")
     return content
-
-
-def _refuse_duplicates(node: yaml.Node | None, path: Path) -> None:
-    """Refuses equal keys: YAML itself silently takes the last of them."""
-    if isinstance(node, yaml.MappingNode):
-        seen = set()
-        for key, value in node.value:
-            if key.value in seen:
-                raise ConfigError(f"{path}:{key.start_mark.line + 1}: `{key.value}` occurs twice.", "Keep one.")
-            if isinstance(key.value, str):
-                seen.add(key.value)
-            _refuse_duplicates(value, path)

@@ -1,4 +1,4 @@
-"""Paths of files on this machine and in buckets."""
+"""Paths of files on this machine and in buckets, and the atomic replacement of a file."""
 
 from __future__ import annotations
 
@@ -13,3 +13,24 @@ def resolve_path(target: str | os.PathLike[str]) -> Path:
     from etils import epath
 
     return epath.Path(target)  # pyrefly: ignore[bad-return] - it has the methods of a Path
+
+
+def replace_text(path: str | os.PathLike[str], text: str) -> None:
+    """Replaces a file atomically: after a kill or a power failure it has the old text or the new one, never a part."""
+    name = os.fspath(path)
+    if "://" in name:
+        from etils import epath
+
+        epath.Path(path).write_text(text)  # an upload is atomic
+        return
+    temporary = f"{name}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, name)
+    directory = os.open(os.path.dirname(name) or ".", os.O_RDONLY)
+    try:
+        os.fsync(directory)  # makes the rename durable
+    finally:
+        os.close(directory)

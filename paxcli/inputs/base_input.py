@@ -63,8 +63,8 @@ class BaseInput(Configurable, abc.ABC):
       batch_size: Rows per batch of this process. None: the trainer sets it from the global batch.
       num_infeed_hosts: Number of processes that share the stream. The trainer sets it; 0 becomes 1.
       infeed_host_index: Index of this process among them. The trainer sets it.
-      input_random_seed: Seed of all randomness. None: a training run draws one, the same in every process, and
-        records it; an eval always uses one fixed seed.
+      input_random_seed: Seed of all randomness. None: training uses the run's `random_seed`; an eval always uses one
+        fixed seed.
       reset_for_eval: Whether an eval run is one epoch, from the start of the data.
       eval_loop_num_batches: Number of batches of an eval run without `reset_for_eval`. None, with `reset_for_eval`:
         the full epoch.

@@ -11,6 +11,7 @@ from typing import IO, Any, Protocol
 
 from etils import epath
 
+from paxcli.config.paths import replace_text
 from paxcli.log import log
 
 TRAIN = "train"
@@ -43,7 +44,7 @@ class JsonlWriter:
         self._path = epath.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         kept = _text_up_to(self._path, resume_step)
-        _replace(self._path, kept)
+        replace_text(self._path, kept)
         self._file: IO[str] | None = None
         self._remote_text = kept
         if "://" not in os.fspath(path):
@@ -55,7 +56,7 @@ class JsonlWriter:
         line = json.dumps({"step": step, "split": split, **finite}, allow_nan=False) + "\n"
         if self._file is None:
             self._remote_text += line
-            _replace(self._path, self._remote_text)
+            replace_text(self._path, self._remote_text)
         else:
             self._file.write(line)
             self._file.flush()
@@ -147,10 +148,3 @@ def _text_up_to(path: epath.Path, resume_step: int | None) -> str:
         log.warning("%s: dropped %d lines that are not JSON", path, parsed[:-1].count(None))
     kept = [line for line, entry in zip(lines, parsed, strict=True) if entry and entry["step"] <= resume_step]
     return "".join(line + "\n" for line in kept)
-
-
-def _replace(path: epath.Path, text: str) -> None:
-    """Replaces a file atomically: a reader sees the old text or the new one."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(text)
-    temporary.replace(path)

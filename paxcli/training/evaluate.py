@@ -19,27 +19,41 @@ def evaluate(
     mesh: Mesh,
     metrics: Metrics,
     score_step: Callable | None = None,
+    check_stop: Callable[[int], None] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Metrics of one evaluation run on each input: input name → metric → value.
 
     With a `score_step`, inputs with metrics of their own also compute those, from the scores of their examples.
+    `check_stop` is called before each batch with its number; it raises an exception to end the evaluation.
     """
-    return {str(source.name): _evaluate_one(eval_step, params, source, mesh, metrics, score_step) for source in inputs}
+    check_stop = check_stop or (lambda _: None)
+    return {
+        str(source.name): _evaluate_one(eval_step, params, source, mesh, metrics, score_step, check_stop)
+        for source in inputs
+    }
 
 
 def _evaluate_one(
-    eval_step: Callable, params: dict, source: BaseInput, mesh: Mesh, metrics: Metrics, score_step: Callable | None
+    eval_step: Callable,
+    params: dict,
+    source: BaseInput,
+    mesh: Mesh,
+    metrics: Metrics,
+    score_step: Callable | None,
+    check_stop: Callable[[int], None],
 ) -> dict[str, float]:
     of_scores = source.example_metrics("scores") if score_step is not None else None
     total, scored = None, []
-    for batch in source.eval_batches():
+    for number, batch in enumerate(source.eval_batches()):
+        check_stop(number)
         batch = put_batch(batch, mesh)
         if of_scores is None or score_step is None:
             sums = eval_step(params, batch)
         else:
             sums, examples = score_step(params, batch)
             scored.append(examples)
-        total = sums if total is None else metrics.combine(total, sums)
+        before, total = total, sums if total is None else metrics.combine(total, sums)
+        jax.block_until_ready(before)  # one batch computes while the next is read, so that a stop takes effect soon
     if total is None:
         return {}
     values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}

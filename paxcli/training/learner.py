@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from paxcli.config.configurable import Configurable, part
-from paxcli.config.fields import NonNegativeFloat, PositiveFloat, Range
+from paxcli.config.fields import NonNegativeFloat, NotCompiled, PositiveFloat, Range, Steps
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import path_of
 from paxcli.optim.adamw import AdamW
@@ -41,6 +41,8 @@ class Learner(Configurable):
         over query, key and value where these count as one (`Attention.combine_qkv`); None = off.
       skip_invalid_gradients: Whether to skip the update of a step whose gradients are not finite.
       skip_step_gradient_norm_value: Also skip a step whose global norm, before clipping, is not below this; None = off.
+      max_consecutive_skips: The run ends as diverged after this many skipped steps in a row; None = never. Counted at
+        each report, over the reports without any update.
       ema_decay: Decay of a moving average of the parameters, which evaluation and decoding use; None = off. As in Pax,
         the decay is at most (1 + n) / (10 + n) at step n, and the average takes the parameters before the update.
       bprop_variable_exclusion: Regular expressions. Parameters whose path, such as `stack/layers/attention/query`,
@@ -55,6 +57,7 @@ class Learner(Configurable):
     clip_gradient_single_norm_to_value: PositiveFloat | None = None
     skip_invalid_gradients: bool = True
     skip_step_gradient_norm_value: PositiveFloat | None = None
+    max_consecutive_skips: NotCompiled[Steps | None] = 100
     ema_decay: Annotated[float, Range(above=0, below=1)] | None = None
     bprop_variable_exclusion: tuple[str, ...] = ()
     bprop_variable_inclusion: tuple[str, ...] = ()

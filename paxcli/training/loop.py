@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import math
 import secrets
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -20,15 +19,17 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
-from paxcli.errors import DataError, DivergedError, Stopped
+from paxcli.config.values import plain_values
+from paxcli.errors import DataError, Stopped
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
-from paxcli.metrics.curves import read_runs
+from paxcli.metrics.curves import FILE_NAME, read_runs
 from paxcli.metrics.meter import Meter, Record
-from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter
+from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.nested_map import NestedMap
+from paxcli.training.divergence import DivergenceCheck
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
@@ -42,7 +43,8 @@ from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
 
-_SEED = "train_input.input_random_seed"
+_RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
+_BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +73,7 @@ class TrainingRun:
         self.input = session.experiment.train_input
         self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
         self.eval_step, self.score_step = make_eval_step(self.task), make_score_step(self.task)
+        self.recipe = plain_values(session.config)
         self.seconds = 0.0
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
@@ -78,9 +81,11 @@ class TrainingRun:
         latest = self.store.latest_step()
         if latest is not None:
             state, input_state = self.store.restore(latest, self.session.abstract)
-            if input_state:  # a converted checkpoint has no input position: the input starts at its beginning
-                self.input.set_state(input_state)
             self.report.message(f"Resuming {self.run_dir.path} at step {latest}.")
+            if input_state:
+                self.input.set_state(input_state)
+            else:  # a converted checkpoint
+                self.report.message("The checkpoint has no position of the input, which starts at its beginning.")
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)
         if warm_start is not None:
@@ -95,7 +100,10 @@ class TrainingRun:
         first_step = int(state.step) + 1
         self.meter = self._meter()
         self.writer = self._writers(first_step - 1)
+        self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
         try:
+            if self.is_eval_missing(first_step - 1):
+                self._evaluate(first_step - 1, state)
             for step in range(first_step, self.num_train_steps + 1):
                 self.instrument.before(step)
                 waited = time.perf_counter()
@@ -108,7 +116,7 @@ class TrainingRun:
                 self._emit(self.meter.record(step, metrics, waited))
                 if step == first_step:
                     self._emit(self.meter.flush())  # report the first step at once
-                self._after(step, state, metrics["loss"])
+                self._after(step, state)
             self._emit(self.meter.flush())
         finally:
             self.seconds = time.perf_counter() - started
@@ -136,36 +144,52 @@ class TrainingRun:
         return_free_memory()
         return train_step, state
 
-    def _after(self, step: int, state: TrainState, loss: jax.Array) -> None:
-        """Evaluates, saves or stops, if that is due after step `step`."""
-        train = self.task.train
-        last = step == self.num_train_steps
-        if last or (train.eval_interval_steps and step % train.eval_interval_steps == 0):
+    def _after(self, step: int, state: TrainState) -> None:
+        """Saves, stops or evaluates, in this order, if that is due after step `step`."""
+        last, evaluates = step == self.num_train_steps, self._is_eval_due(step)
+        stops = self.stop.should_stop(at_sync_point=step % self.task.train.summary_interval_steps == 0)
+        if last or stops or self.store.should_save(step):
+            self._save(step, state, force=last or stops)
+        if stops and (evaluates or not last):
+            self._stop(f"saved at step {step} of {self.num_train_steps}")
+        if evaluates:
             self._evaluate(step, state)
-        stopping = self.stop.should_stop(at_sync_point=step % train.summary_interval_steps == 0)
-        if last or stopping or self.store.should_save(step):
-            self._save(step, state, loss, force=last or stopping)
-        if stopping and not last:
-            self.store.wait()
-            raise Stopped(
-                f"Stopped by {self.stop.signal_name} and saved at step {step} of {self.num_train_steps}.",
-                "Start it again to resume from there.",
-            )
 
-    def _save(self, step: int, state: TrainState, loss: jax.Array, force: bool) -> None:
+    def _save(self, step: int, state: TrainState, force: bool) -> None:
         self._emit(self.meter.flush())
-        _check_finite(step, float(loss))  # a diverged state is never saved
+        self.divergence.check_params(step, state.params)
         with self.meter.pause(), TraceAnnotation(SAVE_PHASE):
-            self.store.save(step, state, self.input.get_state(), force=force)
+            self.store.save(step, state, self.input.get_state(), force, self.recipe)
+
+    def _stop(self, what: str) -> None:
+        self.store.wait()
+        raise Stopped(f"Stopped by {self.stop.signal_name} and {what}.", "Start it again to resume from there.")
+
+    def _is_eval_due(self, step: int) -> bool:
+        interval = self.task.train.eval_interval_steps
+        due = step == self.num_train_steps or (interval is not None and step > 0 and step % interval == 0)
+        return due and bool(self.session.experiment.eval_inputs)
+
+    def is_eval_missing(self, step: int) -> bool:
+        """Whether the evaluation after step `step` was due and did not end: the run stopped in between."""
+        if not self._is_eval_due(step) or not (self.run_dir.path / FILE_NAME).exists():
+            return False
+        return not any(
+            line["step"] == step and line["split"] != TRAIN for line in read_runs([self.run_dir.path])[0].lines
+        )
 
     def _evaluate(self, step: int, state: TrainState) -> None:
-        if not self.session.experiment.eval_inputs:
-            return
         self._emit(self.meter.flush())
         params = self.task.train.learner.eval_params(state.params, state.opt_state)
+
+        def check_stop(batch: int) -> None:
+            if self.stop.should_stop(at_sync_point=batch % _BATCHES_PER_SYNC == 0):
+                self._save(step, state, force=True)
+                self._stop(f"saved at step {step} of {self.num_train_steps}, without the end of its evaluation")
+
         with self.meter.pause(), TraceAnnotation(EVALUATE_PHASE):
-            inputs = self.session.experiment.eval_inputs
-            metrics = evaluate(self.eval_step, params, inputs, self.session.mesh, self.task.metrics, self.score_step)
+            inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
+            metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
         self.report.evaluation(step, metrics)
@@ -173,8 +197,8 @@ class TrainingRun:
     def _emit(self, records: list[Record]) -> None:
         for record in records:
             self.report.step(record)
-            self.writer.write(record.step, record.values, split="train")
-            _check_finite(record.step, record.values["loss"])
+            self.writer.write(record.step, record.values, split=TRAIN)
+            self.divergence.check_record(record)
 
     def _meter(self) -> Meter:
         flops = self.task.model.step_flops(self.session.spec)
@@ -194,7 +218,7 @@ class TrainingRun:
             return MultiWriter([])
         path = self.run_dir.path
         return MultiWriter(
-            [JsonlWriter(path / "metrics.jsonl", first_step), TensorBoardWriter(path / "tensorboard", first_step)]
+            [JsonlWriter(path / FILE_NAME, first_step), TensorBoardWriter(path / "tensorboard", first_step)]
         )
 
 
@@ -224,7 +248,7 @@ def train(
 
     Raises:
       Stopped: A signal stopped the run; its state is saved.
-      DivergedError: The loss is not finite.
+      DivergedError: The loss or the parameters are not finite.
       ConfigError: Among others, the recipe does not fit into the devices' memory.
     """
     start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
@@ -237,10 +261,7 @@ def train(
             report = report or stack.enter_context(ProgressPrinter())
         else:
             report = Silent()
-        seed = _input_seed(config, run_dir)
-        if config.train_input.input_random_seed != seed:
-            config, recipe_text = copy.deepcopy(config), with_set(recipe_text, _SEED, seed)
-            config.train_input.input_random_seed = seed
+        config, recipe_text = with_seeds(config, recipe_text, run_dir)
         if is_first:
             run_dir.check_same_recipe(config, allow_changed)
         # In this order, since JAX's own start-up installs a handler for SIGTERM.
@@ -249,7 +270,7 @@ def train(
         session.experiment.train_input.check_data()
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
         done = run.store.latest_step() or 0
-        if done >= run.num_train_steps:
+        if done >= run.num_train_steps and not run.is_eval_missing(done):
             report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
             return run_summary(run_dir, done) if is_first else None
         if is_first:
@@ -260,15 +281,43 @@ def train(
     return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
 
-def _input_seed(config: fdl.Config[Experiment], run_dir: RunDir) -> int:
-    """The seed of the training data: the recipe's, else the one that the run started with, else a random one."""
-    seed = config.train_input.input_random_seed
-    if seed is None:
-        seed = run_dir.original_config().get(_SEED)
-        seed = secrets.randbits(31) if seed is None else seed
-        if jax.distributed.is_initialized():
-            seed = int(multihost_utils.broadcast_one_to_all(np.uint32(seed)))
-    return seed
+def resume_step(
+    config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir, allow_changed: bool = False
+) -> int | None:
+    """The step that training would resume at; None = it would start a new run. Writes nothing.
+
+    Raises:
+      ConfigError: The run in the directory refuses the recipe.
+    """
+    config, _ = with_seeds(config, recipe_text, run_dir)
+    run_dir.check_same_recipe(config, allow_changed)
+    return CheckpointStore(run_dir.checkpoints).latest_step()
+
+
+def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir) -> tuple[fdl.Config[Experiment], str]:
+    """The recipe, as config and as YAML, with the seed of the run and that of its training data filled in.
+
+    A seed that the recipe leaves at None is the one that the run started with. In a new run `random_seed` is then
+    drawn, and the data's seed is `random_seed`.
+    """
+    train, data = config.task.train, config.train_input
+    if train.random_seed is not None and data.input_random_seed is not None:
+        return config, recipe_text
+    config, before = copy.deepcopy(config), run_dir.original_config()
+    train, data = config.task.train, config.train_input
+    if train.random_seed is None:
+        train.random_seed = before.get(_RUN_SEED) or _draw_seed()
+        recipe_text = with_set(recipe_text, _RUN_SEED, train.random_seed)
+    if data.input_random_seed is None:
+        data.input_random_seed = before.get(_DATA_SEED, train.random_seed)
+        recipe_text = with_set(recipe_text, _DATA_SEED, data.input_random_seed)
+    return config, recipe_text
+
+
+def _draw_seed() -> int:
+    """A random seed, the same in every process."""
+    seed = secrets.randbits(31) or 1
+    return int(multihost_utils.broadcast_one_to_all(np.uint32(seed))) if jax.distributed.is_initialized() else seed
 
 
 def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
@@ -284,15 +333,6 @@ def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
     }
 
 
-def _check_finite(step: int, loss: float | None) -> None:
-    if loss is None or not math.isfinite(loss):
-        raise DivergedError(
-            f"The loss of step {step} is {loss}. Earlier checkpoints are kept.",
-            "Lower `learning_rate` or `clip_gradient_norm_to_value`, lengthen the warm-up, or look at the batches with "
-            "`pax inspect-input`.",
-        )
-
-
 def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any]:
     tokens = tokens_in(session.spec)
     return {
@@ -302,6 +342,7 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
         "global_batch_size": session.global_batch_size,
         "tokens_per_step": tokens * run.input.num_infeed_hosts if tokens else None,
         "peak_flops_per_device": session.peak_flops,
+        "data_seed": session.config.train_input.input_random_seed,
         "first_step": first_step,
         "num_train_steps": run.num_train_steps,
     }

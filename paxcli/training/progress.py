@@ -84,6 +84,7 @@ class ProgressPrinter:
             f"{facts['parameters']:,} parameters",
             f"global batch {facts['global_batch_size']:,}" + (f" = {tokens:,} tokens" if tokens else ""),
             f"{facts['devices']} as {facts['mesh']}",
+            f"data seed {facts['data_seed']}",
             f"steps {facts['first_step']} → {facts['num_train_steps']}",
         ]
         self.message(" · ".join(parts))

@@ -15,11 +15,13 @@ import yaml
 from etils import epath
 
 import paxcli
+from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.config.diff import changed_lines
 from paxcli.config.facts import is_at_or_below, marked_paths
 from paxcli.config.fields import Mark
-from paxcli.config.paths import resolve_path
+from paxcli.config.paths import replace_text, resolve_path
 from paxcli.config.render import config_text, parse_config_text
+from paxcli.config.tree import walk
 from paxcli.errors import ConfigError, DataError, MissingError
 
 
@@ -32,7 +34,14 @@ class RunDir:
     """A run directory: `recipe.yaml`, `config.txt`, `environment.json`, metrics and checkpoints, with one writer."""
 
     def __init__(self, path: str | os.PathLike):
-        self.path = epath.Path(path)
+        """Names the directory and touches nothing; a leading `~` is the home directory.
+
+        Raises:
+          ConfigError: The path is empty.
+        """
+        if not os.fspath(path):
+            raise ConfigError("The path of the run directory is empty.", "Give one, such as `--run-dir runs/a`.")
+        self.path = epath.Path(path).expanduser() if "://" not in os.fspath(path) else epath.Path(path)
 
     @property
     def checkpoints(self) -> epath.Path:
@@ -110,12 +119,31 @@ class RunDir:
             yield
 
     def original_config(self) -> dict[str, Any]:
-        """Path → value of the config that this run started with; empty for a new run."""
+        """Path → value of the config that this run started with; empty for a new run.
+
+        It is in `config.txt`, and in the manifest of every checkpoint for a run directory without that file.
+
+        Raises:
+          DataError: `config.txt` is damaged.
+        """
         path = self.path / "config.txt"
-        return parse_config_text(path.read_text()) if path.exists() else {}
+        if path.exists():
+            try:
+                return parse_config_text(path.read_bytes().decode())
+            except (UnicodeDecodeError, DataError) as error:
+                reason = error.message if isinstance(error, DataError) else f"It is not UTF-8: {error}."
+                raise DataError(
+                    f"{path} is damaged. {reason}",
+                    "Restore it from a backup, or delete it: checkpoints record the recipe and its seeds too.",
+                ) from error
+        store = CheckpointStore(self.checkpoints)
+        latest = store.latest_step()
+        return {} if latest is None else dict(store.recipe(latest))
 
     def check_same_recipe(self, config, allow_changed: bool) -> None:
         """Refuses to resume with a recipe that differs from the one that this run started with.
+
+        A field that is newer than the run and has its default is not a difference: the run behaved so without it.
 
         Raises:
           ConfigError: Fields differ, and `allow_changed` is false or they are not safe to change. Names them.
@@ -124,9 +152,10 @@ class RunDir:
         if not before:
             return
         now = parse_config_text(config_text(config))
-        changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
+        new = {node.path for node in walk(config) if not node.is_set} - before.keys()
+        changed = sorted(path for path in before.keys() | now.keys() - new if before.get(path) != now.get(path))
         safe = marked_paths(config, Mark.SAFE_ON_RESUME)
-        unsafe = [path for path in changed if not is_at_or_below(path, safe)]
+        unsafe = [path for path in changed if path in now and not is_at_or_below(path, safe)]
         refused = unsafe if allow_changed else changed
         if not refused:
             return
@@ -141,7 +170,7 @@ class RunDir:
         import jax
 
         self._write_recipe(recipe_text)
-        (self.path / "config.txt").write_text(config_text(config))
+        replace_text(self.path / "config.txt", config_text(config))
         environment = {
             "pax": paxcli.__version__,
             "python": platform.python_version(),
@@ -153,10 +182,10 @@ class RunDir:
             "num_processes": jax.process_count(),
             "command": sys.argv,
         }
-        (self.path / "environment.json").write_text(json.dumps(environment, indent=2) + "\n")
+        replace_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 
     def _write_recipe(self, text: str) -> None:
-        """Writes `recipe.yaml`. If `text` is based on the old `recipe.yaml`, that is renamed and stays its base."""
+        """Writes `recipe.yaml`. If `text` is based on the old `recipe.yaml`, a copy of that stays its base."""
         own, content = self.path / "recipe.yaml", yaml.safe_load(text)
         if epath.Path(content["recipe"]) == epath.Path(resolve_path(own)):
             more, kept = {**content, "recipe": None}, {**yaml.safe_load(own.read_text()), "recipe": None}
@@ -164,6 +193,6 @@ class RunDir:
                 return
             taken = {path.name for path in self.path.glob("recipe-*.yaml")}
             base = next(name for i in itertools.count(1) if (name := f"recipe-{i}.yaml") not in taken)
-            own.rename(self.path / base)
+            replace_text(self.path / base, own.read_text())
             text = yaml.safe_dump({**content, "recipe": base}, sort_keys=False, allow_unicode=True)
-        own.write_text(text)
+        replace_text(own, text)

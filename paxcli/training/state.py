@@ -95,7 +95,8 @@ def create_state(task: SingleTask, spec: NestedMap, abstract: TrainState) -> Tra
     on_cpu = all(device.platform == "cpu" for device in abstract.step.sharding.device_set)
     # Runs once, so on a CPU optimizing it takes longer than it saves.
     options = {"xla_backend_optimization_level": 0} if on_cpu else None
-    return jax.jit(create, out_shardings=shardings, compiler_options=options)(jnp.uint32(task.train.random_seed))
+    seed = jnp.uint32(task.train.random_seed or 0)  # a run draws the seed if it is None; profiling needs no certain one
+    return jax.jit(create, out_shardings=shardings, compiler_options=options)(seed)
 
 
 def bytes_per_device(tree: Any) -> int:

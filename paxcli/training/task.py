@@ -127,7 +127,8 @@ class Train(Configurable):
       num_microbatches: Gradient accumulation: slices of the batch that run one at a time, to save memory.
       summary_interval_steps: Steps between reports.
       eval_interval_steps: Steps between evaluations; None = only after the last step.
-      random_seed: Seed of parameters and noise; the seed of the data is `train_input.input_random_seed`.
+      random_seed: Seed of parameters and noise, and of the data unless `train_input.input_random_seed` is set; None =
+        a run draws one and records it.
     """
 
     learner: SafeOnResume[Learner] = part(Learner)
@@ -137,7 +138,7 @@ class Train(Configurable):
     num_microbatches: SafeOnResume[PositiveInt] = 1
     summary_interval_steps: SafeOnResume[NotCompiled[Steps]] = 10
     eval_interval_steps: SafeOnResume[NotCompiled[Steps | None]] = None
-    random_seed: NotCompiled[Seed] = 1234
+    random_seed: NotCompiled[Seed | None] = 1234
 
 
 @dataclasses.dataclass(frozen=True)

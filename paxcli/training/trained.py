@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -11,8 +12,9 @@ import jax
 
 from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.warm_start import load_params
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inputs.base_input import Prompts
+from paxcli.log import log
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
 from paxcli.models.decoding import Sampling
 from paxcli.training.decode import check_decodes, decode, decode_data
@@ -61,6 +63,10 @@ class TrainedRun:
         """Metrics of one checkpoint on all evaluation inputs: input name → metric → value. Written to `eval/` too.
 
         Each evaluation starts the inputs over, so that checkpoints are compared on the same examples.
+
+        Raises:
+          ConfigError: The recipe has no evaluation input.
+          DivergedError: A loss is not finite.
         """
         inputs = self._session.experiment.eval_inputs
         if not inputs:
@@ -73,8 +79,17 @@ class TrainedRun:
         with self._session.active():
             params = self.params(step)
             metrics = evaluate(self._eval_step, params, inputs, self._session.mesh, combine, self._score_step)
-        self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
-        self._write_metrics("eval", step, metrics)
+        for name, values in metrics.items():
+            if not math.isfinite(values.get("loss", 0.0)):
+                raise DivergedError(
+                    f"The loss of the checkpoint of step {step} on `{name}` is {values['loss']}.",
+                    f"Evaluate an earlier one with `--step`. There are {format_steps(self.steps())}.",
+                )
+        try:
+            self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
+            self._write_metrics("eval", step, metrics)
+        except OSError as error:  # the result is worth more than its file
+            log.warning("The metrics of step %d were not written to %s: %s", step, self._run_dir.path / "eval", error)
         return metrics
 
     def watch(self) -> Iterator[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.manifest import _checksum
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.errors import DataError, PaxError
 from tests.checkpoint.states import abstract, assert_same_bits, make_state
@@ -74,6 +76,26 @@ def test_damage_of_any_file_is_detected(checkpoints, tmp_path, kind):
         damage(copy / "3" / name, kind)
         results.append(outcome(copy))  # `right` if the damaged bytes are never read
     assert "refused" in results or kind not in SURE
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("arrays", None),
+        ("arrays", {"params.w": {"shape": [1]}}),
+        ("input_states", []),
+        ("input_states", [3]),
+        ("step", "x"),
+    ],
+)
+def test_a_forged_manifest_is_detected(checkpoints, tmp_path, part, value):
+    """Its checksum is right, and its content is not."""
+    shutil.copytree(checkpoints, tmp_path / "copy")
+    for file in (tmp_path / "copy").glob("*/manifest/metadata"):
+        content = json.loads(file.read_text())["content"] | {part: value}
+        file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
+    with pytest.raises(DataError, match="manifest is damaged"):
+        CheckpointStore(tmp_path / "copy").restore(3, abstract(make_state()))
 
 
 def test_the_input_state_is_protected_too(checkpoints, tmp_path):

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+
+import pytest
+import typer
+
+from paxcli.cli.output import run
 
 Pax = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -59,3 +66,41 @@ def test_version(pax: Pax) -> None:
     from paxcli import __version__
 
     assert pax("--version").stdout == f"pax {__version__}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_command_though_its_exception_is_lost(tmp_path: pathlib.Path, number: signal.Signals) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfrom paxcli.config.recipe import recipe\n\n"
+        "@recipe()\ndef slow():\n    open('started', 'w').close()\n"
+        "    try:\n        time.sleep(60)\n    except KeyboardInterrupt:\n        pass\n    time.sleep(60)\n"
+    )
+    command = [sys.executable, "-m", "paxcli", "recipes", "show", "slow.py", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as process:
+        while not (tmp_path / "started").exists() and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(number)
+        stdout, stderr = process.communicate(timeout=50)
+    assert process.returncode == 128 + number
+    assert json.loads(stdout)["error"]["exit_code"] == 128 + number and "Traceback" not in stderr
+
+
+def test_a_full_disk_is_the_machine_s_fault(tmp_path: pathlib.Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "paxcli", "recipes", "ls", "--json"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 3, done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+def test_faults_of_the_machine_are_not_bugs(number: int, capsys: pytest.CaptureFixture) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def write() -> None:
+        raise OSError(number, os.strerror(number), "runs/a/metrics.jsonl.tmp")
+
+    assert run(app, []) == 3
+    assert "runs/a/metrics.jsonl.tmp" in capsys.readouterr().err

@@ -73,7 +73,35 @@ def test_recipe_yaml_is_the_run_again(trained, tmp_path, pax):
 def test_dry_run_touches_nothing(tmp_path, pax):
     done = pax("train", "tiny", "--dry-run", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["parameters"] > 3e6
+    assert json.loads(done.stdout)["would"] == "start"
     assert not list(tmp_path.iterdir())
+    empty = pax("train", "tiny", "--run-dir=", "--dry-run", "--json")
+    assert empty.returncode == 2 and "is empty" in _error(empty)["message"]
+
+
+def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys):
+    import shutil
+
+    from paxcli.cli.main import app, run
+
+    shutil.copytree(trained[0], tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    more = ["--set=num_train_steps=24", "--allow-changed"]
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+
+    def dry_run(*arguments):
+        code = run(app, ["train", "mine", *arguments, "--dry-run", "--json"])
+        return code, json.loads(capsys.readouterr().out)
+
+    assert dry_run()[1]["would"] == "do nothing: the run is finished"
+    assert dry_run(*more)[1]["would"] == "resume at step 20"
+    code, refused = dry_run("--set=num_layers=2")
+    assert code == 2 and "num_layers" in refused["error"]["message"]
+    assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    done = pax("train", "mine", *more, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 24 and "at step 20" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_eval(trained, pax):
@@ -198,16 +226,16 @@ def test_run_directory_is_in_use(tmp_path, pax):
     assert done.returncode == 2 and "in use" in _error(done)["message"]
 
 
-def test_checkpoint_of_another_shape(trained, tmp_path, pax):
-    """The recorded recipe is gone, so only the checkpoint itself can tell."""
+def test_checkpoint_of_another_recipe(trained, tmp_path, pax):
+    """Without `config.txt`, the checkpoint's own record of the recipe tells."""
     import shutil
 
     run_dir, *_ = trained
     shutil.copytree(run_dir, tmp_path / "copy")
     (tmp_path / "copy" / "config.txt").unlink()
     done = pax("train", "tiny", *quick(num_train_steps=30, hidden_dims=128), "--run-dir=copy", "--json")
-    assert done.returncode == 5, done.stdout + done.stderr
-    assert "w_in" in _error(done)["message"]
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "hidden_dims" in _error(done)["message"]
 
 
 def test_divergence(tmp_path, pax):

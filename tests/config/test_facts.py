@@ -37,7 +37,7 @@ OUT_OF_RANGE = [
     ("num_train_steps", 0, r"at least 1 \(steps\)"),
     ("num_microbatches", 0, "at least 1"),
     ("percore_batch_size", -1, r"above 0 \(examples\) or null"),
-    ("random_seed", -1, "at least 0 and at most 4294967295"),
+    ("random_seed", -1, "at least 0 and at most 4294967295 or null"),
     ("save_interval_steps", 0, r"at least 1 \(steps\)"),
     ("save_max_to_keep", 0, "at least 1 or null"),
     ("peak_tflops", 0, r"above 0 \(TFLOP/s\) or null"),

@@ -8,6 +8,7 @@ import pytest
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.config.assign import assign
 from paxcli.config.render import config_text
+from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.patterned_stack import PatternedStack
@@ -52,3 +53,26 @@ def test_what_may_not(tmp_path, path, value):
     full = assign(changed, path, value)
     with pytest.raises(ConfigError, match=full):
         RunDir(tmp_path).check_same_recipe(changed, allow_changed=True)
+
+
+def test_a_run_of_an_earlier_version_resumes(tmp_path):
+    """Its config lacks the fields that are newer than it, and has those that were removed since."""
+    config, run_dir = resolve("tiny").config, RunDir(tmp_path)
+    lines = config_text(config).splitlines()
+    newer = "task.model.stack.block.attention.qk_norm = null"
+    assert newer in lines
+    (tmp_path / "config.txt").write_text("\n".join(line for line in lines if line != newer) + "\n")
+    run_dir.check_same_recipe(config, allow_changed=False)
+    (tmp_path / "config.txt").write_text("\n".join([*lines, "task.model.stack.block.attention.removed = 3"]) + "\n")
+    with pytest.raises(ConfigError, match="removed: 3 → unset") as error:
+        run_dir.check_same_recipe(config, allow_changed=False)
+    assert "--allow-changed" in error.value.hint
+    run_dir.check_same_recipe(config, allow_changed=True)
+
+
+def test_a_newer_field_that_the_recipe_sets_is_a_change(tmp_path):
+    text = config_text(resolve("tiny").config)
+    line = "task.model.stack.block.attention.window = null\n"
+    (tmp_path / "config.txt").write_text(text.replace(line, ""))
+    with pytest.raises(ConfigError, match="window: unset → 8"):
+        RunDir(tmp_path).check_same_recipe(resolve("tiny", (), ["window=8"]).config, allow_changed=True)

@@ -64,9 +64,9 @@ _OFF = {
 _NUM_KINDS, _LOCAL_TIMESCALE = "number of layer kinds", "local timescale"
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
 _MUST_BE_EQUAL = (_MODEL, _LEARNER)
-# These change how weights are stored or initialized, not what the model computes.
+# These change how weights are stored or initialized, or when a run gives up, not what the model computes.
 _MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
-_MAY_DIFFER += ("decay_norms_and_biases",)
+_MAY_DIFFER += ("max_consecutive_skips", "decay_norms_and_biases")
 
 
 def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, str], list[str]]:

@@ -239,7 +239,7 @@ def _state(
     for kind in ("mu", "nu") if with_optimizer and model.moments else ():
         of_kind = model.to_pax(source.reader(kind), kind)
         arrays |= {name: of_kind[param] for name, (found, param) in model.moments.items() if found == kind}
-    root = jax.random.key(config.task.train.random_seed)
+    root = jax.random.key(config.task.train.random_seed or 0)
     arrays |= {"step": np.int32(step), "key": np.asarray(jax.random.key_data(jax.random.fold_in(root, 1)))}
     for name, leaf in model.state.items():
         if name.endswith(".count"):

@@ -1,0 +1,73 @@
+"""Ends a run that diverged: a loss or parameters that are not finite, or too many skipped steps in a row."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from paxcli.errors import DivergedError
+from paxcli.metrics.meter import MetricValue, Record
+from paxcli.training.learner import Learner
+
+_HINT = (
+    "Lower `learning_rate` or `clip_gradient_norm_to_value`, lengthen the warm-up, or look at the batches with "
+    "`pax inspect-input`."
+)
+
+
+class DivergenceCheck:
+    """Checks the reports of a run, and the parameters of each checkpoint.
+
+    Args:
+      learner: What skips steps whose gradients are not finite.
+      step: The step that the run starts from.
+      skipped_steps: Steps that were skipped up to there.
+    """
+
+    def __init__(self, learner: Learner, step: int, skipped_steps: int):
+        self._learner = learner
+        self._step, self._skipped_steps = step, skipped_steps
+        self._in_a_row = 0
+
+    def check_record(self, record: Record) -> None:
+        """Raises DivergedError when a reported loss is not finite, or no step of the last reports updated.
+
+        A loss that is not finite is accepted if its step was skipped and the parameters are finite.
+        """
+        values = record.values
+        steps, skipped = record.step - self._step, values["skipped_steps"] - self._skipped_steps  # pyrefly: ignore
+        self._step, self._skipped_steps = record.step, int(values["skipped_steps"])  # pyrefly: ignore
+        self._in_a_row = self._in_a_row + steps if skipped == steps else 0
+        was_skipped = self._learner.skip_invalid_gradients and not _is_finite(values["grad_norm"])
+        if not _is_finite(values["loss"]) and not (was_skipped and _is_finite(values["param_norm"])):
+            raise DivergedError(
+                f"The loss of step {record.step} is {values['loss']}. Earlier checkpoints are kept.", _HINT
+            )
+        most = self._learner.max_consecutive_skips
+        if most is not None and self._in_a_row >= most:
+            raise DivergedError(
+                f"The last {self._in_a_row} steps up to step {record.step} were skipped: their gradients are not "
+                "finite, or above `skip_step_gradient_norm_value`. Earlier checkpoints are kept.",
+                _HINT + " `max_consecutive_skips` is the limit.",
+            )
+
+    def check_params(self, step: int, params: Any) -> None:
+        """Raises DivergedError when parameters are not finite, so that they are never saved."""
+        if not _all_finite(params):
+            raise DivergedError(
+                f"The parameters after step {step} are not finite: they are not saved. Earlier checkpoints are kept.",
+                _HINT,
+            )
+
+
+@jax.jit
+def _all_finite(params: Any) -> jax.Array:
+    """One reduction over all parameters, on the devices that hold them."""
+    return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
+
+
+def _is_finite(value: MetricValue) -> bool:
+    return value is not None and math.isfinite(value)

@@ -1,0 +1,142 @@
+"""Runs of the same command, and runs whose directory was damaged in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+from typing import Any
+
+import pytest
+
+import paxcli as pax
+from paxcli.errors import ConfigError, DataError, Stopped
+from paxcli.mesh import sharding
+from tests.training.runs import evals, losses
+
+_SIZES = {"num_layers": 1, "model_dims": 16, "hidden_dims": 32, "num_heads": 1, "max_seq_len": 16}
+_SIZES |= {"global_batch_size": 4, "summary_interval_steps": 1, "warmup_steps": 1}
+
+
+class Messages:
+    """A reporter that keeps messages and facts."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.facts: dict[str, Any] = {}
+
+    def start(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+
+    def step(self, record: Any) -> None:
+        pass
+
+    def evaluation(self, step: int, metrics: Any) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def small_recipe(steps: int = 2, **sets: Any) -> pax.Recipe:
+    """A very small model. Without evaluation, unless `eval_inputs` is None."""
+    values = {**_SIZES, "num_train_steps": steps, "save_interval_steps": 1, "eval_inputs": [], **sets}
+    return pax.load("tiny", set={path: value for path, value in values.items() if path != "eval_inputs" or value == []})
+
+
+def train(run_dir: pathlib.Path, steps: int = 2, progress: Messages | None = None, **sets: Any) -> Messages:
+    """Trains a very small model in this process."""
+    progress = progress or Messages()
+    pax.train(small_recipe(steps, **sets), run_dir, allow_changed=True, progress=progress)
+    return progress
+
+
+def test_the_same_command_is_the_same_run(tmp_path: pathlib.Path) -> None:
+    first, second = train(tmp_path / "a"), train(tmp_path / "b")
+    assert first.facts["data_seed"] == second.facts["data_seed"] == 1234
+    assert losses(tmp_path / "a") == losses(tmp_path / "b") != losses_of(tmp_path / "c", random_seed=7)
+
+
+def losses_of(run_dir: pathlib.Path, **sets: Any) -> dict[int, float]:
+    train(run_dir, **sets)
+    return losses(run_dir)
+
+
+def test_a_drawn_seed_is_recorded_and_resumed(tmp_path: pathlib.Path) -> None:
+    seed = train(tmp_path / "a", random_seed=None).facts["data_seed"]
+    assert seed != train(tmp_path / "b", random_seed=None).facts["data_seed"]
+    assert f"task.train.random_seed: {seed}" in (tmp_path / "a" / "recipe.yaml").read_text()
+    assert train(tmp_path / "a", steps=3, random_seed=None).facts["data_seed"] == seed
+
+
+def test_a_checkpoint_has_all_that_a_resume_needs(tmp_path: pathlib.Path) -> None:
+    seed = train(tmp_path / "a", random_seed=None).facts["data_seed"]
+    for name in ("config.txt", "recipe.yaml", "environment.json"):
+        (tmp_path / "a" / name).unlink()
+    with pytest.raises(ConfigError, match=r"(?s)started with another recipe.*clip_gradient_norm"):
+        pax.train(
+            pax.load("tiny", set={**_SIZES, "eval_inputs": [], "clip_gradient_norm_to_value": 0.5}), tmp_path / "a"
+        )
+    assert train(tmp_path / "a", steps=3, random_seed=None).facts["data_seed"] == seed
+
+
+@pytest.mark.parametrize("content", [b"", b"task.model.dtype = flo", b"a = 1\n\xff\xfe"])
+def test_a_damaged_config_is_unusable_data_with_a_way_out(tmp_path: pathlib.Path, content: bytes) -> None:
+    train(tmp_path / "a")
+    (tmp_path / "a" / "config.txt").write_bytes(content)
+    with pytest.raises(DataError, match="config.txt is damaged") as caught:
+        train(tmp_path / "a", steps=3)
+    assert "delete it" in str(caught.value.hint)
+    (tmp_path / "a" / "config.txt").unlink()
+    assert "at step 2" in train(tmp_path / "a", steps=3).lines[0]
+
+
+def test_a_manifest_without_a_recipe_can_be_read(tmp_path: pathlib.Path) -> None:
+    """As earlier versions wrote it."""
+    from paxcli.checkpoint.manifest import _checksum
+
+    train(tmp_path / "a")
+    (tmp_path / "a" / "config.txt").unlink()
+    file = tmp_path / "a" / "checkpoints" / "2" / "manifest" / "metadata"
+    content = json.loads(file.read_text())["content"]
+    assert content.pop("recipe")["task.model.model_dims"] == 16
+    content["format"] = 1
+    file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
+    assert "at step 2" in train(tmp_path / "a", steps=3).lines[0]
+
+
+class Signaller(Messages):
+    """Sends SIGTERM to this process before evaluation batch number `at`, counted over all evaluations."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, at: int):
+        super().__init__()
+        self.batches = 0
+        real = sharding.put_batch
+
+        def put_batch(*arguments: Any) -> Any:
+            self.batches += 1
+            if self.batches == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return real(*arguments)
+
+        monkeypatch.setattr("paxcli.training.evaluate.put_batch", put_batch)
+
+
+def test_a_signal_during_an_evaluation_saves_and_stops_between_batches(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation is made up for when the run resumes, also that of the last step."""
+    several = {"eval_inputs": None, "save_interval_steps": 100, "eval_interval_steps": 2}
+    several |= {"eval_inputs.0.reset_for_eval": False, "eval_inputs.0.eval_loop_num_batches": 6}
+    train(tmp_path / "straight", steps=4, **several)
+    for stopped_at, batch in ((2, 2), (4, 6 + 2)):
+        with (
+            monkeypatch.context() as patched,
+            pytest.raises(Stopped, match=f"saved at step {stopped_at} of 4, without"),
+        ):
+            train(tmp_path / "a", 4, Signaller(patched, batch), **several)
+        assert pax.Run(tmp_path / "a").steps[-1] == stopped_at and stopped_at not in evals(tmp_path / "a")
+    assert "at step 4" in train(tmp_path / "a", steps=4, **several).lines[0]
+    assert evals(tmp_path / "a").keys() == evals(tmp_path / "straight").keys() == {2, 4}
+    assert "is finished" in train(tmp_path / "a", steps=4, **several).lines[0]
