@@ -132,7 +132,7 @@ def options_of(words: Iterable[Word]) -> dict[str, Word]:
             name, equals, value = word.text[2:].partition("=")
             waiting = name.lower().replace("_", "-")
             if equals:
-                options[waiting] = Word(value, word.missing)
+                options[waiting] = word.slice(len(word.text) - len(value))
                 waiting = ""
         elif waiting:
             options[waiting] = word
