@@ -31,7 +31,7 @@ OpenScript = Callable[[str], str | None]
 """Returns the text of another script that a script names, or None if there is no such file."""
 
 _QUIET = ("echo", "set", "printf", ":", "true", "exit", "sleep", "date", "shift", "cd", "popd", "pushd")
-_RUNS_SCRIPT = ("bash", "sh", "source", ".", "/bin/bash")
+_RUNS_SCRIPT = ("bash", "sh", "/bin/bash")
 _TESTS = ("test", "true", "false", ":")
 _TAKES_ARGUMENTS = re.compile(r"""(export|declare|local)?\s*["']?\$\{?KEY\}?["']?=["']?\$\{?VALUE\}?["']?""")
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
@@ -327,6 +327,8 @@ class _Evaluator:
         elif name == "eval" or (name in _RUNS_SCRIPT and words[1:2] and words[1].text == "-c"):
             inner = words[1:] if name == "eval" else words[2:3]
             self._string(node, " ".join(word.as_script() for word in inner), self.options)
+        elif name in ("source", "."):
+            self._source(node, words[1:])
         elif name in _RUNS_SCRIPT or words[0].text.endswith(".sh"):
             self._script(node, words if words[0].text.endswith(".sh") else words[1:])
         elif name not in _QUIET and not name.endswith("["):
@@ -388,6 +390,16 @@ class _Evaluator:
         inner.run(_parse(text))
         for launch in self.found.launches[before:]:
             launch.note = launch.note or _comment_after(node)
+        return None
+
+    def _source(self, node: Node, words: Sequence[Word]) -> None:
+        """Evaluates another script with the variables of this one, which keep its assignments."""
+        name = words[0].text if words else ""
+        text = self.open_script(name) if name and self.depth < _MAX_SCRIPTS else None
+        if text is None:
+            return self._skip(node, "a script that was not found; the variables that it sets are unknown")
+        inner = dataclasses.replace(self, depth=self.depth + 1, line=self.line or node.start_point[0] + 1)
+        inner.run(_parse(text))
         return None
 
     def _script(self, node: Node, words: Sequence[Word]) -> None:

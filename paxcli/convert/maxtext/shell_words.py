@@ -46,7 +46,7 @@ class Word:
 
     @staticmethod
     def unknown(text: str, names: Iterable[str]) -> Word:
-        """A text of which every part depends on unset variables or commands."""
+        """A text whose every part depends on unset variables or commands."""
         return Word(text, tuple(Gap(0, len(text), name) for name in sorted(names)))
 
     @property
