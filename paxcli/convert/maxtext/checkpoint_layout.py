@@ -7,7 +7,8 @@ The numbers are the same unless a scale or a shift is named:
 - With Llama 3.1's RoPE, MaxText rotates adjacent features of a head, pax features i and i + H/2.
 - A layer of MaxText's Gemma 2 is two of pax's, `…_local` and `…_global`. Of Gemma 3, six layers are one scanned
   block, and the layers that remain are apart.
-- Query, key and value may be one array, and so may the two halves of a gated feed-forward.
+- Query, key and value may be one array, [E, 3, N, H] or [E, N + 2 K, H], and so may the two halves of a gated
+  feed-forward.
 - In most blocks, MaxText does not multiply queries by 1 / sqrt(H): their weights are smaller instead.
 - The scale of an RMS norm is the factor in MaxText; in pax it may be the factor less 1.
 """
@@ -18,7 +19,7 @@ import dataclasses
 from collections.abc import Collection
 
 from paxcli.checkpoint.reading import listing
-from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, deinterleave, pax_layers, transpose, unstack
+from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, deinterleave, pax_layers, split, transpose, unstack
 from paxcli.errors import ConfigError
 
 _LLAMA = ("pre_self_attention_layer_norm", "post_self_attention_layer_norm", "", "")
@@ -51,6 +52,8 @@ class MaxTextLayout:
       scanned: Whether its layers are stacked (`scan_layers`).
       scan_axis: Along which dimension (`param_scan_axis`).
       fused_qkv: Whether query, key and value are one array.
+      fused_heads: Heads of query, key and value, if that array has them in one dimension, as in most blocks since July
+        2026; None = it has a dimension of 3, [E, 3, N, H].
       fused_mlp: Whether both halves of a gated feed-forward are.
     """
 
@@ -61,6 +64,7 @@ class MaxTextLayout:
     scanned: bool = True
     scan_axis: int = 1
     fused_qkv: bool = False
+    fused_heads: tuple[int, int, int] | None = None
     fused_mlp: bool = False
 
 
@@ -175,7 +179,9 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
     for part, ending in (("kernel", ""), ("bias", "_bias")):
         query, key, value = (f"attention.{name}{ending}" for name in ("query", "key", "value"))
         if maxtext.fused_qkv:
-            steps = (unstack(-3), deinterleave(0, 1)) if rope else (unstack(-3),)
+            heads = maxtext.fused_heads
+            parts = split(-2, *heads) if heads is not None else unstack(-3)
+            steps = (parts, deinterleave(0, 1)) if rope else (parts,)
             rules.append(_rule(f"self_attention.qkv_proj.{part}", (query, key, value), steps))
         else:
             rules += [

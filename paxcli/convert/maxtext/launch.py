@@ -132,7 +132,7 @@ def options_of(words: Iterable[Word]) -> dict[str, Word]:
             name, equals, value = word.text[2:].partition("=")
             waiting = name.lower().replace("_", "-")
             if equals:
-                options[waiting] = Word(value, word.missing)
+                options[waiting] = word.slice(len(word.text) - len(value))
                 waiting = ""
         elif waiting:
             options[waiting] = word
@@ -157,6 +157,9 @@ def read_arguments(words: Sequence[Word], lines: Sequence[int], launch: Launch) 
             launch.diagnostics.append(Diagnostic(line, f"{text} {after}", reason))
             launch.pairs.append(Pair(text[:-1], after, line, words[at + 1].missing))
             at += 1
-        elif text or not word.missing:
+        elif word.missing and not text:
+            unset = ", ".join(f"${name}" for name in sorted(word.missing))
+            launch.diagnostics.append(Diagnostic(line, unset, "not set, so that its keys are unknown"))
+        else:
             launch.diagnostics.append(Diagnostic(line, text[:80], "not key=value, which MaxText rejects"))
         at += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from paxcli.convert.maxtext.draft import Draft
 from paxcli.convert.maxtext.settings import Settings
-from paxcli.convert.maxtext.sizes import LOCAL_LAYERS, sizes_of
+from paxcli.convert.maxtext.sizes import LOCAL_LAYERS, has_qk_norm, sizes_of
 from paxcli.errors import ConfigError
 
 _MODEL = "task.model"
@@ -200,10 +200,10 @@ def _set_attention(draft: Draft, path: str, has_window: bool) -> None:
     draft.set(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
     draft.set(f"{path}.logit_cap", settings["attn_logits_soft_cap"] or None, "attn_logits_soft_cap")
     _set_rotary(draft, path, has_window)
-    if settings["use_qk_norm"]:
-        draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm")
+    if has_qk_norm(settings):
+        draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm", "decoder_block")
         draft.set(f"{path}.qk_norm.epsilon", settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
-        draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm")
+        draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm", "decoder_block")
     if settings["decoder_block"] not in SCALES_QUERIES:
         draft.set(f"{path}.query_scale", 1.0, "decoder_block")
     elif settings.model_name == "gemma3-27b":

@@ -223,7 +223,7 @@ def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
     keys: dict[str, Any] = {"opt_type": optimizer}
     if values.get(schedule) == "LinearRampupSqrtDecay":
         return {**keys, "lr_schedule_type": "rsqrt", "warmup_steps": values.get(f"{schedule}.warmup_steps")}
-    length = values.get(f"{schedule}.decay_end") or steps
+    length = (values.get(f"{schedule}.decay_end") or steps) + 1  # MaxText's last step has the final rate
     warmup = values.get(f"{schedule}.warmup_steps") or 0
     # MaxText rounds the product down: half a step more gives the same number.
     fraction = (warmup + 0.5) / length if warmup else 0.0

@@ -1,7 +1,7 @@
 """Evaluates a launch script: follows its syntax tree from top to bottom and collects the MaxText launches.
 
-tree-sitter parses the script, and nothing of it is run. Evaluated are assignments, commands, `&&`, `||`, `if`, groups,
-and commands in strings or in other scripts; loops, `case`, functions and arrays are skipped and reported.
+tree-sitter parses the script, and nothing of it is run. Evaluated are assignments, arrays, commands, `&&`, `||`, `if`,
+groups, and commands in strings or in other scripts; loops, `case` and functions are skipped and reported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OpenScript = Callable[[str], str | None]
 """Returns the text of another script that a script names, or None if there is no such file."""
 
 _QUIET = ("echo", "set", "printf", ":", "true", "exit", "sleep", "date", "shift", "cd", "popd", "pushd")
-_RUNS_SCRIPT = ("bash", "sh", "source", ".", "/bin/bash")
+_RUNS_SCRIPT = ("bash", "sh", "/bin/bash")
 _TESTS = ("test", "true", "false", ":")
 _TAKES_ARGUMENTS = re.compile(r"""(export|declare|local)?\s*["']?\$\{?KEY\}?["']?=["']?\$\{?VALUE\}?["']?""")
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
@@ -43,6 +43,7 @@ _MAX_STATEMENTS = 20_000
 _MAX_SCRIPTS = 8  # scripts and commands in strings, inside each other
 _MAX_DEPTH = 40
 _MAX_SECONDS = 1.0
+_MAX_ITEMS = 4096  # of an array
 
 
 def read_script(
@@ -271,8 +272,13 @@ class _Evaluator:
         """Sets a variable; returns its name."""
         left, *_, right = node.children
         name = source(left)
-        if right.type == "array" or left.type != "variable_name":
-            self._skip(node, "an array")
+        if left.type != "variable_name":
+            self._skip(node, "an element of an array")
+            return name
+        if right.type == "array":
+            before = self.variables.arrays.get(name, []) if source(node.children[1]) == "+=" else []
+            items = [word for item in right.named_children for word in expand(item, self.variables)]
+            self.variables.arrays[name] = [*before, *items][:_MAX_ITEMS]
             return name
         value = expand_unsplit(right, self.variables) if right.is_named else Word()
         if source(node.children[1]) == "+=":
@@ -302,7 +308,7 @@ class _Evaluator:
         while words and words[0].text == "env":
             words, lines = words[1:], lines[1:]
             while words and (match := re.match(r"([A-Za-z_]\w*)=", words[0].text)):
-                self.variables.named[match[1]] = Word(words[0].text[match.end() :], words[0].missing)
+                self.variables.named[match[1]] = words[0].slice(match.end())
                 prefix.append(match[1])
                 words, lines = words[1:], lines[1:]
         self.exported |= set(prefix)
@@ -320,7 +326,9 @@ class _Evaluator:
             self._wrapper(node, words)
         elif name == "eval" or (name in _RUNS_SCRIPT and words[1:2] and words[1].text == "-c"):
             inner = words[1:] if name == "eval" else words[2:3]
-            self._string(node, " ".join(word.text for word in inner), self.options)
+            self._string(node, " ".join(word.as_script() for word in inner), self.options)
+        elif name in ("source", "."):
+            self._source(node, words[1:])
         elif name in _RUNS_SCRIPT or words[0].text.endswith(".sh"):
             self._script(node, words if words[0].text.endswith(".sh") else words[1:])
         elif name not in _QUIET and not name.endswith("["):
@@ -364,7 +372,7 @@ class _Evaluator:
         options = options_of(words)
         if "command" not in options:
             return self._skip(node, "not a command that pax knows")
-        return self._string(node, options["command"].text, options)
+        return self._string(node, options["command"].as_script(), options)
 
     def _string(self, node: Node, text: str, options: Mapping[str, Word]) -> None:
         """Evaluates a command that a string holds."""
@@ -372,7 +380,7 @@ class _Evaluator:
             return self._skip(node, "too many commands inside each other")
         inner = dataclasses.replace(
             self,
-            variables=Variables(dict(self.variables.named), list(self.variables.positional)),
+            variables=self.variables.copy(),
             depth=self.depth + 1,
             exported=set(self.exported),
             options=options,
@@ -382,6 +390,16 @@ class _Evaluator:
         inner.run(_parse(text))
         for launch in self.found.launches[before:]:
             launch.note = launch.note or _comment_after(node)
+        return None
+
+    def _source(self, node: Node, words: Sequence[Word]) -> None:
+        """Evaluates another script with the variables of this one, which keep its assignments."""
+        name = words[0].text if words else ""
+        text = self.open_script(name) if name and self.depth < _MAX_SCRIPTS else None
+        if text is None:
+            return self._skip(node, "a script that was not found; the variables that it sets are unknown")
+        inner = dataclasses.replace(self, depth=self.depth + 1, line=self.line or node.start_point[0] + 1)
+        inner.run(_parse(text))
         return None
 
     def _script(self, node: Node, words: Sequence[Word]) -> None:

@@ -19,32 +19,68 @@ DATE = "DATE"
 _COMMANDS = ("command_substitution", "process_substitution")
 _EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", *_COMMANDS)
 _STRINGS = ("string", "raw_string", "ansi_c_string")
+_ARRAY = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
 _ESCAPES = re.compile(r"\\(?:\n|(.))", re.DOTALL)
 _ESCAPES_IN_QUOTES = re.compile(r'\\(?:\n|([$`"\\]))')
+_CASES: dict[str, Callable[[str], str]] = {",,": str.lower, "^^": str.upper}
 _MAX_TEXT = 1 << 16
 _MAX_ARITHMETIC = 200
 _MAX_DEPTH = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class Word:
-    """An expanded word.
+class Gap:
+    """An unknown part of a text: from character `start` to `end`, an unset variable or a command, which is not run."""
 
-    Attributes:
-      text: Its text.
-      missing: What the text lacks: names of unset variables, and commands, which are not run.
-    """
+    start: int
+    end: int
+    name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+    """An expanded word: its text, and the parts of it that are unknown."""
 
     text: str = ""
-    missing: frozenset[str] = frozenset()
+    gaps: tuple[Gap, ...] = ()
+
+    @staticmethod
+    def unknown(text: str, names: Iterable[str]) -> Word:
+        """A text whose every part depends on unset variables or commands."""
+        return Word(text, tuple(Gap(0, len(text), name) for name in sorted(names)))
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """Names of unset variables, and commands, that the text lacks."""
+        return frozenset(gap.name for gap in self.gaps)
+
+    def slice(self, start: int, end: int | None = None) -> Word:
+        """A part of the text, with the gaps inside it and at its ends."""
+        end = len(self.text) if end is None else end
+        near = [gap for gap in self.gaps if gap.start <= end and gap.end >= start]
+        gaps = [Gap(max(gap.start, start) - start, min(gap.end, end) - start, gap.name) for gap in near]
+        return Word(self.text[start:end], tuple(gaps))
+
+    def as_script(self) -> str:
+        """The text as a script, in which unset variables are named."""
+        text = self.text
+        for gap in sorted(self.gaps, key=lambda gap: -gap.start):
+            if gap.start == gap.end and gap.name.isidentifier():
+                text = f"{text[: gap.start]}${{{gap.name}}}{text[gap.end :]}"
+        return text
 
 
 @dataclasses.dataclass
 class Variables:
-    """Shell variables by name, and the positional arguments ($1 and up)."""
+    """Shell variables by name, the positional arguments ($1 and up), and arrays."""
 
     named: dict[str, Word] = dataclasses.field(default_factory=dict)
     positional: list[Word] = dataclasses.field(default_factory=list)
+    arrays: dict[str, list[Word]] = dataclasses.field(default_factory=dict)
+
+    def copy(self) -> Variables:
+        """The variables of a shell inside this one."""
+        return Variables(dict(self.named), list(self.positional), dict(self.arrays))
 
     def get(self, name: str) -> Word | None:
         """The value of a variable or positional argument; None if it is not set."""
@@ -67,17 +103,28 @@ def expand(node: Node, variables: Variables) -> list[Word]:
     """The words that a word of the script becomes: one, unless an unquoted variable holds none or several."""
     if source(node).strip() in ('"$@"', "$@", '"${@}"', "${@}"):
         return list(variables.positional)
+    array = _ARRAY.fullmatch(source(node).strip())
+    if array and array[1] in variables.arrays:
+        return list(variables.arrays[array[1]])
     words: list[list[Word]] = []
     current: list[Word] | None = None
     for part, splits in _parts(node, variables, quoted=False, depth=0):
-        for index, chunk in enumerate(re.split(r"\s+", part.text) if splits else [part.text]):
+        for index, chunk in enumerate(_split_at_blanks(part) if splits else [part]):
             if index:
                 words += [current] if current else []
                 current = None
-            if chunk or part.missing or not splits:
-                current = [*(current or ()), Word(chunk, part.missing)]
+            if chunk.text or chunk.gaps or not splits:
+                current = [*(current or ()), chunk]
     words += [current] if current else []
     return [join(word) for word in words]
+
+
+def _split_at_blanks(word: Word) -> Iterator[Word]:
+    start = 0
+    for blanks in re.finditer(r"\s+", word.text):
+        yield word.slice(start, blanks.start())
+        start = blanks.end()
+    yield word.slice(start)
 
 
 def expand_unsplit(node: Node, variables: Variables) -> Word:
@@ -87,12 +134,14 @@ def expand_unsplit(node: Node, variables: Variables) -> Word:
 
 def join(words: Iterable[Word]) -> Word:
     """The concatenation of words, cut at `_MAX_TEXT` characters so that no script can grow a text without end."""
-    text, missing = "", frozenset()
+    text, gaps = "", []
     for word in words:
         if len(text) + len(word.text) > _MAX_TEXT:
-            return Word(text, missing | word.missing | {"a text that is too long"})
-        text, missing = text + word.text, missing | word.missing
-    return Word(text, missing)
+            names = {gap.name for gap in gaps} | word.missing | {"a text that is too long"}
+            return Word.unknown(text, names)
+        gaps += [Gap(len(text) + gap.start, len(text) + gap.end, gap.name) for gap in word.gaps]
+        text += word.text
+    return Word(text, tuple(gaps))
 
 
 def _parts(node: Node, variables: Variables, quoted: bool, depth: int) -> list[_Part]:
@@ -142,7 +191,7 @@ def _expansions_in(node: Node) -> Iterator[Node]:
 
 
 def _unknown(text: str) -> Word:
-    return Word(text, frozenset({text[:80]}))
+    return Word.unknown(text, [text[:80]])
 
 
 def _expansion(node: Node, text: str, variables: Variables, depth: int) -> Word:
@@ -163,7 +212,7 @@ def _variable(name: str, variables: Variables) -> Word:
             word for index, value in enumerate(variables.positional) for word in (Word(" " * bool(index)), value)
         )
     value = variables.get(name)
-    return Word("", frozenset({name})) if value is None else value
+    return Word.unknown("", [name]) if value is None else value
 
 
 def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
@@ -190,10 +239,12 @@ def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
         if operator[-1] == "=":
             variables.named[name] = default
         return default
+    if operator in _CASES:
+        return Word(_CASES[operator](value.text), value.gaps)
     if operator not in ("#", "##", "%", "%%"):
         return _unknown(text)
     pattern = argument()
-    return Word(_trim(value.text, operator, pattern.text), value.missing | pattern.missing)
+    return Word.unknown(_trim(value.text, operator, pattern.text), value.missing | pattern.missing)
 
 
 def _trim(text: str, operator: str, pattern: str) -> str:
@@ -227,7 +278,7 @@ def _arithmetic(node: Node, text: str, variables: Variables, depth: int) -> Word
         return _unknown(text)
     missing = join(part for part, _ in _between(node, node.start_byte, node.end_byte, variables, True, depth)).missing
     if missing:
-        return Word(text, missing)
+        return Word.unknown(text, missing)
     try:
         return Word(str(_integer(node.named_children[0], variables)))
     except (ValueError, ArithmeticError):

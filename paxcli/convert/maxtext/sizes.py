@@ -94,7 +94,7 @@ def parameters(settings: Settings) -> int:
     is_parallel = block == "default"
     norms = s.emb * (1 if is_parallel else 2)
     norms += s.emb * (bool(settings["use_post_attn_norm"]) + bool(settings["use_post_ffw_norm"]))
-    norms += 2 * s.head_dim if settings["use_qk_norm"] else 0
+    norms += 2 * s.head_dim if has_qk_norm(settings) else 0
     final_norm = s.emb
     if biased:
         norms, final_norm = 2 * norms, 2 * final_norm
@@ -104,6 +104,11 @@ def parameters(settings: Settings) -> int:
     tables = s.vocab * s.emb * (1 if settings["logits_via_embedding"] else 2)
     tables += max(settings["trainable_position_size"], 0) * s.emb
     return s.layers * (attention + feed_forward + norms + relative) + final_norm + tables
+
+
+def has_qk_norm(settings: Settings) -> bool:
+    """Whether queries and keys are normalized: by a key, or always in Gemma 3's block."""
+    return settings["use_qk_norm"] or settings["decoder_block"] == "gemma3"
 
 
 def _has_relative_bias(settings: Settings) -> bool:

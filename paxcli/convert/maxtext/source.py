@@ -9,6 +9,7 @@ from pathlib import Path
 
 from paxcli.convert.maxtext.benchmark_file import read_benchmarks
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair
+from paxcli.convert.maxtext.manifest import commands_in_manifest
 from paxcli.convert.maxtext.shell import read_script
 from paxcli.convert.maxtext.yml import BASE, find_beside, read_yml
 from paxcli.errors import ConfigError
@@ -43,7 +44,10 @@ def read_file(path: Path, arguments: Mapping[str, str] | None = None) -> LaunchF
     """The launches of a script, a `.yml`, a Python file of benchmarks, or a file of `key=value`."""
     text = read_text(path)
     if path.suffix in (".yml", ".yaml"):
-        return LaunchFile([read_yml(text, path)])
+        commands = commands_in_manifest(text)
+        if commands is None:
+            return LaunchFile([read_yml(text, path)])
+        text = "\n".join(commands)
     if path.suffix == ".py":
         return read_benchmarks(text, path, arguments or {})
     file = read_script(text, arguments, lambda name: _other_script(path, name))
@@ -82,7 +86,7 @@ def read_text(path: Path) -> str:
 def _other_script(path: Path, name: str) -> str | None:
     found = find_beside(path, name)
     try:
-        return read_text(found) if found is not None and found.suffix == ".sh" else None
+        return read_text(found) if found is not None and found.suffix in (".sh", ".env", "") else None
     except ConfigError:
         return None
 

@@ -14,6 +14,7 @@ _LEARNER = f"{_TRAIN}.learner"
 _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
 _NEW_PARSER = datetime.date(2025, 11, 14)
+_COSINE_TO_LAST_STEP = datetime.date(2026, 1, 20)
 _PACKED_ROWS = datetime.date(2023, 9, 12)
 _GPT3_ROWS = 1536
 
@@ -98,12 +99,17 @@ def _set_schedule(draft: Draft, steps: int) -> None:
 
 
 def _set_cosine(draft: Draft, warmup: int, length: int, steps: int) -> None:
-    """Linear warmup, cosine decay, and 0 after the end of the schedule."""
+    """Linear warmup, cosine decay, and 0 after the end of the schedule.
+
+    MaxText's decay reaches its final value one step after the schedule's last; since January 2026, at the last.
+    """
+    last = length if draft.settings.date < _COSINE_TO_LAST_STEP else max(length - 1, 1)
+    start = max(min(warmup, last - 1), 0)
     keys = ("learning_rate_schedule_steps", "steps")
     values = {
         "warmup_steps": (warmup, ("warmup_steps_fraction", *keys)),
-        "decay_start": (warmup, ("warmup_steps_fraction", *keys)),
-        "decay_end": (length, keys),
+        "decay_start": (start, ("warmup_steps_fraction", *keys)),
+        "decay_end": (last, keys),
         "min_ratio": (draft.settings["learning_rate_final_fraction"], ("learning_rate_final_fraction",)),
     }
     path = _SCHEDULE

@@ -145,6 +145,7 @@ def import_maxtext(
         fused_qkv=any(".qkv_proj." in name for name in found),
         fused_mlp=any(name.endswith("mlp.wi.kernel") for name in found),
     )
+    layout = dataclasses.replace(layout, fused_heads=_fused_heads(config, layout, found))
     model = _Model(config, layout)
     model.require(found, str(source.path))
     if source.optimizer not in (None, model.optimizer):
@@ -164,6 +165,18 @@ def import_maxtext(
             store.save(step, jax.tree.unflatten(jax.tree.structure(model.abstract), arrays), {}, force=True)
     sizes = [leaf.size for leaf in model.params.values()]
     return ConvertedWeights(str(source.path), step, sum(sizes), with_optimizer, layout.scanned, str(run_dir))
+
+
+def _fused_heads(
+    config: fdl.Config[Experiment], layout: MaxTextLayout, found: Mapping[str, ArrayType]
+) -> tuple[int, int, int] | None:
+    """Heads of query, key and value in one dimension of MaxText's array; None if it has a dimension of 3."""
+    fused = next((x for name, x in found.items() if name.endswith(".qkv_proj.kernel")), None)
+    if fused is None or len(fused.shape) != 3 + layout.scanned:
+        return None
+    model = config.task.model
+    kv_heads = model.num_kv_heads or model.num_heads
+    return model.num_heads, kv_heads, kv_heads
 
 
 def export_maxtext(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import math
 import pathlib
 
 import fiddle as fdl
@@ -166,6 +167,44 @@ def test_the_rate_is_zero_after_the_schedule() -> None:
     assert values["task.train.learner.schedule"] == "PiecewiseSchedule"
 
 
+@pytest.mark.parametrize(
+    ("date", "step_4"),
+    [("2026-01-19", 3e-4 + 2.7e-3 * 0.5 * (1 + math.cos(math.pi * 2 / 5))), ("2026-01-20", 0.00165)],
+)
+def test_the_cosine_reaches_its_end_at_the_last_step_since_2026(date: str, step_4: float) -> None:
+    keys = {"learning_rate": 3e-3, "warmup_steps_fraction": 0.3, "steps": 7, "learning_rate_final_fraction": 0.1}
+    values = of_keys(date, model_name="gpt3-52k", **keys).values
+    learner = config_with(values).task.train.learner
+    rate = learner.learning_rate * fdl.build(learner.schedule)(jnp.asarray(4))
+    assert float(rate) == pytest.approx(step_4, rel=1e-5)
+    assert values["task.train.learner.schedule.warmup_steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("gpt3-22b", "task.model.max_seq_len", 1024),
+        ("gpt3-6b", "task.model.max_seq_len", 1024),
+        ("qwen3-30b-a3b", "task.model.stack.block.attention.rotary.max_timescale", 1e7),
+        ("qwen3-480b-a35b", "task.model.stack.block.attention.rotary.max_timescale", 1e7),
+        ("qwen3-235b-a22b", "task.model.stack.block.attention.rotary.max_timescale", 5e6),
+        ("qwen3-235b-a22b", "task.loss_aggregator.loss_weights", [1.0, 0.001]),
+        ("gpt3-175b", "train_input.c4.tfds_name", "c4/en:3.0.4"),
+    ],
+)
+def test_keys_of_model_files_are_carried(name: str, path: str, value: object) -> None:
+    assert of_keys("2026-08-22", model_name=name).values[path] == value
+
+
+def test_gemma3_has_query_and_key_norms_without_a_key() -> None:
+    by_name = of_keys("2026-08-22", model_name="gemma3-4b", dataset_type="synthetic")
+    keys = {key: setting.value for key, setting in by_name.settings.values.items() if setting.origin == "model"}
+    assert "use_qk_norm" not in keys
+    by_keys = of_keys("2026-08-22", **keys, dataset_type="synthetic")
+    assert by_keys.parameters == by_name.parameters == 3_880_099_328
+    assert by_keys.values["task.model.stack.turns.0.attention.qk_norm"] == "RmsNorm"
+
+
 def test_gpt3_had_a_schedule_of_its_own() -> None:
     old = of_keys("2024-10-01", topology="v5p-2048", model_name="gpt3-175b", per_device_batch_size=1.5)
     learner = "task.train.learner"
@@ -286,7 +325,7 @@ def test_no_keys_break_it(pairs: list[tuple[str, str]], date: str | None) -> Non
 
 def test_the_base_is_expressed_but_for_its_defaults() -> None:
     keys, left = to_maxtext(load("maxtext-base").config, None)
-    assert keys["decoder_block"] == "gpt3" and keys["warmup_steps_fraction"].startswith("0.1005")
+    assert keys["decoder_block"] == "gpt3" and keys["warmup_steps_fraction"].startswith("0.1003996")
     assert not [path for path in left if path.startswith("task.model")]
 
 

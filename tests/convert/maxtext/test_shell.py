@@ -265,3 +265,20 @@ def test_no_bytes_break_it(content: bytes) -> None:
     with contextlib.suppress(ConfigError):
         read_script(content.decode("latin-1"))
     assert os.listdir(".") == ["x.sh"]
+
+
+@pytest.mark.parametrize("command", ["$CMD", 'eval "$CMD"', 'bash -c "$CMD"', 'xpk workload create --command "$CMD"'])
+def test_an_unset_variable_leaves_only_its_word_unknown(command: str) -> None:
+    script = 'CMD="python3 MaxText/train.py base.yml base_emb_dim=384 run_name=a-$NAME steps=$STEPS $MORE max=3"\n'
+    (launch,) = read_script(script + command).launches
+    missing = {pair.key: set(pair.missing) for pair in launch.pairs}
+    assert missing == {"base_emb_dim": set(), "run_name": {"NAME"}, "steps": {"STEPS"}, "max": set()}
+    assert keys(launch)["base_emb_dim"] == "384"
+
+
+def test_arrays_and_cases_of_letters() -> None:
+    script = (
+        'ARGS=(steps=7 "run_name=a b")\nARGS+=(model_name=${M,,})\npython3 -m MaxText.train base.yml "${ARGS[@]}" x=1'
+    )
+    (launch,) = read_script(f"M=Llama2-7B\n{script}").launches
+    assert keys(launch) == {"steps": "7", "run_name": "a b", "model_name": "llama2-7b", "x": "1"}

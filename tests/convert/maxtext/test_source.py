@@ -7,6 +7,7 @@ import pathlib
 
 import pytest
 
+from paxcli.convert.maxtext.settings import settings_of
 from paxcli.convert.maxtext.source import read_file, read_source
 from paxcli.errors import ConfigError
 from tests.convert.maxtext.test_shell import keys
@@ -48,3 +49,42 @@ def test_a_python_file_of_benchmarks_is_read_as_syntax(tmp_path: pathlib.Path, m
     with pytest.raises(ConfigError, match="has 2 configurations"):
         read_file(tmp_path / "b.py")
     assert not os.path.exists(CANARY)
+
+
+def test_a_sourced_file_sets_variables_and_is_not_run(tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.sh").write_text(f"touch {CANARY}\nSTEPS=7\nexport M_SCALE=2\n")
+    (tmp_path / "run.sh").write_text(
+        "source ./env.sh\nsource gone.sh\npython3 MaxText/train.py base.yml steps=$STEPS\n"
+    )
+    file = read_file(tmp_path / "run.sh")
+    (launch,) = file.launches
+    assert keys(launch) == {"steps": "7"} and [pair.key for pair in launch.overrides] == ["SCALE"]
+    assert [(found.line, found.text) for found in file.skipped][-1] == (2, "source gone.sh")
+    assert not os.path.exists(CANARY)
+
+
+MANIFEST = """apiVersion: jobset.x-k8s.io/v1alpha2
+kind: JobSet
+spec:
+  replicatedJobs:
+  - spec: {containers: [{name: a, command: [bash, -c, "python3 MaxText/train.py base.yml steps=$N scale=2"]}]}
+  - template: {spec: {containers: [{name: b, command: [python3, MaxText/train.py], args: [base.yml, run_name=a b]}]}}
+"""
+
+
+def test_the_commands_of_a_kubernetes_manifest_are_found(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "job.yaml").write_text(MANIFEST)
+    first, second = read_file(tmp_path / "job.yaml", {"N": "7"}).launches
+    assert keys(first) == {"steps": "7", "scale": "2"} and keys(second) == {"run_name": "a b"}
+    (tmp_path / "service.yaml").write_text("apiVersion: v1\nkind: Service\nspec: {ports: [1]}\n")
+    with pytest.raises(ConfigError, match="starts no MaxText training"):
+        read_file(tmp_path / "service.yaml")
+
+
+@pytest.mark.parametrize("text", ["python3 MaxText/train.py base.yml $ARGS", "python3 MaxText/train.py base.yml a_b=1"])
+def test_a_launch_without_a_known_key_is_refused(tmp_path: pathlib.Path, text: str) -> None:
+    (tmp_path / "run.sh").write_text(text)
+    (launch,) = read_file(tmp_path / "run.sh").launches
+    with pytest.raises(ConfigError, match="no key that pax knows"):
+        settings_of(launch)

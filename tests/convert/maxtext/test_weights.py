@@ -99,6 +99,20 @@ def test_there_and_back_is_the_identity(tmp_path: pathlib.Path, family: str, sca
         export_maxtext(config, tmp_path / "run", str(tmp_path / "back"), layout)
 
 
+@pytest.mark.parametrize("scanned", [True, False])
+def test_fused_heads_are_those_of_separate_arrays(tmp_path: pathlib.Path, scanned: bool) -> None:
+    """MaxText since July 2026 fuses queries, keys and values along the heads, of which keys may have fewer."""
+    params = maxtext_checkpoints.params_of("llama31", maxtext_checkpoints.arrays_of("llama31"), scanned)
+    _, separate = carried(tmp_path, "llama31", maxtext_checkpoints.save(tmp_path / "separate", params), "separate run")
+    for name, layer in params["decoder"].items():
+        if name.startswith("layers"):
+            attention = layer["self_attention"]
+            parts = [attention.pop(part)["kernel"] for part in ("query", "key", "value")]
+            attention["qkv_proj"] = {"kernel": np.concatenate(parts, axis=-2)}
+    _, fused = carried(tmp_path, "llama31", maxtext_checkpoints.save(tmp_path / "fused", params), "fused run")
+    assert_same(fused, separate)
+
+
 def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None:
     """Scales that are stored otherwise, unrolled layers, and the blocks that no checkpoint above has."""
     for name, keys in {"default": dict(decoder_block="default"), "gemma": dict(decoder_block="gemma3")}.items():
