@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paxcli.checkpoint.manager import CheckpointStore
-from paxcli.checkpoint.reading import named_leaves, nested, read_manifest
+from paxcli.checkpoint.reading import named_leaves, nest_by_name, read_manifest
 from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
 from paxcli.convert.maxtext.convert import maxtext_layout
 from paxcli.convert.maxtext.launch import Launch, Pair
@@ -60,7 +60,7 @@ def arrays_of(run_dir: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def params_in(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    return nested({name.removeprefix("params."): x for name, x in arrays.items() if name.startswith("params.")})
+    return nest_by_name({name.removeprefix("params."): x for name, x in arrays.items() if name.startswith("params.")})
 
 
 # Those whose parameters others have too are left to the slow suite.
