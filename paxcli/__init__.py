@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any
 from paxcli.errors import ConfigError, DataError, DivergedError, MissingError, PaxError, RemoteError, Stopped
 
 if TYPE_CHECKING:
-    from paxcli.api import Generation, Recipe, Run, compile, inspect_input, load, train
+    from paxcli.api import (
+        Generation,
+        Recipe,
+        Run,
+        compile,
+        export_weights,
+        import_weights,
+        inspect_input,
+        load,
+        train,
+    )
 
 __version__ = "0.1.0"
 
@@ -34,6 +44,8 @@ __all__ = [
     "Run",
     "Stopped",
     "compile",
+    "export_weights",
+    "import_weights",
     "inspect_input",
     "load",
     "train",

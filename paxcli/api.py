@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
+    from paxcli.convert.huggingface.weights import ExportedWeights, ImportedWeights
     from paxcli.models.decoding import Sampling
     from paxcli.programs.ahead_of_time import Compiled, Step
     from paxcli.training.experiment import Experiment
@@ -422,6 +423,51 @@ def compile(
         hide_accelerators()
     with _no_compilation_cache():
         return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
+
+
+def import_weights(source: PathLike, run_dir: PathLike, dry_run: bool = False) -> ImportedWeights:
+    """Starts a run from published weights in Hugging Face's format: parameters, tokenizer, and a recipe to train them.
+
+    Args:
+      source: A directory with `config.json` and safetensors files.
+      run_dir: A run without checkpoints. Its first checkpoint is of step 0.
+      dry_run: Whether only to compare names and shapes; writes nothing.
+
+    Returns:
+      `family`, `parameters`, `recipe` (YAML), `carried` (files), `num_bytes` and `seconds` of reading, and `tensors`:
+      names that are `matched`, `missing`, `unexpected` or `mismatched`.
+
+    Raises:
+      ConfigError: Pax does not have the architecture, or the run has checkpoints.
+      DataError: A file is missing or damaged, or the tensors are not those of the model.
+    """
+    from paxcli.convert.huggingface.weights import import_huggingface
+
+    return import_huggingface(source, run_dir, dry_run)
+
+
+def export_weights(
+    run: Run | PathLike,
+    directory: PathLike,
+    step: int | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+) -> ExportedWeights:
+    """Writes the parameters of a checkpoint in Hugging Face's format, with `config.json` and the imported tokenizer.
+
+    Args:
+      run: The run, or its directory.
+      directory: A new directory.
+      step: The checkpoint; None = the latest.
+      dtype: Of the tensors; None = that of the imported weights, else float32.
+
+    Raises:
+      ConfigError: No architecture of Hugging Face computes what this model computes, or the directory has a model.
+      DataError: There is no such checkpoint.
+    """
+    from paxcli.convert.huggingface.weights import export_huggingface
+
+    run = run if isinstance(run, Run) else Run(run)
+    return export_huggingface(run.config, run.path, directory, step, dtype)
 
 
 def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:

@@ -28,6 +28,8 @@ PUBLIC = {
     "Run",
     "Stopped",
     "compile",
+    "export_weights",
+    "import_weights",
     "inspect_input",
     "load",
     "train",

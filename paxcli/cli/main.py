@@ -17,6 +17,8 @@ from paxcli.cli import (
     doctor,
     emit,
     eval,
+    export_weights,
+    import_weights,
     inspect_input,
     install,
     maxtext_convert,
@@ -54,6 +56,8 @@ app.command("install")(install.install)
 for verb in (*provision_access.VERBS, emit.emit):
     provision.app.command(verb.__name__)(verb)
 app.add_typer(provision.app, name="provision")
+app.command("import")(import_weights.import_weights)
+app.command("export")(export_weights.export_weights)
 app.command("maxtext-convert")(maxtext_convert.maxtext_convert)
 
 

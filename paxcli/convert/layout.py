@@ -209,6 +209,12 @@ class Layers:
             return x[0]
         return np.moveaxis(x.reshape(*self.dims, *x.shape[1:]) if self.dims else x, 0, self.axis)
 
+    def write(self, tensors: Mapping[str, np.ndarray], name: str, number: int, x: np.ndarray) -> None:
+        """Copies a layer's `x` into the tensor that holds it."""
+        slot = self.slots[number]
+        tensor = tensors[name.format_map(slot.fields)]
+        (tensor if slot.index is None else self._layers_first(tensor)[slot.index])[...] = x
+
     def _layers_first(self, x: np.ndarray) -> np.ndarray:
         x = np.moveaxis(x, self.axis, 0)
         return x.reshape(-1, *x.shape[len(self.dims) :]) if self.dims else x
@@ -272,6 +278,20 @@ def from_pax(layout: Layout, params: Source, kind: Kind = "params") -> Iterator[
     return _convert(layout, params, kind, "foreign")
 
 
+def fill_pax(layout: Layout, tensors: Source, params: Mapping[str, np.ndarray]) -> None:
+    """Copies foreign tensors into the arrays of pax's parameters, one layer after the other.
+
+    Needs no memory beyond `params` but for a tensor of one layer, and reads each tensor once, if the foreign layers
+    have tensors of their own.
+    """
+    for rule in layout.rules:
+        count = len(layout.layers(rule.names("pax")[0], "pax").slots)
+        for number in range(count):
+            arrays = [layout.layers(name, "foreign").read(tensors, name, [number]) for name in rule.names("foreign")]
+            for name, x in zip(rule.names("pax"), rule.to_pax(arrays), strict=True):
+                layout.layers(name, "pax").write(params, name, number, x[0])
+
+
 def compare_to_model(
     layout: Layout, params: Mapping[str, ArrayType], tensors: Mapping[str, ArrayType]
 ) -> ArrayDifferences:
@@ -282,16 +302,23 @@ def compare_to_model(
       params: Pax's parameters, or their shapes.
       tensors: The foreign tensors, or their shapes.
     """
-    expected = {}
+    return compare_arrays(foreign_shapes(layout, params), tensors, dtypes=False)
+
+
+def foreign_shapes(layout: Layout, params: Mapping[str, ArrayType]) -> dict[str, ArrayType]:
+    """The shapes of a model's foreign tensors by name, in the order of `from_pax`. Their dtypes mean nothing."""
+    found: dict[str, ArrayType] = {}
     for rule in layout.rules:
-        pax = [layout.layers(name, "pax").read(_Shapes(params), name, [0]) for name in rule.names("pax")]
+        arrays = [layout.layers(name, "pax").read(_Shapes(params), name, [0]) for name in rule.names("pax")]
         for step in reversed(rule.steps):
-            pax = step.from_pax(pax)
-        for name, x in zip(rule.names("foreign"), pax, strict=True):
-            layers = layout.layers(name, "foreign")
-            for tensor, numbers in layers.tensors(name).items():
-                expected[tensor] = layers.arrange(numbers, np.broadcast_to(x, (len(numbers), *x.shape[1:])))
-    return compare_arrays(expected, tensors, dtypes=False)
+            arrays = step.from_pax(arrays)
+        names = rule.names("foreign")
+        layers = layout.layers(names[0], "foreign")
+        for numbers in layers.tensors(names[0]).values():
+            for name, x in zip(names, arrays, strict=True):
+                stacked = np.broadcast_to(x, (len(numbers), *x.shape[1:]))
+                found[name.format_map(layers.slots[numbers[0]].fields)] = layers.arrange(numbers, stacked)
+    return found
 
 
 class _Shapes(dict):

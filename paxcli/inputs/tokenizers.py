@@ -49,8 +49,12 @@ class Tokenizer(Protocol):
         """The text of ids [T], without special tokens."""
 
 
+class TokenizerConfig(Configurable):
+    """Base class of the tokenizers that YAML and `--set` may name."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ByteTokenizer(Configurable):
+class ByteTokenizer(TokenizerConfig):
     """UTF-8 bytes as ids, after `pad`, `eos` and `bos`. Needs no file."""
 
     vocab_size = 259
@@ -78,7 +82,7 @@ class ByteTokenizer(Configurable):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SentencePieceTokenizer(Configurable):
+class SentencePieceTokenizer(TokenizerConfig):
     """A SentencePiece model file (`*.model`). A recipe may leave the path unset, for the user to set."""
 
     path: str | None = None
@@ -135,18 +139,27 @@ class SentencePieceTokenizer(Configurable):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HuggingFaceTokenizer(Configurable):
-    """A `tokenizer.json` of Hugging Face's `tokenizers`. The file does not define special tokens, so name them here."""
+class HuggingFaceTokenizer(TokenizerConfig):
+    """A `tokenizer.json` of Hugging Face's `tokenizers`. The file does not define special tokens, so name them here.
 
-    path: str
-    eos_token: str
+    `path` and `eos_token` are required; None only until they are set.
+    """
+
+    path: str | None = None
+    eos_token: str | None = None
     bos_token: str | None = None
     pad_token: str | None = None
+
+    def __post_init__(self) -> None:
+        for field in ("path", "eos_token"):
+            if getattr(self, field) is None:
+                raise ConfigError(f"The tokenizer has no {field}.", f"Set it: --set train_input.tokenizer.{field}=….")
 
     @functools.cached_property
     def _model(self) -> Any:
         library = _library("tokenizers")
         try:
+            assert self.path is not None
             return library.Tokenizer.from_str(_file(self.path).read_text(encoding="utf-8"))
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"{self.path} is not a `tokenizers` file: {error}") from None
@@ -160,7 +173,11 @@ class HuggingFaceTokenizer(Configurable):
     vocab_size = property(lambda self: self._model.get_vocab_size())
     pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)
     bos_id = property(lambda self: self._id(self.bos_token) if self.bos_token is not None else None)
-    eos_id = property(lambda self: self._id(self.eos_token))
+
+    @property
+    def eos_id(self) -> int:
+        assert self.eos_token is not None
+        return self._id(self.eos_token)
 
     @property
     def special_tokens(self) -> dict[str, str]:

@@ -16,28 +16,31 @@ from paxcli.layers.base import Layer
 class LayerNorm(Layer):
     """`(x - mean) / sqrt(var + epsilon) * (1 + scale) + bias` (Ba et al., 2016; Pax: `praxis.layers.LayerNorm`).
 
-    The scale is initially 0, so that weight decay pulls the norm towards the identity.
+    By default the scale is initially 0, so that weight decay pulls the norm towards the identity.
 
     Attributes:
       dims: Size of the last dimension.
       epsilon: Added to the variance.
       use_bias: Whether there is a bias.
       reductions_in_fp32: Whether mean and variance are float32 when the input is narrower (Pax's default: False).
+      direct_scale: Whether the parameter is the factor itself, initially 1, instead of the factor less 1.
     """
 
     dims: PositiveInt
     epsilon: NonNegativeFloat = 1e-6
     use_bias: bool = True
     reductions_in_fp32: bool = True
+    direct_scale: bool = False
 
     def setup(self) -> None:
-        self.scale = self.weight("scale", nn.initializers.zeros, (self.dims,), ("norm",))
+        init = nn.initializers.ones if self.direct_scale else nn.initializers.zeros
+        self.scale = self.weight("scale", init, (self.dims,), ("norm",))
         if self.use_bias:
             self.bias = self.weight("bias", nn.initializers.zeros, (self.dims,), ("norm",))
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch D"]:
         wide = x.astype(jnp.float32) if self.reductions_in_fp32 else x
-        y = _standardize(wide, self.epsilon).astype(x.dtype) * (1 + self.scale)
+        y = _standardize(wide, self.epsilon).astype(x.dtype) * (self.scale if self.direct_scale else 1 + self.scale)
         return y + self.bias if self.use_bias else y
 
 

@@ -6,10 +6,14 @@ import copy
 import pathlib
 
 import fiddle as fdl
+import flax.linen as nn
+import jax
 import numpy as np
 
-from paxcli.checkpoint.reading import nest_by_name
-from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, reshape, split, to_pax, transpose, unstack
+from paxcli.checkpoint.reading import named_leaves, nest_by_name
+from paxcli.convert.huggingface.layouts import huggingface_layout, sizes_of
+from paxcli.convert.layout import Layers, Layout, Rule, Step, reshape, to_pax, transpose, unstack
+from paxcli.inputs.base_input import language_spec
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
 from paxcli.layers.block import ParallelBlock
@@ -18,6 +22,7 @@ from paxcli.layers.output_head import OutputHead
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "hf_families.npz"
 
@@ -30,7 +35,7 @@ def arrays_of(family: str) -> dict[str, np.ndarray]:
 
 
 def _llama() -> fdl.Config[LanguageModel]:
-    """What most have: RMS norms, rotary positions, a gated feed-forward without biases, a head of its own."""
+    """Most families: RMS norms, rotary positions, a gated feed-forward without biases, a head of its own."""
     model = LanguageModel.config(
         vocab_size=61, max_seq_len=64, model_dims=32, hidden_dims=48, num_layers=2, num_heads=4
     )
@@ -105,68 +110,46 @@ def neox() -> fdl.Config[LanguageModel]:
     return model
 
 
-def params_of(family: str, arrays: dict[str, np.ndarray], num_layers: int) -> dict:
+def params_of(family: str, arrays: dict[str, np.ndarray]) -> dict:
     """HF's parameters in pax's tree."""
     hf = {name.removeprefix("param/"): x for name, x in arrays.items() if name.startswith("param/")}
-    layout = layout_of(family, hf, num_layers)
     if family == "neox":  # its second norm is equal to the first, the only one of pax's ParallelBlock
         hf = {name: x for name, x in hf.items() if ".post_attention_layernorm." not in name}
+    else:
+        hf = as_saved(hf)
+    layout = layout_of(family)
     assert layout.without_rule(hf, "foreign") == []
     return nest_by_name(dict(to_pax(layout, hf)))
 
 
-def layout_of(family: str, hf: dict[str, np.ndarray], num_layers: int) -> Layout:
+def layout_of(family: str) -> Layout:
     """How HF holds the parameters of a family."""
-    kinds = 2 if family == "gemma2" else 1
-    names = [f"layers.turn_{i % kinds}" if kinds > 1 else "layers" for i in range(num_layers)]
-    pax = Layers(tuple(Slot({"layer": name}, i // kinds) for i, name in enumerate(names)))
-    rules = _neox_rules() if family == "neox" else _llama_rules(family, hf)
-    return Layout(rules, Layers.of_separate_tensors(num_layers), pax).only(hf, "foreign")
+    model = globals()[family]()
+    if family == "neox":
+        return Layout(
+            _neox_rules(), Layers.of_separate_tensors(model.num_layers), Layers.of_one_stack(model.num_layers)
+        )
+    kind = "llama" if family.startswith("llama") else family
+    batch = NestedMap(language_spec(1, 4))
+    shapes = jax.eval_shape(fdl.build(model).init, jax.random.key(0), batch)["params"]
+    return huggingface_layout(kind, sizes_of(model, kind), list(named_leaves(nn.meta.unbox(shapes))))
+
+
+def as_saved(hf: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Parameters as `transformers` saves them: of Mixtral, each expert has tensors of its own."""
+    saved = {}
+    for name, x in hf.items():
+        prefix, is_expert, which = name.partition(".mlp.experts.")
+        parts = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}.get(which, ())
+        for expert in range(len(x) if is_expert else 0):
+            for part, half in zip(parts, np.split(x[expert], len(parts)), strict=True):
+                saved[f"{prefix}.block_sparse_moe.experts.{expert}.{part}.weight"] = half
+        if not is_expert:
+            saved[name.replace(".mlp.gate.", ".block_sparse_moe.gate.")] = x
+    return saved
 
 
 _TRANSPOSED = (transpose(1, 0),)
-
-
-def _llama_rules(family: str, hf: dict[str, np.ndarray]) -> tuple[Rule, ...]:
-    shift = 0.0 if family == "gemma2" else -1.0  # pax and Gemma store the scale of a norm less 1
-    dims, heads = hf["model.embed_tokens.weight"].shape[1], 4
-    width, kv_width = (len(hf[f"model.layers.0.self_attn.{x}_proj.weight"]) for x in "qk")
-    size = width // heads
-
-    def rule(foreign: str, pax: str | tuple[str, ...], steps: tuple[Step, ...] = (), shift: float = 0.0) -> Rule:
-        names = tuple(f"stack.{{layer}}.{name}" for name in ([pax] if isinstance(pax, str) else pax))
-        return Rule(f"model.layers.{{layer}}.{foreign}", names, steps, shift=shift)
-
-    def heads_of(width: int) -> tuple[Step, ...]:  # [N H, D] -> [D, N, H]
-        return (*_TRANSPOSED, reshape((dims, width), (dims, width // size, size)))
-
-    has_post_norms = "model.layers.0.pre_feedforward_layernorm.weight" in hf
-    norms = {
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "attention_post_norm" if has_post_norms else "feed_forward_norm",
-        "pre_feedforward_layernorm": "feed_forward_norm",
-        "post_feedforward_layernorm": "feed_forward_post_norm",
-        "self_attn.q_norm": "attention.query_norm",
-        "self_attn.k_norm": "attention.key_norm",
-    }
-    gated = ("feed_forward.w_gate", "feed_forward.w_in")
-    experts = hf.get("model.layers.0.mlp.experts.gate_up_proj", np.zeros((1, 2, 1))).shape[1] // 2
-    return (
-        Rule("model.embed_tokens.weight", "embedding.table"),
-        Rule("model.norm.weight", "final_norm.scale", shift=shift),
-        Rule("lm_head.weight", "head.w", _TRANSPOSED),
-        *(rule(f"{foreign}.weight", f"{pax}.scale", shift=shift) for foreign, pax in norms.items()),
-        rule("self_attn.q_proj.weight", "attention.query", heads_of(width)),
-        rule("self_attn.k_proj.weight", "attention.key", heads_of(kv_width)),
-        rule("self_attn.v_proj.weight", "attention.value", heads_of(kv_width)),
-        rule("self_attn.o_proj.weight", "attention.post", (*_TRANSPOSED, reshape((width, dims), (heads, size, dims)))),
-        rule("mlp.gate_proj.weight", gated[0], _TRANSPOSED),
-        rule("mlp.up_proj.weight", gated[1], _TRANSPOSED),
-        rule("mlp.down_proj.weight", "feed_forward.w_out"),
-        rule("mlp.gate.weight", "feed_forward.router", _TRANSPOSED),
-        rule("mlp.experts.gate_up_proj", gated, (transpose(0, 2, 1), split(2, experts, experts))),
-        rule("mlp.experts.down_proj", "feed_forward.w_out", (transpose(0, 2, 1),)),
-    )
 
 
 def _neox_rules() -> tuple[Rule, ...]:

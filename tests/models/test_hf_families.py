@@ -25,7 +25,7 @@ def _case(family: str, **fields: Any) -> tuple[Any, dict, jax.Array, np.ndarray]
     config = getattr(hf_families, family)()
     for name, value in fields.items():
         setattr(config, name, value)
-    params = hf_families.params_of(family, arrays, config.num_layers)
+    params = hf_families.params_of(family, arrays)
     ids = jnp.asarray(arrays["in/ids"], jnp.int32)
     return fdl.build(config), {"params": jax.tree.map(jnp.asarray, params)}, ids, arrays["out/logits"]
 

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import fiddle as fdl
-import jax
 import numpy as np
 import optax
 from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.manager import CheckpointStore
-from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import listing, named_leaves, nest_by_name, read_arrays, read_manifest
 from paxcli.convert.layout import Kind, Source, compare_to_model, from_pax, to_pax
 from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_folder, write_maxtext
 from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of
+from paxcli.convert.new_run import check_new, state_shapes, write_run
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.rms_norm import RmsNorm
-from paxcli.mesh.mesh import Mesh, build_mesh
-from paxcli.mesh.rules import DEFAULT_RULES
-from paxcli.mesh.sharding import use_mesh
-from paxcli.training.experiment import Experiment, with_derived_sizes
-from paxcli.training.run_dir import RunDir
-from paxcli.training.state import TrainState, abstract_state
+from paxcli.training.experiment import Experiment
 
 # Pax's names of Adam's moments -> MaxText's.
 _MOMENTS: dict[str, Kind] = {"mu": "mu", "first_moment": "mu", "nu": "nu", "second_moment": "nu"}
@@ -66,9 +58,9 @@ class _Model:
     """
 
     def __init__(self, config: fdl.Config[Experiment], layout: MaxTextLayout):
-        self.abstract = _abstract(config)
-        self.state = named_leaves(self.abstract)
-        self.params = named_leaves(self.abstract.params)
+        self.shapes = state_shapes(config)
+        self.state = named_leaves(self.shapes)
+        self.params = named_leaves(self.shapes.params)
         self.moments = self._moments()
         kept = {name.split(".")[1] for name in self.moments}
         self.optimizer = "sgd" if not kept else "adam_pax" if "first_moment" in kept else "adamw"
@@ -134,9 +126,7 @@ def import_maxtext(
       ConfigError: The run has checkpoints, or the recipe has parts that MaxText does not have.
       MissingError: The run cannot be written.
     """
-    store = CheckpointStore(epath.Path(run_dir) / "checkpoints", Checkpoint(async_save=False))
-    if store.steps():
-        raise ConfigError(f"{run_dir} already has checkpoints.", "Give a new directory with `--out`.")
+    check_new(run_dir)
     source = MaxTextCheckpoint(checkpoint)
     found = source.arrays()
     layout = dataclasses.replace(
@@ -158,11 +148,8 @@ def import_maxtext(
         model.require(source.arrays(kind), f"`{kind}` in {source.path}")
     step = source.step if with_optimizer else 0
     if not dry_run:
-        RunDir(run_dir).create()
-        arrays = _state(config, model, source, step, with_optimizer)
-        (epath.Path(run_dir) / "recipe.yaml").write_text(recipe_text)
-        with store:
-            store.save(step, jax.tree.unflatten(jax.tree.structure(model.abstract), arrays), {}, force=True)
+        arrays = _state_arrays(model, source, with_optimizer)
+        write_run(config, recipe_text, run_dir, model.shapes, arrays, step)
     sizes = [leaf.size for leaf in model.params.values()]
     return ConvertedWeights(str(source.path), step, sum(sizes), with_optimizer, layout.scanned, str(run_dir))
 
@@ -242,34 +229,18 @@ def _their_optimizer(optimizer: str, trees: Mapping[str, Any], count: np.int32) 
     return (optax.ScaleByAdamState(count, trees["mu"], trees["nu"]), optax.EmptyState(), scheduled)
 
 
-def _state(
-    config: fdl.Config[Experiment], model: _Model, source: MaxTextCheckpoint, step: int, with_optimizer: bool
-) -> list[np.ndarray]:
-    """All arrays of pax's state, in its order; the optimizer's as in a new run, if the checkpoint has none."""
+def _state_arrays(model: _Model, source: MaxTextCheckpoint, with_optimizer: bool) -> dict[str, Any]:
+    """Pax's parameters, and the optimizer's state if the checkpoint has one, by name in pax's state."""
     arrays: dict[str, Any] = {
         f"params.{name}": x for name, x in model.to_pax(source.reader("params"), "params").items()
     }
-    for kind in ("mu", "nu") if with_optimizer and model.moments else ():
+    if not with_optimizer:
+        return arrays
+    for kind in ("mu", "nu") if model.moments else ():
         of_kind = model.to_pax(source.reader(kind), kind)
         arrays |= {name: of_kind[param] for name, (found, param) in model.moments.items() if found == kind}
-    root = jax.random.key(config.task.train.random_seed or 0)
-    arrays |= {"step": np.int32(step), "key": np.asarray(jax.random.key_data(jax.random.fold_in(root, 1)))}
-    for name, leaf in model.state.items():
-        if name.endswith(".count"):
-            arrays[name] = np.int32(source.count if with_optimizer else 0)
-        elif name not in arrays:
-            arrays[name] = np.zeros(leaf.shape, leaf.dtype)
-    return [np.asarray(arrays[name]) for name in model.state]
-
-
-def _abstract(config: fdl.Config[Experiment]) -> TrainState:
-    """The shapes of the state, without the recipe's data and devices."""
-    config = copy.deepcopy(config)
-    config.train_input, config.eval_inputs, config.decode_inputs = SyntheticInput.config(), [], []
-    experiment = fdl.build(with_derived_sizes(config, 1))
-    mesh = build_mesh(Mesh(), jax.local_devices()[:1])
-    with use_mesh(mesh):
-        return abstract_state(experiment.task, experiment.train_input.element_spec(), mesh, DEFAULT_RULES)
+    counts = {name: np.int32(source.count) for name in model.state if name.endswith(".count")}
+    return arrays | counts
 
 
 def _differences(config: fdl.Config[Experiment], layout: MaxTextLayout) -> Differences:

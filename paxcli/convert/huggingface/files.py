@@ -1,0 +1,158 @@
+"""Reads and writes Hugging Face's safetensors files, one or several (sharded)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from paxcli.errors import DataError, first_line
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+SHARD_BYTES = 2 * 10**9
+DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class Safetensors:
+    """The tensors of a directory, memory-mapped and read one at a time.
+
+    Raises:
+      DataError: There are none; or a file is missing, damaged, or lacks a tensor of the index.
+    """
+
+    def __init__(self, directory: Path):
+        self._files: dict[str, Any] = {}
+        self.shapes: dict[str, jax.ShapeDtypeStruct] = {}
+        paths = _find(directory)
+        for path in paths:
+            self._open(path)
+        index = directory / INDEX
+        if index.exists():
+            lacking = sorted(set(read_json(index).get("weight_map", {})) - set(self.shapes))
+            if lacking:
+                raise DataError(f"{index} names `{lacking[0]}`, which no file has.", "Download the files again.")
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._files[name].get_tensor(name)
+
+    def _open(self, path: Path) -> None:
+        try:
+            file = safe_open(path, framework="numpy")
+            names = list(file.keys())
+            slices = {name: file.get_slice(name) for name in names}
+        except FileNotFoundError:
+            raise DataError(f"{path} does not exist.", "Download the files again.") from None
+        except (SafetensorError, OSError) as error:
+            raise DataError(
+                f"{path} is damaged or incomplete: {first_line(error)}.", "Download it again, and compare its size."
+            ) from error
+        for name, found in slices.items():
+            if name in self.shapes:
+                raise DataError(f"Two files have `{name}`, {path} among them.", "Delete files of another model.")
+            if found.get_dtype() not in DTYPES:
+                raise DataError(
+                    f"`{name}` in {path} is {found.get_dtype()}; pax reads {', '.join(DTYPES)}.",
+                    "Import the weights that it was quantized from.",
+                )
+            self._files[name] = file
+            self.shapes[name] = jax.ShapeDtypeStruct(tuple(found.get_shape()), np.dtype(DTYPES[found.get_dtype()]))
+
+
+def _find(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    if index.exists():
+        weights = read_json(index).get("weight_map")
+        if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
+            raise DataError(f"{index} has no `weight_map` of names to files.", "Download it again.")
+        return [directory / Path(file).name for file in sorted(set(weights.values()))]
+    found = sorted(directory.glob("*.safetensors"))
+    single = [path for path in found if path.name == SINGLE]
+    if found:
+        return single or found
+    refuse_pickles(directory)
+    raise DataError(f"{directory} has no safetensors file.", f"It needs {SINGLE}, or {INDEX} and its files.")
+
+
+def refuse_pickles(source: Path) -> None:
+    """Raises DataError if the weights are pickles, which could run any code when they are read."""
+    candidates = sorted(source.iterdir()) if source.is_dir() else [source]
+    pickles = [path for path in candidates if path.is_file() and path.suffix in _PICKLES]
+    if pickles:
+        folder = source if source.is_dir() else source.parent
+        raise DataError(
+            f"{pickles[0]} is a pickle, which can run any code when it is read, so pax does not read it.",
+            f"Convert it where you trust it: AutoModelForCausalLM.from_pretrained('{folder}')"
+            f".save_pretrained('{folder}-safetensors') in transformers writes safetensors.",
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The mapping in a JSON file.
+
+    Raises:
+      DataError: It cannot be read, or is not a mapping.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"{path.parent} has no {path.name}.", "Give a directory of Hugging Face's format.") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read: {first_line(error)}.", "Download it again.") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path} is not a mapping of names to values.", "Download it again.")
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Writes a JSON file as `transformers` does."""
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def write_safetensors(
+    directory: Path,
+    tensors: Iterable[tuple[str, np.ndarray]],
+    sizes: Mapping[str, int],
+    shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """Writes `model.safetensors`, or shards and their index; holds one shard in memory.
+
+    Args:
+      directory: Where.
+      tensors: Names and arrays.
+      sizes: Bytes of each, in the same order.
+      shard_bytes: The most bytes of a shard with several tensors.
+
+    Returns:
+      The names of the files.
+    """
+    shards: list[list[str]] = [[]]
+    free = shard_bytes
+    for name, size in sizes.items():
+        if shards[-1] and size > free:
+            shards.append([])
+            free = shard_bytes
+        shards[-1].append(name)
+        free -= size
+    count, rest = len(shards), iter(tensors)
+    files = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
+    for file, names in zip(files, shards, strict=True):
+        arrays = dict(next(rest) for _ in names)
+        assert list(arrays) == names
+        contiguous = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+        save_file(contiguous, directory / file, metadata={"format": "pt"})
+    if count > 1:
+        weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
+        content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
+        write_json(directory / INDEX, content)
+        files.append(INDEX)
+    return files

@@ -1,0 +1,187 @@
+"""The tensors of Hugging Face's model families as pax's parameters: rules, in both directions.
+
+Matrices are [out, in] there, [in, out] in pax, with dimensions of heads [N, H] apart. GPT-2 stores [in, out], and
+query, key and value as one tensor. Mixtral has tensors of their own for each expert.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+
+import fiddle as fdl
+
+from paxcli.checkpoint.reading import listing
+from paxcli.convert.layout import Layers, Layout, Rule, Step, pax_layers, reshape, split, transpose, unstack
+from paxcli.errors import ConfigError
+from paxcli.layers.patterned_stack import PatternedStack
+
+_TRANSPOSED = (transpose(1, 0),)
+_UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSizes:
+    """The sizes of a model, and the differences in the numbers of its norms.
+
+    Attributes:
+      num_layers: L.
+      model_dims: D.
+      num_heads: N.
+      num_kv_heads: K.
+      dims_per_head: H.
+      num_experts: E; 0 = no experts.
+      norm_shift: Pax's scale of the norms in layers minus Hugging Face's.
+      qk_norm_shift: The same of the norms of queries and keys.
+      final_norm_shift: The same of the last norm.
+    """
+
+    num_layers: int
+    model_dims: int
+    num_heads: int
+    num_kv_heads: int
+    dims_per_head: int
+    num_experts: int = 0
+    norm_shift: float = 0.0
+    qk_norm_shift: float = 0.0
+    final_norm_shift: float = 0.0
+
+
+def sizes_of(model: fdl.Config, family: str) -> ModelSizes:
+    """The sizes of a recipe's model."""
+    patterned = issubclass(fdl.get_callable(model.stack), PatternedStack)  # pyrefly: ignore
+    block = model.stack.turns[0] if patterned else model.stack.block
+
+    def shift(norm: fdl.Partial | None) -> float:  # Gemma stores the factor less 1, the others the factor
+        less_one = norm is not None and not norm.direct_scale
+        return float(family == "gemma2") - float(less_one) if norm is not None else 0.0
+
+    return ModelSizes(
+        num_layers=model.num_layers,
+        model_dims=model.model_dims,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads or model.num_heads,
+        dims_per_head=model.dims_per_head or model.model_dims // model.num_heads,
+        num_experts=block.feed_forward.num_experts if family == "mixtral" else 0,
+        norm_shift=shift(block.norm),
+        qk_norm_shift=shift(block.attention.qk_norm),
+        final_norm_shift=shift(model.final_norm),
+    )
+
+
+def huggingface_layout(family: str, sizes: ModelSizes, params: Collection[str]) -> Layout:
+    """The rules for a model.
+
+    Args:
+      family: A key of `FAMILIES`.
+      sizes: The model's.
+      params: Names of pax's parameters.
+
+    Raises:
+      ConfigError: The family has no tensor for a parameter.
+    """
+    rules = _gpt2_rules(sizes) if family == "gpt2" else _llama_rules(family, sizes)
+    layers = Layers.of_separate_tensors(sizes.num_layers), pax_layers(params, sizes.num_layers)
+    layout = Layout(rules, *layers).only(params)
+    left = layout.without_rule(params)
+    if left:
+        raise ConfigError(f"{family} of Hugging Face has no tensor for {listing(left)}.", "Switch that off.")
+    return layout
+
+
+def saved_names(names: Collection[str], family: str, tied: bool) -> dict[str, str]:
+    """Names as `transformers` writes them now → names in a file, without constants and copies of tied tables."""
+    bare = family == "gpt2" and not any(name.startswith("transformer.") for name in names)
+    kept = [name for name in names if not name.endswith(_UNUSED) and not (tied and name == "lm_head.weight")]
+    return {f"transformer.{name}" if bare else name: name for name in kept}
+
+
+def _llama_rules(family: str, sizes: ModelSizes) -> tuple[Rule, ...]:
+    dims, heads, size = sizes.model_dims, sizes.num_heads, sizes.dims_per_head
+
+    def rule(foreign: str, pax: str, *steps: Step, shift: float = 0.0) -> Rule:
+        return Rule(f"model.layers.{{layer}}.{foreign}", f"stack.{{layer}}.{pax}", steps, shift=shift)
+
+    def to_heads(count: int) -> tuple[Step, ...]:  # [N H, D] -> [D, N, H]
+        return (*_TRANSPOSED, reshape((dims, count * size), (dims, count, size)))
+
+    gemma = family == "gemma2"
+    norms = {
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "attention_post_norm" if gemma else "feed_forward_norm",
+        "pre_feedforward_layernorm": "feed_forward_norm",
+        "post_feedforward_layernorm": "feed_forward_post_norm",
+    }
+    norms = norms if gemma else dict(list(norms.items())[:2])
+    return (
+        Rule("model.embed_tokens.weight", "embedding.table"),
+        Rule("model.norm.weight", "final_norm.scale", shift=sizes.final_norm_shift),
+        Rule("lm_head.weight", "head.w", _TRANSPOSED),
+        *(rule(f"{name}.weight", f"{pax}.scale", shift=sizes.norm_shift) for name, pax in norms.items()),
+        rule("self_attn.q_norm.weight", "attention.query_norm.scale", shift=sizes.qk_norm_shift),
+        rule("self_attn.k_norm.weight", "attention.key_norm.scale", shift=sizes.qk_norm_shift),
+        rule("self_attn.q_proj.weight", "attention.query", *to_heads(heads)),
+        rule("self_attn.k_proj.weight", "attention.key", *to_heads(sizes.num_kv_heads)),
+        rule("self_attn.v_proj.weight", "attention.value", *to_heads(sizes.num_kv_heads)),
+        rule(
+            "self_attn.o_proj.weight",
+            "attention.post",
+            *_TRANSPOSED,
+            reshape((heads * size, dims), (heads, size, dims)),
+        ),
+        *(_expert_rules(sizes.num_experts) if sizes.num_experts else _gated_rules(rule)),
+    )
+
+
+def _gated_rules(rule) -> list[Rule]:
+    return [
+        rule("mlp.gate_proj.weight", "feed_forward.w_gate", *_TRANSPOSED),
+        rule("mlp.up_proj.weight", "feed_forward.w_in", *_TRANSPOSED),
+        rule("mlp.down_proj.weight", "feed_forward.w_out"),
+    ]
+
+
+def _expert_rules(count: int) -> list[Rule]:
+    names = {"w1": "w_gate", "w2": "w_out", "w3": "w_in"}
+    prefix = "model.layers.{layer}.block_sparse_moe"
+    return [
+        Rule(f"{prefix}.gate.weight", "stack.{layer}.feed_forward.router", _TRANSPOSED),
+        *(
+            Rule(
+                tuple(f"{prefix}.experts.{expert}.{name}.weight" for expert in range(count)),
+                f"stack.{{layer}}.feed_forward.{pax}",
+                (unstack(0).inverse, transpose(0, 2, 1)),
+            )
+            for name, pax in names.items()
+        ),
+    ]
+
+
+def _gpt2_rules(sizes: ModelSizes) -> tuple[Rule, ...]:
+    dims, shape = sizes.model_dims, (sizes.num_heads, sizes.dims_per_head)
+    thirds = (dims, dims, dims)
+
+    def rule(foreign: str, pax: str | tuple[str, ...], *steps: Step, shift: float = 0.0) -> Rule:
+        names = tuple(f"stack.{{layer}}.{name}" for name in ([pax] if isinstance(pax, str) else pax))
+        return Rule(f"transformer.h.{{layer}}.{foreign}", names, steps, shift=shift)
+
+    qkv = tuple(f"attention.{name}" for name in ("query", "key", "value"))
+    biases = tuple(f"{name}_bias" for name in qkv)
+    return (
+        Rule("transformer.wte.weight", "embedding.table"),
+        Rule("transformer.wpe.weight", "position.table"),
+        Rule("transformer.ln_f.weight", "final_norm.scale", shift=sizes.final_norm_shift),
+        Rule("transformer.ln_f.bias", "final_norm.bias"),
+        rule("ln_1.weight", "attention_norm.scale", shift=sizes.norm_shift),
+        rule("ln_1.bias", "attention_norm.bias"),
+        rule("ln_2.weight", "feed_forward_norm.scale", shift=sizes.norm_shift),
+        rule("ln_2.bias", "feed_forward_norm.bias"),
+        rule("attn.c_attn.weight", qkv, split(1, *thirds), reshape((dims, dims), (dims, *shape))),
+        rule("attn.c_attn.bias", biases, split(0, *thirds), reshape((dims,), shape)),
+        rule("attn.c_proj.weight", "attention.post", reshape((dims, dims), (*shape, dims))),
+        rule("attn.c_proj.bias", "attention.post_bias"),
+        rule("mlp.c_fc.weight", "feed_forward.w_in"),
+        rule("mlp.c_fc.bias", "feed_forward.b_in"),
+        rule("mlp.c_proj.weight", "feed_forward.w_out", *_TRANSPOSED),
+        rule("mlp.c_proj.bias", "feed_forward.b_out"),
+    )

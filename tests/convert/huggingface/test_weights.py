@@ -1,0 +1,133 @@
+"""Weights of Hugging Face: the logits are those of transformers, and the way back is the identity."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import paxcli as pax
+from paxcli.checkpoint.reading import named_leaves
+from paxcli.convert.huggingface.config import config_json
+from paxcli.convert.new_run import state_shapes, write_run
+from paxcli.errors import ConfigError, DataError
+from paxcli.nested_map import NestedMap
+from paxcli.training.progress import Silent
+from tests.convert.huggingface.directories import CONFIGS, arrays_of, tensors_of, write_directory, write_tokenizer
+
+LOGITS = dict(atol=1e-4, rtol=0)
+
+
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, x in expected.items():
+        assert found[name].dtype == x.dtype, name
+        np.testing.assert_array_equal(found[name], x, err_msg=name)
+
+
+@pytest.mark.parametrize("family", CONFIGS)
+def test_a_family_has_the_logits_of_transformers_and_is_exported_as_it_was(family, tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", family)
+    done = pax.import_weights(source, tmp_path / "run")
+    run = pax.Run(tmp_path / "run")
+    assert (done.family, run.steps) == (CONFIGS[family]["model_type"], [0])
+    assert done.num_bytes == sum(x.nbytes for x in tensors_of(family).values())
+    arrays, model = arrays_of(family), fdl.build(run.config.task.model)
+    ids = jnp.asarray(arrays["in/ids"], jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=positions)
+    found = jax.jit(lambda v: model.apply(v, batch, method="compute_predictions"))({"params": run.params()})
+    np.testing.assert_allclose(found.logits, arrays["out/logits"], **LOGITS)
+    assert np.abs(arrays["out/logits"]).max() > 1
+    exported = pax.export_weights(run, tmp_path / "back")
+    assert exported.dtype == "float32"
+    assert json.loads((tmp_path / "back/config.json").read_text()) == CONFIGS[family]
+    assert_same(load_file(tmp_path / "back/model.safetensors"), tensors_of(family))
+
+
+def test_a_tied_llama_trains_decodes_and_is_exported_with_its_tokenizer(tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama31", tie_word_embeddings=True)
+    write_tokenizer(source)
+    done = pax.import_weights(source, tmp_path / "run")  # the file has a copy of the table, which is not read
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} < set(done.carried)
+    small = {"global_batch_size": 2, "num_train_steps": 2, "max_seq_len": 32, "eval_inputs": []}
+    small |= {"train_input": "SyntheticInput", "summary_interval_steps": 1}
+    trained = pax.train(pax.load(f"{tmp_path}/run", set=small), tmp_path / "run", progress=Silent())
+    assert trained.steps == [0, 2]
+    pax.export_weights(tmp_path / "run", tmp_path / "back", step=0)
+    assert_same(
+        load_file(tmp_path / "back/model.safetensors"),
+        {name: x for name, x in tensors_of("llama31").items() if name != "lm_head.weight"},
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()
+    pax.export_weights(trained, tmp_path / "trained", dtype="bfloat16")
+    assert json.loads((tmp_path / "trained/config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert {x.dtype.name for x in load_file(tmp_path / "trained/model.safetensors").values()} == {"bfloat16"}
+
+
+def test_an_imported_run_decodes_with_its_tokenizer(tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama2")
+    write_tokenizer(source)
+    pax.import_weights(source, tmp_path / "run")
+    (one,) = pax.Run(tmp_path / "run").generate("abc", max_tokens=4, temperature=0)
+    assert len(one.ids) == 4 or one.finish_reason == "eos"
+    tokenizer = pax.load(f"{tmp_path}/run").config.train_input.tokenizer
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+
+
+def test_a_recipe_that_was_never_imported_is_exported(tmp_path: pathlib.Path):
+    small = {"num_layers": 2, "model_dims": 16, "hidden_dims": 24, "num_heads": 4, "num_kv_heads": 2}
+    recipe = pax.load("llama-1b", set=small | {"task.model.vocab_size": 32, "max_seq_len": 16})
+    shapes, random = state_shapes(recipe.config), np.random.default_rng(0)
+    params = {name: random.normal(size=x.shape).astype(np.float32) for name, x in named_leaves(shapes.params).items()}
+    arrays = {f"params.{name}": x for name, x in params.items()}
+    write_run(recipe.config, recipe.yaml(), tmp_path / "run", shapes, arrays)
+    pax.export_weights(tmp_path / "run", tmp_path / "hf")
+    content = json.loads((tmp_path / "hf/config.json").read_text())
+    assert (content["model_type"], content["num_key_value_heads"], content["head_dim"]) == ("llama", 2, 4)
+    tensors = load_file(tmp_path / "hf/model.safetensors")
+    np.testing.assert_array_equal(tensors["model.norm.weight"], params["final_norm.scale"] + 1)
+    query = params["stack.layers.attention.query"][1].reshape(16, 16)
+    np.testing.assert_array_equal(tensors["model.layers.1.self_attn.q_proj.weight"], query.T)
+    assert not pax.import_weights(tmp_path / "hf", tmp_path / "again", dry_run=True).tensors
+
+
+def test_a_model_that_no_family_computes_is_refused_with_its_fields():
+    with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*differs from this model: .*feed_forward"):
+        config_json(pax.load("tiny").config, None, "float32")
+
+
+def test_a_dry_run_lists_what_differs_and_writes_nothing(tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama2", num_hidden_layers=3, vocab_size=60)
+    found = pax.import_weights(source, tmp_path / "run", dry_run=True).tensors
+    assert set(found.mismatched) == {"model.embed_tokens.weight", "lm_head.weight"}
+    assert len(found.missing) == 9 and all(".layers.2." in name for name in found.missing)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(DataError, match=r"embed_tokens.weight` is \[61, 32\] there, \[60, 32\] here"):
+        pax.import_weights(source, tmp_path / "run")
+    source = write_directory(tmp_path / "more", "llama2", num_hidden_layers=1)
+    assert len(pax.import_weights(source, tmp_path / "run", dry_run=True).tensors.unexpected) == 9
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, "Qwen2ForCausalLM: it lacks attention with"),
+        ({"model_type": "deepseek_v3"}, "lacks latent attention"),
+        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM, which it does not know"),
+        ({"attention_bias": True}, "attention_bias=True is not supported in llama"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type=longrope is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+    ],
+)
+def test_another_architecture_is_refused_by_name(keys, message, tmp_path: pathlib.Path):
+    with pytest.raises(ConfigError, match=message):
+        pax.import_weights(write_directory(tmp_path / "hf", "llama2", **keys), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
