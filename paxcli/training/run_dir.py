@@ -81,9 +81,12 @@ class RunDir:
         """
         directory = resolve_path(self.path)
         if not (directory / "recipe.yaml").exists():
+            is_model = (directory / "config.json").exists()
             raise DataError(
                 f"{self.path} is not a run directory: it has no recipe.yaml.",
-                "Give a directory that `pax train` wrote.",
+                f"It is a Hugging Face directory: `pax import {self.path} --out RUN_DIR`."
+                if is_model
+                else "Give a directory that `pax train` wrote.",
             )
         return str(directory)
 

@@ -141,6 +141,8 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
         values = _gpt2_values(full) if kind == "gpt2" else _llama_values(kind, full)
     except KeyError as error:
         raise DataError(f"config.json has no {error}.", "Use the file that belongs to the weights.") from None
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise DataError(f"config.json is not that of a {kind}: {error}.", "Download it again.") from None
     dtype = config.get("dtype", config.get("torch_dtype"))
     return values | {"fprop_dtype": "float32" if dtype == "float32" else "bfloat16"}
 

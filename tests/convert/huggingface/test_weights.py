@@ -19,6 +19,7 @@ from paxcli.convert.new_run import state_shapes, write_run
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 from paxcli.training.progress import Silent
+from paxcli.training.run_dir import RunDir
 from tests.convert.huggingface.directories import CONFIGS, arrays_of, tensors_of, write_directory, write_tokenizer
 
 LOGITS = dict(atol=1e-4, rtol=0)
@@ -114,6 +115,19 @@ def test_a_dry_run_lists_what_differs_and_writes_nothing(tmp_path: pathlib.Path)
         pax.import_weights(source, tmp_path / "run")
     source = write_directory(tmp_path / "more", "llama2", num_hidden_layers=1)
     assert len(pax.import_weights(source, tmp_path / "run", dry_run=True).tensors.unexpected) == 9
+
+
+def test_a_hugging_face_directory_in_place_of_a_run_is_named(tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama2")
+    with pytest.raises(DataError, match="not a run directory") as caught:
+        RunDir(source).require_recipe()
+    assert f"`pax import {source} --out RUN_DIR`" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("keys", [{"num_attention_heads": 0}, {"hidden_size": "x"}, {"rope_scaling": 3}], ids=str)
+def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
+    with pytest.raises((ConfigError, DataError)):
+        pax.import_weights(write_directory(tmp_path / "hf", "llama2", **keys), tmp_path / "run")
 
 
 @pytest.mark.parametrize(
