@@ -94,7 +94,7 @@ def test_a_checkpoint_of_another_model_is_an_error_that_names_arrays(tmp_path, s
         store.restore(1, abstract(state.replace(step=jnp.float32(0))))
     with pytest.raises(DataError, match="it lacks `params.extra`"):
         store.restore(1, abstract(state.replace(params={**state.params, "extra": jnp.zeros(3)})))
-    with pytest.raises(DataError, match="the model does not have its `key`"):
+    with pytest.raises(DataError, match="only it has `key`"):
         store.restore(1, abstract(state.replace(key=None)))
     with pytest.raises(DataError, match="no checkpoint of step 5") as caught:
         store.restore(5, abstract(state))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
+import importlib.resources
 from collections.abc import Mapping
 from typing import Any
 
 import fiddle as fdl
+import yaml
 
 from paxcli.config.assign import assign
 from paxcli.config.values import plain_values
@@ -81,28 +84,18 @@ FAMILIES = {
     ),
 }
 
-_LACKS = {
-    "qwen2": "attention with biases on queries, keys and values only",
-    "qwen2_moe": "attention with biases on queries, keys and values only, and shared experts",
-    "qwen3_moe": "rules for the names of its expert tensors",
-    "gemma": "rules for its tensors that are checked against transformers",
-    "gemma3": "rules for its tensors, and its vision tower",
-    "gemma3_text": "rules for its tensors: norms of queries and keys, and two RoPE bases",
-    "phi3": "rules for its fused qkv and gate_up tensors",
-    "olmo2": "blocks that norm only the outputs of attention and feed-forward",
-    "olmo3": "blocks that norm only the outputs of attention and feed-forward",
-    "deepseek_v2": "latent attention (MLA) in its layout, and shared experts",
-    "deepseek_v3": "latent attention (MLA) in its layout, and shared experts",
-    "gpt_oss": "attention sinks, and experts with biases",
-    "gpt_neox": "parallel blocks with two norms",
-}
-
 # Fields that do not change what the parameters compute, or that a `config.json` has no key for.
 _UNRELATED = {
     "fprop_dtype", "params_init", "loss_chunk", "label_smoothing", "z_loss_weight", "max_seq_len", "num_positions",
     "direct_scale", "reductions_in_fp32", "segmented", "kernel", "precision", "remat_policy", "unroll", "scan",
     "capacity_factor", "table_stddev", "stddev",
 }  # fmt: skip
+
+
+@functools.cache
+def _unsupported() -> dict[str, str]:
+    data = importlib.resources.files("paxcli.convert.huggingface") / "data" / "unsupported.yaml"
+    return yaml.safe_load(data.read_text("utf-8"))
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -115,8 +108,8 @@ def family_of(config: Mapping[str, Any]) -> str:
     if kind in FAMILIES:
         return str(kind)
     architectures = config.get("architectures") or [f"model_type {kind!r}"]
-    lacks = f": it lacks {_LACKS[kind]}" if kind in _LACKS else ", which it does not know"
-    raise ConfigError(f"Pax cannot import {architectures[0]}{lacks}.", f"It imports {', '.join(FAMILIES)}.")
+    lacks = _unsupported().get(str(kind), "a conversion for it")
+    raise ConfigError(f"Pax cannot import {architectures[0]}: it lacks {lacks}.", f"It imports {', '.join(FAMILIES)}.")
 
 
 def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
