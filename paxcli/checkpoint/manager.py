@@ -170,6 +170,9 @@ class CheckpointStore:
                 self._start_cleanup()
                 if self._cleanup is not None:
                     self._cleanup.join()
+                trash = self.directory / _TRASH
+                if jax.process_index() == 0 and trash.exists() and not any(trash.iterdir()):
+                    trash.rmdir()
 
     def _start_cleanup(self) -> None:
         """Starts to delete, in the background, the checkpoints that the retention policy dropped."""

@@ -111,7 +111,7 @@ class C4(Configurable):
                     yield {field: np.asarray(value, np.int32) if self.tokenized else value.encode()}
         except KeyError:
             raise DataError(f"{where}, line {number} has no field `{field}`.") from None
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise DataError(f"{where}, line {number} is not a C4 record: {error}.") from None
         except (OSError, EOFError, zlib.error) as error:
             raise DataError(f"{where} is damaged after line {number}: {error}.") from None

@@ -204,6 +204,11 @@ class Reading:
                 found: Any = {self.text_field: _example_field(record, self.text_field, place)}
             else:
                 found = json.loads(record)
+                if b"\\u" in record:
+                    json.dumps(found, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise DataError(f"{place} has the escape {half}, half a character without the other.", FIX_HINT) from None
         except UnicodeDecodeError as error:
             raise DataError(f"{place} is not UTF-8: byte {error.start}.", FIX_HINT) from None
         except (ValueError, RecursionError) as error:

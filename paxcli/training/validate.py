@@ -43,7 +43,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     _check_pipeline(ready, model, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
     for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():
         fdl.build(source).validate()
-    _check_inputs(ready, model)
+    _check_inputs(config, ready, model)
 
 
 def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
@@ -100,9 +100,12 @@ def _check_microbatches(config: Any, pipeline: Pipeline, sizes: dict[str, int], 
             pipeline.count_microbatches(source.batch_size)
 
 
-def _check_inputs(config: Any, model: Model) -> None:
+def _check_inputs(given: Any, config: Any, model: Model) -> None:
     named = [("train_input", config.train_input)]
     named += [(f"eval_inputs.{i}", source) for i, source in enumerate(config.eval_inputs)]
+    _check_filled_in("train_input", given.train_input)
+    for i, source in enumerate(given.eval_inputs):
+        _check_filled_in(f"eval_inputs.{i}", source)
     for kind, sources in (("evaluation", config.eval_inputs), ("decode", data_of(config.decode_inputs))):
         names = [source.name for source in sources]
         for name in names:
@@ -116,3 +119,13 @@ def _check_inputs(config: Any, model: Model) -> None:
                 f"{path}.seq_len={length} is longer than task.model.max_seq_len={limit}.",
                 f"Lower `{path}.seq_len`, or raise `max_seq_len`.",
             )
+
+
+def _check_filled_in(path: str, source: Any) -> None:
+    """Refuses values of an input that a run would overwrite."""
+    for field in ("num_infeed_hosts", "infeed_host_index"):
+        value = getattr(source, field)
+        if value:
+            raise ConfigError(f"{path}.{field}={value} has no effect: a run sets it from its processes.", "Remove it.")
+    if path == "train_input" and source.__arguments__.get("is_training") is False:
+        raise ConfigError("train_input.is_training=False has no effect: a run sets it to True.", "Remove it.")

@@ -110,6 +110,7 @@ CUT = _writer.compress(GOOD * 7) + _writer.flush(zlib.Z_FULL_FLUSH)
     ("content", "message"),
     [
         (gzip.compress(GOOD + b"{oops\n"), r"c4-train\.0\.json\.gz, line 2 is not a C4 record"),
+        (gzip.compress(GOOD + b'{"text": ' + b"[" * 100_000), r"c4-train\.0\.json\.gz, line 2 is not a C4 record"),
         (gzip.compress(GOOD + b'{"txt": "a"}\n'), r"c4-train\.0\.json\.gz, line 2 has no field `text`"),
         (gzip.compress(GOOD + b'{"text": 5}\n'), r"c4-train\.0\.json\.gz, line 2 is not a C4 record"),
         (gzip.compress(GOOD * 100)[:-9], r"c4-train\.0\.json\.gz is damaged after line \d+"),
@@ -117,7 +118,7 @@ CUT = _writer.compress(GOOD * 7) + _writer.flush(zlib.Z_FULL_FLUSH)
         (GOOD, r"c4-train\.0\.json\.gz is damaged after line 0"),
         (gzip.compress(b""), "no example"),
     ],
-    ids=["json", "field", "number", "truncated", "truncated at a line", "not gzip", "empty"],
+    ids=["json", "deep", "field", "number", "truncated", "truncated at a line", "not gzip", "empty"],
 )
 def test_a_damaged_file_is_named(files, tmp_path, content, message):
     (tmp_path / "c4-train.0.json.gz").write_bytes(content)

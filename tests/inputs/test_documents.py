@@ -108,6 +108,23 @@ class TestBadRecords:
         resumed.set_state(state)
         assert resumed.get_state() == state
 
+    @pytest.mark.parametrize(
+        ("line", "message"),
+        [
+            ('{"text": "half a smile \\ud83d"}', r"line 2 has the escape \\ud83d"),
+            ('{"text": "ok", "more": [{"\\udc00": 1}]}', r"line 2 has the escape \\udc00"),
+            ('{"text": ' + "[" * 100_000, "line 2 is not JSON"),
+        ],
+    )
+    def test_half_a_character_and_deep_nesting(self, tmp_path, line, message):
+        smile = '{"text": "\\ud83d\\ude00"}'
+        (tmp_path / "a.jsonl").write_text(f"{smile}\n{line}\n")
+        with pytest.raises(DataError, match=message):
+            text_input(tmp_path / "a.jsonl").check_data()
+        data = text_input(tmp_path / "a.jsonl", on_bad_record="skip", bad_record_budget=1)
+        (text,) = data.ids_to_strings(tokens(data)[:1], [5])
+        assert text == "😀" and len(data.bad_records) == 1
+
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_too_many_are_an_error(self, tmp_path, num_workers):
         data = text_input(self.write(tmp_path), on_bad_record="skip", bad_record_budget=4, num_workers=num_workers)
