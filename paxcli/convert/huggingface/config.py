@@ -45,7 +45,7 @@ class Family:
 _NO_BIAS = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
 _LLAMA = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "sliding_window": None}
 FAMILIES = {
-    "llama": Family("LlamaForCausalLM", "llama-1b", {**_LLAMA, "sliding_window": None}, _NO_BIAS),
+    "llama": Family("LlamaForCausalLM", "llama-1b", _LLAMA, _NO_BIAS),
     "mistral": Family("MistralForCausalLM", "llama-1b", {**_LLAMA, "sliding_window": 4096}, _NO_BIAS),
     "mixtral": Family(
         "MixtralForCausalLM",
@@ -94,8 +94,7 @@ _UNRELATED = {
 
 @functools.cache
 def _unsupported() -> dict[str, str]:
-    data = importlib.resources.files("paxcli.convert.huggingface") / "data" / "unsupported.yaml"
-    return yaml.safe_load(data.read_text("utf-8"))
+    return yaml.safe_load((importlib.resources.files(__package__) / "data" / "unsupported.yaml").read_text("utf-8"))
 
 
 def family_of(config: Mapping[str, Any]) -> str:

@@ -135,7 +135,10 @@ def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
     [
         ({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}, "Qwen2ForCausalLM: it lacks attention with"),
         ({"model_type": "deepseek_v3"}, "lacks latent attention"),
-        ({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}, "MambaForCausalLM, which it does not know"),
+        (
+            {"model_type": "mamba", "architectures": ["MambaForCausalLM"]},
+            "MambaForCausalLM: it lacks a conversion for it",
+        ),
         ({"attention_bias": True}, "attention_bias=True is not supported in llama"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type=longrope is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
