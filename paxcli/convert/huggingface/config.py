@@ -94,7 +94,8 @@ _UNRELATED = {
 
 @functools.cache
 def _unsupported() -> dict[str, str]:
-    return yaml.safe_load((importlib.resources.files(__package__) / "data" / "unsupported.yaml").read_text("utf-8"))
+    package = importlib.resources.files("paxcli.convert.huggingface")
+    return yaml.safe_load((package / "data" / "unsupported.yaml").read_text("utf-8"))
 
 
 def family_of(config: Mapping[str, Any]) -> str:
