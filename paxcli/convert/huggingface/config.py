@@ -269,8 +269,7 @@ def config_json(config: fdl.Config, carried: Mapping[str, Any] | None, dtype: st
         key = "torch_dtype" if "torch_dtype" in carried else "dtype"
         return {**carried, key: dtype}
     found = _new_config(config.task.model) | {"torch_dtype": dtype}
-    differences = _differences(config, found)
-    if differences:
+    if differences := _differences(config, found):
         raise ConfigError(
             f"{found['architectures'][0]}, the nearest architecture, differs from this model: "
             f"{'; '.join(differences[:5])}.",
