@@ -130,7 +130,7 @@ def test_a_layer_stays_a_template() -> None:
 
 @pytest.mark.parametrize("name", ["os.system", "Adm", "SyntheticInput", "Optimizer"])
 def test_only_classes_of_the_closed_list_can_be_named(name: str) -> None:
-    with pytest.raises(ConfigError, match="expected one of Adam, AdamW, Muon, Optax, Sgd"):
+    with pytest.raises(ConfigError, match=r"expected one of (\w+, )*AdamW, .*got"):
         assign(load("tiny").config, "optimizer", Text(name))
 
 

@@ -93,7 +93,7 @@ _UNRELATED = {
 
 
 @functools.cache
-def _unsupported() -> dict[str, str]:
+def _missing_parts() -> dict[str, str]:
     package = importlib.resources.files("paxcli.convert.huggingface")
     return yaml.safe_load((package / "data" / "unsupported.yaml").read_text("utf-8"))
 
@@ -108,7 +108,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     if kind in FAMILIES:
         return str(kind)
     architectures = config.get("architectures") or [f"model_type {kind!r}"]
-    lacks = _unsupported().get(str(kind), "a conversion for it")
+    lacks = _missing_parts().get(str(kind), "a conversion for it")
     raise ConfigError(f"Pax cannot import {architectures[0]}: it lacks {lacks}.", f"It imports {', '.join(FAMILIES)}.")
 
 
