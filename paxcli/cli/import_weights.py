@@ -41,8 +41,8 @@ def _text(done: ImportedWeights, dry_run: bool) -> str:
     size = f"{done.parameters:,} parameters of {done.family} from {done.source}"
     if not dry_run:
         rate = done.num_bytes / 1e9 / max(done.seconds, 1e-9)
-        lines = [f"Imported {size}: {done.num_bytes / 1e9:.2f} GB, {rate:.2f} GB/s."]
-        return "\n".join([*lines, f"To train: pax train {done.run_dir} --run-dir {done.run_dir}"])
+        speed = f"{done.num_bytes / 1e9:.2f} GB, {rate:.2f} GB/s"
+        return f"Imported {size}: {speed}.\nTo train: pax train {done.run_dir}"
     found = done.tensors
     lines = [f"Would import {size}." if not found else "Cannot import: the tensors are not those of config.json."]
     lines.append(f"matched: {len(found.matched)}")

@@ -171,7 +171,7 @@ class TestBadRecords:
 
     def test_the_first_is_an_error_with_its_line(self, tmp_path):
         for number, message in enumerate(
-            ["is not JSON", "is not JSON", "no assistant message", "is not Unicode text", "fails: No tools"], 1
+            ["is not JSON", "is not JSON", "no assistant message", "half a character", "fails: No tools"], 1
         ):
             data = chat_input(write(tmp_path / "a.jsonl", self.RECORDS[number:]), chat_template=self.TEMPLATE)
             with pytest.raises(DataError, match=f"a.jsonl, line 1.*{message}"):
