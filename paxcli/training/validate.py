@@ -123,8 +123,8 @@ def _check_inputs(given: Any, config: Any, model: Model) -> None:
 
 def _check_filled_in(path: str, source: Any) -> None:
     """Refuses values of an input that a run would overwrite."""
-    for field in ("num_infeed_hosts", "infeed_host_index"):
-        value = getattr(source, field)
+    sharding = {"num_infeed_hosts": source.num_infeed_hosts, "infeed_host_index": source.infeed_host_index}
+    for field, value in sharding.items():
         if value:
             raise ConfigError(f"{path}.{field}={value} has no effect: a run sets it from its processes.", "Remove it.")
     if path == "train_input" and source.__arguments__.get("is_training") is False:
