@@ -64,7 +64,19 @@ def compilations(step: Callable, calls: int) -> list[int]:
     return counts
 
 
-def test_the_first_calls_are_profiled_and_the_step_is_recompiled(monkeypatch):
+@pytest.fixture
+def cache(tmp_path):
+    """An empty compilation cache that stores programs of any compile time."""
+    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    for directory, seconds in ((str(tmp_path), 0), before):
+        compilation_cache.reset_cache()
+        jax.config.update("jax_compilation_cache_dir", directory)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+        if directory == str(tmp_path):
+            yield
+
+
+def test_the_first_calls_are_profiled_and_the_step_is_recompiled(monkeypatch, cache):
     profiled = []
     monkeypatch.setattr(
         profiler._profiler, "get_fdo_profile", lambda xspace: profiled.append(xspace) or encode({"dot.1": 1.0})
@@ -79,18 +91,6 @@ def test_other_functions_are_not_profiled(monkeypatch):
     monkeypatch.setattr(profiler._profiler, "get_fdo_profile", lambda xspace: profiled.append(xspace) or b"")
     AutoPgle(runs=2)
     assert compilations(step_of(2.5), 4) == [1, 0, 0, 0] and not profiled
-
-
-@pytest.fixture
-def cache(tmp_path):
-    """An empty compilation cache that stores programs of any compile time."""
-    before = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
-    for directory, seconds in ((str(tmp_path), 0), before):
-        compilation_cache.reset_cache()
-        jax.config.update("jax_compilation_cache_dir", directory)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
-        if directory == str(tmp_path):
-            yield
 
 
 def test_a_restarted_run_takes_the_recompiled_program_from_the_cache(monkeypatch, cache):
