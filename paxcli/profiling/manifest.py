@@ -13,6 +13,8 @@ import jax
 from etils import epath
 
 from paxcli.config.diff import changed_lines
+from paxcli.config.facts import is_at_or_below, marked_paths
+from paxcli.config.fields import Mark
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import DataError
 from paxcli.training.experiment import Experiment
@@ -20,25 +22,13 @@ from paxcli.training.experiment import Experiment
 NAME = "manifest.json"
 _AGAIN = "Collect it again: `pax pgle collect RECIPE`."
 
-# Fields of a recipe that change nothing in the compiled step.
-_FREE = (
-    "checkpoint.",
-    "decode_inputs",
-    "eval_inputs",
-    "task.name",
-    "task.train.eval_interval_steps",
-    "task.train.random_seed",
-    "task.train.summary_interval_steps",
-    "train_input.input_random_seed",
-)
-
 
 def conditions(config: fdl.Config[Experiment]) -> dict[str, Any]:
     """Everything that the cost of an instruction depends on, in this process: recipe, flags, versions and devices."""
     device = jax.devices()[0]
-    values = {
-        path: value for path, value in parse_config_text(config_text(config)).items() if not path.startswith(_FREE)
-    }
+    outside = marked_paths(config, Mark.NOT_COMPILED)
+    recipe = parse_config_text(config_text(config))
+    values = {path: value for path, value in recipe.items() if not is_at_or_below(path, outside)}
     return {
         "config_hash": hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest(),
         "jax": jax.__version__,

@@ -159,7 +159,7 @@ class SingleTask(Configurable):
     loss_aggregator: LossAggregator = part(LossAggregator)
     metrics: Metrics = part(Metrics)
     vn: VariationalNoise | None = None
-    name: SafeOnResume[str] = "task"
+    name: SafeOnResume[NotCompiled[str]] = "task"
 
     def loss(
         self, params: dict, batch: NestedMap, key: jax.Array, fp8: Any = None
