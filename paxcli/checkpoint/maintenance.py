@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
-from paxcli.checkpoint.manager import CheckpointStore, format_steps
+from paxcli.checkpoint.manager import CheckpointStore, delete_step, format_steps
 from paxcli.checkpoint.manifest import ArrayEntry
 from paxcli.checkpoint.reading import read_arrays, read_manifest
 from paxcli.config.paths import resolve_path
@@ -86,8 +86,6 @@ def verify_checkpoints(run_dir: str, steps: Sequence[int] = ()) -> Iterator[Veri
 def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False) -> list[CheckpointInfo]:
     """Deletes checkpoints, or with `dry_run` only returns them. The caller holds the lock of the run directory.
 
-    Each one is renamed first, so that an interrupted deletion does not leave half a checkpoint.
-
     Raises:
       DataError: There is no such checkpoint.
       ConfigError: No checkpoint would be left.
@@ -96,9 +94,7 @@ def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False
     _check_some_left(run_dir, chosen)
     deleted = [_info(_step_dir(run_dir, step)) for step in chosen]
     for info in () if dry_run else deleted:
-        path = epath.Path(info.path)
-        doomed = path.rename(path.with_name(f".deleting-{info.step}"))
-        doomed.rmtree()
+        delete_step(epath.Path(info.path))
     return deleted
 
 

@@ -170,9 +170,8 @@ class CheckpointStore:
                 self._start_cleanup()
                 if self._cleanup is not None:
                     self._cleanup.join()
-                trash = self.directory / _TRASH
-                if jax.process_index() == 0 and trash.exists() and not any(trash.iterdir()):
-                    trash.rmdir()
+                if jax.process_index() == 0:
+                    _remove_empty_trash(self.directory)
 
     def _start_cleanup(self) -> None:
         """Starts to delete, in the background, the checkpoints that the retention policy dropped."""
@@ -240,6 +239,22 @@ class CheckpointStore:
         if older:
             hint += f" To resume from {older[-1]}, move {self.directory / str(step)} away."
         return hint
+
+
+def delete_step(step_dir: epath.Path) -> None:
+    """Deletes one checkpoint as retention does: if the process dies meanwhile, the next training deletes the rest."""
+    trash = step_dir.parent / _TRASH
+    trash.mkdir(exist_ok=True)
+    _empty_directory(trash)
+    step_dir.rename(trash / step_dir.name)
+    _empty_directory(trash)
+    _remove_empty_trash(step_dir.parent)
+
+
+def _remove_empty_trash(directory: epath.Path) -> None:
+    trash = directory / _TRASH
+    if trash.exists() and not any(trash.iterdir()):
+        trash.rmdir()
 
 
 def _empty_directory(trash: epath.Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import fiddle as fdl
 import jax
 import numpy as np
-from etils import epath
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import named_leaves
+from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.mesh.mesh import Mesh, build_mesh
@@ -37,7 +37,7 @@ def state_shapes(config: fdl.Config[Experiment]) -> TrainState:
 
 def check_new(run_dir: str | os.PathLike[str]) -> None:
     """Raises ConfigError if the run has checkpoints."""
-    if CheckpointStore(epath.Path(run_dir) / "checkpoints").steps():
+    if CheckpointStore(RunDir(run_dir).checkpoints).steps():
         raise ConfigError(f"{run_dir} already has checkpoints.", "Give a new directory with `--out`.")
 
 
@@ -62,12 +62,12 @@ def write_run(
     Raises:
       MissingError: The run cannot be written.
     """
-    RunDir(run_dir).create()
+    directory = RunDir(run_dir)
+    directory.create()
     root = jax.random.key(config.task.train.random_seed or 0)
-    key = np.asarray(jax.random.key_data(jax.random.fold_in(root, 1)))
-    known = {"step": np.int32(step), "key": key, **arrays}
+    known = {"step": np.int32(step), "key": jax.random.key_data(jax.random.fold_in(root, 1)), **arrays}
     leaves = named_leaves(shapes)
     state = [np.asarray(known[name] if name in known else np.zeros(x.shape, x.dtype)) for name, x in leaves.items()]
-    (epath.Path(run_dir) / "recipe.yaml").write_text(recipe_text)
-    with CheckpointStore(epath.Path(run_dir) / "checkpoints", Checkpoint(async_save=False)) as store:
+    replace_text(directory.path / "recipe.yaml", recipe_text)
+    with CheckpointStore(directory.checkpoints, Checkpoint(async_save=False)) as store:
         store.save(step, jax.tree.unflatten(jax.tree.structure(shapes), state), {}, force=True)

@@ -26,7 +26,7 @@ _BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
 _TENSOR_WAYS = (1, 2, 4, 8)
 _BATCHES = (0.5, 2.0)
 
-Assignments = dict[str, Any]  # path → value, as `--set` takes them
+Changes = dict[str, Any]  # path → value, as `--set` takes them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Trial:
       report: What `compile_ahead` reports.
     """
 
-    settings: Assignments
+    settings: Changes
     report: dict[str, Any]
 
     @property
@@ -88,7 +88,7 @@ def search(
     return sorted(trials, key=lambda trial: trial.rank, reverse=True)
 
 
-def _try(config: fdl.Config[Experiment], target: CompileTarget, settings: Assignments) -> Trial | None:
+def _try(config: fdl.Config[Experiment], target: CompileTarget, settings: Changes) -> Trial | None:
     """Compiles a variant; None if it cannot be sharded over the target's devices."""
     try:
         return Trial(settings, compile_ahead(_with(config, settings), target).report)
@@ -96,7 +96,7 @@ def _try(config: fdl.Config[Experiment], target: CompileTarget, settings: Assign
         return None
 
 
-def _with(config: fdl.Config[Experiment], settings: Assignments) -> fdl.Config[Experiment]:
+def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Experiment]:
     changed = copy.deepcopy(config)
     for path, value in settings.items():
         *parents, field = path.split(".")
@@ -109,7 +109,7 @@ def _with(config: fdl.Config[Experiment], settings: Assignments) -> fdl.Config[E
     return changed
 
 
-def _meshes(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:
+def _meshes(config: fdl.Config[Experiment], target: CompileTarget, best: Changes) -> Iterator[Changes]:
     """Other splits of the devices over `fsdp` and `tensor`; the other axes keep their sizes."""
     sizes = axis_sizes(config.mesh.ici_mesh_shape, None)
     both = sizes[Axis.FSDP] * sizes[Axis.TENSOR]
@@ -122,7 +122,7 @@ def _meshes(config: fdl.Config[Experiment], target: CompileTarget, best: Assignm
             yield best | {_MESH: {axis: size for axis, size in shape.items() if size > 1}}
 
 
-def _policies(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:
+def _policies(config: fdl.Config[Experiment], target: CompileTarget, best: Changes) -> Iterator[Changes]:
     stacks = fdl.build(config.task.model).stacks()
     now = {f"task.model.{path}.remat_policy": stack.remat_policy for path, stack in stacks.items()}
     for policy in get_args(RematPolicy) if now else ():
@@ -130,16 +130,14 @@ def _policies(config: fdl.Config[Experiment], target: CompileTarget, best: Assig
             yield best | dict.fromkeys(now, policy)
 
 
-def _batches(config: fdl.Config[Experiment], target: CompileTarget, best: Assignments) -> Iterator[Assignments]:
+def _batches(config: fdl.Config[Experiment], target: CompileTarget, best: Changes) -> Iterator[Changes]:
     for factor in _BATCHES:
         rows = _with_rows(config, target, best, factor)
         if rows is not None:
             yield rows
 
 
-def _with_rows(
-    config: fdl.Config[Experiment], target: CompileTarget, best: Assignments, factor: float
-) -> Assignments | None:
+def _with_rows(config: fdl.Config[Experiment], target: CompileTarget, best: Changes, factor: float) -> Changes | None:
     """The settings with `factor` times their rows on each device; None for less than one row in total."""
     devices = target.devices_per_slice * target.num_slices
     rows = factor * global_batch_size(_with(config, best), devices) / devices

@@ -145,3 +145,12 @@ def test_an_unknown_step_names_those_that_there_are(run_dir: pathlib.Path, steps
 def test_a_directory_without_checkpoints_is_refused(tmp_path: pathlib.Path) -> None:
     for verb in (["ls"], ["verify"], ["rm", "--step", "1"], ["copy", "--out", str(tmp_path / "out")]):
         assert command(verb[0], str(tmp_path), *verb[1:]) == 5
+
+
+def test_the_rest_of_an_interrupted_deletion_is_deleted(run_dir: pathlib.Path) -> None:
+    checkpoints = run_dir / "checkpoints"
+    (checkpoints / "deleted").mkdir()
+    (checkpoints / "1").rename(checkpoints / "deleted" / "1")  # killed after the rename
+    assert steps_of(run_dir) == [2, 3]
+    maintenance.delete_checkpoints(str(run_dir), [2])
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["3"]
