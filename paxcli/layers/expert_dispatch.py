@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
+from paxcli.layers.grouped_matmul import grouped_matmul
 from paxcli.mesh.sharding import axes_of, constrain, layout
 
 ActivationFunction = Callable[[jax.Array], jax.Array]
@@ -60,18 +61,25 @@ def with_capacity(
 def dropless(
     x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationFunction
 ) -> Float[jax.Array, "B T D"]:
-    """Dropless: sorts the choices by expert, and one ragged matmul multiplies each by its expert's matrix.
+    """Dropless: sorts the choices by expert, and one grouped matmul multiplies each by its expert's matrix.
 
-    Where the mesh axis `expert` shards the rows, the devices along it all-gather their tokens, and reduce-scatter the
-    outputs of their own experts.
+    Devices all-gather the parts of the matrices that `embed` shards. Where the mesh axis `expert` shards the rows, the
+    devices along it also all-gather their tokens, and reduce-scatter the outputs of their own experts.
     """
     tokens = layout(x.shape, "activation_batch", "activation_length", None)
-    wide = layout(experts.w_in.shape, "expert", None, "mlp")
-    if tokens is None or wide is None or not set(axes_of(wide[0])) <= set(axes_of(tokens[0])):
-        return _dropless(x, routing, experts, act)  # XLA gathers the matrices
-    on, split = axes_of(wide[0]), axes_of(wide[2])
+    wide = layout(experts.w_in.shape, "expert", "embed", "mlp")
+    if tokens is None or wide is None:
+        return _dropless(x, routing, experts, act)
+    on, gathered, split = (axes_of(entry) for entry in wide)
+    if not set(on) <= set(axes_of(tokens[0])):
+        return _dropless(x, routing, experts, act, partitioned=True)  # XLA gathers the matrices
+
+    def gather(w: jax.Array, axis: int) -> jax.Array:  # its gradient is a reduce-scatter
+        return jax.lax.all_gather(w, gathered, axis=axis, tiled=True) if gathered else w
 
     def on_device(x: jax.Array, routing: Routing, experts: Experts) -> jax.Array:
+        w_gate, w_in, w_out = experts
+        experts = Experts(None if w_gate is None else gather(w_gate, 1), gather(w_in, 1), gather(w_out, 2))
         if not on:
             y = _dropless(x, routing, experts, act)
             return jax.lax.psum(y, split) if split else y
@@ -80,21 +88,31 @@ def dropless(
         y = jax.lax.psum(y, split) if split else y
         return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True)
 
-    matrices = jax.tree.map(lambda _: wide, experts)._replace(w_out=PartitionSpec(wide[0], wide[2]))
-    return jax.shard_map(on_device, in_specs=(tokens, tokens, matrices), out_specs=tokens)(x, routing, experts)
+    matrices = jax.tree.map(lambda _: wide, experts)._replace(w_out=PartitionSpec(wide[0], wide[2], wide[1]))
+    return jax.shard_map(on_device, in_specs=(tokens, tokens, matrices), out_specs=tokens, check_vma=False)(
+        x, routing, experts
+    )
 
 
-def _dropless(x: jax.Array, routing: Routing, experts: Experts, act: ActivationFunction, first: int | jax.Array = 0):
-    """The outputs of experts `first` and following. Choices of other experts are sorted last, and add 0."""
+def _dropless(
+    x: jax.Array,
+    routing: Routing,
+    experts: Experts,
+    act: ActivationFunction,
+    first: jax.Array | None = None,
+    partitioned: bool = False,
+) -> jax.Array:
+    """The outputs of experts `first` and following; None = all. Choices of other experts are sorted last, and add 0."""
     num_experts, choices = experts.w_in.shape[0], routing.chosen.shape[-1]
-    flat = routing.chosen.reshape(-1) - first
-    flat = jnp.where((flat >= 0) & (flat < num_experts), flat, num_experts)
+    flat, num_groups = routing.chosen.reshape(-1), num_experts
+    if first is not None:
+        flat, num_groups = flat - first, num_experts + 1
+        flat = jnp.where((flat >= 0) & (flat < num_experts), flat, num_experts)
     order = jnp.argsort(flat, stable=True)
-    sizes = jnp.sum(jax.nn.one_hot(flat, num_experts, dtype=jnp.int32), axis=0)
+    sizes = jnp.sum(jax.nn.one_hot(flat, num_groups, dtype=jnp.int32), axis=0)
     tokens = x.reshape(-1, x.shape[-1])[order // choices]
-    multiply = functools.partial(jax.lax.ragged_dot, group_sizes=sizes)
-    y = multiply(_hidden(multiply, tokens, experts, act), experts.w_out)
-    y = jnp.where((jnp.arange(len(y)) < jnp.sum(sizes))[:, None], y, 0)
+    by_expert = functools.partial(grouped_matmul, sizes=sizes, partitioned=partitioned)
+    y = by_expert(_hidden(by_expert, tokens, experts, act), experts.w_out)
     return _combine(y[jnp.argsort(order)].reshape(x.shape[0], -1, x.shape[-1]), routing.weights)
 
 

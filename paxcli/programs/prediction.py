@@ -2,7 +2,7 @@
 
 The TPU compiler estimates the clock cycles of each fusion. What it does not estimate is modelled here:
 
-- a custom kernel runs its FLOPs at `KERNEL_RATE` of the peak;
+- a custom kernel, of attention or a grouped matmul, runs its FLOPs at `KERNEL_RATE` of the peak;
 - a collective over ICI takes `V / (bandwidth × links)`. V is what each of n devices receives. For a full array of S
   bytes, that is S (n − 1) / n in an all-gather or reduce-scatter, twice that in an all-reduce, S in a permute. A group
   receives over two links for each ring that it fills, and over one for each open row of chips;
@@ -44,6 +44,8 @@ _CARRIERS: tuple[Carrier, ...] = ("ici", "dcn", "host")
 
 _MATMUL = frozenset({"convolution", "dot"})
 _SPLASH_MATMULS = {"fwd": 2, "dkv": 5, "dq": 3}  # of each kernel of splash attention; T × T × H multiply-adds a head
+
+_GROUPED_MATMULS = frozenset({"gmm", "tgmm"})  # of megablox
 
 
 def is_predictable(generation: str | None) -> bool:
@@ -188,9 +190,20 @@ class _Simulation:
 def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
     """Name of a custom kernel, and the FLOPs of one call; None if there is no formula for it."""
     name = kernel.name.split(".")[0]
+    shapes = [shape for dtype, shape in kernel.operand_arrays if dtype in ("bf16", "f32")]
+    if name in _GROUPED_MATMULS:
+        return name, _grouped_matmul_flops([shape for shape in shapes if len(shape) >= 2])
     matmuls = next((count for kind, count in _SPLASH_MATMULS.items() if kind in name), None)
-    shapes = [shape for dtype, shape in kernel.operand_arrays if dtype in ("bf16", "f32") and len(shape) >= 3]
+    shapes = [shape for shape in shapes if len(shape) >= 3]
     if not name.startswith("splash") or matmuls is None or len(shapes) < 2:
         return name, None
     queries, keys = shapes[:2]
     return name, matmuls * 2.0 * math.prod(queries) * keys[-2]
+
+
+def _grouped_matmul_flops(shapes: list[tuple[int, ...]]) -> float | None:
+    """FLOPs of rows [R, D] times matrices [E, D, F] or [E, F, D], or of rows [R, D] times rows [R, F] (`tgmm`)."""
+    if len(shapes) != 2 or len(shapes[0]) != 2:
+        return None
+    rows, other = shapes
+    return 2.0 * math.prod(rows) * (other[-1] if len(other) == 2 else math.prod(other[1:]) / rows[-1])

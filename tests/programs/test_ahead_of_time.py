@@ -24,11 +24,12 @@ needs_libtpu = pytest.mark.skipif(
 SLICES = ("v4:2x2x1=[1,4,1]", "v5e:4x4=[1,8,2]", "v5p:2x2x1=[1,4,1]", "v6e:2x2=[1,2,2]", "v4:2x2x1*2=[1,4,1]")
 
 OFFLOADED = "v4:2x2x1=[1,4,1]+remat_policy=context+offload=[layer_input,query]"
+EXPERTS = "v4:2x2x1={fsdp: 2, expert: 2}+feed_forward=MoeFeedForward+num_experts=8"
 
 
 @pytest.fixture(scope="module")
 def reports() -> dict[str, dict]:
-    names = (*SLICES, OFFLOADED)
+    names = (*SLICES, OFFLOADED, EXPERTS)
     command = [sys.executable, "-m", "tests.programs.tpu_programs", *names]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
@@ -73,6 +74,14 @@ def test_offloaded_activations_are_in_host_memory(reports) -> None:
     assert 2 * 2 * 3 * size <= moved <= 2 * 2 * 4 * size  # there and back; XLA moves one more where it pipelines
     assert report["communication_seconds"]["host"] == pytest.approx(moved / 15e9)
     assert reports[SLICES[0]]["host_transfers"] == {"count": 0, "bytes": 0}
+
+
+@needs_libtpu
+def test_experts_run_on_grouped_matmul_kernels(reports) -> None:
+    report = reports[EXPERTS]
+    # Three matrices in each of three layers: forward, again in the backward pass, and the gradients of both operands.
+    assert {name: report["kernels"][name] for name in ("gmm", "tgmm")} == {"gmm": 3 * 3 * 3, "tgmm": 3 * 3}
+    assert report["left_out"] == []
 
 
 @needs_libtpu

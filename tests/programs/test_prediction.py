@@ -30,6 +30,29 @@ def test_kernels_and_host_transfers_are_modelled() -> None:
     assert not found.unknown_kernels and found.exposed["ici"] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "operands"),
+    [
+        ("gmm.4", "bf16[512,256]{1,0}, bf16[8,256,384]{2,1,0}"),
+        ("gmm", "bf16[512,256]{1,0}, bf16[8,384,256]{2,1,0}"),  # its matrices transposed
+        ("tgmm.1", "bf16[512,256]{1,0}, bf16[512,384]{1,0}"),
+    ],
+)
+def test_grouped_matmuls_multiply_each_row_once(name: str, operands: str) -> None:
+    call = f'ROOT %{name} = bf16[512,384]{{1,0}} custom-call(%p), custom_call_target="tpu_custom_call"'
+    sizes = "s32[9]{0}, s32[12]{0}, s32[1]{0}"
+    program = f"""HloModule m, is_scheduled=true
+
+ENTRY %main (p: bf16[512,256]) -> bf16[512,384] {{
+  %p = bf16[512,256]{{1,0}} parameter(0)
+  {call}, operand_layout_constraints={{{sizes}, {operands}}}, metadata={{}}
+}}
+"""
+    found = predict(read_program(program), V4, 275e12)
+    assert found.kernels == pytest.approx(2 * 512 * 256 * 384 / (KERNEL_RATE * 275e12))
+    assert not found.unknown_kernels
+
+
 def test_collectives_between_slices_go_over_dcn() -> None:
     slices = Interconnect("v4", [(s, x, 0, 0) for s in range(2) for x in range(4)], (4, 1, 1), (False,) * 3)
     found = predict(read_program(COLLECTIVES), slices, 275e12)
