@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from paxcli.cli.interrupts import interrupts
+from paxcli.cli.usage_hints import usage_hint
 from paxcli.errors import MissingError, PaxError, first_line, machine_fault
 from paxcli.log import use_color
 
@@ -32,7 +33,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         return say_interrupted(arguments, code) if code == _INTERRUPTED else code or 0
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "pax")
-        return _fail(error.format_message(), f"See `{command} --help`.", error.exit_code, as_json)
+        return _fail(error.format_message(), usage_hint(options, command), error.exit_code, as_json)
     except PaxError as error:
         if os.environ.get("PAX_DEBUG"):
             traceback.print_exc()

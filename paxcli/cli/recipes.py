@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +23,7 @@ OtherRecipe = Annotated[
     str, typer.Argument(metavar="OTHER", help="The recipe to compare with.", autocompletion=complete_recipe)
 ]
 NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The new .py file.")]
+ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if they differ, as `git diff` does.")]
 
 
 @app.command("ls")
@@ -86,18 +88,21 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
         except OSError as error:
             raise MissingError(f"{file} cannot be written: {error.strerror}.", "Choose another directory.") from None
     result = {"name": entry.name, "file": str(file), "written": not dry_run, "source": source}
-    text = source.rstrip() if dry_run else f"Wrote {file}. To train it: pax train {file}:{entry.function}"
+    train = ["pax", "train", f"{file}:{entry.function}", "--run-dir", f"runs/{file.stem}"]
+    text = source.rstrip() if dry_run else f"Wrote {file}. To train it: {shlex.join(train)}"
     say_result(result, text, as_json)
 
 
 @app.command("diff")
-def compare(recipe: RecipeArgument, other: OtherRecipe, as_json: JsonOption = False) -> None:
+def compare(
+    recipe: RecipeArgument, other: OtherRecipe, exit_code: ExitCodeOption = False, as_json: JsonOption = False
+) -> None:
     """Print the values in which two recipes differ, and the sizes that result.
 
     \b
     Examples:
       pax recipes diff c4-1b c4-16b
-      pax recipes diff tiny ./mine.py --json
+      pax recipes diff tiny ./mine.py --exit-code
     """
     from paxcli.config.diff import ABSENT, diff
     from paxcli.config.render import value_text
@@ -111,6 +116,8 @@ def compare(recipe: RecipeArgument, other: OtherRecipe, as_json: JsonOption = Fa
         lines.append(f"{path}: {a_text} -> {b_text}")
     text = "\n".join(lines) or "They do not differ."
     say_result({"a": recipe, "b": other, "differences": differences}, text, as_json)
+    if exit_code and differences:
+        raise typer.Exit(1)
 
 
 def _title(recipe: Recipe, sizes: dict[str, Any]) -> str:
