@@ -13,6 +13,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.fp8 import accumulating
 from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
 from paxcli.nested_map import NestedMap
+from paxcli.training.learner import replace_trained
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask
@@ -33,12 +34,13 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         noise_key, model_key = jax.random.split(key)
 
-        def loss_of(params: dict, fp8: Any, rows: NestedMap):
-            return task.loss(params, rows, model_key, accumulating(fp8))
+        def loss_of(trained: dict, fp8: Any, rows: NestedMap):
+            return task.loss(replace_trained(cast, trained), rows, model_key, accumulating(fp8))
 
         # Gradients have the dtype of the cast parameters: in bfloat16, half the memory, and no computed bit is lost.
         cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
-        grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
+        trained = task.train.learner.select_trained(cast)
+        grads, fp8, metrics = _gradients(loss_of, trained, state.fp8, batch, task.train.num_microbatches)
         with jax.named_scope(OPTIMIZER):
             weights = jax.tree.unflatten(jax.tree.structure(state.params), state.weights)
             params, opt_state, learned = task.train.learner.update(

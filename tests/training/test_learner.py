@@ -17,6 +17,7 @@ from paxcli.errors import ConfigError
 from paxcli.mesh.weights import Weight
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
+from paxcli.optim.parameter_group import ParameterGroup
 from paxcli.optim.schedules import LinearRampupPolynomialDecay
 from paxcli.optim.sgd import Sgd
 from paxcli.training.learner import Learner
@@ -86,12 +87,54 @@ def test_parameters_left_out_stay_and_have_no_state(choice):
     ("choice", "message"),
     [
         (dict(bprop_variable_inclusion=("stack", "lora")), "'lora' matches no parameter"),
+        (dict(parameter_groups=(ParameterGroup("stack/w_im"),)), "parameter_groups.0.regex: 'stack/w_im' matches no"),
+        (dict(parameter_groups=(ParameterGroup("w"), ParameterGroup("stack"))), "match `stack/w_in`: 'w' and 'stack'"),
         (dict(bprop_variable_exclusion=(".",)), "no parameter to train"),
     ],
 )
 def test_expressions_that_choose_nothing_are_refused(choice, message):
     with pytest.raises(ConfigError, match=message):
         Learner(**choice).init(_params(), WEIGHTS)
+
+
+def test_a_regex_without_a_match_names_near_parameters_before_any_device():
+    config = tiny_synthetic()
+    config.task.train.learner.parameter_groups = [ParameterGroup.config(regex="layers/atention/query")]
+    with pytest.raises(ConfigError, match="matches no parameter") as error:
+        validate(config)
+    assert "`stack/layers/attention/query`" in error.value.hint
+
+
+def test_each_group_follows_its_own_optimizer_schedule_and_rate():
+    learner = Learner(
+        optimizer=AdamW(weight_decay=0.0),
+        learning_rate=0.1,
+        schedule=LinearRampupPolynomialDecay(warmup_steps=2, decay_end=6),
+        parameter_groups=(
+            ParameterGroup("w_in", Sgd(momentum=0.9), 0.5, LinearRampupPolynomialDecay(decay_end=10)),
+            ParameterGroup("^norm", learning_rate_multiplier=0.1),
+        ),
+        ema_decay=0.9,
+    )
+    params, state, reports = _run(learner)
+    main, decay = (lambda step: 0.1 * learner.schedule(step)), (lambda step: 0.05 * (1 - 0.09 * step))
+    adam = functools.partial(optax.adam, b2=0.95)
+    theirs = optax.chain(
+        optax.clip_by_global_norm(1.0),  # of all gradients together, as in Pax
+        optax.partition(
+            {"main": adam(main), "slow": adam(lambda step: 0.1 * main(step)), "sgd": optax.sgd(decay, momentum=0.9)},
+            {"stack": {"w_in": "sgd", "b_in": "main"}, "norm": {"scale": "slow"}},
+        ),
+    )
+    expected = _params()
+    their_state = theirs.init(expected)
+    for number in range(4):
+        updates, their_state = theirs.update(_grads(number), their_state, expected)
+        expected = optax.apply_updates(expected, updates)
+        _assert_close(params[number + 1], expected)
+        np.testing.assert_allclose(reports[number]["learning_rate"], main(jnp.int32(number)), rtol=1e-6)
+    sizes = [leaf.shape for leaf in jax.tree.leaves(state.optimizer)]
+    assert sorted(sizes) == [(), (), (3, 4), (4,), (4,), (4,), (4,)]  # two counts, a momentum, twice two moments
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,22 @@ def test_microbatches_change_nothing(num_microbatches):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole_state.params, cut_state.params)
 
 
+@pytest.mark.parametrize("num_microbatches", [1, 2])
+def test_no_gradient_of_frozen_parameters_is_computed(num_microbatches):
+    """With only the last norm trained, backpropagation goes through the output projection alone."""
+    flops, temporaries = [], []
+    for inclusion in ((), ("final_norm",)):
+        config = _small()
+        config.task.train.num_microbatches = num_microbatches
+        config.task.train.learner.bprop_variable_inclusion = inclusion
+        with open_session(config) as session:
+            lowered = make_train_step(session.experiment.task, session.abstract).lower(session.abstract, session.batch)
+            flops.append(lowered.cost_analysis()["flops"])
+            temporaries.append(lowered.compile().memory_analysis().temp_size_in_bytes)
+    assert flops[1] < 0.6 * flops[0]
+    assert temporaries[1] < 0.6 * temporaries[0], temporaries
+
+
 def test_bfloat16_keeps_float32_parameters():
     config = _small()
     config.task.model.fprop_dtype = "bfloat16"
