@@ -15,8 +15,9 @@ from paxcli.config.fields import NonNegativeFloat, NotCompiled, PositiveFloat, R
 from paxcli.errors import ConfigError
 from paxcli.mesh.weights import match_parameters, parameter_names
 from paxcli.optim.adamw import AdamW
-from paxcli.optim.base import Optimizer, reduce_groups
+from paxcli.optim.base import Optimizer, decay_mask, reduce_groups
 from paxcli.optim.parameter_group import ParameterGroup
+from paxcli.optim.regularizers import elastic_weight_consolidation, l1_penalty, move_anchor
 from paxcli.optim.schedules import Constant, Schedule
 
 _FROZEN, _MAIN = -1, 0
@@ -52,6 +53,13 @@ class Learner(Configurable):
       bprop_variable_exclusion: Regular expressions. Parameters whose path, such as `stack/layers/attention/query`,
         matches one of them are frozen: no gradient is computed for them, and they have no optimizer state.
       bprop_variable_inclusion: Instead, train only the parameters that match.
+      l1_regularizer_weight: Weight of the sum of absolute parameters in the loss; 0 = none. The gradient is added after
+        clipping, as in Pax, and the reported loss does not include it.
+      l2_regularizer_weight: Weight of half the sum of squared parameters, likewise.
+      regularize_norms_and_biases: Whether both penalties include scales and biases.
+      ewc_regularizer_weight: Pulls parameters back to those at the start of the run (EWC): `learning_rate *
+        ewc_regularizer_weight / 2 * (parameter - its start)` is subtracted from each; 0 = none. A start from another
+        run's parameters is a start.
       parameter_groups: Parameters with another optimizer, learning rate or schedule. No parameter is in two of them.
     """
 
@@ -66,6 +74,10 @@ class Learner(Configurable):
     ema_decay: Annotated[float, Range(above=0, below=1)] | None = None
     bprop_variable_exclusion: tuple[str, ...] = ()
     bprop_variable_inclusion: tuple[str, ...] = ()
+    l1_regularizer_weight: NonNegativeFloat = 0.0
+    l2_regularizer_weight: NonNegativeFloat = 0.0
+    regularize_norms_and_biases: bool = False
+    ewc_regularizer_weight: NonNegativeFloat = 0.0
     parameter_groups: tuple[ParameterGroup, ...] = ()
 
     def validate(self) -> None:
@@ -119,8 +131,8 @@ class Learner(Configurable):
         return self._with_average(params, states if self.parameter_groups else states[0])
 
     def warm_start(self, params: dict, opt_state: Any) -> Any:
-        """`opt_state` for parameters from another run: their moving average starts from them."""
-        return opt_state if self.ema_decay is None else self._with_average(params, opt_state.optimizer)
+        """`opt_state` for parameters from another run: their moving average and EWC start from them."""
+        return self._with_average(params, move_anchor(self._optimizer_state(opt_state), params))
 
     def eval_params(self, params: dict, opt_state: Any) -> dict:
         """The parameters to evaluate: the moving average where a parameter has one."""
@@ -153,7 +165,7 @@ class Learner(Configurable):
             learning_rates.append(group.learning_rate_multiplier * self.learning_rate * schedule(step))
 
         def apply_update(params: dict, opt_state: Any) -> tuple[dict, Any]:
-            old = opt_state if self.ema_decay is None else opt_state.optimizer
+            old = self._optimizer_state(opt_state)
             # Cast inside: the operands of the `cond` below are materialized in memory.
             updates, states = self._clip(_as_float32(grads), grad_norm, weights), []
             olds = old if self.parameter_groups else (old,)
@@ -184,12 +196,25 @@ class Learner(Configurable):
     def _transformations(self, params: dict, weights: Any) -> list[optax.GradientTransformationExtraArgs]:
         """The transformation of each of `_optimizers`, which leaves the gradients of other parameters unchanged."""
         if not self.selects_parameters:
-            return [self.optimizer.with_learning_rate(weights)]
+            return [self._with_penalties(self.optimizer, weights)]
         owners, found = self._owners(params), []
         for number, (optimizer, _) in enumerate(self._optimizers()):
-            mask = jax.tree.map(number.__eq__, owners)
-            found.append(optax.masked(optimizer.with_learning_rate(_where(number.__eq__, owners, weights)), mask))
+            own = self._with_penalties(optimizer, _where(number.__eq__, owners, weights))
+            found.append(optax.masked(own, jax.tree.map(number.__eq__, owners)))
         return found
+
+    def _with_penalties(self, optimizer: Optimizer, weights: Any) -> Any:
+        """The optimizer's transformation between those of the penalties."""
+        mask = None if self.regularize_norms_and_biases else decay_mask(weights)
+        chain: list[Any] = []
+        if self.l1_regularizer_weight:
+            chain.append(l1_penalty(self.l1_regularizer_weight, mask))
+        if self.l2_regularizer_weight:
+            chain.append(optax.add_decayed_weights(self.l2_regularizer_weight, mask))
+        chain.append(optimizer.with_learning_rate(weights))
+        if self.ewc_regularizer_weight:
+            chain.append(elastic_weight_consolidation(self.ewc_regularizer_weight))
+        return chain[0] if len(chain) == 1 else optax.chain(*chain)
 
     def _owners(self, params: Any) -> Any:
         """A tree of what updates each parameter: `_FROZEN`, `_MAIN`, or the number of its group from 1."""
@@ -226,6 +251,9 @@ class Learner(Configurable):
             norms = reduce_groups(jnp.linalg.norm, norms, weights)
             return jax.tree.map(lambda g, norm: g * jnp.minimum(1.0, largest / norm), grads, norms)
         return grads
+
+    def _optimizer_state(self, opt_state: Any) -> Any:
+        return opt_state if self.ema_decay is None else opt_state.optimizer
 
     def _with_average(self, params: dict, opt_state: Any) -> Any:
         """`opt_state` with a moving average that starts from `params`, if `ema_decay` is set."""

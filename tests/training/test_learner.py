@@ -159,6 +159,73 @@ def test_fields_that_do_not_fit_are_refused_before_any_device(changes, message):
         validate(config)
 
 
+@pytest.mark.parametrize("included", [False, True])
+def test_penalties_add_their_gradients_after_clipping(included):
+    learner = Learner(
+        optimizer=Adam(weight_decay=0.0),
+        learning_rate=0.1,
+        l1_regularizer_weight=0.2,
+        l2_regularizer_weight=0.3,
+        regularize_norms_and_biases=included,
+    )
+    params, _, reports = _run(learner)
+    plain = Learner(optimizer=Adam(weight_decay=0.0), learning_rate=0.1, clip_gradient_norm_to_value=None)
+    expected, state = _params(), plain.init(_params(), WEIGHTS)
+
+    def penalty(params):
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(WEIGHTS), strict=True)
+        leaves = [value for value, weight in pairs if included or weight.is_matrix]
+        return sum(0.2 * jnp.sum(jnp.abs(value)) + 0.3 / 2 * jnp.sum(value**2) for value in leaves)
+
+    for number in range(4):
+        norm = optax.tree.norm(_grads(number))
+        np.testing.assert_allclose(reports[number]["grad_norm"], norm, rtol=1e-6)
+        grads = jax.tree.map(lambda g, p, n=norm: g / max(1, n) + p, _grads(number), jax.grad(penalty)(expected))
+        expected, state, _ = plain.update(grads, state, expected, jnp.int32(number), WEIGHTS)
+        _assert_close(params[number + 1], expected)
+
+
+def test_ewc_pulls_back_to_the_start():
+    """praxis's own example: SGD at a rate of 1, a weight of 1, and the gradients 1, 2, 3."""
+    learner = Learner(optimizer=Sgd(), learning_rate=1.0, clip_gradient_norm_to_value=None, ewc_regularizer_weight=1.0)
+    weights = {"var": Weight(("norm",))}
+    for start in (0.0, 5.0):
+        state = learner.init({"var": jnp.zeros(1)}, weights)
+        params = {"var": jnp.full(1, start)}
+        state = learner.warm_start(params, state)
+        seen = []
+        for number in range(3):
+            params, state, _ = learner.update(
+                {"var": jnp.full(1, number + 1.0)}, state, params, jnp.int32(number), weights
+            )
+            seen.append(float(params["var"][0]) - start)
+        assert seen == [-1.0, -2.5, -4.25]
+
+
+def test_ewc_follows_its_formula_in_each_group():
+    learner = Learner(
+        optimizer=AdamW(weight_decay=0.0),
+        learning_rate=0.1,
+        schedule=LinearRampupPolynomialDecay(decay_end=10),
+        parameter_groups=(ParameterGroup("b_in", learning_rate_multiplier=0.5),),
+        bprop_variable_exclusion=("norm",),
+        ema_decay=0.5,
+    )
+    start, factors = _params(), {"w_in": 1.0, "b_in": 0.5}
+    pulled = dataclasses.replace(learner, ewc_regularizer_weight=0.3)
+    states = learner.init(start, WEIGHTS), pulled.warm_start(start, pulled.init(_grads(7), WEIGHTS))
+    params = start
+    for number in range(3):
+        without, plain_state, _ = learner.update(_grads(number), states[0], params, jnp.int32(number), WEIGHTS)
+        params, state, report = pulled.update(_grads(number), states[1], before := params, jnp.int32(number), WEIGHTS)
+        states = plain_state, state
+        for name, factor in factors.items():
+            rate = factor * report["learning_rate"]
+            pull = rate * 0.3 / 2 * (before["stack"][name] - start["stack"][name])
+            _assert_close(params["stack"][name], without["stack"][name] - pull)
+    _assert_close(params["norm"], start["norm"])
+
+
 def test_each_gradient_can_be_clipped_alone():
     learner = Learner(
         optimizer=Adam(), clip_gradient_norm_to_value=None, clip_gradient_single_norm_to_value=0.5, learning_rate=0.1
