@@ -26,6 +26,8 @@ class Weight:
       group: Weights of one layer with the same group, such as `qkv`, have one shape, and count in the statistics of
         optimizers as one weight that stacks them.
       num_stacked: Number of leading dimensions that stack layers: `layers`, pipeline stages and their repeats.
+      init_scale: Scale of the initial values: standard deviation of a normal distribution, limit of a uniform one. None
+        = unknown.
     """
 
     axes: tuple[str | None, ...] = ()
@@ -34,6 +36,7 @@ class Weight:
     is_table: bool = False
     group: str | None = None
     num_stacked: int = 0
+    init_scale: float | None = None
 
     @property
     def is_matrix(self) -> bool:

@@ -13,7 +13,8 @@ import optax
 from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import NonNegativeFloat, NotCompiled, PositiveFloat, Range, Steps
 from paxcli.errors import ConfigError
-from paxcli.mesh.weights import match_parameters, parameter_names
+from paxcli.mesh.sharding import path_of
+from paxcli.mesh.weights import Weight, match_parameters, parameter_names
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.base import Optimizer, decay_mask, reduce_groups
 from paxcli.optim.parameter_group import ParameterGroup
@@ -44,6 +45,8 @@ class Learner(Configurable):
       clip_gradient_norm_to_value: Largest global norm of the gradients; None = off.
       clip_gradient_single_norm_to_value: Instead, the largest norm of each gradient, over all layers of a stack, and
         over query, key and value where these count as one (`Attention.combine_qkv`); None = off.
+      clip_each_microbatch: Whether to clip the gradient of each microbatch and apply their unweighted mean, as Pax's
+        `ShardedStaticAccumulator` does, instead of clipping the gradient of the batch.
       skip_invalid_gradients: Whether to skip the update of a step whose gradients are not finite.
       skip_step_gradient_norm_value: Also skip a step whose global norm, before clipping, is not below this; None = off.
       max_consecutive_skips: The run ends as diverged after this many skipped steps in a row; None = never. Counted at
@@ -60,6 +63,8 @@ class Learner(Configurable):
       ewc_regularizer_weight: Pulls parameters back to those at the start of the run (EWC): `learning_rate *
         ewc_regularizer_weight / 2 * (parameter - its start)` is subtracted from each; 0 = none. A start from another
         run's parameters is a start.
+      scale_update_by_var_norm: Whether to multiply the update of each weight with two or more dimensions by the scale
+        of its initial values (`Weight.init_scale`).
       parameter_groups: Parameters with another optimizer, learning rate or schedule. No parameter is in two of them.
     """
 
@@ -68,6 +73,7 @@ class Learner(Configurable):
     schedule: Schedule = part(Constant)
     clip_gradient_norm_to_value: PositiveFloat | None = 1.0
     clip_gradient_single_norm_to_value: PositiveFloat | None = None
+    clip_each_microbatch: bool = False
     skip_invalid_gradients: bool = True
     skip_step_gradient_norm_value: PositiveFloat | None = None
     max_consecutive_skips: NotCompiled[Steps | None] = 100
@@ -78,6 +84,7 @@ class Learner(Configurable):
     l2_regularizer_weight: NonNegativeFloat = 0.0
     regularize_norms_and_biases: bool = False
     ewc_regularizer_weight: NonNegativeFloat = 0.0
+    scale_update_by_var_norm: bool = False
     parameter_groups: tuple[ParameterGroup, ...] = ()
 
     def validate(self) -> None:
@@ -93,6 +100,12 @@ class Learner(Configurable):
             raise ConfigError(
                 "Gradients are clipped by their global norm or each by its own, not both.",
                 "Set `clip_gradient_norm_to_value` or `clip_gradient_single_norm_to_value` to null.",
+            )
+        if self.clip_each_microbatch and not (
+            self.clip_gradient_norm_to_value or self.clip_gradient_single_norm_to_value
+        ):
+            raise ConfigError(
+                "`clip_each_microbatch` has no effect: gradients are not clipped.", "Set `clip_gradient_norm_to_value`."
             )
         if self.bprop_variable_exclusion and self.bprop_variable_inclusion:
             raise ConfigError(
@@ -173,6 +186,8 @@ class Learner(Configurable):
                 updates, state = one.update(updates, state, params, learning_rate=rate)
                 states.append(state)
             new_state = tuple(states) if self.parameter_groups else states[0]
+            if self.scale_update_by_var_norm:
+                updates = jax.tree_util.tree_map_with_path(_scale_by_initial_norm, updates, weights)
             new_params = jax.tree.map(lambda p, u: p if _is_masked(u) else p - u.astype(p.dtype), params, updates)
             if self.ema_decay is None:
                 return new_params, new_state
@@ -241,6 +256,11 @@ class Learner(Configurable):
             raise ConfigError("`bprop_variable_exclusion` leaves no parameter to train.", "Exclude fewer.")
         return jax.tree.unflatten(jax.tree.structure(params), owners)
 
+    def clip(self, grads: dict, weights: Any) -> dict:
+        """The gradients of trained parameters, clipped, in float32. `weights` is the tree that `init` took."""
+        grads = _as_float32(grads)
+        return self._clip(grads, optax.tree.norm(grads), self.select_trained(weights))
+
     def _clip(self, grads: dict, grad_norm: jax.Array, weights: Any) -> dict:
         if self.clip_gradient_norm_to_value is not None:
             scale = jnp.minimum(1.0, self.clip_gradient_norm_to_value / grad_norm)
@@ -270,6 +290,17 @@ def replace_trained(params: dict, trained: dict) -> dict:
 def _where(condition: Callable[[int], bool], owners: Any, tree: Any) -> Any:
     """`tree` with `optax.MaskedNode` where the condition does not hold."""
     return jax.tree.map(lambda owner, leaf: leaf if condition(owner) else optax.MaskedNode(), owners, tree)
+
+
+def _scale_by_initial_norm(path: Any, update: jax.Array, weight: Weight) -> jax.Array:
+    if len(weight.axes) < 2:
+        return update
+    if weight.init_scale is None:
+        raise ConfigError(
+            f"`scale_update_by_var_norm`: the scale of the initial values of `{'/'.join(path_of(path))}` is unknown.",
+            "Initialize it by an `Init` that has a `scale`.",
+        )
+    return weight.init_scale * update
 
 
 def _as_float32(grads: dict) -> dict:

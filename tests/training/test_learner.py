@@ -141,6 +141,7 @@ def test_each_group_follows_its_own_optimizer_schedule_and_rate():
     ("changes", "message"),
     [
         (dict(clip_gradient_single_norm_to_value=1.0), "not both"),
+        (dict(clip_gradient_norm_to_value=None, clip_each_microbatch=True), "gradients are not clipped"),
         (dict(bprop_variable_exclusion=("a",), bprop_variable_inclusion=("b",)), "Both"),
         (dict(bprop_variable_exclusion=("a(",)), "not a regular expression"),
         (dict(optimizer=fdl.Partial(optax.lion)), "is a partial, which is not an Optimizer"),
@@ -224,6 +225,19 @@ def test_ewc_follows_its_formula_in_each_group():
             pull = rate * 0.3 / 2 * (before["stack"][name] - start["stack"][name])
             _assert_close(params["stack"][name], without["stack"][name] - pull)
     _assert_close(params["norm"], start["norm"])
+
+
+def test_updates_can_be_scaled_by_the_initial_norm():
+    weights = jax.tree.map(lambda weight: dataclasses.replace(weight, init_scale=0.02), WEIGHTS)
+    learner = Learner(optimizer=AdamW(weight_decay=0.1), learning_rate=0.1)
+    start, state = _params(), learner.init(_params(), weights)
+    plain, _, _ = learner.update(_grads(0), state, start, jnp.int32(0), weights)
+    scaled = dataclasses.replace(learner, scale_update_by_var_norm=True)
+    found, _, _ = scaled.update(_grads(0), state, start, jnp.int32(0), weights)
+    matrix = start["stack"]["w_in"] + 0.02 * (plain["stack"]["w_in"] - start["stack"]["w_in"])
+    _assert_close(found, plain | {"stack": plain["stack"] | {"w_in": matrix}})
+    with pytest.raises(ConfigError, match="of `stack/w_in` is unknown"):
+        scaled.update(_grads(0), state, start, jnp.int32(0), WEIGHTS)
 
 
 def test_each_gradient_can_be_clipped_alone():
