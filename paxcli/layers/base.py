@@ -58,14 +58,17 @@ class Layer(Configurable, nn.Module):
             query, key and value.
           group: Weights of this layer with the same group count as one weight in statistics.
         """
-        initializer = init.weight(contracts, produces, fused) if isinstance(init, Init) else init
-        return self._declare(name, initializer, shape, Weight(axes, contracts, produces, group=group))
+        scale = None
+        if isinstance(init, Init):
+            scale, init = init.scale(shape, contracts, produces, fused), init.weight(contracts, produces, fused)
+        return self._declare(name, init, shape, Weight(axes, contracts, produces, group=group, init_scale=scale))
 
     def lookup_table(
         self, name: str, init: Init, shape: tuple[int, int], axes: tuple[str | None, str | None]
     ) -> jax.Array:
         """A float32 table [rows, features] whose rows are looked up by ids."""
-        return self._declare(name, init.table(shape[1]), shape, Weight(axes, (0,), (1,), is_table=True))
+        facts = Weight(axes, (0,), (1,), is_table=True, init_scale=init.table_scale(shape[1]))
+        return self._declare(name, init.table(shape[1]), shape, facts)
 
     def _declare(self, name: str, init: Initializer, shape: tuple[int, ...], facts: Weight) -> jax.Array:
         def init_boxed(*args) -> WeightBox:

@@ -22,6 +22,15 @@ def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
 class Init(Configurable):
     """Makes initializers from the contracted (`fan_in`) and produced (`fan_out`) dimensions of a weight."""
 
+    def scale(
+        self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1
+    ) -> float | None:
+        """The scale of the initial values: standard deviation if normal, limit if uniform; None = unknown.
+
+        Takes the shape of the weight, and the arguments of `weight`.
+        """
+        return None
+
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         """The initializer `(key, shape, dtype) -> array` of a weight.
 
@@ -33,25 +42,39 @@ class Init(Configurable):
         """
         raise NotImplementedError
 
+    def table_scale(self, dims: int) -> float:
+        """The standard deviation of a new embedding table whose rows have `dims` features."""
+        return dims**-0.5
+
     def table(self, dims: int) -> Initializer:
         """The initializer of an embedding table whose rows have `dims` features."""
-        return jax.nn.initializers.normal(dims**-0.5)
+        return jax.nn.initializers.normal(self.table_scale(dims))
 
 
-@dataclasses.dataclass(frozen=True)
-class Xavier(Init):
-    """Uniform within sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
+class _Uniform(Init):
+    """Uniform within `scale`."""
+
+    def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
+        raise NotImplementedError
 
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
-            limit = math.sqrt(6 / (_size(shape, fan_in) + _size(shape, fan_out)))
+            limit = self.scale(shape, fan_in, fan_out, fused)
             return jax.random.uniform(key, shape, dtype, -limit, limit)
 
         return init
 
 
 @dataclasses.dataclass(frozen=True)
-class PraxisXavier(Init):
+class Xavier(_Uniform):
+    """Uniform within sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
+
+    def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
+        return math.sqrt(6 / (_size(shape, fan_in) + _size(shape, fan_out)))
+
+
+@dataclasses.dataclass(frozen=True)
+class PraxisXavier(_Uniform):
     """Xavier as praxis computes it, to initialize as Pax does.
 
     Matrices are as in `Xavier`. For a weight with more dimensions, praxis takes the last two as fan-in and fan-out, and
@@ -60,17 +83,13 @@ class PraxisXavier(Init):
     sqrt(6 / (3 * D * (N + H))): far below Xavier's.
     """
 
-    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
-        def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
-            # Two dimensions contracted or produced together are heads and head size, which are last in praxis.
-            last_two = next((axes for axes in (fan_in, fan_out) if len(axes) == 2), range(len(shape))[-2:])
-            others = math.prod(shape) // _size(shape, last_two)
-            if len(shape) > 2:
-                others *= fused
-            limit = math.sqrt(6 / (others * sum(shape[axis] for axis in last_two)))
-            return jax.random.uniform(key, shape, dtype, -limit, limit)
-
-        return init
+    def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
+        # Two dimensions contracted or produced together are heads and head size, which are last in praxis.
+        last_two = next((axes for axes in (fan_in, fan_out) if len(axes) == 2), range(len(shape))[-2:])
+        others = math.prod(shape) // _size(shape, last_two)
+        if len(shape) > 2:
+            others *= fused
+        return math.sqrt(6 / (others * sum(shape[axis] for axis in last_two)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +104,15 @@ class Gaussian(Init):
     stddev: NonNegativeFloat | None = None
     table_stddev: NonNegativeFloat | None = None
 
+    def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
+        return self.stddev if self.stddev is not None else _size(shape, fan_in) ** -0.5
+
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
-            stddev = self.stddev if self.stddev is not None else _size(shape, fan_in) ** -0.5
-            return stddev * jax.random.normal(key, shape, dtype)
+            return self.scale(shape, fan_in, fan_out, fused) * jax.random.normal(key, shape, dtype)
 
         return init
 
-    def table(self, dims: int) -> Initializer:
+    def table_scale(self, dims: int) -> float:
         stddev = self.stddev if self.table_stddev is None else self.table_stddev
-        return jax.nn.initializers.normal(stddev if stddev is not None else dims**-0.5)
+        return stddev if stddev is not None else dims**-0.5

@@ -54,6 +54,7 @@ class LinearRampupCosineDecay(Schedule):
       decay_end: Last step of the decay; None = the run's `num_train_steps`.
       min_ratio: Factor at and after `decay_end`, as a fraction of `max`.
       max: Largest factor: that between warmup and decay.
+      start_step: The factor is 1 before this step, from which the other steps count.
     """
 
     warmup_steps: StepNumber = 0
@@ -61,6 +62,7 @@ class LinearRampupCosineDecay(Schedule):
     decay_end: Derived[Steps | None] = None
     min_ratio: Fraction = 0.1
     max: PositiveFloat = 1.0
+    start_step: StepNumber = 0
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
@@ -69,7 +71,9 @@ class LinearRampupCosineDecay(Schedule):
         start = self.warmup_steps if self.decay_start is None else self.decay_start
         end = require(self, "decay_end", self.decay_end)
         cosine = optax.cosine_decay_schedule(1.0, max(end - start, 1), self.min_ratio)
-        return _rampup(step, self.warmup_steps, self.max) * cosine(jnp.maximum(step - start, 0))
+        after = step - self.start_step if self.start_step else step
+        factor = _rampup(after, self.warmup_steps, self.max) * cosine(jnp.maximum(after - start, 0))
+        return jnp.where(after < 0, 1.0, factor) if self.start_step else factor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -73,8 +73,9 @@ def with_derived_sizes(
     batch = global_batch_size(config, num_devices)
     if batch % num_infeed_hosts:
         raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.")
-    for end in ("decay_end", "total_steps"):
-        _fill(train.learner.schedule, end, train.num_train_steps)
+    for schedule in (train.learner.schedule, *(group.schedule for group in train.learner.parameter_groups)):
+        for end in ("decay_end", "total_steps") if schedule is not None else ():
+            _fill(schedule, end, train.num_train_steps)
     shared, decoded = (config.train_input, *config.eval_inputs), data_of(config.decode_inputs)
     for source in shared:
         _fill_batch_size(source, batch // num_infeed_hosts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import re
+from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -14,9 +14,14 @@ from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import NonNegativeFloat, NotCompiled, PositiveFloat, Range, Steps
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import path_of
+from paxcli.mesh.weights import Weight, match_parameters, parameter_names
 from paxcli.optim.adamw import AdamW
-from paxcli.optim.base import Optimizer, reduce_groups
+from paxcli.optim.base import Optimizer, decay_mask, reduce_groups
+from paxcli.optim.parameter_group import ParameterGroup
+from paxcli.optim.regularizers import elastic_weight_consolidation, l1_penalty, move_anchor
 from paxcli.optim.schedules import Constant, Schedule
+
+_FROZEN, _MAIN = -1, 0
 
 
 class Averaged(NamedTuple):
@@ -30,7 +35,8 @@ class Averaged(NamedTuple):
 class Learner(Configurable):
     """Clips gradients, computes the update, applies the learning rate, and skips steps whose gradients are not finite.
 
-    Pax: `paxml.learners.Learner`, and the parts of `praxis.optimizers.BaseOptimizer` that all optimizers share.
+    Pax: `paxml.learners.Learner` and `MultiOptimizerLearner`, and the parts of `praxis.optimizers.BaseOptimizer` that
+    all optimizers share.
 
     Attributes:
       optimizer: Computes the direction of the update.
@@ -39,6 +45,8 @@ class Learner(Configurable):
       clip_gradient_norm_to_value: Largest global norm of the gradients; None = off.
       clip_gradient_single_norm_to_value: Instead, the largest norm of each gradient, over all layers of a stack, and
         over query, key and value where these count as one (`Attention.combine_qkv`); None = off.
+      clip_each_microbatch: Whether to clip the gradient of each microbatch and apply their unweighted mean, as Pax's
+        `ShardedStaticAccumulator` does, instead of clipping the gradient of the batch.
       skip_invalid_gradients: Whether to skip the update of a step whose gradients are not finite.
       skip_step_gradient_norm_value: Also skip a step whose global norm, before clipping, is not below this; None = off.
       max_consecutive_skips: The run ends as diverged after this many skipped steps in a row; None = never. Counted at
@@ -46,8 +54,18 @@ class Learner(Configurable):
       ema_decay: Decay of a moving average of the parameters, which evaluation and decoding use; None = off. As in Pax,
         the decay is at most (1 + n) / (10 + n) at step n, and the average takes the parameters before the update.
       bprop_variable_exclusion: Regular expressions. Parameters whose path, such as `stack/layers/attention/query`,
-        matches one of them are frozen and have no optimizer state.
+        matches one of them are frozen: no gradient is computed for them, and they have no optimizer state.
       bprop_variable_inclusion: Instead, train only the parameters that match.
+      l1_regularizer_weight: Weight of the sum of absolute parameters in the loss; 0 = none. The gradient is added after
+        clipping, as in Pax, and the reported loss does not include it.
+      l2_regularizer_weight: Weight of half the sum of squared parameters, likewise.
+      regularize_norms_and_biases: Whether both penalties include scales and biases.
+      ewc_regularizer_weight: Pulls parameters back to those at the start of the run (EWC): `learning_rate *
+        ewc_regularizer_weight / 2 * (parameter - its start)` is subtracted from each; 0 = none. A start from another
+        run's parameters is a start.
+      scale_update_by_var_norm: Whether to multiply the update of each weight with two or more dimensions by the scale
+        of its initial values (`Weight.init_scale`).
+      parameter_groups: Parameters with another optimizer, learning rate or schedule. No parameter is in two of them.
     """
 
     optimizer: Optimizer = part(AdamW)
@@ -55,40 +73,62 @@ class Learner(Configurable):
     schedule: Schedule = part(Constant)
     clip_gradient_norm_to_value: PositiveFloat | None = 1.0
     clip_gradient_single_norm_to_value: PositiveFloat | None = None
+    clip_each_microbatch: bool = False
     skip_invalid_gradients: bool = True
     skip_step_gradient_norm_value: PositiveFloat | None = None
     max_consecutive_skips: NotCompiled[Steps | None] = 100
     ema_decay: Annotated[float, Range(above=0, below=1)] | None = None
     bprop_variable_exclusion: tuple[str, ...] = ()
     bprop_variable_inclusion: tuple[str, ...] = ()
+    l1_regularizer_weight: NonNegativeFloat = 0.0
+    l2_regularizer_weight: NonNegativeFloat = 0.0
+    regularize_norms_and_biases: bool = False
+    ewc_regularizer_weight: NonNegativeFloat = 0.0
+    scale_update_by_var_norm: bool = False
+    parameter_groups: tuple[ParameterGroup, ...] = ()
 
     def validate(self) -> None:
         """Raises a ConfigError when fields contradict each other."""
-        if not isinstance(self.optimizer, Optimizer):
-            raise ConfigError(
-                f"`optimizer` is a {type(self.optimizer).__name__}, which is not an Optimizer of pax.",
-                "Wrap an optax optimizer: `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`.",
-            )
-        self.schedule.validate()
+        for optimizer, schedule in self._optimizers():
+            if not isinstance(optimizer, Optimizer):
+                raise ConfigError(
+                    f"`optimizer` is a {type(optimizer).__name__}, which is not an Optimizer of pax.",
+                    "Wrap an optax optimizer: `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`.",
+                )
+            schedule.validate()
         if self.clip_gradient_norm_to_value is not None and self.clip_gradient_single_norm_to_value is not None:
             raise ConfigError(
                 "Gradients are clipped by their global norm or each by its own, not both.",
                 "Set `clip_gradient_norm_to_value` or `clip_gradient_single_norm_to_value` to null.",
             )
+        if self.clip_each_microbatch and not (
+            self.clip_gradient_norm_to_value or self.clip_gradient_single_norm_to_value
+        ):
+            raise ConfigError(
+                "`clip_each_microbatch` has no effect: gradients are not clipped.", "Set `clip_gradient_norm_to_value`."
+            )
         if self.bprop_variable_exclusion and self.bprop_variable_inclusion:
             raise ConfigError(
                 "Both `bprop_variable_exclusion` and `bprop_variable_inclusion` are set.", "Keep one of them."
             )
-        for regex in (*self.bprop_variable_exclusion, *self.bprop_variable_inclusion):
-            try:
-                re.compile(regex)
-            except re.error as error:
-                raise ConfigError(f"{regex!r} is not a regular expression: {error}.") from None
         if self.skip_step_gradient_norm_value is not None and not self.skip_invalid_gradients:
             raise ConfigError(
                 "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",
                 "Set `skip_invalid_gradients` to true.",
             )
+
+    @property
+    def selects_parameters(self) -> bool:
+        """Whether a field has regular expressions of parameters."""
+        return bool(self.bprop_variable_exclusion or self.bprop_variable_inclusion or self.parameter_groups)
+
+    def check_parameters(self, params: Any) -> None:
+        """Raises a ConfigError when a regular expression matches no parameter, or no parameter is left to train."""
+        self._owners(params)
+
+    def select_trained(self, params: dict) -> dict:
+        """`params` with `optax.MaskedNode` in place of frozen parameters; see `replace_trained`."""
+        return _where(_FROZEN.__ne__, self._owners(params), params)
 
     def init(self, params: dict, weights: Any) -> Any:
         """The optimizer's state for these parameters.
@@ -100,45 +140,55 @@ class Learner(Configurable):
         Raises:
           ConfigError: A regular expression matches no parameter, or no parameter is left to train.
         """
-        trained = self._trained_mask(params)
-        return self._with_average(params, self._transformation(trained, weights).init(params), trained)
+        states = tuple(one.init(params) for one in self._transformations(params, weights))
+        return self._with_average(params, states if self.parameter_groups else states[0])
 
     def warm_start(self, params: dict, opt_state: Any) -> Any:
-        """`opt_state` for parameters from another run: their moving average starts from them."""
-        if self.ema_decay is None:
-            return opt_state
-        return self._with_average(params, opt_state.optimizer, self._trained_mask(params))
+        """`opt_state` for parameters from another run: their moving average and EWC start from them."""
+        return self._with_average(params, move_anchor(self._optimizer_state(opt_state), params))
 
     def eval_params(self, params: dict, opt_state: Any) -> dict:
         """The parameters to evaluate: the moving average where a parameter has one."""
-        if self.ema_decay is None:
-            return params
-        return jax.tree.map(lambda p, e: p if _is_masked(e) else e, params, opt_state.ema)
+        return params if self.ema_decay is None else replace_trained(params, opt_state.ema)
 
     def update(
         self, grads: dict, opt_state: Any, params: dict, step: jax.Array, weights: Any
     ) -> tuple[dict, Any, dict]:
-        """One update. `weights` is the tree that `init` took.
+        """One update.
+
+        Args:
+          grads: Gradients by the parameters; those by frozen parameters do not count, and may be missing.
+          opt_state: The state that `init` made.
+          params: The parameters.
+          step: Number of the update, from 0.
+          weights: The tree that `init` took.
 
         Returns:
           New parameters, new optimizer state, and `learning_rate`, `grad_norm` (before clipping) and `valid`.
         """
-        trained = self._trained_mask(params)
-        if trained is not None:
-            grads = jax.tree.map(lambda g, keep: g if keep else jnp.zeros_like(g), grads, trained)
+        owners = self._owners(params)
+        grads, weights = (_where(_FROZEN.__ne__, owners, tree) for tree in (grads, weights))
         grad_norm = optax.tree.norm(_as_float32(grads))
         valid = jnp.isfinite(grad_norm)
         if self.skip_step_gradient_norm_value is not None:
             valid &= grad_norm < self.skip_step_gradient_norm_value
         learning_rate = self.learning_rate * self.schedule(step)
+        learning_rates = [learning_rate]
+        for group, (_, schedule) in zip(self.parameter_groups, self._optimizers()[1:], strict=True):
+            learning_rates.append(group.learning_rate_multiplier * self.learning_rate * schedule(step))
 
         def apply_update(params: dict, opt_state: Any) -> tuple[dict, Any]:
-            old_state = opt_state if self.ema_decay is None else opt_state.optimizer
+            old = self._optimizer_state(opt_state)
             # Cast inside: the operands of the `cond` below are materialized in memory.
-            updates, new_state = self._transformation(trained, weights).update(
-                self._clip(_as_float32(grads), grad_norm, weights), old_state, params, learning_rate=learning_rate
-            )
-            new_params = jax.tree.map(lambda p, u: p - u.astype(p.dtype), params, updates)
+            updates, states = self._clip(_as_float32(grads), grad_norm, weights), []
+            olds = old if self.parameter_groups else (old,)
+            for one, state, rate in zip(self._transformations(params, weights), olds, learning_rates, strict=True):
+                updates, state = one.update(updates, state, params, learning_rate=rate)
+                states.append(state)
+            new_state = tuple(states) if self.parameter_groups else states[0]
+            if self.scale_update_by_var_norm:
+                updates = jax.tree_util.tree_map_with_path(_scale_by_initial_norm, updates, weights)
+            new_params = jax.tree.map(lambda p, u: p if _is_masked(u) else p - u.astype(p.dtype), params, updates)
             if self.ema_decay is None:
                 return new_params, new_state
             decay = jnp.minimum(self.ema_decay, (1 + step) / (10 + step))
@@ -151,11 +201,65 @@ class Learner(Configurable):
             new_params, new_opt_state = apply_update(params, opt_state)
         return new_params, new_opt_state, {"learning_rate": learning_rate, "grad_norm": grad_norm, "valid": valid}
 
-    def _transformation(self, trained: Any, weights: Any) -> optax.GradientTransformationExtraArgs:
-        if trained is None:
-            return self.optimizer.with_learning_rate(weights)
-        weights = jax.tree.map(lambda weight, keep: weight if keep else optax.MaskedNode(), weights, trained)
-        return optax.masked(self.optimizer.with_learning_rate(weights), trained)
+    def _optimizers(self) -> list[tuple[Optimizer, Schedule]]:
+        """The optimizer and the schedule of the learner, then those of each parameter group."""
+        groups = [
+            (group.optimizer or self.optimizer, group.schedule or self.schedule) for group in self.parameter_groups
+        ]
+        return [(self.optimizer, self.schedule), *groups]
+
+    def _transformations(self, params: dict, weights: Any) -> list[optax.GradientTransformationExtraArgs]:
+        """The transformation of each of `_optimizers`, which leaves the gradients of other parameters unchanged."""
+        if not self.selects_parameters:
+            return [self._with_penalties(self.optimizer, weights)]
+        owners, found = self._owners(params), []
+        for number, (optimizer, _) in enumerate(self._optimizers()):
+            own = self._with_penalties(optimizer, _where(number.__eq__, owners, weights))
+            found.append(optax.masked(own, jax.tree.map(number.__eq__, owners)))
+        return found
+
+    def _with_penalties(self, optimizer: Optimizer, weights: Any) -> Any:
+        """The optimizer's transformation between those of the penalties."""
+        mask = None if self.regularize_norms_and_biases else decay_mask(weights)
+        chain: list[Any] = []
+        if self.l1_regularizer_weight:
+            chain.append(l1_penalty(self.l1_regularizer_weight, mask))
+        if self.l2_regularizer_weight:
+            chain.append(optax.add_decayed_weights(self.l2_regularizer_weight, mask))
+        chain.append(optimizer.with_learning_rate(weights))
+        if self.ewc_regularizer_weight:
+            chain.append(elastic_weight_consolidation(self.ewc_regularizer_weight))
+        return chain[0] if len(chain) == 1 else optax.chain(*chain)
+
+    def _owners(self, params: Any) -> Any:
+        """A tree of what updates each parameter: `_FROZEN`, `_MAIN`, or the number of its group from 1."""
+        names = parameter_names(params)
+        owners = [_MAIN] * len(names)
+        for number, group in enumerate(self.parameter_groups, start=1):
+            matches = match_parameters(f"parameter_groups.{number - 1}.regex", group.regex, names)
+            for index in (index for index, match in enumerate(matches) if match):
+                if owners[index] != _MAIN:
+                    raise ConfigError(
+                        f"Two of `parameter_groups` match `{names[index]}`: "
+                        f"{self.parameter_groups[owners[index] - 1].regex!r} and {group.regex!r}.",
+                        "Change one of the expressions.",
+                    )
+                owners[index] = number
+        exclusion = ("bprop_variable_exclusion", self.bprop_variable_exclusion, False)
+        inclusion = ("bprop_variable_inclusion", self.bprop_variable_inclusion, True)
+        for field, regexes, is_trained in (exclusion, inclusion):
+            matches = [match_parameters(field, regex, names) for regex in regexes]
+            if matches:
+                kept = [any(found) == is_trained for found in zip(*matches, strict=True)]
+                owners = [owner if keep else _FROZEN for owner, keep in zip(owners, kept, strict=True)]
+        if all(owner == _FROZEN for owner in owners):
+            raise ConfigError("`bprop_variable_exclusion` leaves no parameter to train.", "Exclude fewer.")
+        return jax.tree.unflatten(jax.tree.structure(params), owners)
+
+    def clip(self, grads: dict, weights: Any) -> dict:
+        """The gradients of trained parameters, clipped, in float32. `weights` is the tree that `init` took."""
+        grads = _as_float32(grads)
+        return self._clip(grads, optax.tree.norm(grads), self.select_trained(weights))
 
     def _clip(self, grads: dict, grad_norm: jax.Array, weights: Any) -> dict:
         if self.clip_gradient_norm_to_value is not None:
@@ -168,31 +272,35 @@ class Learner(Configurable):
             return jax.tree.map(lambda g, norm: g * jnp.minimum(1.0, largest / norm), grads, norms)
         return grads
 
-    def _with_average(self, params: dict, opt_state: Any, trained: Any) -> Any:
+    def _optimizer_state(self, opt_state: Any) -> Any:
+        return opt_state if self.ema_decay is None else opt_state.optimizer
+
+    def _with_average(self, params: dict, opt_state: Any) -> Any:
         """`opt_state` with a moving average that starts from `params`, if `ema_decay` is set."""
         if self.ema_decay is None:
             return opt_state
-        if trained is None:
-            return Averaged(opt_state, jax.tree.map(jnp.copy, params))
-        return Averaged(
-            opt_state, jax.tree.map(lambda p, keep: jnp.copy(p) if keep else optax.MaskedNode(), params, trained)
-        )
+        return Averaged(opt_state, jax.tree.map(jnp.copy, self.select_trained(params)))
 
-    def _trained_mask(self, params: dict) -> Any:
-        """A tree of whether each parameter is trained; None when all are."""
-        regexes = self.bprop_variable_inclusion or self.bprop_variable_exclusion
-        if not regexes:
-            return None
-        field = "bprop_variable_inclusion" if self.bprop_variable_inclusion else "bprop_variable_exclusion"
-        names = ["/".join(path_of(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-        for regex in regexes:
-            if not any(re.search(regex, name) for name in names):
-                raise ConfigError(f"{field}: {regex!r} matches no parameter.", f"Parameters: {', '.join(names[:8])}, …")
-        matched = [any(re.search(regex, name) for regex in regexes) for name in names]
-        trained = [match == bool(self.bprop_variable_inclusion) for match in matched]
-        if not any(trained):
-            raise ConfigError("`bprop_variable_exclusion` leaves no parameter to train.", "Exclude fewer.")
-        return jax.tree.unflatten(jax.tree.structure(params), trained)
+
+def replace_trained(params: dict, trained: dict) -> dict:
+    """`params` with the parameters of `trained`, which `Learner.select_trained` made, in place of its own."""
+    return jax.tree.map(lambda old, new: old if _is_masked(new) else new, params, trained)
+
+
+def _where(condition: Callable[[int], bool], owners: Any, tree: Any) -> Any:
+    """`tree` with `optax.MaskedNode` where the condition does not hold."""
+    return jax.tree.map(lambda owner, leaf: leaf if condition(owner) else optax.MaskedNode(), owners, tree)
+
+
+def _scale_by_initial_norm(path: Any, update: jax.Array, weight: Weight) -> jax.Array:
+    if len(weight.axes) < 2:
+        return update
+    if weight.init_scale is None:
+        raise ConfigError(
+            f"`scale_update_by_var_norm`: the scale of the initial values of `{'/'.join(path_of(path))}` is unknown.",
+            "Initialize it by an `Init` that has a `scale`.",
+        )
+    return weight.init_scale * update
 
 
 def _as_float32(grads: dict) -> dict:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.fp8 import accumulating
 from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
 from paxcli.nested_map import NestedMap
+from paxcli.training.learner import replace_trained
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask
@@ -33,17 +35,18 @@ def make_train_step(
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         noise_key, model_key = jax.random.split(key)
 
-        def loss_of(params: dict, fp8: Any, rows: NestedMap):
-            return task.loss(params, rows, model_key, accumulating(fp8))
+        def loss_of(trained: dict, fp8: Any, rows: NestedMap):
+            return task.loss(replace_trained(cast, trained), rows, model_key, accumulating(fp8))
 
         # Gradients have the dtype of the cast parameters: in bfloat16, half the memory, and no computed bit is lost.
         cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
-        grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
+        learner = task.train.learner
+        weights = jax.tree.unflatten(jax.tree.structure(state.params), state.weights)
+        clip = functools.partial(learner.clip, weights=weights) if learner.clip_each_microbatch else None
+        trained = learner.select_trained(cast)
+        grads, fp8, metrics = _gradients(loss_of, trained, state.fp8, batch, task.train.num_microbatches, clip)
         with jax.named_scope(OPTIMIZER):
-            weights = jax.tree.unflatten(jax.tree.structure(state.params), state.weights)
-            params, opt_state, learned = task.train.learner.update(
-                grads, state.opt_state, state.params, state.step, weights
-            )
+            params, opt_state, learned = learner.update(grads, state.opt_state, state.params, state.step, weights)
         valid = learned.pop("valid")
         fp8 = jax.tree.map(lambda new, old: jnp.where(valid, new, old), fp8, state.fp8)
         skipped = state.skipped_steps + ~valid
@@ -63,12 +66,12 @@ def make_train_step(
 
 
 def _gradients(
-    loss_of: Callable, params: dict, fp8: Any, batch: NestedMap, num_microbatches: int
+    loss_of: Callable, params: dict, fp8: Any, batch: NestedMap, num_microbatches: int, clip: Callable | None
 ) -> tuple[dict, Any, dict]:
     """Gradients, new FP8 state and metrics of the mean loss over a batch, accumulated over `num_microbatches` slices.
 
-    Slices are weighted, so the result does not depend on their number. FP8 scales follow from the largest values of all
-    slices.
+    Slices are weighted, so the result does not depend on their number; unless `clip` is given, which clips the gradient
+    of each. FP8 scales follow from the largest values of all slices.
     """
     gradient = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
 
@@ -84,6 +87,8 @@ def _gradients(
         largest, *total = total
         new_fp8, grads, metrics, weight = of_slice(rows)
         with jax.named_scope(GRADIENT_ACCUMULATION):
+            if clip is not None:
+                grads, weight = clip(grads), jnp.ones_like(weight)
             weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
             sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
             total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))

@@ -14,12 +14,17 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
+from paxcli.mesh.sharding import unbox
 from paxcli.models.base import Model
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, with_derived_sizes
+from paxcli.training.state import abstract_params
 
 
 def validate(config: fdl.Config[Experiment], num_devices: int | None = None, reads_data: bool = True) -> None:
-    """Checks that the parts of a recipe fit each other. Opens no file and uses no device.
+    """Checks that the parts of a recipe fit each other. Uses no device.
+
+    Opens no file, except for an input that has to read a batch to know its shapes, in a recipe that selects parameters
+    by regular expressions.
 
     Args:
       config: The recipe.
@@ -39,11 +44,15 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     model.validate(sizes)
     _check_batch(config, sizes, devices)
     ready = with_derived_sizes(config, devices)
-    fdl.build(ready.task.train.learner).validate()
+    learner = fdl.build(ready.task.train.learner)
+    learner.validate()
     _check_pipeline(ready, model, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
     for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():
         fdl.build(source).validate()
     _check_inputs(config, ready, model)
+    if learner.selects_parameters and reads_data and num_devices is None:
+        spec = fdl.build(ready.train_input).element_spec()
+        learner.check_parameters(unbox(abstract_params(fdl.build(ready.task), spec)))
 
 
 def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:

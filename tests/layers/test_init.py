@@ -16,7 +16,7 @@ _D, _F, _N, _H = 48, 80, 6, 20
 
 
 def _layers(init, **changes) -> dict:
-    """The weights of both layers of a model."""
+    """The weights of both layers of a model, with their declared facts."""
     config = LanguageModel.config(
         vocab_size=16, max_seq_len=8, model_dims=_D, hidden_dims=_F, num_layers=2, num_heads=_N, dims_per_head=_H
     )
@@ -27,13 +27,14 @@ def _layers(init, **changes) -> dict:
     batch = NestedMap(ids=ids, segment_ids=ids + 1, segment_pos=ids, labels=ids, weights=jnp.ones((1, 4)))
     layers = fdl.build(config).init(jax.random.key(3), batch)["params"]["stack"]["layers"]
     boxed = {**layers["attention"], **layers["feed_forward"]}
-    return {name: box.unbox() for name, box in boxed.items() if not name.startswith("b_")}
+    return {name: box for name, box in boxed.items() if not name.startswith("b_")}
 
 
 def _assert_limits(weights: dict, limits: dict[str, float]) -> None:
     assert weights.keys() == limits.keys()
     for name, limit in limits.items():
-        assert 0.99 * limit < np.abs(weights[name]).max() <= limit, name
+        assert 0.99 * limit < np.abs(weights[name].unbox()).max() <= limit, name
+        np.testing.assert_allclose(weights[name].weight.init_scale, limit, rtol=1e-6)
 
 
 def test_praxis_takes_other_dimensions_for_in_and_out():
@@ -70,3 +71,9 @@ def test_xavier_limits():
     assert limit * 0.97 < np.abs(w).max() <= limit
     w = Gaussian().weight((0,), (1,))(jax.random.key(0), (400, 100))
     np.testing.assert_allclose(np.std(w), 0.05, rtol=0.02)
+    np.testing.assert_allclose(Gaussian().scale((400, 100), (0,), (1,)), 0.05)
+    assert (Gaussian(0.1).table_scale(16), Gaussian(0.1, 0.2).table_scale(16), Xavier().table_scale(16)) == (
+        0.1,
+        0.2,
+        0.25,
+    )

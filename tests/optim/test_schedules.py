@@ -55,6 +55,10 @@ _BY_HAND = {
         {0: 0, 5: 0.5, 10: 1, 20: 1, 25: 0.8, 30: 0.2, 99: 0.2},
     ),
     "ramp, cosine, max": (LinearRampupCosineDecay(10, 20, 30, 0.1, 0.5), {0: 0, 5: 0.25, 15: 0.5, 25: 0.275, 99: 0.05}),
+    "ramp, cosine, start": (
+        LinearRampupCosineDecay(10, 20, 30, 0.1, 0.5, start_step=100),
+        {0: 1, 99: 1, 100: 0, 105: 0.25, 115: 0.5, 125: 0.275, 199: 0.05},
+    ),
     "ramp, exponential, max": (
         LinearRampupExponentialDecay(10, 20, 120, 0.01, max=3.0),
         {0: 0, 5: 1.5, 20: 3, 70: 0.3, 999: 0.03},

@@ -17,6 +17,7 @@ from paxcli.errors import ConfigError
 from paxcli.mesh.weights import Weight
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
+from paxcli.optim.parameter_group import ParameterGroup
 from paxcli.optim.schedules import LinearRampupPolynomialDecay
 from paxcli.optim.sgd import Sgd
 from paxcli.training.learner import Learner
@@ -86,6 +87,8 @@ def test_parameters_left_out_stay_and_have_no_state(choice):
     ("choice", "message"),
     [
         (dict(bprop_variable_inclusion=("stack", "lora")), "'lora' matches no parameter"),
+        (dict(parameter_groups=(ParameterGroup("stack/w_im"),)), "parameter_groups.0.regex: 'stack/w_im' matches no"),
+        (dict(parameter_groups=(ParameterGroup("w"), ParameterGroup("stack"))), "match `stack/w_in`: 'w' and 'stack'"),
         (dict(bprop_variable_exclusion=(".",)), "no parameter to train"),
     ],
 )
@@ -94,10 +97,51 @@ def test_expressions_that_choose_nothing_are_refused(choice, message):
         Learner(**choice).init(_params(), WEIGHTS)
 
 
+def test_a_regex_without_a_match_names_near_parameters_before_any_device():
+    config = tiny_synthetic()
+    config.task.train.learner.parameter_groups = [ParameterGroup.config(regex="layers/atention/query")]
+    with pytest.raises(ConfigError, match="matches no parameter") as error:
+        validate(config)
+    assert "`stack/layers/attention/query`" in error.value.hint
+
+
+def test_each_group_follows_its_own_optimizer_schedule_and_rate():
+    learner = Learner(
+        optimizer=AdamW(weight_decay=0.0),
+        learning_rate=0.1,
+        schedule=LinearRampupPolynomialDecay(warmup_steps=2, decay_end=6),
+        parameter_groups=(
+            ParameterGroup("w_in", Sgd(momentum=0.9), 0.5, LinearRampupPolynomialDecay(decay_end=10)),
+            ParameterGroup("^norm", learning_rate_multiplier=0.1),
+        ),
+        ema_decay=0.9,
+    )
+    params, state, reports = _run(learner)
+    main, decay = (lambda step: 0.1 * learner.schedule(step)), (lambda step: 0.05 * (1 - 0.09 * step))
+    adam = functools.partial(optax.adam, b2=0.95)
+    theirs = optax.chain(
+        optax.clip_by_global_norm(1.0),  # of all gradients together, as in Pax
+        optax.partition(
+            {"main": adam(main), "slow": adam(lambda step: 0.1 * main(step)), "sgd": optax.sgd(decay, momentum=0.9)},
+            {"stack": {"w_in": "sgd", "b_in": "main"}, "norm": {"scale": "slow"}},
+        ),
+    )
+    expected = _params()
+    their_state = theirs.init(expected)
+    for number in range(4):
+        updates, their_state = theirs.update(_grads(number), their_state, expected)
+        expected = optax.apply_updates(expected, updates)
+        _assert_close(params[number + 1], expected)
+        np.testing.assert_allclose(reports[number]["learning_rate"], main(jnp.int32(number)), rtol=1e-6)
+    sizes = [leaf.shape for leaf in jax.tree.leaves(state.optimizer)]
+    assert sorted(sizes) == [(), (), (3, 4), (4,), (4,), (4,), (4,)]  # two counts, a momentum, twice two moments
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         (dict(clip_gradient_single_norm_to_value=1.0), "not both"),
+        (dict(clip_gradient_norm_to_value=None, clip_each_microbatch=True), "gradients are not clipped"),
         (dict(bprop_variable_exclusion=("a",), bprop_variable_inclusion=("b",)), "Both"),
         (dict(bprop_variable_exclusion=("a(",)), "not a regular expression"),
         (dict(optimizer=fdl.Partial(optax.lion)), "is a partial, which is not an Optimizer"),
@@ -114,6 +158,86 @@ def test_fields_that_do_not_fit_are_refused_before_any_device(changes, message):
         return
     with pytest.raises(ConfigError, match=message):
         validate(config)
+
+
+@pytest.mark.parametrize("included", [False, True])
+def test_penalties_add_their_gradients_after_clipping(included):
+    learner = Learner(
+        optimizer=Adam(weight_decay=0.0),
+        learning_rate=0.1,
+        l1_regularizer_weight=0.2,
+        l2_regularizer_weight=0.3,
+        regularize_norms_and_biases=included,
+    )
+    params, _, reports = _run(learner)
+    plain = Learner(optimizer=Adam(weight_decay=0.0), learning_rate=0.1, clip_gradient_norm_to_value=None)
+    expected, state = _params(), plain.init(_params(), WEIGHTS)
+
+    def penalty(params):
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(WEIGHTS), strict=True)
+        leaves = [value for value, weight in pairs if included or weight.is_matrix]
+        return sum(0.2 * jnp.sum(jnp.abs(value)) + 0.3 / 2 * jnp.sum(value**2) for value in leaves)
+
+    for number in range(4):
+        norm = optax.tree.norm(_grads(number))
+        np.testing.assert_allclose(reports[number]["grad_norm"], norm, rtol=1e-6)
+        grads = jax.tree.map(lambda g, p, n=norm: g / max(1, n) + p, _grads(number), jax.grad(penalty)(expected))
+        expected, state, _ = plain.update(grads, state, expected, jnp.int32(number), WEIGHTS)
+        _assert_close(params[number + 1], expected)
+
+
+def test_ewc_pulls_back_to_the_start():
+    """praxis's own example: SGD at a rate of 1, a weight of 1, and the gradients 1, 2, 3."""
+    learner = Learner(optimizer=Sgd(), learning_rate=1.0, clip_gradient_norm_to_value=None, ewc_regularizer_weight=1.0)
+    weights = {"var": Weight(("norm",))}
+    for start in (0.0, 5.0):
+        state = learner.init({"var": jnp.zeros(1)}, weights)
+        params = {"var": jnp.full(1, start)}
+        state = learner.warm_start(params, state)
+        seen = []
+        for number in range(3):
+            params, state, _ = learner.update(
+                {"var": jnp.full(1, number + 1.0)}, state, params, jnp.int32(number), weights
+            )
+            seen.append(float(params["var"][0]) - start)
+        assert seen == [-1.0, -2.5, -4.25]
+
+
+def test_ewc_follows_its_formula_in_each_group():
+    learner = Learner(
+        optimizer=AdamW(weight_decay=0.0),
+        learning_rate=0.1,
+        schedule=LinearRampupPolynomialDecay(decay_end=10),
+        parameter_groups=(ParameterGroup("b_in", learning_rate_multiplier=0.5),),
+        bprop_variable_exclusion=("norm",),
+        ema_decay=0.5,
+    )
+    start, factors = _params(), {"w_in": 1.0, "b_in": 0.5}
+    pulled = dataclasses.replace(learner, ewc_regularizer_weight=0.3)
+    states = learner.init(start, WEIGHTS), pulled.warm_start(start, pulled.init(_grads(7), WEIGHTS))
+    params = start
+    for number in range(3):
+        without, plain_state, _ = learner.update(_grads(number), states[0], params, jnp.int32(number), WEIGHTS)
+        params, state, report = pulled.update(_grads(number), states[1], before := params, jnp.int32(number), WEIGHTS)
+        states = plain_state, state
+        for name, factor in factors.items():
+            rate = factor * report["learning_rate"]
+            pull = rate * 0.3 / 2 * (before["stack"][name] - start["stack"][name])
+            _assert_close(params["stack"][name], without["stack"][name] - pull)
+    _assert_close(params["norm"], start["norm"])
+
+
+def test_updates_can_be_scaled_by_the_initial_norm():
+    weights = jax.tree.map(lambda weight: dataclasses.replace(weight, init_scale=0.02), WEIGHTS)
+    learner = Learner(optimizer=AdamW(weight_decay=0.1), learning_rate=0.1)
+    start, state = _params(), learner.init(_params(), weights)
+    plain, _, _ = learner.update(_grads(0), state, start, jnp.int32(0), weights)
+    scaled = dataclasses.replace(learner, scale_update_by_var_norm=True)
+    found, _, _ = scaled.update(_grads(0), state, start, jnp.int32(0), weights)
+    matrix = start["stack"]["w_in"] + 0.02 * (plain["stack"]["w_in"] - start["stack"]["w_in"])
+    _assert_close(found, plain | {"stack": plain["stack"] | {"w_in": matrix}})
+    with pytest.raises(ConfigError, match="of `stack/w_in` is unknown"):
+        scaled.update(_grads(0), state, start, jnp.int32(0), WEIGHTS)
 
 
 def test_each_gradient_can_be_clipped_alone():

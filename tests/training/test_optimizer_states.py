@@ -14,6 +14,7 @@ from paxcli.checkpoint.policy import Checkpoint
 from paxcli.optim.adafactor import ShardedAdafactor
 from paxcli.optim.from_optax import Optax
 from paxcli.optim.muon import Muon
+from paxcli.optim.parameter_group import ParameterGroup
 from paxcli.training.evaluate import evaluate
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session
@@ -67,6 +68,7 @@ def test_resumed_and_evaluated(tmp_path):
     learner.optimizer = ShardedAdafactor.config(beta1=0.9, momentum_dtype="int8", weight_decay=0.1)
     learner.ema_decay, learner.learning_rate = 0.9, 0.1
     learner.bprop_variable_exclusion = ("_norm/", "embedding")
+    learner.parameter_groups = [ParameterGroup.config(regex="attention/", optimizer=Muon.config())]
     source = config.eval_inputs[0]
     source.reset_for_eval, source.eval_loop_num_batches, source.num_examples = True, None, 16
     run_dir = RunDir(tmp_path)
@@ -91,5 +93,6 @@ def test_resumed_and_evaluated(tmp_path):
         assert TrainedRun(session, run_dir).evaluate(3) == expected
     jax.tree.map(np.testing.assert_array_equal, restored, state)
     names = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.opt_state)}
-    assert any("row" in name for name in names) and any("ema" in name for name in names)
+    assert any("row" in name for name in names) and any("muon" in name for name in names)
+    assert any("ema" in name for name in names)
     assert not any("norm" in name or "embedding" in name for name in names)

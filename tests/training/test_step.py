@@ -13,6 +13,8 @@ import pytest
 
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
+from paxcli.optim.schedules import Constant
+from paxcli.optim.sgd import Sgd
 from paxcli.training.evaluate import evaluate
 from paxcli.training.session import open_session
 from paxcli.training.state import create_state
@@ -81,6 +83,47 @@ def test_microbatches_change_nothing(num_microbatches):
         np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-5)
         np.testing.assert_allclose(a["grad_norm"], b["grad_norm"], rtol=1e-4)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), whole_state.params, cut_state.params)
+
+
+def test_each_microbatch_can_be_clipped():
+    """As paxml's static accumulation: the mean of clipped gradients, whatever the number of tokens of each."""
+    config = _small()
+    config.task.train.num_microbatches = 2
+    learner = config.task.train.learner
+    learner.optimizer, learner.schedule = Sgd.config(), Constant.config()
+    learner.clip_gradient_norm_to_value, learner.clip_each_microbatch = 0.5, True
+    clip = optax.clip_by_global_norm(0.5)
+    with open_session(config) as session:
+        task, batch = session.experiment.task, session.experiment.train_input.get_next()
+        batch.weights = np.float32(batch.weights * np.asarray([1.0, 0.1] * 4)[:, None])
+        state = create_state(task, session.spec, session.abstract)
+        params = jax.device_get(state.params)
+        gradient = jax.jit(jax.grad(lambda params, rows: task.loss(params, rows, jax.random.key(0))[0]))
+        clipped, norms = [], []
+        for number in range(2):
+            rows = jax.tree.map(lambda x, m=number: jnp.asarray(x[m::2], x.dtype), batch)
+            grads = gradient(params, rows)
+            clipped.append(clip.update(grads, clip.init(grads))[0])
+            norms.append(optax.tree.norm(grads))
+        after, _ = make_train_step(task, session.abstract)(state, batch)
+    assert max(norms) > 0.5
+    mean = jax.tree.map(lambda a, b: (a + b) / 2, *clipped)
+    jax.tree.map(lambda p, g, new: np.testing.assert_allclose(new, p - 0.01 * g, atol=1e-6), params, mean, after.params)
+
+
+def test_no_gradient_of_frozen_parameters_is_computed():
+    """With only the last norm trained, backpropagation goes through the output projection alone."""
+    flops, temporaries = [], []
+    for inclusion in ((), ("final_norm",)):
+        config = _small()
+        config.task.train.num_microbatches = 2
+        config.task.train.learner.bprop_variable_inclusion = inclusion
+        with open_session(config) as session:
+            lowered = make_train_step(session.experiment.task, session.abstract).lower(session.abstract, session.batch)
+            flops.append(lowered.cost_analysis()["flops"])
+            temporaries.append(lowered.compile().memory_analysis().temp_size_in_bytes)
+    assert flops[1] < 0.6 * flops[0]
+    assert temporaries[1] < 0.6 * temporaries[0], temporaries
 
 
 def test_bfloat16_keeps_float32_parameters():

@@ -263,6 +263,12 @@ class _Scaled(Init):
     init: Init
     factor: PositiveFloat
 
+    def scale(
+        self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1
+    ) -> float | None:
+        scale = self.init.scale(shape, fan_in, fan_out, fused)
+        return None if scale is None else self.factor * scale
+
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
         init = self.init.weight(fan_in, fan_out, fused)
         return lambda *args: self.factor * init(*args)
