@@ -1,39 +1,17 @@
-"""Maps paxml's parameters to pax's, and measures how closely pax reproduces what paxml computed.
-
-    python -m paxcli.convert.paxml REFERENCE.npz
-
-compares forward pass, gradients, six training steps and greedy decoding with the arrays in the file, and prints JSON. A
-`.json` file of the same name beside it may hold the options of the run: `optimizer_args`, `lr_schedule_args`, `decode`.
-"""
+"""Maps paxml's parameters to pax's, and back."""
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import json
 import math
-import pathlib
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import fiddle as fdl
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from paxcli.checkpoint.reading import listing, named_leaves, nest_by_name
 from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, from_pax, to_pax, transpose, unstack
 from paxcli.errors import DataError
-from paxcli.layers.positions import SinusoidPositions
-from paxcli.mesh.weights import weights_of
-from paxcli.models.decoding import Sampling, generate
-from paxcli.models.language_model import LanguageModel
-from paxcli.nested_map import NestedMap
-from paxcli.optim.adam import Adam
-from paxcli.optim.schedules import Constant, LinearRampupCosineDecay, LinearRampupExponentialDecay, Schedule
-from paxcli.training.learner import Learner
 
 PaxmlLayers = Literal["repeat", "unrolled", "pipeline"]
 Arrays = dict[str, np.ndarray]
@@ -119,161 +97,3 @@ def _paxml_layers(prefix: str, num_names: int, dims: tuple[int, ...]) -> Layers:
     numbers = range(num_names * math.prod(dims))
     slots = (Slot({"layer": f"{prefix}x_layers_{n % num_names}"}, n // num_names if dims else None) for n in numbers)
     return Layers(tuple(slots), dims=dims)
-
-
-def model_of(params: Mapping[str, Any]) -> LanguageModel:
-    """The model of these parameters: of Pax's family G, or, with learned positions, of family M."""
-    layer, table = params["stack"]["layers"], params["embedding"]["table"]
-    num_layers, model_dims, num_heads, dims_per_head = layer["attention"]["query"].shape
-    config = LanguageModel.config(
-        vocab_size=table.shape[0],
-        max_seq_len=params["position"]["table"].shape[0] if "position" in params else 2**20,
-        model_dims=model_dims,
-        hidden_dims=layer["feed_forward"]["w_in"].shape[-1],
-        num_layers=num_layers,
-        num_heads=num_heads,
-        dims_per_head=dims_per_head,
-    )
-    block = config.stack.block
-    block.zero_padding = True
-    block.attention.use_bias = "query_bias" in layer["attention"]
-    block.attention.per_dim_scale = "per_dim_scale" in layer["attention"]
-    if "position" in params:
-        block.norm.epsilon = config.final_norm.epsilon = 1e-5
-    else:
-        config.position = SinusoidPositions.partial()
-        config.embedding.scale_sqrt_depth = config.embedding.use_bias = True
-        config.embedding.logit_cap, block.attention.logit_cap = 30.0, 50.0
-    return fdl.build(config)
-
-
-def learner_of(options: Mapping[str, Any], is_family_m: bool, run: str) -> Learner:
-    """The learner of one of the two runs in a reference file, `recipe` or `const`."""
-    args: dict[str, Any] = dict(options.get("optimizer_args", {}))
-    if is_family_m:
-        args = {"beta2": 0.95, "epsilon": 1e-8, "clip_threshold": -1, "weight_decay": 0.1, "learning_rate": 6e-5} | args
-        args.setdefault("clip_gradient_norm_to_value", 1.0)
-        schedule: Schedule = LinearRampupCosineDecay(265, 266, 108_600, 0.1)
-    else:
-        args = {"learning_rate": 1e-3, "clip_gradient_norm_to_value": 5.0} | args
-        schedule = LinearRampupExponentialDecay(4000, 4001, 300_000, 0.1)
-    schedule = dataclasses.replace(schedule, **options.get("lr_schedule_args", {}))
-    known = ("beta1", "beta2", "epsilon", "epsilon_root", "clip_threshold", "weight_decay")
-    fields: dict[str, Any] = {name: args[name] for name in known if name in args}
-    if fields.get("clip_threshold", 1.0) <= 0:  # off, in paxml
-        fields["clip_threshold"] = None
-    return Learner(
-        optimizer=Adam(**fields),
-        learning_rate=args["learning_rate"] if run == "recipe" else 1e-2,
-        schedule=schedule if run == "recipe" else Constant(),
-        clip_gradient_norm_to_value=args["clip_gradient_norm_to_value"],
-    )
-
-
-def compare(arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> dict[str, Any]:
-    """The largest differences between pax's results and a reference file.
-
-    Absolute for logits and parameters, relative for losses, rates and norms; of a gradient, relative to its largest
-    entry. The gradient of a key bias is 0 except for rounding, and is left out, as is its update.
-    """
-    params = jax.tree.map(jnp.asarray, from_paxml(_group(arrays, "param")))
-    model = model_of(params)
-    batch = NestedMap(
-        {name.removeprefix("in/"): jnp.asarray(v) for name, v in arrays.items() if name.startswith("in/")}
-    )
-    weights = weights_of(jax.eval_shape(model.init, jax.random.key(0), batch)["params"])
-
-    @jax.jit
-    def gradients(params):
-        def loss(params):
-            predictions: Any = model.apply({"params": params}, batch, method="compute_predictions")
-            metrics, _ = model.apply({"params": params}, predictions, batch, method="compute_loss")
-            return metrics["loss"][0], predictions.logits
-
-        return jax.value_and_grad(loss, has_aux=True)(params)
-
-    (loss, logits), grads = gradients(params)
-    expected = from_paxml(_group(arrays, "grad"))
-    result = {
-        "logits": float(np.abs(logits - arrays["out/logits"]).max()),
-        "loss": _relative(loss, arrays["out/total_loss"]),
-        "gradients": {name: float(np.abs(a - b).max() / np.abs(b).max()) for name, a, b in _pairs(grads, expected)},
-    }
-    for run in ("recipe", "const"):
-        learner = learner_of(options, "position" in params, run)
-        result[run] = _compare_run(gradients, learner, params, weights, arrays, run)
-    if "decode/output_ids" in arrays:
-        index = "decode_index" if "decode_index/output_ids" in arrays else "decode"
-        result["decode"] = _compare_decode(model, arrays, index, options)
-    return result
-
-
-def _compare_run(
-    gradients: Any, learner: Learner, params: Any, weights: Any, arrays: Mapping[str, np.ndarray], run: str
-) -> dict:
-    update = jax.jit(functools.partial(learner.update, weights=weights))
-    opt_state = learner.init(params, weights)
-    seen: dict[str, list[float]] = {"loss": [], "learning_rate": [], "raw_grad_norm": []}
-    before = params
-    for step in range(6):
-        before = params
-        (loss, _), grads = gradients(params)
-        params, opt_state, report = update(grads, opt_state, params, jnp.int32(step))
-        for name, value in zip(seen, (loss, report["learning_rate"], report["grad_norm"]), strict=True):
-            seen[name].append(float(value))
-    expected = from_paxml(_group(arrays, f"{run}/param5"))
-    differences = {name: np.abs(np.asarray(a) - np.asarray(b)) for name, a, b in _pairs(before, expected)}
-    worst = max(differences, key=lambda name: differences[name].max())
-    every = np.concatenate([difference.ravel() for difference in differences.values()])
-    return {name: _relative(values, arrays[f"{run}/{name}"]) for name, values in seen.items()} | {
-        "params_after_5": float(every.max()),
-        "params_after_5_but_one": float(np.partition(every, -2)[-2]),
-        "worst_parameter": worst,
-    }
-
-
-def _compare_decode(model: LanguageModel, arrays: Mapping[str, np.ndarray], group: str, options: Mapping) -> dict:
-    params = jax.tree.map(jnp.asarray, from_paxml(_group(arrays, "const/param5")))
-    prompts, outputs = arrays["decode/prompt_ids"], arrays[f"{group}/output_ids"][:, 0]
-    lengths = (1 - arrays["decode/prompt_paddings"]).sum(axis=1).astype(np.int32)
-    eos_id = options.get("decode", {}).get("eos_id", 1)
-    run = jax.jit(functools.partial(generate, model), static_argnums=(4, 5, 6))
-    same, worst = True, 0.0
-    for prompt, length, output, expected in zip(
-        prompts, lengths, outputs, arrays[f"{group}/logprobs"][:, 0], strict=True
-    ):
-        rest = output.size - int(length)
-        found = run(params, prompt[None, :length], length[None], jax.random.key(0), rest, eos_id, Sampling())
-        same &= bool((found.ids[0] == output).all())
-        worst = max(worst, float(np.abs(found.log_probs[0, 1:] - expected[1:]).max()))
-    return {"ids_equal": same, "log_probs": worst}
-
-
-def _group(arrays: Mapping[str, np.ndarray], group: str) -> Arrays:
-    return {name.removeprefix(f"{group}/"): v for name, v in arrays.items() if name.startswith(f"{group}/")}
-
-
-def _pairs(ours: Any, theirs: Any) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    leaves = zip(jax.tree_util.tree_leaves_with_path(ours), jax.tree.leaves(theirs), strict=True)
-    named = [("/".join(key.key for key in path), np.asarray(a), np.asarray(b)) for (path, a), b in leaves]
-    return [pair for pair in named if not pair[0].endswith("key_bias")]
-
-
-def _relative(ours: Any, theirs: Any) -> float:
-    """The largest relative difference; absolute where theirs is 0."""
-    ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
-    return float((np.abs(ours - theirs) / np.where(theirs == 0, 1.0, np.abs(theirs))).max())
-
-
-def main() -> None:
-    """Compares with the reference file on the command line."""
-    if len(sys.argv) != 2:
-        raise SystemExit("usage: python -m paxcli.convert.paxml REFERENCE.npz")
-    path = pathlib.Path(sys.argv[1])
-    options = json.loads(path.with_suffix(".json").read_text()) if path.with_suffix(".json").exists() else {}
-    with np.load(path) as arrays:
-        print(json.dumps(compare(dict(arrays), options), indent=2))
-
-
-if __name__ == "__main__":
-    main()

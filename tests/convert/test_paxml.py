@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-import subprocess
-import sys
 
 import flax.linen as nn
 import jax
@@ -14,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.convert.paxml import compare, from_paxml, model_of, to_paxml
+from paxcli.convert.paxml import from_paxml, to_paxml
 from paxcli.errors import DataError
 from paxcli.nested_map import NestedMap
+from tests.convert.paxml_comparison import compare, model_of
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 L, D, F, N, H, V, T, B = 4, 16, 24, 2, 8, 20, 12, 2
@@ -50,14 +49,6 @@ def test_six_updates(comparison, run):
 def test_greedy_decode(comparison):
     assert comparison["decode"]["ids_equal"]
     assert comparison["decode"]["log_probs"] <= 1e-5
-
-
-def test_the_command_prints_the_comparison():
-    done = subprocess.run(
-        [sys.executable, "-m", "paxcli.convert.paxml", str(DATA / "c4_1b.npz")], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["logits"] <= 2e-5
 
 
 def _family_m(seed: int = 0) -> dict[str, np.ndarray]:

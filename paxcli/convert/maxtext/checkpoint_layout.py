@@ -20,22 +20,9 @@ from collections.abc import Collection
 
 from paxcli.checkpoint.reading import listing
 from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, deinterleave, pax_layers, split, transpose, unstack
+from paxcli.convert.maxtext import tables
 from paxcli.errors import ConfigError
 
-_LLAMA = ("pre_self_attention_layer_norm", "post_self_attention_layer_norm", "", "")
-_GEMMA = ("pre_self_attention_norm", "pre_ffw_norm", "post_self_attention_norm", "post_ffw_norm")
-_NORMS = {
-    "default": ("pre_self_attention_norm", "", "", ""),
-    "llama2": _LLAMA,
-    "mistral": _LLAMA,
-    "mixtral": _LLAMA,
-    "qwen3": _LLAMA,
-    "qwen3_moe": _LLAMA,
-    "gemma": _GEMMA,
-    "gemma2": _GEMMA,
-    "gemma3": _GEMMA,
-    "gpt3": ("pre_self_attention_norm", "mlp.mlp_layer_norm", "", ""),
-}
 _PAX_NORMS = ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm")
 _TRANSPOSED = (transpose(1, 0),)
 
@@ -112,10 +99,9 @@ def layout_of(maxtext: MaxTextLayout, params: Collection[str], differences: Diff
     layout = Layout(rules, _maxtext_layers(maxtext), pax_layers(params, maxtext.num_layers)).only(params)
     left = layout.without_rule(params)
     if left:
-        raise ConfigError(
-            f"MaxText with decoder_block={maxtext.block} has no array for {listing(left)}.",
-            "Switch that off in the recipe." if set(left) & set(is_top) else f"Supported blocks: {', '.join(_NORMS)}.",
-        )
+        supported = f"Supported blocks: {', '.join(tables.blocks())}."
+        hint = "Switch that off in the recipe." if set(left) & set(is_top) else supported
+        raise ConfigError(f"MaxText with decoder_block={maxtext.block} has no array for {listing(left)}.", hint)
     return layout
 
 
@@ -154,9 +140,8 @@ def _rule(
 def _norm_rules(maxtext: MaxTextLayout, differences: Differences) -> list[Rule]:
     return [
         _rule(f"{foreign}.{part}", f"{pax}.{part}", shift=differences.norm_shift if part == "scale" else 0.0)
-        for pax, foreign in zip(_PAX_NORMS, _NORMS[maxtext.block], strict=True)
+        for pax, foreign in zip(_PAX_NORMS, tables.blocks()[maxtext.block]["norms"], strict=False)
         for part in ("scale", "bias")
-        if foreign
     ]
 
 

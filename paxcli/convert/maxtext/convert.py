@@ -12,13 +12,12 @@ import fiddle as fdl
 
 from paxcli.config.assign import assign
 from paxcli.config.resolve import Resolved
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
 from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
-from paxcli.convert.maxtext.model_map import SCALES_QUERIES
 from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
 from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report, table_of
-from paxcli.convert.maxtext.sizes import LOCAL_LAYERS
 from paxcli.convert.maxtext.source import read_source
 from paxcli.convert.maxtext.weights import ConvertedWeights, export_maxtext, import_maxtext
 from paxcli.errors import ConfigError
@@ -148,5 +147,5 @@ def export_weights(
 
 def maxtext_layout(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
     """How MaxText holds a model with this `decoder_block`."""
-    layers_per_block = len(LOCAL_LAYERS.get(block, (False,)))
-    return MaxTextLayout(block, num_layers, block in SCALES_QUERIES, layers_per_block, **more)
+    scales_queries = tables.blocks()[block].get("scales_queries", False)
+    return MaxTextLayout(block, num_layers, scales_queries, len(tables.local_layers(block) or [False]), **more)

@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.draft import Draft
 from paxcli.convert.maxtext.settings import Settings
-from paxcli.convert.maxtext.sizes import LOCAL_LAYERS, has_qk_norm, sizes_of
+from paxcli.convert.maxtext.sizes import has_qk_norm, sizes_of
 from paxcli.errors import ConfigError
 
 _MODEL = "task.model"
 _STACK = f"{_MODEL}.stack"
 
-BLOCKS = {
-    "default": "ParallelBlock",
-    "llama2": "TransformerBlock",
-    "mistral": "TransformerBlock",
-    "mixtral": "TransformerBlock",
-    "gemma": "TransformerBlock",
-    "gemma2": "TransformerBlock",
-    "gemma3": "TransformerBlock",
-    "gpt3": "TransformerBlock",
-    "qwen3": "TransformerBlock",
-    "qwen3_moe": "TransformerBlock",
-}
-"""MaxText's `decoder_block` -> pax's block."""
-
-SCALES_QUERIES = ("gpt3", "qwen3", "qwen3_moe", "gemma3")
-"""Blocks that multiply queries by 1 / sqrt(H). The others initialize the query weights smaller by that factor."""
-
-_NEAREST = {
-    "deepseek": "mixtral",
-    "deepseek4": "mixtral",
-    "llama4": "mixtral",
-    "gpt_oss": "mixtral",
-    "envy": "mixtral",
-    "gemma4": "gemma3",
-    "gemma4_small": "gemma3",
-    "qwen2": "qwen3",
-    "qwen3_5": "qwen3_moe",
-    "qwen3_next": "qwen3_moe",
-    "qwen3_custom_moe": "qwen3_moe",
-    "multimodal": "qwen3",
-    "olmo3": "llama2",
-    "simple": "llama2",
-    "simple_mlp": "llama2",
-}
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu", "tanh": "tanh", "sigmoid": "sigmoid"}
 
 
@@ -57,7 +24,7 @@ def set_model(draft: Draft) -> None:
     _refuse(settings)
     _set_sizes(draft)
     _set_tables(draft)
-    block, local = BLOCKS[settings["decoder_block"]], LOCAL_LAYERS.get(settings["decoder_block"])
+    block, local = tables.blocks()[settings["decoder_block"]]["layer"], tables.local_layers(settings["decoder_block"])
     if _is_pipelined(settings):
         _set_pipeline(draft)
     if local is None:
@@ -74,7 +41,7 @@ def _is_pipelined(settings: Settings) -> bool:
     return settings["ici_pipeline_parallelism"] > 1 or settings["dcn_pipeline_parallelism"] > 1
 
 
-def _set_interleaved(draft: Draft, block: str, local: tuple[bool, ...]) -> None:
+def _set_interleaved(draft: Draft, block: str, local: list[bool]) -> None:
     settings = draft.settings
     draft.set(_STACK, "PatternedStack", "decoder_block")
     layers = sizes_of(settings).layers
@@ -102,10 +69,10 @@ def _set_block(draft: Draft, path: str, has_window: bool) -> None:
 
 def _refuse(settings: Settings) -> None:
     block = settings["decoder_block"]
-    if block not in BLOCKS:
+    if block not in tables.blocks():
         name = f"model {settings.model_name}" if settings.model_name != "default" else "the launch"
-        nearest = _NEAREST.get(block)
-        hint = f"The nearest that pax has is decoder_block={nearest}." if nearest else f"Pax has {', '.join(BLOCKS)}."
+        nearest = tables.nearest_block(block)
+        hint = f"The nearest is decoder_block={nearest}." if nearest else f"Pax has {', '.join(tables.blocks())}."
         raise ConfigError(f"decoder_block={block} of {name} is not a block that pax has.", hint)
     kind = settings["attention_type"]
     if kind not in ("global", "local_sliding"):
@@ -115,7 +82,7 @@ def _refuse(settings: Settings) -> None:
             "Pax has no shared experts or dense first layers (shared_experts, first_num_dense_layers).",
             "The nearest is decoder_block=mixtral, in which each layer has the same experts.",
         )
-    if block in LOCAL_LAYERS and _is_pipelined(settings):
+    if tables.local_layers(block) and _is_pipelined(settings):
         raise ConfigError(
             f"decoder_block={block}: interleaved kinds of layers cannot be pipelined.",
             "Set *_pipeline_parallelism to 1.",
@@ -204,7 +171,7 @@ def _set_attention(draft: Draft, path: str, has_window: bool) -> None:
         draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm", "decoder_block")
         draft.set(f"{path}.qk_norm.epsilon", settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
         draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm", "decoder_block")
-    if settings["decoder_block"] not in SCALES_QUERIES:
+    if not tables.blocks()[settings["decoder_block"]].get("scales_queries"):
         draft.set(f"{path}.query_scale", 1.0, "decoder_block")
     elif settings.model_name == "gemma3-27b":
         s = sizes_of(settings)

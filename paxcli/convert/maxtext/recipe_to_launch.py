@@ -15,7 +15,6 @@ from paxcli.convert.maxtext.dates import LAST_DAY
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.remat_map import remat_keys
-from paxcli.convert.maxtext.sizes import LOCAL_LAYERS
 from paxcli.errors import ConfigError
 
 COMMAND = "python3 -m maxtext.trainers.pre_train.train"
@@ -23,44 +22,6 @@ COMMAND = "python3 -m maxtext.trainers.pre_train.train"
 _MODEL, _TRAIN = "task.model", "task.train"
 _BLOCK = f"{_MODEL}.stack.block"
 _LEARNER = f"{_TRAIN}.learner"
-_COPIED = {
-    f"{_MODEL}.num_layers": "base_num_decoder_layers",
-    f"{_MODEL}.model_dims": "base_emb_dim",
-    f"{_MODEL}.num_heads": "base_num_query_heads",
-    f"{_MODEL}.vocab_size": "vocab_size",
-    f"{_MODEL}.max_seq_len": "max_target_length",
-    f"{_MODEL}.fprop_dtype": "dtype",
-    f"{_MODEL}.z_loss_weight": "z_loss_multiplier",
-    f"{_BLOCK}.precision": "quantization",
-    f"{_MODEL}.stack.scan": "scan_layers",
-    f"{_MODEL}.final_norm.epsilon": "normalization_layer_epsilon",
-    f"{_BLOCK}.attention.rotary.max_timescale": "rope_max_timescale",
-    f"{_BLOCK}.attention.rotary.min_timescale": "rope_min_timescale",
-    f"{_BLOCK}.feed_forward.num_experts": "num_experts",
-    f"{_BLOCK}.feed_forward.num_experts_per_token": "num_experts_per_tok",
-    f"{_TRAIN}.num_train_steps": "steps",
-    f"{_TRAIN}.num_microbatches": "gradient_accumulation_steps",
-    f"{_TRAIN}.summary_interval_steps": "log_period",
-    f"{_TRAIN}.random_seed": "init_weights_seed",
-    "train_input.input_random_seed": "data_shuffle_seed",
-    f"{_LEARNER}.learning_rate": "learning_rate",
-    f"{_LEARNER}.schedule.min_ratio": "learning_rate_final_fraction",
-    f"{_LEARNER}.optimizer.beta1": "adam_b1",
-    f"{_LEARNER}.optimizer.beta2": "adam_b2",
-    f"{_LEARNER}.optimizer.epsilon": "adam_eps",
-    f"{_LEARNER}.optimizer.epsilon_root": "adam_eps_root",
-    f"{_LEARNER}.optimizer.weight_decay": "adam_weight_decay",
-    f"{_LEARNER}.optimizer.mu_dtype": "mu_dtype",
-    "checkpoint.save_interval_steps": "checkpoint_period",
-    "checkpoint.async_save": "async_checkpointing",
-    "task.name": "run_name",
-}
-_OFF = {
-    f"{_BLOCK}.attention.logit_cap": ("attn_logits_soft_cap", 0.0),
-    f"{_LEARNER}.clip_gradient_norm_to_value": ("gradient_clipping_threshold", 0.0),
-    f"{_TRAIN}.eval_interval_steps": ("eval_interval", -1),
-    "checkpoint.save_max_to_keep": ("max_num_checkpoints_to_keep", -1),
-}
 _NUM_KINDS, _LOCAL_TIMESCALE = "number of layer kinds", "local timescale"
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
 _MUST_BE_EQUAL = (_MODEL, _LEARNER)
@@ -133,8 +94,9 @@ def _text(value: Any) -> str:
 
 def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     get = values.get
-    keys = {key: get(path) for path, key in _COPIED.items() if path in values}
-    keys |= {key: off if get(path) is None else get(path) for path, (key, off) in _OFF.items()}
+    same, nulls = tables.recipe_keys()["same"], tables.recipe_keys()["null_values"]
+    keys = {key: get(path) for path, key in same.items() if path in values}
+    keys |= {key: null if get(path) is None else get(path) for path, (key, null) in nulls.items()}
     keys["base_num_kv_heads"] = get(f"{_MODEL}.num_kv_heads") or get(f"{_MODEL}.num_heads")
     keys["head_dim"] = get(f"{_MODEL}.dims_per_head")
     keys["decoder_block"] = _block(values)
@@ -160,7 +122,8 @@ def _block(values: Mapping[str, Any]) -> str:
     experts = values.get(f"{_BLOCK}.feed_forward.num_experts") is not None
     qk_norm = values.get(f"{_BLOCK}.attention.qk_norm") is not None
     if _NUM_KINDS in values:
-        return next((name for name, turns in LOCAL_LAYERS.items() if len(turns) == values[_NUM_KINDS]), "gemma2")
+        kinds = ((name, tables.local_layers(name) or []) for name in tables.blocks())
+        return next((name for name, local in kinds if len(local) == values[_NUM_KINDS]), "gemma2")
     if values.get(_BLOCK) == "ParallelBlock":
         return "default"
     if values.get(f"{_BLOCK}.norm") == "LayerNorm":

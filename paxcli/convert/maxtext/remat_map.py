@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.draft import Draft
 from paxcli.convert.maxtext.settings import Settings
 from paxcli.errors import ConfigError
@@ -17,37 +18,6 @@ _MEMORY_SPACES = ("remat", "device", "offload")
 _INPUT = "layer_input"
 _ATTENTION = ("query", "key", "value")
 
-# MaxText's policy -> pax's policy, the activations that it offloads in addition, and how it differs.
-_POLICIES: dict[str, tuple[str, tuple[str, ...], str]] = {
-    "none": ("everything", (), ""),
-    "full": ("nothing", (), ""),
-    "minimal": ("dots_with_no_batch_dims", (), ""),
-    "minimal_with_context": ("dots_with_no_batch_dims_and_context", (), ""),
-    "minimal_flash": ("dots_with_no_batch_dims_and_context", (), ""),
-    "save_dot_except_mlp": ("qkv_out_proj", (), ""),
-    "save_dot_with_context_except_mlp": ("qkv_context_out_proj", (), ""),
-    "save_dot_except_mlpwi": ("dots_except_logits_and_feed_forward_in", (), "the context is saved too"),
-    "save_qkv_proj": ("qkv_out_proj", (), "the output projection is saved too"),
-    "save_out_proj": ("out_proj", (), ""),
-    "minimal_with_quantization": ("dots_with_no_batch_dims", (), "nothing is quantized"),
-    "minimal_offloaded": ("dots_with_no_batch_dims_offloaded", (), ""),
-    "qkv_proj_offloaded": ("nothing", _ATTENTION, ""),
-}
-
-# The activations that pax's policies save in device memory. A test compares it with paxcli/layers/remat.py.
-_WIDE = ("feed_forward_in", "feed_forward_gate")
-SAVED_ON_DEVICE: dict[str, tuple[str, ...]] = {
-    "nothing": (),
-    "context": ("context",),
-    "out_proj": ("out_proj",),
-    "context_and_out_proj": ("context", "out_proj"),
-    "qkv_out_proj": (*_ATTENTION, "out_proj"),
-    "qkv_context_out_proj": (*_ATTENTION, "context", "out_proj"),
-    "dots_except_logits_and_feed_forward_in": (*_ATTENTION, "context", "out_proj", "feed_forward_out"),
-    "dots_with_no_batch_dims": (*_ATTENTION, "out_proj", *_WIDE, "feed_forward_out"),
-    "dots_with_no_batch_dims_and_context": (*_ATTENTION, "context", "out_proj", *_WIDE, "feed_forward_out"),
-}
-
 
 def set_remat(draft: Draft) -> None:
     """Sets the policy and the offloaded activations.
@@ -56,16 +26,16 @@ def set_remat(draft: Draft) -> None:
       ConfigError: A policy or a memory space that MaxText does not have, or pax does not know.
     """
     settings = draft.settings
-    name = settings["remat_policy"]
+    name, policies = settings["remat_policy"], tables.remat()["policies"]
     tensors: dict[str, str] = {}
     if name == _CUSTOM:
         single = settings["fused_mlp"] or len(settings["mlp_activations"]) == 1
         tensors = _tensors(settings["fused_qkv"], single)
         policy, offload, differs = _custom_policy(tensors, settings)
-    elif name in _POLICIES:
-        policy, offload, differs = _POLICIES[name]
+    elif name in policies:
+        policy, offload, differs = policies[name]
     else:
-        raise ConfigError(f"remat_policy={name} is unknown to pax.", f"Known are {', '.join(list(_POLICIES)[:5])}.")
+        raise ConfigError(f"remat_policy={name} is unknown to pax.", f"Known are {', '.join(list(policies)[:5])}.")
     keys = dict.fromkeys(tensors.values())
     waiting = [key for key in keys if settings[key] == "offload"]
     draft.set(f"{_STACK}.remat_policy", policy, "remat_policy", *(key for key in keys if key not in waiting))
@@ -84,32 +54,34 @@ def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
     Args:
       values: Path -> plain value.
     """
-    policy, offload = values.get(f"{_STACK}.remat_policy"), tuple(values.get(f"{_STACK}.offload") or ())
-    named = next((name for name, ours in _POLICIES.items() if ours == (policy, offload, "")), None)
-    if named or policy not in SAVED_ON_DEVICE:
+    policy, offload = values.get(f"{_STACK}.remat_policy"), list(values.get(f"{_STACK}.offload") or ())
+    saved = tables.remat()["saved_on_device"]
+    named = next((name for name, ours in tables.remat()["policies"].items() if ours == [policy, offload, ""]), None)
+    if named or policy not in saved:
         return {"remat_policy": named} if named else {}
     keys = {"remat_policy": _CUSTOM}
     wide = f"{_STACK}.block.feed_forward"
     single = not values.get(f"{wide}.gated") and values.get(f"{wide}.num_experts") is None
     for activation, key in _tensors(fused_qkv=False, single=single).items():
-        place = "offload" if activation in offload else "device" if activation in SAVED_ON_DEVICE[policy] else "remat"
+        place = "offload" if activation in offload else "device" if activation in saved[policy] else "remat"
         keys |= {key: place} if place != ("device" if activation == _INPUT else "remat") else {}
     return keys
 
 
-def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> tuple[str, tuple[str, ...], str]:
-    """As in `_POLICIES`, for `custom`, which has a memory space for each tensor."""
+def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> tuple[str, list[str], str]:
+    """As in `tables.remat`, for `custom`, which has a memory space for each tensor."""
     for key in tensors.values():
         if settings[key] not in _MEMORY_SPACES:
             raise ConfigError(
                 f"{key}={settings[key]} is not a memory space of MaxText.", f"One of {', '.join(_MEMORY_SPACES)}."
             )
-    offload = tuple(name for name, key in tensors.items() if settings[key] == "offload")
+    offload = [name for name, key in tensors.items() if settings[key] == "offload"]
+    saved = tables.remat()["saved_on_device"]
     device = {name for name, key in tensors.items() if settings[key] == "device"} - {_INPUT}
     # Of the policies that save nothing else in device memory, the one that saves most of these.
-    fitting = [policy for policy, kept in SAVED_ON_DEVICE.items() if {*kept} & {*tensors} <= device | {*offload}]
-    best = max(fitting, key=lambda policy: len(device & {*SAVED_ON_DEVICE[policy]}))
-    again = dict.fromkeys(key for name, key in tensors.items() if name in device - {*SAVED_ON_DEVICE[best]})
+    fitting = [policy for policy, kept in saved.items() if {*kept} & {*tensors} <= device | {*offload}]
+    best = max(fitting, key=lambda policy: len(device & {*saved[policy]}))
+    again = dict.fromkeys(key for name, key in tensors.items() if name in device - {*saved[best]})
     return best, offload, f"{', '.join(again)} would be saved, and is recomputed here" if again else ""
 
 

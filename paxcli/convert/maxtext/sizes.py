@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.settings import Settings
 from paxcli.errors import ConfigError
 
@@ -15,9 +16,6 @@ _CAUSAL = datetime.date(2023, 11, 30)
 _MATMULS = datetime.date(2024, 5, 10)
 _CAUSAL_AGAIN = datetime.date(2025, 7, 22)
 _TRAINING = 3  # Forward, and twice as much backward.
-
-LOCAL_LAYERS = {"gemma2": (True, False), "gemma3": (True, True, True, True, True, False)}
-"""For blocks with interleaved kinds of layers: which of them have sliding-window attention."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +165,7 @@ def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
 def _window_fraction(settings: Settings, length: int) -> float:
     """The fraction of causal attention that sliding windows leave, averaged over layers."""
     window = settings["sliding_window_size"]
-    local = LOCAL_LAYERS.get(settings["decoder_block"], (settings["attention_type"] != "global",))
+    local = tables.local_layers(settings["decoder_block"]) or [settings["attention_type"] != "global"]
     if not 0 < window < length:
         return 1.0
     share = (length * window - window**2 / 2) / (length**2 / 2)

@@ -33,6 +33,31 @@ def aliases() -> dict[str, dict[str, Any]]:
     return _read("aliases.yaml")
 
 
+def blocks() -> dict[str, dict[str, Any]]:
+    """`decoder_block` that pax has -> `layer`, `norms`, `scales_queries`, `local`."""
+    return _read("blocks.yaml")["blocks"]
+
+
+def nearest_block(block: str) -> str | None:
+    """The block that pax has instead of one that it does not have."""
+    return _read("blocks.yaml")["nearest"].get(block)
+
+
+def local_layers(block: str) -> list[bool] | None:
+    """Which layers of a block with interleaved kinds have sliding-window attention; None if all are alike."""
+    return blocks().get(block, {}).get("local")
+
+
+def recipe_keys() -> dict[str, dict[str, Any]]:
+    """Paths of a recipe -> keys: those with the `same` value, and those with another for null."""
+    return _read("recipe_keys.yaml")
+
+
+def remat() -> dict[str, dict[str, list[Any]]]:
+    """`policies` of MaxText -> pax's policy, offloaded activations, difference; and what policies save on device."""
+    return _read("remat.yaml")
+
+
 def models() -> dict[str, dict[str, Any]]:
     """Name of a model -> the keys that its config sets."""
     return _read("models.yaml")
@@ -54,6 +79,11 @@ def drop_reason(key: str) -> str | None:
 
 def _has_prefix(key: str, name: str) -> bool:
     return name.endswith("*") and key.startswith(name[:-1])
+
+
+def silent_keys() -> set[str]:
+    """Keys that the report does not call dropped: they act through others, or change no recipe."""
+    return set(_read("keys.yaml")["silent"])
 
 
 def known_keys() -> set[str]:

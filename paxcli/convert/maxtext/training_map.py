@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.draft import Draft
 from paxcli.convert.maxtext.remat_map import set_remat
 from paxcli.errors import ConfigError
@@ -216,16 +217,7 @@ def _set_run(draft: Draft, steps: int) -> None:
     for key in ("load_parameters_path", "load_full_state_path"):
         draft.drop(key, "give it as --checkpoint, to start a run from it")
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}
-    silent = {
-        "scale",
-        "global_parameter_scale",
-        "model_name",
-        "override_model_config",
-        "ici_fsdp_transpose_parallelism",
-        "param_scan_axis",
-    }
-    silent |= {"enable_dropout", "compile_topology", "compile_topology_num_slices", "num_slices", "attention_type"}
-    reported = known | silent | {dropped.key for dropped in settings.dropped}
+    reported = known | tables.silent_keys() | {dropped.key for dropped in settings.dropped}
     for key in list(settings.values):
         setting = settings.values[key]
         if setting.origin in ("script", "environment") and key not in reported and not _is_reported(draft, key):

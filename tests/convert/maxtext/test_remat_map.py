@@ -7,8 +7,10 @@ from typing import get_args
 import jax
 import pytest
 
-from paxcli.convert.maxtext.remat_map import SAVED_ON_DEVICE
+from paxcli.convert.maxtext import tables
 from paxcli.layers.remat import Activation, save_as, saveable
+
+SAVED_ON_DEVICE = tables.remat()["saved_on_device"]
 
 
 @pytest.mark.parametrize("policy", SAVED_ON_DEVICE)
