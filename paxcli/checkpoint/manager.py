@@ -189,6 +189,8 @@ class CheckpointStore:
             assert self._policy is not None
             import orbax.checkpoint as ocp
 
+            from paxcli.checkpoint.durable import DurableRename
+
             logging.getLogger("absl").addFilter(_is_not_orbax_error)
             arrays = ocp.PyTreeCheckpointHandler(use_compression=False)  # weights hardly compress
             registry = ocp.DefaultCheckpointHandlerRegistry()
@@ -200,6 +202,7 @@ class CheckpointStore:
                     preservation_policy=_preservation_policy(self._policy),
                     cleanup_tmp_directories=True,
                     todelete_subdir=_TRASH,
+                    temporary_path_class=None if "://" in os.fspath(self.directory) else DurableRename,
                     enable_async_checkpointing=self._policy.async_save,
                 ),
             )
