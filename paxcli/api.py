@@ -321,6 +321,7 @@ def train(
     pgle_runs: int | None = None,
     pgle_percentile: int | None = None,
     expect_pgle: bool = False,
+    on_corrupt: Literal["refuse", "previous"] | None = None,
     progress: Reporter | None = None,
 ) -> Run:
     """Trains a recipe. Resumes from the latest checkpoint in the run directory, if there is one.
@@ -341,6 +342,8 @@ def train(
       pgle_runs: How many steps `auto_pgle` profiles; None = 3.
       pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
       expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache, and to profile nothing.
+      on_corrupt: What to do when the newest checkpoint is damaged: refuse to resume, or resume from the newest earlier
+        one that is sound. None = as the recipe's `checkpoint.on_corrupt` says, by default `"refuse"`.
       progress: Receives progress; None = print it.
 
     Raises:
@@ -359,7 +362,9 @@ def train(
     directory = run._directory
     warm_start = loop.WarmStart(*parse_source(init_from), everything=with_optimizer) if init_from else None
     instrument = observed.instrument(recipe.config, directory)
-    run.result = loop.train(recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument)
+    run.result = loop.train(
+        recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt
+    )
     return run
 
 

@@ -15,7 +15,7 @@ from etils import epath
 from paxcli.checkpoint.manager import CheckpointStore, delete_step, format_steps
 from paxcli.checkpoint.manifest import ArrayEntry
 from paxcli.checkpoint.reading import read_arrays, read_manifest
-from paxcli.config.paths import resolve_path
+from paxcli.config.paths import resolve_path, sync, sync_tree
 from paxcli.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
@@ -214,4 +214,10 @@ def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with path.open("rb") as read, copy.open("wb") as write:
             shutil.copyfileobj(read, write, 1 << 22)
-    return partial.rename(folder / source.name)
+    is_local = "://" not in os.fspath(folder)
+    if is_local:
+        sync_tree(partial)
+    copied = partial.rename(folder / source.name)
+    if is_local:
+        sync(folder)
+    return copied

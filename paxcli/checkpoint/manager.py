@@ -8,7 +8,7 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import jax
@@ -29,11 +29,15 @@ from paxcli.checkpoint.reading import (
     read_manifest,
 )
 from paxcli.config.paths import resolve_path
-from paxcli.errors import DataError, MissingError, PaxError, first_line, machine_fault
+from paxcli.errors import DataError, MissingError, PaxError, Stopped, first_line, machine_fault
 
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"
+
+
+class DamagedCheckpoint(DataError):
+    """The files of a checkpoint were changed or lost after it was saved."""
 
 
 class CheckpointStore:
@@ -122,6 +126,53 @@ class CheckpointStore:
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
         return True
 
+    def restore_newest(
+        self, abstract_state: Any, announce: Callable[[str], object]
+    ) -> tuple[int, Any, dict[str, Any]] | None:
+        """Restores the newest checkpoint, or, with `on_corrupt="previous"`, the newest one that is sound.
+
+        In a job of several processes only some may notice the damage. Each that does renames the checkpoint and stops;
+        all then resume together from an earlier one.
+
+        Args:
+          abstract_state: As for `restore`.
+          announce: Receives a line for each checkpoint that is skipped.
+
+        Returns:
+          The step, and what `restore` returns for it; None if there is no checkpoint.
+
+        Raises:
+          DataError: As for `restore`; or no checkpoint is sound, and all keep their names.
+          Stopped: One of several processes skipped a checkpoint.
+        """
+        assert self._policy is not None
+        steps, damaged = self.steps(), {}
+        for step in reversed(steps):
+            try:
+                restored = self.restore(step, abstract_state)
+            except DamagedCheckpoint as error:
+                if self._policy.on_corrupt == "refuse" or step == steps[0]:
+                    raise
+                damaged[step] = error
+                if jax.process_count() > 1:
+                    self._set_aside(damaged, announce)
+                    hint = "Start the job again: it resumes from an earlier checkpoint."
+                    raise Stopped(error.message, hint) from error
+            else:
+                self._set_aside(damaged, announce)
+                return step, *restored
+        return None
+
+    def _set_aside(self, damaged: Mapping[int, DamagedCheckpoint], announce: Callable[[str], object]) -> None:
+        """Renames damaged checkpoints to names that are not steps."""
+        for step, error in damaged.items():
+            aside = self.directory / f"{step}.damaged"
+            while aside.exists():
+                aside = aside.with_name(f"{aside.name}+")
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                (self.directory / str(step)).rename(aside)
+            announce(f"{error.message} It is now {aside.name}, and an earlier one takes its place.")
+
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
         """Restores the state and this process's input state, bit for bit as saved at `step`.
 
@@ -130,7 +181,9 @@ class CheckpointStore:
           abstract_state: The state's tree of arrays or of `jax.ShapeDtypeStruct`s with shardings, on any mesh.
 
         Raises:
-          DataError: The checkpoint is missing, damaged, or its arrays differ from `abstract_state`.
+          DamagedCheckpoint: The checkpoint cannot be read, or was changed since it was saved.
+          DataError: No checkpoint has this step, or its arrays differ from `abstract_state`.
+          MissingError: This machine cannot read the files, as without permission.
         """
         if self._open is not None:
             self.wait()
@@ -189,6 +242,8 @@ class CheckpointStore:
             assert self._policy is not None
             import orbax.checkpoint as ocp
 
+            from paxcli.checkpoint.durable import DurableRename
+
             logging.getLogger("absl").addFilter(_is_not_orbax_error)
             arrays = ocp.PyTreeCheckpointHandler(use_compression=False)  # weights hardly compress
             registry = ocp.DefaultCheckpointHandlerRegistry()
@@ -200,6 +255,7 @@ class CheckpointStore:
                     preservation_policy=_preservation_policy(self._policy),
                     cleanup_tmp_directories=True,
                     todelete_subdir=_TRASH,
+                    temporary_path_class=None if "://" in os.fspath(self.directory) else DurableRename,
                     enable_async_checkpointing=self._policy.async_save,
                 ),
             )
@@ -227,8 +283,12 @@ class CheckpointStore:
         try:
             yield
         except DataError as error:
+            fault = machine_fault(error)
+            if fault:
+                message = f"Cannot read the checkpoint of step {step} in {self.directory}: {fault}."
+                raise MissingError(message, "Fix that and run the same command again.") from error
             message = f"The checkpoint of step {step} in {self.directory} is unusable: {error.message}."
-            raise DataError(message, self._hint_other_steps(step)) from error
+            raise DamagedCheckpoint(message, self._hint_other_steps(step)) from error
 
     def _hint_other_steps(self, step: int) -> str:
         others = [other for other in self.steps() if other != step]
@@ -237,7 +297,7 @@ class CheckpointStore:
         hint = f"Other checkpoints: {format_steps(others)}."
         older = [other for other in others if other < step]
         if older:
-            hint += f" To resume from {older[-1]}, move {self.directory / str(step)} away."
+            hint += f" To resume from {older[-1]}: `--on-corrupt previous`."
         return hint
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
+from typing import Literal
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import PositiveInt, Steps
 from paxcli.errors import ConfigError
+
+OnCorrupt = Literal["refuse", "previous"]
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
@@ -23,6 +26,8 @@ class Checkpoint(Configurable):
       save_keep_interval_steps: Also keep every checkpoint whose step is a multiple of this.
       save_keep_interval_duration: Also keep one checkpoint per interval of time, such as "12h".
       async_save: Whether to write in the background while training continues.
+      on_corrupt: What to do when the newest checkpoint is damaged: refuse to resume, or resume from the newest earlier
+        one that is sound. Damaged ones are renamed to STEP.damaged and never deleted.
     """
 
     save_interval_steps: Steps = 1000
@@ -30,6 +35,7 @@ class Checkpoint(Configurable):
     save_keep_interval_steps: Steps | None = None
     save_keep_interval_duration: str | None = None
     async_save: bool = True
+    on_corrupt: OnCorrupt = "refuse"
 
     def validate(self) -> None:
         """Raises ConfigError when a duration cannot be read."""

@@ -74,6 +74,8 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
             arrays = named_leaves(reader.restore(step_dir / STATE, args=restore))
+    except jax.errors.JaxRuntimeError:
+        raise  # such as out of memory: the files are not at fault
     except Exception as error:
         sys.unraisablehook = functools.partial(_ignore_orbax, sys.unraisablehook)
         raise DataError(f"its arrays cannot be read: {first_line(_root_cause(error))}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -34,6 +34,13 @@ AllowChangedOption = Annotated[
     bool,
     typer.Option(
         "--allow-changed", help="Resume although the recipe changed, if the changes are safe. Default: refuse."
+    ),
+]
+OnCorruptOption = Annotated[
+    Literal["refuse", "previous"] | None,
+    typer.Option(
+        "--on-corrupt",
+        help="If the newest checkpoint is damaged: refuse to resume, or use an earlier one. Default: refuse.",
     ),
 ]
 CompiledOption = Annotated[
@@ -75,6 +82,7 @@ def train(
     source: FromOption = None,
     with_optimizer: WithOptimizerOption = False,
     allow_changed: AllowChangedOption = False,
+    on_corrupt: OnCorruptOption = None,
     compiled: CompiledOption = None,
     profile_steps: ProfileStepsOption = None,
     auto_pgle: AutoPgleOption = False,
@@ -113,6 +121,7 @@ def train(
         init_from=source,
         with_optimizer=with_optimizer,
         allow_changed=allow_changed,
+        on_corrupt=on_corrupt,
         **dataclasses.asdict(observed),
     )
     if run.result is not None:

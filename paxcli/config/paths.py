@@ -29,8 +29,20 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, name)
-    directory = os.open(os.path.dirname(name) or ".", os.O_RDONLY)
+    sync(os.path.dirname(name) or ".")  # makes the rename durable
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Flushes a local file, or the list of names in a directory, to the disk."""
+    opened = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)  # makes the rename durable
+        os.fsync(opened)
     finally:
-        os.close(directory)
+        os.close(opened)
+
+
+def sync_tree(directory: str | os.PathLike[str]) -> None:
+    """Flushes a local directory and everything below it to the disk."""
+    for folder, _, files in os.walk(directory, topdown=False):
+        for name in (*files, ""):
+            sync(os.path.join(folder, name))

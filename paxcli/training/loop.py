@@ -17,6 +17,7 @@ from jax.experimental import multihost_utils
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
 from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.policy import OnCorrupt
 from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
@@ -78,10 +79,10 @@ class TrainingRun:
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
-        latest = self.store.latest_step()
-        if latest is not None:
-            state, input_state = self.store.restore(latest, self.session.abstract)
-            self.report.message(f"Resuming {self.run_dir.path} at step {latest}.")
+        restored = self.store.restore_newest(self.session.abstract, self.report.message)
+        if restored is not None:
+            step, state, input_state = restored
+            self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
             if input_state:
                 self.input.set_state(input_state)
             else:  # a converted checkpoint
@@ -230,6 +231,7 @@ def train(
     warm_start: WarmStart | None = None,
     allow_changed: bool = False,
     instrument: Instrument | None = None,
+    on_corrupt: OnCorrupt | None = None,
 ) -> dict[str, Any] | None:
     """Trains a recipe in a run directory, from its latest checkpoint if it has one.
 
@@ -241,6 +243,7 @@ def train(
       warm_start: The checkpoint that initializes a new run's parameters; None = random initialization.
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
       instrument: Compiles and observes the train step; None = compile ahead of time, observe nothing.
+      on_corrupt: What to do when the newest checkpoint is damaged; None = as the recipe says.
 
     Returns:
       `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None on every process
@@ -268,6 +271,8 @@ def train(
         session = stack.enter_context(open_session(config))
         stop = stack.enter_context(StopRequest(report.message))
         session.experiment.train_input.check_data()
+        policy = session.experiment.checkpoint
+        policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
         done = run.store.latest_step() or 0
         if done >= run.num_train_steps and not run.is_eval_missing(done):

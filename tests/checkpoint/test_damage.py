@@ -13,7 +13,7 @@ import pytest
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.manifest import _checksum
 from paxcli.checkpoint.policy import Checkpoint
-from paxcli.errors import DataError, PaxError
+from paxcli.errors import DataError, MissingError, PaxError
 from tests.checkpoint.states import abstract, assert_same_bits, make_state
 
 
@@ -63,6 +63,16 @@ def outcome(directory: pathlib.Path) -> str:
     return "right"
 
 
+def restore_previous(directory: pathlib.Path) -> tuple[int, list[str]]:
+    """The step that `on_corrupt="previous"` restores, after a check of its values, and what it announced."""
+    announced: list[str] = []
+    store = CheckpointStore(directory, Checkpoint(on_corrupt="previous"))
+    step, restored, input_state = store.restore_newest(abstract(make_state()), announced.append)
+    assert_same_bits(restored, make_state(step))
+    assert input_state == {"position": step}
+    return step, announced
+
+
 SURE = ["delete", "truncate", "empty", "zeros", "64 bits, seed 0", "64 bits, seed 1"]
 
 
@@ -96,6 +106,46 @@ def test_a_forged_manifest_is_detected(checkpoints, tmp_path, part, value):
         file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
     with pytest.raises(DataError, match="manifest is damaged"):
         CheckpointStore(tmp_path / "copy").restore(3, abstract(make_state()))
+
+
+def test_previous_skips_damaged_ones_says_why_and_keeps_them(checkpoints, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoints, copy)
+    assert restore_previous(copy) == (3, [])
+    damage(copy / "3" / "manifest" / "metadata", "zeros")
+    damage(data_files(copy / "2")[0], "64 bits, seed 0")
+    with pytest.raises(DataError, match="step 3 .* manifest"):
+        CheckpointStore(copy, Checkpoint()).restore_newest(abstract(make_state()), print)
+    step, announced = restore_previous(copy)
+    assert step == 1 and CheckpointStore(copy).steps() == [1]
+    assert "step 3" in announced[0] and "manifest" in announced[0] and "3.damaged" in announced[0]
+    assert "step 2" in announced[1] and "2.damaged" in announced[1]
+    assert (copy / "3.damaged" / "manifest" / "metadata").exists() and (copy / "2.damaged" / "state").exists()
+
+    # The run goes on, and what it saves under the same step is not taken for the damaged one.
+    with CheckpointStore(copy, Checkpoint(save_interval_steps=1)) as store:
+        assert store.save(2, make_state(2), {"position": 2})
+    assert restore_previous(copy) == (2, [])
+    damage(data_files(copy / "2")[0], "64 bits, seed 0")
+    assert restore_previous(copy)[0] == 1 and (copy / "2.damaged+").exists()
+
+    damage(data_files(copy / "1")[0], "64 bits, seed 0")
+    with pytest.raises(DataError, match="step 1"):
+        restore_previous(copy)
+    assert CheckpointStore(copy).steps() == [1]  # the last one keeps its name
+
+
+def test_a_lack_of_permission_is_not_damage(checkpoints, tmp_path, monkeypatch):
+    shutil.copytree(checkpoints, tmp_path / "copy")
+
+    def refuse(*_: object, **__: object) -> str:
+        raise PermissionError(13, "Permission denied")
+
+    store = CheckpointStore(tmp_path / "copy", Checkpoint(on_corrupt="previous"))
+    monkeypatch.setattr(type(store.directory), "read_text", refuse)
+    with pytest.raises(MissingError, match="permission denied"):
+        store.restore_newest(abstract(make_state()), print)
+    assert store.steps() == [1, 2, 3]
 
 
 def test_the_input_state_is_protected_too(checkpoints, tmp_path):
