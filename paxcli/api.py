@@ -299,10 +299,12 @@ class Run:
     @functools.cached_property
     def _trained(self) -> TrainedRun:
         from paxcli.training.session import build_session
+        from paxcli.training.tokenizer_copies import with_copied_tokenizers
         from paxcli.training.trained import TrainedRun
 
         self._directory.require_checkpoint()
-        return TrainedRun(build_session(self.config), self._directory)
+        config = with_copied_tokenizers(self.config, self._directory.path)
+        return TrainedRun(build_session(config), self._directory)
 
     def __repr__(self) -> str:
         return f"<Run {self.path}>"

@@ -7,7 +7,7 @@ import copy
 import dataclasses
 import secrets
 import time
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -44,6 +44,7 @@ from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
+from paxcli.training.tokenizer_copies import copy_tokenizers
 
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
@@ -89,7 +90,7 @@ class TrainingRun:
         if latest is not None:
             state, positions = self.store.restore(latest, self.session.abstract)
             self.report.message(f"Resuming {self.run_dir.path} at step {latest}.")
-            self._restore_positions(positions)
+            self._restore_positions(positions, self.store.recipe(latest))
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)
         if warm_start is not None:
@@ -97,14 +98,16 @@ class TrainingRun:
             self.report.message(report.text())
         return state
 
-    def _restore_positions(self, saved: dict[str, Any]) -> None:
+    def _restore_positions(self, saved: dict[str, Any], recipe: Mapping[str, Any]) -> None:
+        """Restores the positions that a checkpoint has; those of eval inputs only if no eval input was changed."""
+        evals = [path for path in recipe if path.startswith("eval_inputs.")]
+        changed = next((f"`{path}` changed" for path in evals if self.recipe.get(path) != recipe[path]), None)
         for split, source in {TRAIN: self.input, **self.continued}.items():
-            if split in saved:
+            if split in saved and (split == TRAIN or changed is None):
                 source.set_state(saved[split])
-            else:  # a checkpoint that was converted, or that an earlier version wrote
-                self.report.message(
-                    f"The checkpoint has no position of input `{source.name}`, which starts at its beginning."
-                )
+            else:  # otherwise a converted checkpoint, or one that an earlier version wrote
+                reason = changed if split in saved else "the checkpoint has no position of it"
+                self.report.message(f"Input `{source.name}` starts at its beginning: {reason}.")
         self.eval_positions = self._eval_positions()
 
     def _eval_positions(self) -> dict[str, Any]:
@@ -306,6 +309,7 @@ def train(
             report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
             return run_summary(run_dir, done) if is_first else None
         if is_first:
+            copy_tokenizers(config, run_dir.path)
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
         with explain_out_of_memory(session, run_dir.profile):

@@ -116,7 +116,10 @@ def test_a_checkpoint_without_positions_of_eval_inputs_can_be_resumed(tmp_path: 
     content["format"], content["input_states"] = 2, [content["input_states"][0]["train"]]
     file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
     lines = train(tmp_path / "a", steps=3, **_CONTINUED).lines
-    assert lines[1:] == ["The checkpoint has no position of input `stdlib`, which starts at its beginning."]
+    assert lines[1:] == ["Input `stdlib` starts at its beginning: the checkpoint has no position of it."]
+    changed = {**_CONTINUED, "eval_inputs.0.eval_loop_num_batches": 2}
+    lines = train(tmp_path / "a", steps=4, **changed).lines
+    assert lines[1:] == ["Input `stdlib` starts at its beginning: `eval_inputs.0.eval_loop_num_batches` changed."]
 
 
 # Each evaluation reads the rows after those of the one before it.
