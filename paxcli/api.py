@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import os
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import fiddle as fdl
 
+from paxcli.config.consent import code_consent
 from paxcli.config.render import recipe_yaml, render_text
 from paxcli.config.resolve import Resolved, SourcedValue, resolve
 from paxcli.errors import ConfigError
@@ -107,7 +109,9 @@ class Generation:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
-def load(recipe: PathLike, overlays: str | Sequence[str] = (), set: Mapping[str, Any] | None = None) -> Recipe:
+def load(
+    recipe: PathLike, overlays: str | Sequence[str] = (), set: Mapping[str, Any] | None = None, trust_code: bool = False
+) -> Recipe:
     """Loads a recipe and applies overlays, in order, and then `set`.
 
     Args:
@@ -115,16 +119,21 @@ def load(recipe: PathLike, overlays: str | Sequence[str] = (), set: Mapping[str,
         with a slash (`"runs/tiny"`).
       overlays: Names (`"cpu"`) or YAML files of overlays.
       set: Path → plain value. A path may be its shortest unambiguous suffix: `{"num_layers": 4}`.
+      trust_code: Whether to run Python code that a run directory names. That of `"./mine.py:my_recipe"` always runs.
 
     Raises:
-      ConfigError: A name or path is unknown or ambiguous, or a value has the wrong type.
+      ConfigError: A name or path is unknown or ambiguous, a value has the wrong type, or code is not trusted.
     """
     for path, value in (set or {}).items():
         if isinstance(value, fdl.Buildable):
             raise ConfigError(
                 f"`{path}`: `set` takes plain values, not a config.", "Write a recipe function that assigns it."
             )
-    return Recipe(resolve(os.fspath(recipe), [overlays] if isinstance(overlays, str) else overlays, set or {}))
+    context = contextvars.copy_context()
+    if trust_code:
+        context.run(code_consent.set, lambda question: True)
+    overlays = [overlays] if isinstance(overlays, str) else overlays
+    return Recipe(context.run(resolve, os.fspath(recipe), overlays, set or {}))
 
 
 class Run:
@@ -139,7 +148,7 @@ class Run:
     """
 
     def __init__(self, path: PathLike, recipe: Recipe | None = None):
-        """Opens the run in `path`. `recipe`: None = the recipe that it was trained with."""
+        """Opens the run in `path`. `recipe`: None = the recipe that it was trained with, if that is not Python code."""
         self.path = os.fspath(path)
         self.result: dict[str, Any] | None = None
         if recipe is not None:
@@ -298,11 +307,9 @@ class Run:
 
     @functools.cached_property
     def _trained(self) -> TrainedRun:
-        from paxcli.training.session import build_session
-        from paxcli.training.trained import TrainedRun
+        from paxcli.training.trained import open_trained
 
-        self._directory.require_checkpoint()
-        return TrainedRun(build_session(self.config), self._directory)
+        return open_trained(self.config, self._directory)
 
     def __repr__(self) -> str:
         return f"<Run {self.path}>"

@@ -97,7 +97,7 @@ class CheckpointStore:
         Args:
           step: Number of completed steps.
           state: A tree of arrays, with random keys as `jax.random.key_data`.
-          input_state: `BaseInput.get_state()` of this process.
+          input_state: `BaseInput.get_state()` of this process's inputs, by split.
           force: Save regardless of the policy.
           recipe: Path → plain value of the resolved recipe, to resume without `config.txt`; None = not recorded.
 
@@ -174,7 +174,7 @@ class CheckpointStore:
             announce(f"{error.message} It is now {aside.name}, and an earlier one takes its place.")
 
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
-        """Restores the state and this process's input state, bit for bit as saved at `step`.
+        """Restores the state and this process's input states, bit for bit as saved at `step`.
 
         Args:
           step: One of `steps()`.

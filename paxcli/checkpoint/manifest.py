@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: shape, dtype and fingerprint of each array, the input's position, and the recipe."""
+"""The manifest of a checkpoint: shape, dtype and fingerprint of each array, the inputs' positions, and the recipe."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any
 from paxcli.checkpoint.fingerprint import fingerprints
 from paxcli.errors import DataError
 
-FORMAT = 2
+FORMAT = 3
+_TRAIN_INPUT_ONLY = 2  # the format before the positions of eval inputs were recorded
 _WITHOUT_RECIPE = 1  # the format before the recipe was recorded
 
 
@@ -31,7 +32,8 @@ class Manifest:
     Args:
       step: Number of completed steps.
       arrays: By dotted name, such as `params.stack.layers.feed_forward.w_in`.
-      input_states: One per process, or a single one if they are all equal.
+      input_states: Positions of the inputs by split (`train`, `eval/NAME`): one mapping per process, or a single one
+        if they are all equal.
       recipe: Path → plain value of the run's resolved recipe, seeds included; empty if it was not recorded.
     """
 
@@ -65,7 +67,7 @@ def from_json(saved: Any) -> Manifest:
     content = saved.get("content") if isinstance(saved, dict) else None
     if not isinstance(content, dict) or saved.get("checksum") != _checksum(content):
         raise DataError("its manifest is damaged")
-    if content.get("format") not in (FORMAT, _WITHOUT_RECIPE):
+    if content.get("format") not in (FORMAT, _TRAIN_INPUT_ONLY, _WITHOUT_RECIPE):
         raise DataError(f"its format is {content.get('format')}, and this version of pax reads format {FORMAT}")
     try:
         manifest = Manifest(
@@ -75,12 +77,15 @@ def from_json(saved: Any) -> Manifest:
                 for name, entry in content["arrays"].items()
             },
             input_states=content["input_states"],
-            recipe=content["recipe"] if content["format"] == FORMAT else {},
+            recipe=content["recipe"] if content["format"] != _WITHOUT_RECIPE else {},
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError("its manifest is damaged: a part is missing or has the wrong type") from error
     if not _is_well_formed(manifest):
         raise DataError("its manifest is damaged: a part has the wrong type")
+    if content["format"] != FORMAT:
+        by_split = [{"train": state} if state else {} for state in manifest.input_states]
+        manifest = dataclasses.replace(manifest, input_states=by_split)
     return manifest
 
 

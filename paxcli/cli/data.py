@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     from paxcli.inputs.token_files import TokenFileInfo
     from paxcli.inputs.tokenizing import Part
 
-app = typer.Typer(help="Prepare data: write token files, so that training does not tokenize.")
-
-
-@app.callback()
-def _data() -> None:
-    """Makes `tokenize` a subcommand although there is only one."""
+app = typer.Typer(help="Prepare data: write token files, so that training does not tokenize, and check them.")
 
 
 class Format(enum.StrEnum):
@@ -117,6 +112,34 @@ def tokenize(
     result |= {"documents": documents, "tokens": tokens, "bad_records": bad, "seconds": seconds}
     text = f"{out}/*.bin: {documents:,} documents, {tokens:,} tokens of {vocab_size:,} ids"
     say_result(result, text + (f"; dropped {len(bad)} bad records" if bad else ""), as_json)
+
+
+@app.command("verify")
+def verify(files: FilesArgument, as_json: JsonOption = False) -> None:
+    """Read token files in full, and compare them with the checksums that `pax data tokenize` wrote.
+
+    \b
+    Examples:
+      pax data verify 'tokens/*.bin'
+      pax data verify gs://bucket/tokens/part-00000.bin --json
+    """
+    from paxcli.inputs.files import find_files
+    from paxcli.inputs.token_files import check_contents, open_token_file, read_info
+
+    result: dict[str, Any] = {"files": 0, "tokens": 0, "without_checksum": []}
+    for file in find_files(files):
+        info = read_info(file.path)
+        tokens, _ = open_token_file(file.path, info, None)
+        check_contents(file.path, tokens, info)
+        result["files"] += 1
+        result["tokens"] += len(tokens)
+        if info.checksum is None:
+            result["without_checksum"].append(str(file.path))
+    unknown = len(result["without_checksum"])
+    text = (
+        f"{result['files']} token files, {result['tokens']:,} tokens: {result['files'] - unknown} match their checksums"
+    )
+    say_result(result, text + (f", {unknown} have none." if unknown else "."), as_json)
 
 
 def _with_progress(

@@ -32,6 +32,7 @@ from paxcli.cli import (
 )
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.output import run, say, say_interrupted
+from paxcli.config.consent import code_consent
 from paxcli.log import setup_logging
 
 app = typer.Typer(
@@ -72,6 +73,10 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
+    trust_code: Annotated[
+        bool,
+        typer.Option("--trust-code", help="Run Python code that a run directory names. Default: ask, or refuse."),
+    ] = False,
 ) -> None:
     """Configure, launch, run and measure large-model training on JAX.
 
@@ -80,6 +85,7 @@ def options(
       pax recipes ls
       pax train tiny
     """
+    code_consent.set(lambda question: trust_code or (sys.stdin.isatty() and typer.confirm(question, err=True)))
 
 
 def main() -> None:

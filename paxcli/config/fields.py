@@ -71,6 +71,7 @@ class Mark(enum.Enum):
     SAFE_ON_RESUME = "may change between a stop and a resume, with `--allow-changed`"
     NOT_COMPILED = "does not affect the compiled train step"
     DERIVED = "filled in when the run starts"
+    COPIED = "the path of a file that is copied into the run directory"
 
 
 PositiveInt = Annotated[int, Range(min=1)]
@@ -93,6 +94,7 @@ DecayRate = Annotated[float, Range(min=0, below=1)]
 SafeOnResume = Annotated[T, Mark.SAFE_ON_RESUME]
 NotCompiled = Annotated[T, Mark.NOT_COMPILED]
 Derived = Annotated[T, Mark.DERIVED]
+TokenizerFile = Annotated[str | None, Mark.COPIED]
 
 
 @dataclasses.dataclass(frozen=True)

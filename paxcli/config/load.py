@@ -13,6 +13,7 @@ from types import ModuleType
 
 import fiddle as fdl
 
+from paxcli.config.consent import RUN_RECIPE, require_consent
 from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
 from paxcli.config.overlay import YAML_SUFFIXES, Assignments, read_overlay, read_yaml_recipe
 from paxcli.config.paths import resolve_path
@@ -46,9 +47,10 @@ def load(target: str) -> Loaded:
         recipe, `mine.yaml`, or a run directory, written with a `/` (`./tiny`), because a bare word is a recipe name.
 
     Raises:
-      ConfigError: There is no such recipe, or it raises an error.
+      ConfigError: There is no such recipe, it raises an error, or it is Python code that a run directory names and
+        there is no consent to run it.
     """
-    if _is_path(target) and (of_run := resolve_path(target) / "recipe.yaml").exists():
+    if _is_path(target) and (of_run := resolve_path(target) / RUN_RECIPE).exists():
         return _load_yaml(of_run)
     if Path(target).suffix in YAML_SUFFIXES:
         return dataclasses.replace(_load_yaml(resolve_path(target)), name=Path(target).stem, pax_name=None)
@@ -131,6 +133,9 @@ def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
         raise ConfigError(f"{path} is based on itself.", "Name another recipe in its `recipe:` line.")
     content = read_yaml_recipe(path)
     target = _beside(path, content.recipe)
+    of_runs = [recipe for recipe in (*inside, path) if recipe.name == RUN_RECIPE]
+    if of_runs and target.partition(":")[0].endswith(".py"):
+        require_consent(of_runs[0], target)
     is_yaml = Path(target).suffix in YAML_SUFFIXES
     base = _load_yaml(resolve_path(target), (*inside, path)) if is_yaml else load(target)
     overlays = [read_overlay(_beside(path, overlay)) for overlay in content.overlays]

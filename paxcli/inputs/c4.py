@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 
 from paxcli.config.configurable import Configurable, part
+from paxcli.config.fields import TokenizerFile
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
@@ -37,7 +38,7 @@ class C4(Configurable):
     """
 
     path: str | None = None
-    tokenizer_path: str | None = None
+    tokenizer_path: TokenizerFile = None
     tfds_name: str | None = None
     tokenized: bool = False
 

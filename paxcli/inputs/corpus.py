@@ -19,12 +19,20 @@ from paxcli.errors import DataError, MissingError
 from paxcli.inputs.documents import ARRAY_RECORD, PARQUET, BadRecords, format_of
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import PackedTokens
-from paxcli.inputs.token_files import TokenFileInfo, dtype_for, file_checksum, open_token_file, read_info
+from paxcli.inputs.token_files import (
+    TokenFileInfo,
+    check_contents,
+    dtype_for,
+    identity,
+    open_token_file,
+    read_info,
+)
 from paxcli.inputs.tokenizers import Tokenizer
 from paxcli.inputs.tokenizing import Tokenizing, plan_parts, tokenize_files
 from paxcli.nested_map import NestedMap
 
 _SPARE_FILES = 256
+_CHECKED_BYTES = 2**32  # the ids of this many bytes of token files, read in a few seconds, are checked at the start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,14 +155,15 @@ def _concatenate(
 def open_token_files(
     files: Sequence[SourceFile], info: TokenFileInfo, packing: Packing, cache_dir: str | None
 ) -> Corpus:
-    """Memory-maps token files; `info` is the first file's.
+    """Memory-maps token files; `info` is the first file's. Checks their ids, unless they have more than 4 GiB.
 
     Raises:
       DataError: A file is damaged, or its vocabulary differs from the first file's.
       MissingError: There are more files than this process may open.
     """
     _allow_open_files(2 * len(files))
-    packs, bad, dropped = [], [], 0
+    packs, bad, dropped, identities = [], [], 0, []
+    is_checked = sum(file.path.stat().length for file in files) <= _CHECKED_BYTES
     for file in files:
         found = read_info(file.path)
         for name in ("vocab_size", "eos_id"):
@@ -163,15 +172,15 @@ def open_token_files(
                     f"{file.path} has {name} {getattr(found, name)}, {files[0].path} has {getattr(info, name)}.",
                     "Use a separate input for the files of each tokenizer.",
                 )
-        pack, num_dropped = packing.pack(*open_token_file(file.path, found, cache_dir), info.pad_id)
+        tokens, starts = open_token_file(file.path, found, cache_dir)
+        if is_checked:
+            check_contents(file.path, tokens, found)
+        pack, num_dropped = packing.pack(tokens, starts, info.pad_id)
         packs.append(pack)
         bad += found.bad_records
         dropped += num_dropped
-    identity = [
-        [pack.num_documents, pack.num_tokens, file_checksum(file.path, cache_dir)]
-        for pack, file in zip(packs, files, strict=True)
-    ]
-    checksum = zlib.crc32(json.dumps([identity, packing.seq_len, packing.packing]).encode())
+        identities.append([pack.num_documents, pack.num_tokens, *identity(file.path, found, cache_dir)])
+    checksum = zlib.crc32(json.dumps([identities, packing.seq_len, packing.packing]).encode())
     return Corpus(packs, bad, dropped, [file.path for file in files], info.vocab_size, checksum)
 
 

@@ -2,7 +2,8 @@
 
 `NAME.bin` contains only the ids, little-endian. `NAME.bin.json` describes them; for a file from another program,
 `{"dtype": "uint16", "vocab_size": 50257, "eos_id": 50256}` is enough. `NAME.bin.index` has the starts of documents
-(`PackedTokens.starts`, int64); without it, they are computed when the file is opened.
+(`PackedTokens.starts`, int64); without it, they are computed when the file is opened. The description has checksums
+(CRC-32) of both: that of the index is checked when a file is opened, and that of the ids by `check_contents`.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class TokenFileInfo:
       num_documents: Number of documents; None: unknown.
       num_tokens: Number of ids, including each document's last one; None: unknown.
       bad_records: The error of each skipped record.
+      checksum: CRC-32 of the ids; None: unknown.
+      index_checksum: CRC-32 of the index; None: unknown.
       made_from: The source files and the options of tokenization; None: unknown.
     """
 
@@ -55,6 +58,8 @@ class TokenFileInfo:
     num_documents: int | None = None
     num_tokens: int | None = None
     bad_records: list[str] = dataclasses.field(default_factory=list)
+    checksum: int | None = None
+    index_checksum: int | None = None
     made_from: dict[str, Any] | None = None
 
     @classmethod
@@ -93,7 +98,7 @@ def open_token_file(path: epath.Path, info: TokenFileInfo, cache_dir: str | None
     """Memory-maps a token file: the ids [N], and the starts of documents (`PackedTokens.starts`).
 
     Raises:
-      DataError: The file cannot be read, or its size does not match its `.json`.
+      DataError: The file cannot be read, its size does not match its `.json`, or its index is damaged.
     """
     local, dtype = local_copy(path, cache_dir), _DTYPES[info.dtype]
     try:
@@ -109,20 +114,46 @@ def open_token_file(path: epath.Path, info: TokenFileInfo, cache_dir: str | None
     index = _sibling(path, _INDEX)
     if info.num_documents is None or not index.exists():
         return tokens, _find_starts(tokens, info.eos_id)
-    starts = _memory_map(local_copy(index, cache_dir), np.dtype("<i8"))
-    if len(starts) != info.num_documents + 1 or starts[-1] != len(tokens) - info.num_documents:
+    copy = local_copy(index, cache_dir)
+    starts = _memory_map(copy, np.dtype("<i8")) if copy.stat().st_size == 8 * (info.num_documents + 1) else None
+    if starts is None or not _is_index(starts, len(tokens), info):
         raise DataError(f"{index} is not the index of {path}.", "Delete it, or write both again.")
     return tokens, starts
 
 
-def file_checksum(path: epath.Path, cache_dir: str | None) -> int:
-    """A checksum of a file's size and of its first and last 64 KiB, so that large files are not read in full."""
+def _is_index(starts: np.ndarray, num_tokens: int, info: TokenFileInfo) -> bool:
+    if info.index_checksum is not None:
+        return zlib.crc32(starts.data) == info.index_checksum
+    ends_right = starts[0] == 0 and starts[-1] == num_tokens - len(starts) + 1
+    return bool(ends_right and (np.diff(starts) >= 0).all())
+
+
+def check_contents(path: epath.Path, tokens: np.ndarray, info: TokenFileInfo) -> None:
+    """Reads all ids of a token file, and compares them with their checksum, if there is one.
+
+    Raises:
+      DataError: They were altered since the file was written.
+    """
+    total = 0
+    for at in range(0, len(tokens), _CHUNK):
+        total = zlib.crc32(tokens[at : at + _CHUNK].data, total)
+    if total != info.checksum and info.checksum is not None:
+        raise DataError(f"{path} is damaged: its ids do not match their checksum.", "Write or download it again.")
+
+
+def identity(path: epath.Path, info: TokenFileInfo, cache_dir: str | None) -> list[int]:
+    """Identifies the contents of a token file.
+
+    Its checksums, or else one of its size and of its first and last 64 KiB, so that a large file is not read in full.
+    """
+    if info.checksum is not None and info.index_checksum is not None:
+        return [info.checksum, info.index_checksum]
     local = local_copy(path, cache_dir)
     size = local.stat().st_size
     with local.open("rb") as file:
         total = zlib.crc32(file.read(_EDGE), size & 0xFFFFFFFF)
         file.seek(max(size - _EDGE, 0))
-        return zlib.crc32(file.read(_EDGE), total)
+        return [zlib.crc32(file.read(_EDGE), total)]
 
 
 def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: TokenFileInfo, bad: list[str]) -> int:
@@ -135,17 +166,21 @@ def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: To
       bad: The errors of skipped records, complete once all documents are read.
     """
     dtype = _DTYPES[info.dtype]
-    starts, num_tokens = [0], 0
+    starts, num_tokens, checksum = [0], 0, 0
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = _sibling(path, _PARTIAL)
     with partial.open("wb") as file:
         for ids in documents:
-            file.write(ids.astype(dtype, copy=False).tobytes())
+            content = ids.astype(dtype, copy=False).tobytes()
+            file.write(content)
+            checksum = zlib.crc32(content, checksum)
             num_tokens += len(ids)
             starts.append(starts[-1] + len(ids) - 1)
     partial.replace(path)
-    _sibling(path, _INDEX).write_bytes(np.array(starts, "<i8").tobytes())
+    index = np.array(starts, "<i8").tobytes()
+    _sibling(path, _INDEX).write_bytes(index)
     info = dataclasses.replace(info, num_documents=len(starts) - 1, num_tokens=num_tokens, bad_records=bad)
+    info = dataclasses.replace(info, checksum=checksum, index_checksum=zlib.crc32(index))
     partial.write_text(json.dumps(dataclasses.asdict(info), indent=1))
     partial.replace(_sibling(path, _SIDECAR))
     return num_tokens

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import TokenizerFile
 from paxcli.errors import ConfigError, DataError, MissingError
 
 
@@ -85,7 +86,7 @@ class ByteTokenizer(TokenizerConfig):
 class SentencePieceTokenizer(TokenizerConfig):
     """A SentencePiece model file (`*.model`). A recipe may leave the path unset, for the user to set."""
 
-    path: str | None = None
+    path: TokenizerFile = None
 
     def __post_init__(self) -> None:
         if self.path is None:
@@ -145,7 +146,7 @@ class HuggingFaceTokenizer(TokenizerConfig):
     `path` and `eos_token` are required; None only until they are set.
     """
 
-    path: str | None = None
+    path: TokenizerFile = None
     eos_token: str | None = None
     bos_token: str | None = None
     pad_token: str | None = None

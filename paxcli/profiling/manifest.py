@@ -15,6 +15,7 @@ from etils import epath
 from paxcli.config.diff import changed_lines
 from paxcli.config.facts import is_at_or_below, marked_paths
 from paxcli.config.fields import Mark
+from paxcli.config.paths import replace_text
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import DataError
 from paxcli.training.experiment import Experiment
@@ -49,7 +50,7 @@ def write_manifest(directory: epath.Path, made_with: dict[str, Any], settings: d
       made_with: What `conditions` returned when the profile was made.
       settings: Settings of the collection, such as `steps` and `percentile`.
     """
-    (directory / NAME).write_text(json.dumps({**settings, **made_with}, indent=2) + "\n")
+    replace_text(directory / NAME, json.dumps({**settings, **made_with}, indent=2) + "\n")
 
 
 def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import copy
 import dataclasses
 import secrets
 import time
+from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +23,7 @@ from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
 from paxcli.errors import DataError, Stopped
+from paxcli.inputs.base_input import BaseInput
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import put_batch
@@ -43,6 +45,7 @@ from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
+from paxcli.training.tokenizer_copies import copy_tokenizers
 
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
@@ -75,24 +78,41 @@ class TrainingRun:
         self.store = CheckpointStore(run_dir.checkpoints, session.experiment.checkpoint)
         self.eval_step, self.score_step = make_eval_step(self.task), make_score_step(self.task)
         self.recipe = plain_values(session.config)
+        # Eval inputs that continue where their last evaluation ended. Their positions are those after the last complete
+        # evaluation, so that an interrupted one can be repeated.
+        evals = [source for source in session.experiment.eval_inputs if not source.reset_for_eval]
+        self.continued = {_split(source): source for source in evals}
+        self.eval_positions = self._eval_positions()
         self.seconds = 0.0
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
         restored = self.store.restore_newest(self.session.abstract, self.report.message)
         if restored is not None:
-            step, state, input_state = restored
+            step, state, positions = restored
             self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
-            if input_state:
-                self.input.set_state(input_state)
-            else:  # a converted checkpoint
-                self.report.message("The checkpoint has no position of the input, which starts at its beginning.")
+            self._restore_positions(positions, self.store.recipe(step))
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)
         if warm_start is not None:
             state, report = _load_warm_start(state, warm_start, self.task.train.learner)
             self.report.message(report.text())
         return state
+
+    def _restore_positions(self, saved: dict[str, Any], recipe: Mapping[str, Any]) -> None:
+        """Restores the positions that a checkpoint has; those of eval inputs only if no eval input was changed."""
+        evals = [path for path in recipe if path.startswith("eval_inputs.")]
+        changed = next((f"`{path}` changed" for path in evals if self.recipe.get(path) != recipe[path]), None)
+        for split, source in {TRAIN: self.input, **self.continued}.items():
+            if split in saved and (split == TRAIN or changed is None):
+                source.set_state(saved[split])
+            else:  # otherwise a converted checkpoint, or one that an earlier version wrote
+                reason = changed if split in saved else "the checkpoint has no position of it"
+                self.report.message(f"Input `{source.name}` starts at its beginning: {reason}.")
+        self.eval_positions = self._eval_positions()
+
+    def _eval_positions(self) -> dict[str, Any]:
+        return {split: source.get_state() for split, source in self.continued.items()}
 
     def run(self, warm_start: WarmStart | None) -> None:
         """Trains from the latest checkpoint, or from the start, to the last step or to a signal."""
@@ -104,7 +124,9 @@ class TrainingRun:
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
         try:
             if self.is_eval_missing(first_step - 1):
-                self._evaluate(first_step - 1, state)
+                self._evaluate(first_step - 1, state, self._logged_splits(first_step - 1))
+            elif self._is_eval_due(first_step - 1):
+                self._skip_evaluation()
             for step in range(first_step, self.num_train_steps + 1):
                 self.instrument.before(step)
                 waited = time.perf_counter()
@@ -160,7 +182,8 @@ class TrainingRun:
         self._emit(self.meter.flush())
         self.divergence.check_params(step, state.params)
         with self.meter.pause(), TraceAnnotation(SAVE_PHASE):
-            self.store.save(step, state, self.input.get_state(), force, self.recipe)
+            positions = {TRAIN: self.input.get_state(), **self.eval_positions}
+            self.store.save(step, state, positions, force, self.recipe)
 
     def _stop(self, what: str) -> None:
         self.store.wait()
@@ -175,11 +198,21 @@ class TrainingRun:
         """Whether the evaluation after step `step` was due and did not end: the run stopped in between."""
         if not self._is_eval_due(step) or not (self.run_dir.path / FILE_NAME).exists():
             return False
-        return not any(
-            line["step"] == step and line["split"] != TRAIN for line in read_runs([self.run_dir.path])[0].lines
-        )
+        return not {_split(source) for source in self.session.experiment.eval_inputs} <= self._logged_splits(step)
 
-    def _evaluate(self, step: int, state: TrainState) -> None:
+    def _logged_splits(self, step: int) -> set[str]:
+        """The splits of `metrics.jsonl` that have a line of `step`."""
+        return {line["split"] for line in read_runs([self.run_dir.path])[0].lines if line["step"] == step}
+
+    def _skip_evaluation(self) -> None:
+        """Moves eval inputs past an evaluation that ended after the checkpoint of its step was saved."""
+        for source in self.continued.values():
+            for _ in source.eval_batches():
+                pass
+        self.eval_positions = self._eval_positions()
+
+    def _evaluate(self, step: int, state: TrainState, logged: Set[str] = frozenset()) -> None:
+        """Evaluates, and writes the metrics of all splits but those in `logged`."""
         self._emit(self.meter.flush())
         params = self.task.train.learner.eval_params(state.params, state.opt_state)
 
@@ -191,8 +224,10 @@ class TrainingRun:
         with self.meter.pause(), TraceAnnotation(EVALUATE_PHASE):
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
+        self.eval_positions = self._eval_positions()
         for name, values in metrics.items():
-            self.writer.write(step, values, split=f"eval/{name}")
+            if (split := f"eval/{name}") not in logged:
+                self.writer.write(step, values, split)
         self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
@@ -279,11 +314,17 @@ def train(
             report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
             return run_summary(run_dir, done) if is_first else None
         if is_first:
+            copy_tokenizers(config, run_dir.path)
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
         with explain_out_of_memory(session, run_dir.profile):
             run.run(warm_start)
     return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
+
+
+def _split(source: BaseInput) -> str:
+    """The split of an eval input in metrics."""
+    return f"eval/{source.name}"
 
 
 def resume_step(

@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+import fiddle as fdl
 import jax
 
 from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.warm_start import load_params
+from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inputs.base_input import Prompts
 from paxcli.log import log
@@ -19,14 +21,25 @@ from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
 from paxcli.models.decoding import Sampling
 from paxcli.training.decode import check_decodes, decode, decode_data
 from paxcli.training.evaluate import evaluate
-from paxcli.training.experiment import data_of
+from paxcli.training.experiment import Experiment, data_of
 from paxcli.training.learner import Averaged
 from paxcli.training.run_dir import RunDir
-from paxcli.training.session import Session
+from paxcli.training.session import Session, build_session
 from paxcli.training.step import make_eval_step, make_score_step
+from paxcli.training.tokenizer_copies import with_copied_tokenizers
 
 _POLL_SECONDS = 10
 _EVERY_STEP = 2**62  # a writer drops lines of later steps than this: none
+
+
+def open_trained(config: fdl.Config[Experiment], run_dir: RunDir) -> TrainedRun:
+    """The checkpoints of a run, whose recipe is `config`, on this machine's devices, with the run's own tokenizers.
+
+    Raises:
+      DataError: The run has no checkpoint.
+    """
+    run_dir.require_checkpoint()
+    return TrainedRun(build_session(with_copied_tokenizers(config, run_dir.path)), run_dir)
 
 
 class TrainedRun:
@@ -181,4 +194,4 @@ class TrainedRun:
     def _write(self, folder: str, name: str, text: str) -> None:
         if jax.process_index() == 0:
             (self._run_dir.path / folder).mkdir(parents=True, exist_ok=True)
-            (self._run_dir.path / folder / name).write_text(text)
+            replace_text(self._run_dir.path / folder / name, text)

@@ -44,6 +44,8 @@ def test_tokenizes_what_training_reads_from_text(pax, corpus):
     assert {**again, "seconds": 0} == {**result, "seconds": 0, "parts_done": 1}
     assert (corpus / "tokens" / "part-00000.bin").stat().st_mtime_ns == written
 
+    verified = as_json(pax("data", "verify", "tokens/*.bin", "--json"))
+    assert verified == {"files": 1, "tokens": result["tokens"], "without_checksum": []}
     other = pax("data", "tokenize", "0.jsonl", "--out", "tokens", "--json")
     assert other.returncode == 2
     assert "another value of `files`" in as_json(other)["error"]["message"]

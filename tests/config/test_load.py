@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextvars
 import pathlib
 
 import fiddle as fdl
@@ -7,6 +8,9 @@ import pytest
 from etils.epath import backend
 from etils.epath.testing import mock_epath
 
+import paxcli as pax
+from paxcli.cli.main import app
+from paxcli.cli.output import run
 from paxcli.config.load import find_entry, load
 from paxcli.config.paths import resolve_path
 from paxcli.config.resolve import resolve
@@ -90,3 +94,57 @@ def test_the_recipe_of_a_run_in_a_bucket(tmp_path: pathlib.Path, monkeypatch: py
         resolved = resolve("gs://bucket/run")
     assert resolved.values["task.model.num_layers"].value == 3
     assert resolved.target == "gs://bucket/run/recipe.yaml"
+
+
+@pytest.fixture
+def run_with_code(tmp_path):
+    """A run directory whose recipe is a function in a file, through another YAML recipe; running it leaves a mark."""
+    (tmp_path / "code.py").write_text(
+        "import pathlib\n"
+        "from paxcli.config.recipe import recipe\n"
+        "from pax_recipes.tiny import tiny\n"
+        "pathlib.Path(__file__).with_name('ran').touch()\n"
+        "@recipe()\n"
+        "def mine():\n"
+        "    return tiny()\n"
+    )
+    (tmp_path / "base.yaml").write_text("recipe: ./code.py:mine\n")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("recipe: ../base.yaml\nset: {num_layers: 3}\n")
+    return tmp_path / "run"
+
+
+def test_code_that_a_run_directory_names_needs_consent(run_with_code, caplog):
+    ran = run_with_code.parent / "ran"
+    for target in (run_with_code, run_with_code / "recipe.yaml"):
+        with pytest.raises(ConfigError, match=r"run/recipe.yaml names Python code: .*/code.py:mine") as caught:
+            pax.load(target)
+        assert "--trust-code" in caught.value.hint and not ran.exists()
+    with pytest.raises(ConfigError, match="names Python code"):
+        _ = pax.Run(run_with_code).config
+    assert not ran.exists()
+    assert pax.load(run_with_code, trust_code=True).config.task.model.num_layers == 3
+    assert ran.exists() and "Running Python code that" in caplog.text
+    with pytest.raises(ConfigError, match="names Python code"):  # consent was for one call
+        pax.load(run_with_code)
+
+
+def test_code_that_the_user_names_needs_none(run_with_code):
+    assert pax.load(run_with_code.parent / "base.yaml").config.task.model.num_layers == 4
+    assert pax.load(f"{run_with_code.parent / 'code.py'}:mine").config.task.model.num_layers == 4
+
+
+def test_on_the_command_line_code_is_refused_unless_trusted(run_with_code, capsys, monkeypatch):
+    monkeypatch.setenv("PAX_STARTED", "1")  # or the command starts this process again
+
+    def pax_command(*arguments: str) -> int:
+        return contextvars.copy_context().run(run, app, [*arguments, str(run_with_code)])
+
+    for verb in (["train"], ["eval"], ["decode"], ["recipes", "show"], ["inspect-input"]):
+        assert pax_command(*verb) == 2
+        assert "pax --trust-code" in capsys.readouterr().err
+        monkeypatch.setenv("PAX_STARTED", "1")
+    assert pax_command("--trust-code", "recipes", "show", "--json") == 0
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("typer.confirm", lambda question, err: "names Python code" in question)
+    assert pax_command("recipes", "show", "--json") == 0

@@ -63,6 +63,22 @@ def test_a_position_in_other_data_is_an_error(tmp_path):
         token_input(path).set_state(state)
 
 
+def test_data_altered_between_runs_is_refused_and_old_files_keep_their_identity(tmp_path):
+    path = epath.Path(tmp_path / "a.bin")
+    documents, info = [np.array([5, 6, 7, 1])] * 50, TokenFileInfo.of(ByteTokenizer())
+    write_token_file(path, documents, info, [])
+    state = token_input(path).get_state()
+    write_token_file(path, documents, info, [])
+    token_input(path).set_state(state)
+    write_token_file(path, [*documents[:25], np.array([5, 6, 8, 1]), *documents[26:]], info, [])
+    with pytest.raises(DataError, match="has changed since"):
+        token_input(path).set_state(state)
+    sidecar = path.with_name("a.bin.json")
+    fields = json.loads(sidecar.read_text())
+    sidecar.write_text(json.dumps({k: v for k, v in fields.items() if not k.endswith("checksum")}))
+    assert token_input(path).data_fingerprint() == 378332936  # as before the files had checksums
+
+
 class TestBadFiles:
     def check(self, message: str, path, error=DataError, **fields) -> None:
         with pytest.raises(error, match=message):
@@ -105,6 +121,36 @@ class TestBadFiles:
         )
         (tmp_path / "a.bin.index").write_bytes(np.array([0, 9], "<i8").tobytes())
         self.check("a.bin.index is not the index of", tmp_path / "a.bin")
+
+    @pytest.mark.parametrize("damage", ["truncated", "longer", "empty", "flipped", "swapped"])
+    @pytest.mark.parametrize("has_checksum", [True, False])
+    def test_damaged_index(self, tmp_path, damage, has_checksum):
+        path, index, sidecar = (tmp_path / f"a.bin{suffix}" for suffix in ("", ".index", ".json"))
+        documents = [np.array([5, 6, 7, 1])] * 9
+        write_token_file(epath.Path(path), documents, TokenFileInfo.of(ByteTokenizer()), [])
+        if not has_checksum:  # as earlier versions wrote it
+            fields = json.loads(sidecar.read_text())
+            sidecar.write_text(json.dumps({k: v for k, v in fields.items() if not k.endswith("checksum")}))
+        content = bytearray(index.read_bytes())
+        if damage == "flipped":
+            content[4 * 8 + 1] ^= 1
+        elif damage == "swapped":
+            content[8:16], content[16:24] = content[16:24], content[8:16]
+        index.write_bytes(
+            {"truncated": content[:-3], "longer": content + b"12345678", "empty": b""}.get(damage, content)
+        )
+        self.check("a.bin.index is not the index of", path)
+
+    def test_one_flipped_bit(self, tmp_path, monkeypatch):
+        write_token_file(
+            epath.Path(tmp_path / "a.bin"), [np.arange(3, 250)] * 2000, TokenFileInfo.of(ByteTokenizer()), []
+        )
+        content = bytearray((tmp_path / "a.bin").read_bytes())
+        content[len(content) // 2] ^= 1
+        (tmp_path / "a.bin").write_bytes(content)
+        self.check("a.bin is damaged: its ids do not match their checksum", tmp_path / "a.bin")
+        monkeypatch.setattr("paxcli.inputs.corpus._CHECKED_BYTES", 2**19)
+        token_input(tmp_path / "a.bin").get_next()
 
     def test_ids_beyond_the_vocabulary(self, tmp_path):
         path = write_foreign(tmp_path / "a.bin", [1, 60_000, 2])

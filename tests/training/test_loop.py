@@ -101,9 +101,29 @@ def test_a_manifest_without_a_recipe_can_be_read(tmp_path: pathlib.Path) -> None
     file = tmp_path / "a" / "checkpoints" / "2" / "manifest" / "metadata"
     content = json.loads(file.read_text())["content"]
     assert content.pop("recipe")["task.model.model_dims"] == 16
-    content["format"] = 1
+    content["format"], content["input_states"] = 1, [content["input_states"][0]["train"]]
     file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
-    assert "at step 2" in train(tmp_path / "a", steps=3).lines[0]
+    assert train(tmp_path / "a", steps=3).lines == [f"Resuming {tmp_path / 'a'} at step 2."]
+
+
+def test_a_checkpoint_without_positions_of_eval_inputs_can_be_resumed(tmp_path: pathlib.Path) -> None:
+    from paxcli.checkpoint.manifest import _checksum
+
+    train(tmp_path / "a", **_CONTINUED)
+    file = tmp_path / "a" / "checkpoints" / "2" / "manifest" / "metadata"
+    content = json.loads(file.read_text())["content"]
+    assert content["input_states"][0].keys() == {"train", "eval/stdlib"}
+    content["format"], content["input_states"] = 2, [content["input_states"][0]["train"]]
+    file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
+    lines = train(tmp_path / "a", steps=3, **_CONTINUED).lines
+    assert lines[1:] == ["Input `stdlib` starts at its beginning: the checkpoint has no position of it."]
+    changed = {**_CONTINUED, "eval_inputs.0.eval_loop_num_batches": 2}
+    lines = train(tmp_path / "a", steps=4, **changed).lines
+    assert lines[1:] == ["Input `stdlib` starts at its beginning: `eval_inputs.0.eval_loop_num_batches` changed."]
+
+
+# Each evaluation reads the rows after those of the one before it.
+_CONTINUED = {"eval_inputs": None, "eval_inputs.0.reset_for_eval": False, "eval_inputs.0.eval_loop_num_batches": 3}
 
 
 class Signaller(Messages):
@@ -126,9 +146,9 @@ class Signaller(Messages):
 def test_a_signal_during_an_evaluation_saves_and_stops_between_batches(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The evaluation is made up for when the run resumes, also that of the last step."""
-    several = {"eval_inputs": None, "save_interval_steps": 100, "eval_interval_steps": 2}
-    several |= {"eval_inputs.0.reset_for_eval": False, "eval_inputs.0.eval_loop_num_batches": 6}
+    """The evaluation is made up for when the run resumes, also that of the last step, with the same metrics."""
+    several = {**_CONTINUED, "save_interval_steps": 100, "eval_interval_steps": 2}
+    several["eval_inputs.0.eval_loop_num_batches"] = 6
     train(tmp_path / "straight", steps=4, **several)
     for stopped_at, batch in ((2, 2), (4, 6 + 2)):
         with (
@@ -138,5 +158,46 @@ def test_a_signal_during_an_evaluation_saves_and_stops_between_batches(
             train(tmp_path / "a", 4, Signaller(patched, batch), **several)
         assert pax.Run(tmp_path / "a").steps[-1] == stopped_at and stopped_at not in evals(tmp_path / "a")
     assert "at step 4" in train(tmp_path / "a", steps=4, **several).lines[0]
-    assert evals(tmp_path / "a").keys() == evals(tmp_path / "straight").keys() == {2, 4}
+    assert evals(tmp_path / "a") == evals(tmp_path / "straight") and evals(tmp_path / "a").keys() == {2, 4}
+    assert losses(tmp_path / "a") == losses(tmp_path / "straight")
     assert "is finished" in train(tmp_path / "a", steps=4, **several).lines[0]
+
+
+def _lines(run_dir: pathlib.Path) -> list[str]:
+    """The lines of `metrics.jsonl` without the figures of speed and memory, which differ from run to run."""
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    unstable = ("step_seconds", "tokens_per_second", "mfu", "input_wait_seconds", "peak_memory_bytes", "seconds_left")
+    return [json.dumps({name: value for name, value in line.items() if name not in unstable}) for line in lines]
+
+
+class _Killed(BaseException):
+    """Ends a run as a kill does: nothing is saved."""
+
+
+class Killer(Messages):
+    """Ends the run at a step, or right after the evaluation of that step."""
+
+    def __init__(self, step: int, in_evaluation: bool):
+        super().__init__()
+        self.kills_at = {"evaluation" if in_evaluation else "step": step}
+
+    def step(self, record: Any) -> None:
+        if record.step == self.kills_at.get("step"):
+            raise _Killed
+
+    def evaluation(self, step: int, metrics: Any) -> None:
+        if step == self.kills_at.get("evaluation"):
+            raise _Killed
+
+
+def test_every_line_of_an_interrupted_run_is_that_of_an_uninterrupted_one(tmp_path: pathlib.Path) -> None:
+    """Killed before and after an evaluation, at steps with and without a checkpoint."""
+    each = {**_CONTINUED, "steps": 6, "eval_interval_steps": 2, "save_interval_steps": 2}
+    train(tmp_path / "straight", **each)
+    run_dir = tmp_path / "a"
+    for killed_at, in_evaluation in ((3, False), (4, True)):
+        with pytest.raises(_Killed):
+            train(run_dir, progress=Killer(killed_at, in_evaluation), **each)
+    assert "at step 4" in train(run_dir, **each).lines[0]
+    assert _lines(run_dir) == _lines(tmp_path / "straight")
+    assert len({metrics["loss"] for metrics in evals(run_dir).values()}) == 3

@@ -1,0 +1,30 @@
+"""Consent to run Python code that a run directory names: a run directory is data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+
+from paxcli.errors import ConfigError
+from paxcli.log import log
+
+RUN_RECIPE = "recipe.yaml"
+"""The YAML recipe of a run directory."""
+
+code_consent: ContextVar[Callable[[str], bool]] = ContextVar("code_consent", default=lambda question: False)
+"""Answers the question whether to run code that the user did not name."""
+
+
+def require_consent(recipe: Path, code: str) -> None:
+    """Announces Python code that the recipe of a run directory names.
+
+    Raises:
+      ConfigError: There is no consent to run it.
+    """
+    if not code_consent.get()(f"{recipe} names Python code: {code}. Run it?"):
+        raise ConfigError(
+            f"{recipe} names Python code: {code}. A run directory is data: its code runs only with your consent.",
+            "Read the code. To run it, write `pax --trust-code …`; in Python, `pax.load(…, trust_code=True)`.",
+        )
+    log.warning("Running Python code that %s names: %s", recipe, code)

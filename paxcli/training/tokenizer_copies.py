@@ -1,0 +1,86 @@
+"""Copies of tokenizer files in the run directory: a run is evaluated and decoded with the tokenizer of its training."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+
+import fiddle as fdl
+from etils import epath
+
+from paxcli.config.fields import Mark, facts_of
+from paxcli.config.paths import replace_text
+from paxcli.config.tree import Node, walk
+from paxcli.errors import DataError
+from paxcli.inputs.files import local_copy
+from paxcli.log import log
+from paxcli.training.experiment import Experiment
+
+_RECORD = "tokenizers.json"
+_MISSING = hashlib.sha256(b"").hexdigest()
+_BESIDE = ("chat_template.jinja", "tokenizer_config.json")  # chat inputs read them from the tokenizer's directory
+
+
+def copy_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None:
+    """Copies the tokenizer files that a recipe names to `tokenizers/SHA-256/` in the run directory.
+
+    Raises:
+      DataError: A file is not the one that the run started with.
+    """
+    record = _read_record(run_dir)
+    for path, (files, digest) in {node.value: _files(node.value) for node in _nodes(config)}.items():
+        if digest == _MISSING:  # that of token files, which need it only to decode ids
+            continue
+        copied = record.setdefault(path, f"tokenizers/{digest}/{epath.Path(path).name}")
+        if digest not in copied:
+            raise DataError(
+                f"The tokenizer {path} has changed since the run started.",
+                f"Restore it from the run's copy: {run_dir / copied}.",
+            )
+        folder = (run_dir / copied).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            (folder / file.name).write_bytes(file.read_bytes())
+    if record:
+        replace_text(run_dir / _RECORD, json.dumps(record, indent=1) + "\n")
+
+
+def with_copied_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> fdl.Config[Experiment]:
+    """A recipe with the run's own copies in place of the tokenizer files that the run was trained with.
+
+    Raises:
+      DataError: A copy is missing or damaged.
+    """
+    record, config = _read_record(run_dir), copy.deepcopy(config)
+    for node in _nodes(config):
+        if node.value not in record:
+            continue
+        own = run_dir / record[node.value]
+        files, digest = _files(own)
+        if digest != own.parent.name:
+            raise DataError(f"The run's tokenizer {own} is missing or damaged.", "Restore it from a backup.")
+        if _files(node.value)[1] not in (digest, _MISSING):
+            log.warning("The tokenizer %s has changed since the run started: using the run's copy.", node.value)
+        local = [local_copy(file, None) for file in files]
+        setattr(node.parent, str(node.key), str(local[0]))
+    return config
+
+
+def _nodes(config: fdl.Config[Experiment]) -> list[Node]:
+    """The fields of a recipe that name a tokenizer file."""
+    return [node for node in walk(config) if Mark.COPIED in facts_of(node.annotation).marks and node.value]
+
+
+def _files(tokenizer: epath.PathLike) -> tuple[list[epath.Path], str]:
+    """A tokenizer's file and those beside it that belong to it, or nothing; and the SHA-256 of their contents."""
+    path = epath.Path(tokenizer).expanduser()
+    files = [file for file in (path, *map(path.with_name, _BESIDE)) if path.exists() and file.exists()]
+    digests = (hashlib.sha256(file.read_bytes()).digest() for file in files)
+    return files, hashlib.sha256(b"".join(digests)).hexdigest()
+
+
+def _read_record(run_dir: epath.Path) -> dict[str, str]:
+    """Path in the recipe → path of its copy in the run directory."""
+    path = run_dir / _RECORD
+    return json.loads(path.read_text()) if path.exists() else {}
