@@ -30,6 +30,7 @@ from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
+from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
@@ -75,6 +76,8 @@ class TrainingRun:
         self.eval_step, self.score_step = make_eval_step(self.task), make_score_step(self.task)
         self.recipe = plain_values(session.config)
         self.seconds = 0.0
+        self.last_step = self.store.latest_step() or 0
+        self.eval_values = self.task.early_stopping_fn.logged_values(run_dir.path, self.last_step)
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
@@ -94,10 +97,10 @@ class TrainingRun:
         return state
 
     def run(self, warm_start: WarmStart | None) -> None:
-        """Trains from the latest checkpoint, or from the start, to the last step or to a signal."""
+        """Trains from the latest checkpoint, or from the start: to the last step, an early stop, or a signal."""
         started = time.perf_counter()
         train_step, state = self._compile(warm_start)
-        first_step = int(state.step) + 1
+        self.last_step, first_step = int(state.step), int(state.step) + 1
         self.meter = self._meter()
         self.writer = self._writers(first_step - 1)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
@@ -105,6 +108,10 @@ class TrainingRun:
             if self.is_eval_missing(first_step - 1):
                 self._evaluate(first_step - 1, state)
             for step in range(first_step, self.num_train_steps + 1):
+                if reason := self.early_stop():
+                    self._save(self.last_step, state, force=True)
+                    self.report.message(f"Stopping early: {reason}. Saved at step {self.last_step}.")
+                    break
                 self.instrument.before(step)
                 waited = time.perf_counter()
                 with TraceAnnotation(INPUT_PHASE):
@@ -117,6 +124,7 @@ class TrainingRun:
                 if step == first_step:
                     self._emit(self.meter.flush())  # report the first step at once
                 self._after(step, state)
+                self.last_step = step
             self._emit(self.meter.flush())
         finally:
             self.seconds = time.perf_counter() - started
@@ -178,6 +186,10 @@ class TrainingRun:
             line["step"] == step and line["split"] != TRAIN for line in read_runs([self.run_dir.path])[0].lines
         )
 
+    def early_stop(self) -> str | None:
+        """Why the run ends before its last step, by its evaluations so far; None = it does not."""
+        return self.task.early_stopping_fn.reason(self.eval_values)
+
     def _evaluate(self, step: int, state: TrainState) -> None:
         self._emit(self.meter.flush())
         params = self.task.train.learner.eval_params(state.params, state.opt_state)
@@ -193,6 +205,7 @@ class TrainingRun:
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
         self.report.evaluation(step, metrics)
+        self.eval_values |= self.task.early_stopping_fn.value(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
         for record in records:
@@ -270,28 +283,36 @@ def train(
         session.experiment.train_input.check_data()
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
         done = run.store.latest_step() or 0
-        if done >= run.num_train_steps and not run.is_eval_missing(done):
-            report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
+        early = run.early_stop()
+        if (early or done >= run.num_train_steps) and not run.is_eval_missing(done):
+            report.message(
+                f"{run_dir.path} is finished: " + (early or f"it has {done} of {run.num_train_steps} steps") + "."
+            )
             return run_summary(run_dir, done) if is_first else None
         if is_first:
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
         with explain_out_of_memory(session, run_dir.profile):
             run.run(warm_start)
-    return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
+    return run_summary(run_dir, run.last_step) | {"seconds": run.seconds} if is_first else None
 
 
 def resume_step(
     config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir, allow_changed: bool = False
-) -> int | None:
-    """The step that training would resume at; None = it would start a new run. Writes nothing.
+) -> tuple[int | None, bool]:
+    """The step that training would resume at, None = it would start a new run; and whether it is finished.
+
+    Writes nothing.
 
     Raises:
       ConfigError: The run in the directory refuses the recipe.
     """
     config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    return CheckpointStore(run_dir.checkpoints).latest_step()
+    step = CheckpointStore(run_dir.checkpoints).latest_step()
+    rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
+    early = step is not None and rule.reason(rule.logged_values(run_dir.path, step)) is not None
+    return step, early or (step or 0) >= config.task.train.num_train_steps
 
 
 def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir) -> tuple[fdl.Config[Experiment], str]:

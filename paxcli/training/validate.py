@@ -44,6 +44,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():
         fdl.build(source).validate()
     _check_inputs(config, ready, model)
+    fdl.build(config.task.early_stopping_fn).validate([fdl.build(source).name for source in ready.eval_inputs])
 
 
 def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
