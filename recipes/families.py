@@ -18,6 +18,7 @@ from paxcli.layers.positions import LearnedPositions, SinusoidPositions
 from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adam import Adam
 from paxcli.optim.schedules import LinearRampupCosineDecay, LinearRampupExponentialDecay
+from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.experiment import Experiment
 from paxcli.training.task import SingleTask
 
@@ -59,6 +60,7 @@ def gpt3_lm(*, num_layers: int, model_dims: int, num_heads: int, vocab_size: int
     learner.optimizer = Adam.config(beta2=0.95, epsilon=1e-8, clip_threshold=None, weight_decay=0.1)
     learner.clip_gradient_norm_to_value = 1.0
     config.task.train.summary_interval_steps = 10
+    config.task.early_stopping_fn = EarlyStopping.config(target=2.69)  # log_pplx
     config.checkpoint.save_interval_steps = 100
     _read_c4(config)
     return config

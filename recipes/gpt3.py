@@ -2,7 +2,7 @@
 
 All have rows of 2,048 tokens, Adam with a weight decay of 0.1 on every parameter and a cosine schedule; a position
 table of 16,384 rows as in Pax, although training uses the first 2,048 only; and an evaluation of the full validation
-set. Pax stopped a run when its evaluation reached a log perplexity of 2.69; here `num_train_steps` ends it.
+set. As in Pax, a run ends when its evaluation reaches a log perplexity of 2.69 (`early_stopping_fn`).
 """
 
 from __future__ import annotations

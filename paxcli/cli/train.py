@@ -135,9 +135,9 @@ def _describe(recipe: Recipe, run_dir: str | None, allow_changed: bool, as_json:
 
     recipe.validate()
     run_dir = default_run_dir(recipe.name) if run_dir is None else run_dir
-    done = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed)
+    done, is_finished = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed)
     would = "start" if done is None else f"resume at step {done:,}"
-    if done is not None and done >= recipe.config.task.train.num_train_steps:
+    if is_finished:
         would = "do nothing: the run is finished"
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir}
     sizes |= {"steps": recipe.config.task.train.num_train_steps}

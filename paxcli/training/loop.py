@@ -33,6 +33,7 @@ from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
+from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
@@ -84,6 +85,8 @@ class TrainingRun:
         self.continued = {_split(source): source for source in evals}
         self.eval_positions = self._eval_positions()
         self.seconds = 0.0
+        self.last_step = self.store.latest_step() or 0
+        self.eval_values = self.task.early_stopping_fn.logged_values(run_dir.path, self.last_step)
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
@@ -115,10 +118,10 @@ class TrainingRun:
         return {split: source.get_state() for split, source in self.continued.items()}
 
     def run(self, warm_start: WarmStart | None) -> None:
-        """Trains from the latest checkpoint, or from the start, to the last step or to a signal."""
+        """Trains from the latest checkpoint, or from the start: to the last step, an early stop, or a signal."""
         started = time.perf_counter()
         train_step, state = self._compile(warm_start)
-        first_step = int(state.step) + 1
+        self.last_step, first_step = int(state.step), int(state.step) + 1
         self.meter = self._meter()
         self.writer = self._writers(first_step - 1)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
@@ -128,6 +131,10 @@ class TrainingRun:
             elif self._is_eval_due(first_step - 1):
                 self._skip_evaluation()
             for step in range(first_step, self.num_train_steps + 1):
+                if reason := self.early_stop():
+                    self._save(self.last_step, state, force=True)
+                    self.report.message(f"Stopping early: {reason}. Saved at step {self.last_step}.")
+                    break
                 self.instrument.before(step)
                 waited = time.perf_counter()
                 with TraceAnnotation(INPUT_PHASE):
@@ -140,6 +147,7 @@ class TrainingRun:
                 if step == first_step:
                     self._emit(self.meter.flush())  # report the first step at once
                 self._after(step, state)
+                self.last_step = step
             self._emit(self.meter.flush())
         finally:
             self.seconds = time.perf_counter() - started
@@ -211,6 +219,10 @@ class TrainingRun:
                 pass
         self.eval_positions = self._eval_positions()
 
+    def early_stop(self) -> str | None:
+        """Why the run ends before its last step, by its evaluations so far; None = it does not."""
+        return self.task.early_stopping_fn.reason(self.eval_values)
+
     def _evaluate(self, step: int, state: TrainState, logged: Set[str] = frozenset()) -> None:
         """Evaluates, and writes the metrics of all splits but those in `logged`."""
         self._emit(self.meter.flush())
@@ -229,6 +241,7 @@ class TrainingRun:
             if (split := f"eval/{name}") not in logged:
                 self.writer.write(step, values, split)
         self.report.evaluation(step, metrics)
+        self.eval_values |= self.task.early_stopping_fn.value(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
         for record in records:
@@ -310,8 +323,11 @@ def train(
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
         done = run.store.latest_step() or 0
-        if done >= run.num_train_steps and not run.is_eval_missing(done):
-            report.message(f"{run_dir.path} is finished: it has {done} of {run.num_train_steps} steps.")
+        early = run.early_stop()
+        if (early or done >= run.num_train_steps) and not run.is_eval_missing(done):
+            report.message(
+                f"{run_dir.path} is finished: " + (early or f"it has {done} of {run.num_train_steps} steps") + "."
+            )
             return run_summary(run_dir, done) if is_first else None
         if is_first:
             copy_tokenizers(config, run_dir.path)
@@ -319,7 +335,7 @@ def train(
         report.start(_facts(session, run, done))
         with explain_out_of_memory(session, run_dir.profile):
             run.run(warm_start)
-    return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
+    return run_summary(run_dir, run.last_step) | {"seconds": run.seconds} if is_first else None
 
 
 def _split(source: BaseInput) -> str:
@@ -329,15 +345,20 @@ def _split(source: BaseInput) -> str:
 
 def resume_step(
     config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir, allow_changed: bool = False
-) -> int | None:
-    """The step that training would resume at; None = it would start a new run. Writes nothing.
+) -> tuple[int | None, bool]:
+    """The step that training would resume at, None = it would start a new run; and whether it is finished.
+
+    Writes nothing.
 
     Raises:
       ConfigError: The run in the directory refuses the recipe.
     """
     config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    return CheckpointStore(run_dir.checkpoints).latest_step()
+    step = CheckpointStore(run_dir.checkpoints).latest_step()
+    rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
+    early = step is not None and rule.reason(rule.logged_values(run_dir.path, step)) is not None
+    return step, early or (step or 0) >= config.task.train.num_train_steps
 
 
 def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir) -> tuple[fdl.Config[Experiment], str]:

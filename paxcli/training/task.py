@@ -25,6 +25,7 @@ from paxcli.config.fields import (
 from paxcli.errors import ConfigError
 from paxcli.models.base import Model, WeightedScalars
 from paxcli.nested_map import NestedMap
+from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.learner import Learner
 
 
@@ -151,6 +152,7 @@ class SingleTask(Configurable):
       loss_aggregator: Computes the loss from the model's metrics.
       metrics: Selects the metrics to report.
       vn: Noise on the parameters; None = off.
+      early_stopping_fn: Ends the run by a metric of its evaluations; off unless it has a target or a patience.
       name: Shown in reports.
     """
 
@@ -159,6 +161,7 @@ class SingleTask(Configurable):
     loss_aggregator: LossAggregator = part(LossAggregator)
     metrics: Metrics = part(Metrics)
     vn: VariationalNoise | None = None
+    early_stopping_fn: SafeOnResume[NotCompiled[EarlyStopping]] = part(EarlyStopping)
     name: SafeOnResume[NotCompiled[str]] = "task"
 
     def loss(

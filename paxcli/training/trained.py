@@ -106,15 +106,17 @@ class TrainedRun:
         return metrics
 
     def watch(self) -> Iterator[int]:
-        """The step of every checkpoint, as it appears, up to the last training step."""
-        last, seen = self._session.experiment.task.train.num_train_steps, 0
-        while seen < last:
+        """The step of every checkpoint, as it appears, up to the last training step or an early stop."""
+        task, seen = self._session.experiment.task, 0
+        rule = task.early_stopping_fn
+        while True:
             for step in self.steps():
                 if step > seen:
                     seen = step
                     yield step
-            if seen < last:
-                time.sleep(_POLL_SECONDS)
+            if seen >= task.train.num_train_steps or rule.reason(rule.logged_values(self._run_dir.path, seen)):
+                return
+            time.sleep(_POLL_SECONDS)
 
     def continue_prompts(
         self, step: int, prompts: Sequence[str], max_tokens: int, sampling: Sampling, seed: int

@@ -50,6 +50,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():
         fdl.build(source).validate()
     _check_inputs(config, ready, model)
+    fdl.build(config.task.early_stopping_fn).validate([fdl.build(source).name for source in ready.eval_inputs])
     if learner.selects_parameters and reads_data and num_devices is None:
         spec = fdl.build(ready.train_input).element_spec()
         learner.check_parameters(unbox(abstract_params(fdl.build(ready.task), spec)))

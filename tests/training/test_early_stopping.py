@@ -1,0 +1,97 @@
+"""Runs that end by a metric of their evaluations."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+import paxcli as pax
+from paxcli.config.resolve import resolve
+from paxcli.errors import ConfigError
+from paxcli.training.early_stopping import EarlyStopping
+from paxcli.training.validate import validate
+from tests.training.runs import evals, losses
+from tests.training.test_loop import Messages, small_recipe
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "reason"),
+    [
+        (EarlyStopping(), {5: 0.0}, None),
+        (EarlyStopping(target=2.69), {5: 3.0, 10: 2.7}, None),
+        (EarlyStopping(target=2.69), {5: 3.0, 10: 2.69, 15: 4.0}, "log_pplx reached 2.6900 at step 10 (target 2.69)"),
+        (EarlyStopping(metric="accuracy", target=0.5, maximize=True), {5: 0.4}, None),
+        (
+            EarlyStopping(metric="accuracy", target=0.5, maximize=True),
+            {5: 0.6},
+            "accuracy reached 0.6000 at step 5 (target 0.5)",
+        ),
+        (EarlyStopping(patience=2), {5: 3.0, 10: 3.1, 15: 2.9, 20: 2.9}, None),
+        (
+            EarlyStopping(patience=2),
+            {20: 2.9, 5: 3.0, 10: 2.8, 15: 2.9},
+            "log_pplx has not improved in 2 evaluations, since step 10",
+        ),
+    ],
+)
+def test_reasons(rule: EarlyStopping, values: dict[int, float], reason: str | None) -> None:
+    assert rule.reason(values) == reason
+
+
+def recipe(**sets: Any) -> pax.Recipe:
+    values = {"eval_inputs": None, "eval_interval_steps": 2, "save_interval_steps": 100, "summary_interval_steps": 3}
+    values |= {"eval_inputs.0.reset_for_eval": False, "eval_inputs.0.eval_loop_num_batches": 1}
+    return small_recipe(40, **values, **sets)
+
+
+def run(run_dir: pathlib.Path, **sets: Any) -> tuple[dict[str, Any], list[str]]:
+    progress = Messages()
+    result = pax.train(recipe(**sets), run_dir, allow_changed=True, progress=progress).result
+    assert result is not None
+    return result, progress.lines
+
+
+def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path) -> None:
+    result, lines = run(tmp_path, **{"early_stopping_fn.target": 5.5})
+    steps = sorted(evals(tmp_path))
+    reached = [step for step in steps if evals(tmp_path)[step]["log_pplx"] <= 5.5]
+    assert reached == [steps[-1]] and 2 < reached[0] < 40
+    assert result["steps"] == reached[0] == pax.Run(tmp_path).steps[-1]
+    assert lines[-1].startswith("Stopping early: log_pplx reached 5.") and f"Saved at step {reached[0]}." in lines[-1]
+
+    before = losses(tmp_path)
+    again, lines = run(tmp_path, **{"early_stopping_fn.target": 5.5})
+    assert again["steps"] == reached[0] and losses(tmp_path) == before
+    assert "is finished: log_pplx reached" in lines[-1]
+    assert list(pax.Run(tmp_path).watch()) == [reached[0]]
+
+    more, _ = run(tmp_path, **{"early_stopping_fn.target": None, "num_train_steps": reached[0] + 2})
+    assert more["steps"] == reached[0] + 2
+    assert {step: losses(tmp_path)[step] for step in before} == before
+
+
+def test_a_dry_run_knows_that_a_run_has_stopped(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from paxcli.cli.train import _describe
+
+    rule = {"early_stopping_fn.patience": 1, "early_stopping_fn.metric": "accuracy"}  # smaller is better: it rises
+    run(tmp_path, **rule)
+    _describe(recipe(**rule), str(tmp_path), allow_changed=True, as_json=True)
+    assert json.loads(capsys.readouterr().out)["would"] == "do nothing: the run is finished"
+
+
+def test_an_unknown_input_or_metric_is_refused(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(ConfigError, match="the evaluation has no metric `f1`"):
+        run(tmp_path, **{"early_stopping_fn.target": 1.0, "early_stopping_fn.metric": "f1"})
+    config = recipe(**{"early_stopping_fn.target": 1.0, "early_stopping_fn.input": "test"}).config
+    with pytest.raises(ConfigError, match="early_stopping_fn.input=test is not one of the eval inputs: "):
+        validate(config)
+
+
+@pytest.mark.parametrize("overlay", [(), ("synthetic-data",)])
+def test_gpt3_of_pax_stops_at_its_target(overlay: tuple[str, ...]) -> None:
+    config = resolve("C4SpmdGpt3AdamOrgHPBS1p5k1536Replicas", overlay, {}).config
+    assert config.task.early_stopping_fn.target == (None if overlay else 2.69)
+    validate(config, reads_data=False)
