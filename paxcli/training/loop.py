@@ -26,6 +26,7 @@ from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import FILE_NAME, read_runs
+from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.nested_map import NestedMap
@@ -80,7 +81,8 @@ class TrainingRun:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
         latest = self.store.latest_step()
         if latest is not None:
-            state, input_state = self.store.restore(latest, self.session.abstract)
+            with self.goodput.time(RESTORE):
+                state, input_state = self.store.restore(latest, self.session.abstract)
             self.report.message(f"Resuming {self.run_dir.path} at step {latest}.")
             if input_state:
                 self.input.set_state(input_state)
@@ -93,25 +95,29 @@ class TrainingRun:
             self.report.message(report.text())
         return state
 
-    def run(self, warm_start: WarmStart | None) -> None:
+    def run(self, warm_start: WarmStart | None, goodput: Goodput) -> None:
         """Trains from the latest checkpoint, or from the start, to the last step or to a signal."""
-        started = time.perf_counter()
-        train_step, state = self._compile(warm_start)
+        started, self.goodput = time.perf_counter(), goodput
+        with goodput.time(COMPILE):
+            train_step, state = self._compile(warm_start)
         first_step = int(state.step) + 1
         self.meter = self._meter()
         self.writer = self._writers(first_step - 1)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
+        goodput.switch(STEP)
         try:
             if self.is_eval_missing(first_step - 1):
                 self._evaluate(first_step - 1, state)
             for step in range(first_step, self.num_train_steps + 1):
                 self.instrument.before(step)
-                waited = time.perf_counter()
+                begin = time.perf_counter()
                 with TraceAnnotation(INPUT_PHASE):
                     batch = self._next_batch(step)
-                waited = time.perf_counter() - waited
+                waited = time.perf_counter() - begin
+                goodput.add_input_wait(self.meter.idle_seconds(begin))
                 with StepTraceAnnotation(TRAIN_PHASE, step_num=step):
                     state, metrics = train_step(state, put_batch(batch, self.session.mesh))
+                goodput.step = step
                 self.instrument.after(step, metrics)
                 self._emit(self.meter.record(step, metrics, waited))
                 if step == first_step:
@@ -119,6 +125,7 @@ class TrainingRun:
                 self._after(step, state)
             self._emit(self.meter.flush())
         finally:
+            goodput.switch(SAVE)
             self.seconds = time.perf_counter() - started
             self.instrument.close()
             self.writer.close()
@@ -139,7 +146,8 @@ class TrainingRun:
         compiled = self.instrument.prepare(session)
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(compiled)
-            state = self.start(warm_start)
+            with self.goodput.time(START_UP):
+                state = self.start(warm_start)
             train_step = compiling.result()
         return_free_memory()
         return train_step, state
@@ -158,11 +166,12 @@ class TrainingRun:
     def _save(self, step: int, state: TrainState, force: bool) -> None:
         self._emit(self.meter.flush())
         self.divergence.check_params(step, state.params)
-        with self.meter.pause(), TraceAnnotation(SAVE_PHASE):
+        with self.meter.pause(), self.goodput.time(SAVE), TraceAnnotation(SAVE_PHASE):
             self.store.save(step, state, self.input.get_state(), force, self.recipe)
 
     def _stop(self, what: str) -> None:
-        self.store.wait()
+        with self.goodput.time(SAVE):
+            self.store.wait()
         raise Stopped(f"Stopped by {self.stop.signal_name} and {what}.", "Start it again to resume from there.")
 
     def _is_eval_due(self, step: int) -> bool:
@@ -187,7 +196,7 @@ class TrainingRun:
                 self._save(step, state, force=True)
                 self._stop(f"saved at step {step} of {self.num_train_steps}, without the end of its evaluation")
 
-        with self.meter.pause(), TraceAnnotation(EVALUATE_PHASE):
+        with self.meter.pause(), self.goodput.time(EVAL), TraceAnnotation(EVALUATE_PHASE):
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
         for name, values in metrics.items():
@@ -197,7 +206,7 @@ class TrainingRun:
     def _emit(self, records: list[Record]) -> None:
         for record in records:
             self.report.step(record)
-            self.writer.write(record.step, record.values, split=TRAIN)
+            self.writer.write(record.step, record.values | {"goodput": self.goodput.report()["goodput"]}, split=TRAIN)
             self.divergence.check_record(record)
 
     def _meter(self) -> Meter:
@@ -243,8 +252,8 @@ def train(
       instrument: Compiles and observes the train step; None = compile ahead of time, observe nothing.
 
     Returns:
-      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None on every process
-      but process 0.
+      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `goodput`, `seconds` and `eval`; None on every
+      process but process 0.
 
     Raises:
       Stopped: A signal stopped the run; its state is saved.
@@ -276,8 +285,12 @@ def train(
         if is_first:
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
-        with explain_out_of_memory(session, run_dir.profile):
-            run.run(warm_start)
+        goodput = stack.enter_context(Goodput(run_dir.path if is_first else None, done))
+        try:
+            with explain_out_of_memory(session, run_dir.profile):
+                run.run(warm_start, goodput)
+        finally:
+            report.message(goodput.text())
     return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
 
@@ -328,7 +341,7 @@ def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
     return {
         "run_dir": str(run_dir.path),
         "steps": steps,
-        **{name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu")},
+        **{name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu", "goodput")},
         "eval": {name: {k: v for k, v in line.items() if k not in ("step", "split")} for name, line in evals.items()},
     }
 

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -140,3 +141,34 @@ def test_a_signal_during_an_evaluation_saves_and_stops_between_batches(
     assert "at step 4" in train(tmp_path / "a", steps=4, **several).lines[0]
     assert evals(tmp_path / "a").keys() == evals(tmp_path / "straight").keys() == {2, 4}
     assert "is finished" in train(tmp_path / "a", steps=4, **several).lines[0]
+
+
+class Crash(Messages):
+    """Ends the run at a step, without a checkpoint of it."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def step(self, record: Any) -> None:
+        if record.step == self.at:
+            raise RuntimeError("crash")
+
+
+def test_goodput_covers_the_wall_time_over_restarts(tmp_path: pathlib.Path) -> None:
+    begin = time.time()
+    with pytest.raises(RuntimeError, match="crash"):
+        train(tmp_path, 9, Crash(at=6), save_interval_steps=4)
+    lines = train(tmp_path, 9, save_interval_steps=4).lines
+    report = json.loads((tmp_path / "goodput.json").read_text())
+    first, second = report["starts"]
+    assert first["ended"] >= begin and second["ended"] <= time.time()
+    assert sum(report["seconds"].values()) == pytest.approx(second["ended"] - first["began"], abs=1e-4)
+    assert (first["last_step"], second["first_step"], second["last_step"]) == (4, 4, 9)
+    assert first["seconds"]["lost"] > 0 < report["seconds"]["stopped"] and second["seconds"]["lost"] == 0
+    assert all(start["seconds"][cause] > 0 for start in (first, second) for cause in ("step", "compile", "save"))
+    assert first["seconds"]["restore"] == 0 < second["seconds"]["restore"]
+    assert lines[-1].startswith("goodput ") and "lost" in lines[-1]
+    logged = pax.Run(tmp_path).metrics()["goodput"]
+    assert len(logged) == 9 and ((logged > 0) & (logged < 1)).all()
+    pax.Run(tmp_path).plot(metrics=["goodput"], path=tmp_path / "goodput.svg")
