@@ -143,8 +143,8 @@ class Run:
 
     Attributes:
       path: The directory.
-      result: What `train` ended with: `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds`
-        and `eval`. None in a run that was opened by its path, and on every process of a job but process 0.
+      result: What `train` ended with: `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `goodput`,
+        `seconds` and `eval`. None in a run that was opened by its path, and on every process of a job but process 0.
     """
 
     def __init__(self, path: PathLike, recipe: Recipe | None = None):

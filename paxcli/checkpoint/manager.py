@@ -126,9 +126,7 @@ class CheckpointStore:
             self._manager.save(step, args=ocp.args.Composite(**items), force=True)
         return True
 
-    def restore_newest(
-        self, abstract_state: Any, announce: Callable[[str], object]
-    ) -> tuple[int, Any, dict[str, Any]] | None:
+    def restore_newest(self, abstract_state: Any, announce: Callable[[str], object]) -> tuple[int, Any, dict[str, Any]]:
         """Restores the newest checkpoint, or, with `on_corrupt="previous"`, the newest one that is sound.
 
         In a job of several processes only some may notice the damage. Each that does renames the checkpoint and stops;
@@ -139,10 +137,10 @@ class CheckpointStore:
           announce: Receives a line for each checkpoint that is skipped.
 
         Returns:
-          The step, and what `restore` returns for it; None if there is no checkpoint.
+          The step, and what `restore` returns for it.
 
         Raises:
-          DataError: As for `restore`; or no checkpoint is sound, and all keep their names.
+          DataError: As for `restore`; or there is no checkpoint, or none is sound, and all keep their names.
           Stopped: One of several processes skipped a checkpoint.
         """
         assert self._policy is not None
@@ -161,7 +159,7 @@ class CheckpointStore:
             else:
                 self._set_aside(damaged, announce)
                 return step, *restored
-        return None
+        raise DataError(f"There is no checkpoint in {self.directory}.")
 
     def _set_aside(self, damaged: Mapping[int, DamagedCheckpoint], announce: Callable[[str], object]) -> None:
         """Renames damaged checkpoints to names that are not steps."""

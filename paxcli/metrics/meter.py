@@ -112,6 +112,13 @@ class Meter:
         finally:
             self._paused_seconds += time.perf_counter() - begin
 
+    def idle_seconds(self, since: float) -> float:
+        """Seconds from `since` (of `time.perf_counter`) to now in which no step was in flight on the devices."""
+        last = self._in_flight[-1].finished if self._in_flight else None
+        if last is not None and not last.done():
+            return 0.0
+        return time.perf_counter() - max(since, last.result() if last is not None else since)
+
     def _is_logged(self, step: int) -> bool:
         return step == 1 or step % self._interval == 0 or step == self._num_train_steps
 

@@ -29,6 +29,7 @@ from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import FILE_NAME, read_runs
+from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.nested_map import NestedMap
@@ -90,9 +91,9 @@ class TrainingRun:
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
-        restored = self.store.restore_newest(self.session.abstract, self.report.message)
-        if restored is not None:
-            step, state, positions = restored
+        if self.store.latest_step() is not None:
+            with self.goodput.time(RESTORE):
+                step, state, positions = self.store.restore_newest(self.session.abstract, self.report.message)
             self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
             self._restore_positions(positions, self.store.recipe(step))
             return state
@@ -117,14 +118,16 @@ class TrainingRun:
     def _eval_positions(self) -> dict[str, Any]:
         return {split: source.get_state() for split, source in self.continued.items()}
 
-    def run(self, warm_start: WarmStart | None) -> None:
+    def run(self, warm_start: WarmStart | None, goodput: Goodput) -> None:
         """Trains from the latest checkpoint, or from the start: to the last step, an early stop, or a signal."""
-        started = time.perf_counter()
-        train_step, state = self._compile(warm_start)
+        started, self.goodput = time.perf_counter(), goodput
+        with goodput.time(COMPILE):
+            train_step, state = self._compile(warm_start)
         self.last_step, first_step = int(state.step), int(state.step) + 1
         self.meter = self._meter()
         self.writer = self._writers(first_step - 1)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
+        goodput.switch(STEP)
         try:
             if self.is_eval_missing(first_step - 1):
                 self._evaluate(first_step - 1, state, self._logged_splits(first_step - 1))
@@ -136,12 +139,14 @@ class TrainingRun:
                     self.report.message(f"Stopping early: {reason}. Saved at step {self.last_step}.")
                     break
                 self.instrument.before(step)
-                waited = time.perf_counter()
+                begin = time.perf_counter()
                 with TraceAnnotation(INPUT_PHASE):
                     batch = self._next_batch(step)
-                waited = time.perf_counter() - waited
+                waited = time.perf_counter() - begin
+                goodput.add_input_wait(self.meter.idle_seconds(begin))
                 with StepTraceAnnotation(TRAIN_PHASE, step_num=step):
                     state, metrics = train_step(state, put_batch(batch, self.session.mesh))
+                goodput.step = step
                 self.instrument.after(step, metrics)
                 self._emit(self.meter.record(step, metrics, waited))
                 if step == first_step:
@@ -150,6 +155,7 @@ class TrainingRun:
                 self.last_step = step
             self._emit(self.meter.flush())
         finally:
+            goodput.switch(SAVE)
             self.seconds = time.perf_counter() - started
             self.instrument.close()
             self.writer.close()
@@ -170,7 +176,8 @@ class TrainingRun:
         compiled = self.instrument.prepare(session)
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(compiled)
-            state = self.start(warm_start)
+            with self.goodput.time(START_UP):
+                state = self.start(warm_start)
             train_step = compiling.result()
         return_free_memory()
         return train_step, state
@@ -189,12 +196,13 @@ class TrainingRun:
     def _save(self, step: int, state: TrainState, force: bool) -> None:
         self._emit(self.meter.flush())
         self.divergence.check_params(step, state.params)
-        with self.meter.pause(), TraceAnnotation(SAVE_PHASE):
+        with self.meter.pause(), self.goodput.time(SAVE), TraceAnnotation(SAVE_PHASE):
             positions = {TRAIN: self.input.get_state(), **self.eval_positions}
             self.store.save(step, state, positions, force, self.recipe)
 
     def _stop(self, what: str) -> None:
-        self.store.wait()
+        with self.goodput.time(SAVE):
+            self.store.wait()
         raise Stopped(f"Stopped by {self.stop.signal_name} and {what}.", "Start it again to resume from there.")
 
     def _is_eval_due(self, step: int) -> bool:
@@ -233,7 +241,7 @@ class TrainingRun:
                 self._save(step, state, force=True)
                 self._stop(f"saved at step {step} of {self.num_train_steps}, without the end of its evaluation")
 
-        with self.meter.pause(), TraceAnnotation(EVALUATE_PHASE):
+        with self.meter.pause(), self.goodput.time(EVAL), TraceAnnotation(EVALUATE_PHASE):
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
         self.eval_positions = self._eval_positions()
@@ -246,7 +254,7 @@ class TrainingRun:
     def _emit(self, records: list[Record]) -> None:
         for record in records:
             self.report.step(record)
-            self.writer.write(record.step, record.values, split=TRAIN)
+            self.writer.write(record.step, record.values | {"goodput": self.goodput.report()["goodput"]}, split=TRAIN)
             self.divergence.check_record(record)
 
     def _meter(self) -> Meter:
@@ -294,8 +302,8 @@ def train(
       on_corrupt: What to do when the newest checkpoint is damaged; None = as the recipe says.
 
     Returns:
-      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None on every process
-      but process 0.
+      `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `goodput`, `seconds` and `eval`; None on every
+      process but process 0.
 
     Raises:
       Stopped: A signal stopped the run; its state is saved.
@@ -333,8 +341,12 @@ def train(
             copy_tokenizers(config, run_dir.path)
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
-        with explain_out_of_memory(session, run_dir.profile):
-            run.run(warm_start)
+        goodput = stack.enter_context(Goodput(run_dir.path if is_first else None, done))
+        try:
+            with explain_out_of_memory(session, run_dir.profile):
+                run.run(warm_start, goodput)
+        finally:
+            report.message(goodput.text())
     return run_summary(run_dir, run.last_step) | {"seconds": run.seconds} if is_first else None
 
 
@@ -395,7 +407,7 @@ def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
     return {
         "run_dir": str(run_dir.path),
         "steps": steps,
-        **{name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu")},
+        **{name: train.get(name) for name in ("loss", "log_pplx", "tokens_per_second", "mfu", "goodput")},
         "eval": {name: {k: v for k, v in line.items() if k not in ("step", "split")} for name, line in evals.items()},
     }
 

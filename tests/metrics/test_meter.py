@@ -135,3 +135,19 @@ def test_peak_memory_covers_what_was_in_use():
     array = np.ones(8_000_000)
     assert array.nbytes < peak_memory_bytes() < 1 << 40
     assert _run(_meter(), [1])[0].values["peak_memory_bytes"] <= peak_memory_bytes()
+
+
+def test_the_devices_are_idle_from_the_last_step_on():
+    meter = _meter()
+    begin = time.perf_counter()
+    time.sleep(0.02)
+    assert meter.idle_seconds(begin) >= 0.02  # no step yet
+    _run(meter, [1])
+    begin = time.perf_counter()
+    time.sleep(0.05)
+    assert 0.04 <= meter.idle_seconds(begin) <= time.perf_counter() - begin
+    slow = jax.jit(lambda x: jax.lax.fori_loop(0, 200, lambda _, y: jnp.tanh(y @ x), x))
+    x = slow(jnp.ones((300, 300))).block_until_ready()
+    meter.record(2, {"loss": slow(x)[0, 0]}, 0.0)
+    assert meter.idle_seconds(begin) == 0.0  # the step is in flight
+    meter.flush()

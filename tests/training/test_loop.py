@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import signal
+import time
 from typing import Any
 
 import pytest
@@ -166,7 +167,15 @@ def test_a_signal_during_an_evaluation_saves_and_stops_between_batches(
 def _lines(run_dir: pathlib.Path) -> list[str]:
     """The lines of `metrics.jsonl` without the figures of speed and memory, which differ from run to run."""
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    unstable = ("step_seconds", "tokens_per_second", "mfu", "input_wait_seconds", "peak_memory_bytes", "seconds_left")
+    unstable = (
+        "step_seconds",
+        "tokens_per_second",
+        "mfu",
+        "input_wait_seconds",
+        "peak_memory_bytes",
+        "seconds_left",
+        "goodput",
+    )
     return [json.dumps({name: value for name, value in line.items() if name not in unstable}) for line in lines]
 
 
@@ -201,3 +210,34 @@ def test_every_line_of_an_interrupted_run_is_that_of_an_uninterrupted_one(tmp_pa
     assert "at step 4" in train(run_dir, **each).lines[0]
     assert _lines(run_dir) == _lines(tmp_path / "straight")
     assert len({metrics["loss"] for metrics in evals(run_dir).values()}) == 3
+
+
+class Crash(Messages):
+    """Ends the run at a step, without a checkpoint of it."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def step(self, record: Any) -> None:
+        if record.step == self.at:
+            raise RuntimeError("crash")
+
+
+def test_goodput_covers_the_wall_time_over_restarts(tmp_path: pathlib.Path) -> None:
+    begin = time.time()
+    with pytest.raises(RuntimeError, match="crash"):
+        train(tmp_path, 9, Crash(at=6), save_interval_steps=4)
+    lines = train(tmp_path, 9, save_interval_steps=4).lines
+    report = json.loads((tmp_path / "goodput.json").read_text())
+    first, second = report["starts"]
+    assert first["ended"] >= begin and second["ended"] <= time.time()
+    assert sum(report["seconds"].values()) == pytest.approx(second["ended"] - first["began"], abs=1e-4)
+    assert (first["last_step"], second["first_step"], second["last_step"]) == (4, 4, 9)
+    assert first["seconds"]["lost"] > 0 < report["seconds"]["stopped"] and second["seconds"]["lost"] == 0
+    assert all(start["seconds"][cause] > 0 for start in (first, second) for cause in ("step", "compile", "save"))
+    assert first["seconds"]["restore"] == 0 < second["seconds"]["restore"]
+    assert lines[-1].startswith("goodput ") and "lost" in lines[-1]
+    logged = pax.Run(tmp_path).metrics()["goodput"]
+    assert len(logged) == 9 and ((logged > 0) & (logged < 1)).all()
+    pax.Run(tmp_path).plot(metrics=["goodput"], path=tmp_path / "goodput.svg")

@@ -1,0 +1,156 @@
+"""Goodput: accounts for the wall time of a run by cause, over all its restarts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Self
+
+from etils import epath
+
+from paxcli.config.paths import replace_text
+from paxcli.log import log
+
+GOODPUT_FILE = "goodput.json"
+
+# The causes, in the order in which they are printed. Only the first is progress.
+STEP, INPUT_WAIT, START_UP, COMPILE, RESTORE = "step", "input_wait", "start_up", "compile", "restore"
+EVAL, SAVE, LOST, STOPPED = "eval", "save", "lost", "stopped"
+CAUSES = (STEP, INPUT_WAIT, START_UP, COMPILE, RESTORE, EVAL, SAVE, LOST, STOPPED)
+
+_WRITE_SECONDS = 2.0
+
+
+class Goodput:
+    """Accounts for the wall time of one start of a run, and adds it to that of the earlier starts in `goodput.json`.
+
+    The time goes to one cause at a time: the one that the main thread works on. Steps that this start has to repeat
+    move from `step` to `lost`, by their share of the steps of the start that computed them first. A thread writes the
+    file every two seconds: after a kill, the time since then counts as stopped.
+
+    Args:
+      directory: The run directory; None on the processes of a job that write nothing.
+      resume_step: The step that this start resumes from; 0 in a new run.
+
+    Attributes:
+      step: The last step that was dispatched.
+    """
+
+    _is_first_in_process = True
+
+    def __init__(self, directory: epath.Path | None, resume_step: int):
+        self._path = directory / GOODPUT_FILE if directory is not None else None
+        self._earlier = _read_starts(self._path) if self._path is not None else []
+        for start in self._earlier:
+            _move_lost_steps(start, resume_step)
+        ended = self._earlier[-1]["ended"] if self._earlier else 0.0
+        now = time.time()
+        self._began = max(now - (_process_age() if Goodput._is_first_in_process else 0.0), ended)
+        Goodput._is_first_in_process = False
+        self._cause, self._since = START_UP, time.perf_counter() - max(now - self._began, 0.0)
+        self._seconds = dict.fromkeys(CAUSES, 0.0) | {STOPPED: self._began - ended if ended else 0.0}
+        self._first_step = self.step = resume_step
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._write_regularly, name="goodput", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._write()
+
+    @contextlib.contextmanager
+    def time(self, cause: str) -> Iterator[None]:
+        """Counts the time of a block as `cause`."""
+        before = self._cause
+        self.switch(cause)
+        try:
+            yield
+        finally:
+            self.switch(before)
+
+    def switch(self, cause: str) -> None:
+        """Counts the time from now on as `cause`."""
+        with self._lock:
+            now = time.perf_counter()
+            self._seconds[self._cause] += now - self._since
+            self._cause, self._since = cause, now
+
+    def add_input_wait(self, seconds: float) -> None:
+        """Moves time in which the devices had to wait for a batch from `step` to `input_wait`."""
+        with self._lock:
+            self._seconds[STEP] -= seconds
+            self._seconds[INPUT_WAIT] += seconds
+
+    def report(self) -> dict[str, Any]:
+        """`goodput` (share of the wall time), `wall_seconds`, `seconds` by cause, and the same of each of `starts`."""
+        with self._lock:
+            running = time.perf_counter() - self._since
+            seconds = self._seconds | {self._cause: self._seconds[self._cause] + running}
+        ended = self._began + sum(seconds.values()) - seconds[STOPPED]
+        steps = {"first_step": self._first_step, "last_step": self.step}
+        starts: list[dict[str, Any]] = [
+            *self._earlier,
+            {"began": self._began, "ended": ended, **steps, "seconds": seconds},
+        ]
+        total = {cause: sum(start["seconds"][cause] for start in starts) for cause in CAUSES}
+        wall = sum(total.values())
+        return {"goodput": total[STEP] / wall, "wall_seconds": wall, "seconds": total, "starts": starts}
+
+    def text(self) -> str:
+        """One line: the goodput, and the share of every other cause that is not negligible."""
+        report = self.report()
+        wall, seconds = report["wall_seconds"], report["seconds"]
+        others = [f"{cause} {seconds[cause] / wall:.1%}" for cause in CAUSES[1:] if seconds[cause] >= 0.0005 * wall]
+        return " · ".join([f"goodput {report['goodput']:.1%} of {wall:,.0f} s", *others])
+
+    def _write_regularly(self) -> None:
+        while not self._closed.wait(_WRITE_SECONDS):
+            self._write()
+
+    def _write(self) -> None:
+        """Writes the file. A failure is only logged: accounts are no reason to end a run."""
+        if self._path is not None:
+            try:
+                replace_text(self._path, json.dumps(self.report(), indent=1) + "\n")
+            except OSError as error:
+                log.warning("Cannot write %s: %s", self._path, error.strerror or error)
+
+
+def _read_starts(path: epath.Path) -> list[dict[str, Any]]:
+    """The starts in the file; none if there is no file, or a damaged one, which is logged."""
+    numbers = ("began", "ended", "first_step", "last_step")
+    try:
+        starts = json.loads(path.read_text())["starts"] if path.exists() else []
+        return [
+            {name: start[name] + 0 for name in numbers} | {"seconds": {c: start["seconds"][c] + 0 for c in CAUSES}}
+            for start in starts
+        ]
+    except (ValueError, KeyError, TypeError):
+        log.warning("%s is damaged: the accounts of the run's wall time start again.", path)
+        return []
+
+
+def _move_lost_steps(start: dict[str, Any], resume_step: int) -> None:
+    """Moves the time of the steps after `resume_step` from `step` to `lost`."""
+    kept, seconds = max(start["first_step"], resume_step), start["seconds"]
+    if start["last_step"] > kept:
+        lost = seconds[STEP] * (start["last_step"] - kept) / (start["last_step"] - start["first_step"])
+        seconds[STEP], seconds[LOST], start["last_step"] = seconds[STEP] - lost, seconds[LOST] + lost, kept
+
+
+def _process_age() -> float:
+    """Seconds since this process started, on Linux. 0 elsewhere, and in a notebook, whose kernel outlives its runs."""
+    if sys.platform != "linux" or "ipykernel" in sys.modules:
+        return 0.0
+    with open("/proc/self/stat") as file:
+        started = int(file.read().rpartition(")")[2].split()[19])  # clock ticks since boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
