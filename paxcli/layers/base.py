@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import jax.typing
 
 from paxcli.config.configurable import Configurable
 from paxcli.errors import ConfigError
 from paxcli.layers.flops import Flops
 from paxcli.layers.init import Init, Initializer
+from paxcli.layers.lora import MAGNITUDE, A, AdaptedWeight, B, Lora, adapter_arrays, current_lora, init_a
 from paxcli.mesh.weights import Weight, WeightBox
 
 if TYPE_CHECKING:
@@ -40,8 +43,9 @@ class Layer(Configurable, nn.Module):
         produces: tuple[int, ...] = (),
         fused: int = 1,
         group: str | None = None,
-    ) -> jax.Array:
-        """A float32 parameter.
+        factored: bool = False,
+    ) -> Any:
+        """A float32 parameter [*shape], with its adapter added if the model's `lora` targets it.
 
         The dimensions that a matmul with the activations contracts and produces decide the fan-in and fan-out of the
         initializer, whether the weight decays (scales and biases, which contract nothing, do not by default), and how
@@ -57,11 +61,44 @@ class Layer(Configurable, nn.Module):
           fused: Number of weights of this shape that share one input and could be stored as one, for `init`: 3 for
             query, key and value.
           group: Weights of this layer with the same group count as one weight in statistics.
+          factored: Whether to return an adapted weight as an `AdaptedWeight`, which `product` takes.
         """
         scale = None
         if isinstance(init, Init):
             scale, init = init.scale(shape, contracts, produces, fused), init.weight(contracts, produces, fused)
-        return self._declare(name, init, shape, Weight(axes, contracts, produces, group=group, init_scale=scale))
+        facts = Weight(axes, contracts, produces, group=group, init_scale=scale)
+        w = self._declare(name, init, shape, facts)
+        lora = current_lora()
+        if lora is None or not contracts or not self._has_adapter(name, lora):
+            return w
+        adapted = self._adapt(name, w, facts, lora)
+        if factored:
+            return adapted
+        if lora.dropout:
+            raise ConfigError(
+                f"`lora.dropout` does not apply to {'/'.join((*self.path, name))}.",
+                "Set `lora.dropout=0`, or `lora.targets` to matrices of attention and feed-forward layers.",
+            )
+        return adapted.merge()
+
+    def _has_adapter(self, name: str, lora: Lora) -> bool:
+        if self.is_initializing():
+            return re.search(lora.targets, "/".join((*self.path, name))) is not None
+        return self.has_variable("params", name + A)
+
+    def _adapt(self, name: str, w: jax.Array, facts: Weight, lora: Lora) -> AdaptedWeight:
+        arrays = {}
+        for suffix, (shape, of_adapter) in adapter_arrays(facts, w.shape, lora).items():
+            init = init_a(of_adapter) if suffix == A else nn.initializers.zeros
+            arrays[suffix] = self._declare(name + suffix, init, shape, of_adapter)
+
+        def drop(x: jax.Array) -> jax.Array:
+            if not lora.dropout or not self.has_rng("dropout"):
+                return x
+            kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - lora.dropout, x.shape)
+            return jnp.where(kept, x / (1 - lora.dropout), 0)
+
+        return AdaptedWeight(w, arrays[A], arrays[B], arrays.get(MAGNITUDE), facts, lora.scale, drop)
 
     def lookup_table(
         self, name: str, init: Init, shape: tuple[int, int], axes: tuple[str | None, str | None]

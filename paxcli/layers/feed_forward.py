@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import flax.linen as nn
 import jax
 from jaxtyping import Float
@@ -42,11 +44,12 @@ class FeedForward(Layer):
 
     def setup(self) -> None:
         shape, axes = (self.model_dims, self.hidden_dims), ("embed", "mlp")
+        matrix = functools.partial(self.weight, init=self.params_init, shape=shape, axes=axes, factored=True)
         if self.gated:
-            self.w_gate = self.weight("w_gate", self.params_init, shape, axes, contracts=(0,), produces=(1,))
-        self.w_in = self.weight("w_in", self.params_init, shape, axes, contracts=(0,), produces=(1,))
+            self.w_gate = matrix("w_gate", contracts=(0,), produces=(1,))
+        self.w_in = matrix("w_in", contracts=(0,), produces=(1,))
         # [D, F] like the others: XLA then runs the matmul of its gradient faster on a CPU.
-        self.w_out = self.weight("w_out", self.params_init, shape, axes, contracts=(1,), produces=(0,))
+        self.w_out = matrix("w_out", contracts=(1,), produces=(0,))
         if self.use_bias:
             self.b_in = self.weight("b_in", nn.initializers.zeros, (self.hidden_dims,), ("mlp",))
             self.b_out = self.weight("b_out", nn.initializers.zeros, (self.model_dims,), ("norm",))

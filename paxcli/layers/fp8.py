@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from flax.linen import fp8_ops
 from jaxtyping import Bool, Int
 
+from paxcli.layers.lora import AdaptedWeight, Matrix
+
 Precision = Literal["fp8"]
 
 # Flax's name of the collection of scales and histories: its "gradient" is its new value.
@@ -18,8 +20,15 @@ FP8_STATE = fp8_ops.OVERWRITE_WITH_GRADIENT
 
 
 def product(precision: Precision | None) -> Callable[..., jax.Array]:
-    """A function `(equation, activations, weights) -> jnp.einsum(…)`; in FP8 a module, to be named in `setup`."""
-    return jnp.einsum if precision is None else Fp8Product()
+    """A function `(equation, activations, weight) -> jnp.einsum(…)`; in FP8 a module, to be named in `setup`.
+
+    The weight is an array, or one with its adapter (LoRA).
+    """
+    return _einsum if precision is None else Fp8Product()
+
+
+def _einsum(equation: str, x: jax.Array, w: Matrix) -> jax.Array:
+    return w.multiply(jnp.einsum, equation, x) if isinstance(w, AdaptedWeight) else jnp.einsum(equation, x, w)
 
 
 class Fp8Product(nn.Fp8Einsum):
@@ -34,7 +43,12 @@ class Fp8Product(nn.Fp8Einsum):
         if self._scaled:
             super().setup()
 
-    def __call__(self, equation: str, x: jax.Array, w: jax.Array) -> jax.Array:  # pyrefly: ignore[bad-override]
+    def __call__(self, equation: str, x: jax.Array, w: Matrix) -> jax.Array:  # pyrefly: ignore[bad-override]
+        if isinstance(w, AdaptedWeight):  # the adapter is small, and keeps the dtype
+            return w.multiply(self._multiply, equation, x)
+        return self._multiply(equation, x, w)
+
+    def _multiply(self, equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
         if not self._scaled:
             return jnp.einsum(equation, x, w)
         return super().__call__(equation, x, w, preferred_element_type=x.dtype)

@@ -19,6 +19,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, Layer
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
+from paxcli.layers.lora import Lora, use_lora
 from paxcli.layers.scopes import CAST, LOSS
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.sharding import path_of
@@ -50,9 +51,23 @@ class Model(Layer):
     Attributes:
       fprop_dtype: Dtype of activations, and of the parameters in forward and backward passes (mixed precision); the
         stored parameters are float32.
+      lora: Trained low-rank adapters of frozen weights; None = off.
     """
 
     fprop_dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: Lora | None = None
+
+    @nn.nowrap
+    def init(self, *args: Any, **kwargs: Any) -> Any:
+        """Flax's `init`, with adapters."""
+        with use_lora(self.lora):
+            return super().init(*args, **kwargs)
+
+    @nn.nowrap
+    def apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Flax's `apply`, with adapters."""
+        with use_lora(self.lora):
+            return super().apply(*args, **kwargs)
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
         """The forward pass: whatever `compute_loss` needs."""
@@ -90,9 +105,14 @@ class Model(Layer):
 
     @nn.nowrap
     def step_flops(self, spec: NestedMap) -> Flops | None:
-        """Matmul FLOPs of one training step, forward and backward; None = unknown."""
+        """Matmul FLOPs of one training step, forward and backward; None = unknown.
+
+        With adapters, frozen matrices have no gradient, and the adapters themselves do not count.
+        """
         forward = self.forward_flops(spec)
-        return None if forward is None else forward * _STEP_OVER_FORWARD
+        if forward is None or self.lora is None:
+            return None if forward is None else forward * _STEP_OVER_FORWARD
+        return Flops((_STEP_OVER_FORWARD - 1) * forward.weights, _STEP_OVER_FORWARD * forward.attention)
 
     @nn.nowrap
     def unchunked_logits(self, spec: NestedMap) -> tuple[int, ...] | None:

@@ -14,6 +14,7 @@ from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import NotCompiled, SafeOnResume
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, Prompts
+from paxcli.layers.lora import ADAPTERS
 from paxcli.mesh.mesh import Mesh
 from paxcli.training.task import SingleTask
 
@@ -66,14 +67,17 @@ def with_derived_sizes(
     """A copy of the recipe with the derived values filled in.
 
     Inputs get their share of the batch, the model's `input_sizes` and the run's seed; a schedule without an end gets
-    the number of train steps.
+    the number of train steps; a learner without regular expressions trains only the adapters, if the model has any.
     """
     config = copy.deepcopy(config)
     train, sizes = config.task.train, fdl.build(config.task.model).input_sizes
     batch = global_batch_size(config, num_devices)
     if batch % num_infeed_hosts:
         raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.")
-    for schedule in (train.learner.schedule, *(group.schedule for group in train.learner.parameter_groups)):
+    learner = train.learner
+    if config.task.model.lora is not None and not learner.bprop_variable_exclusion:
+        learner.bprop_variable_inclusion = learner.bprop_variable_inclusion or (ADAPTERS,)
+    for schedule in (learner.schedule, *(group.schedule for group in learner.parameter_groups)):
         for end in ("decay_end", "total_steps") if schedule is not None else ():
             _fill(schedule, end, train.num_train_steps)
     shared, decoded = (config.train_input, *config.eval_inputs), data_of(config.decode_inputs)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import fiddle as fdl
+import jax
 
 from paxcli.config.facts import check_ranges
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, did_you_mean
+from paxcli.layers.lora import A, Lora
 from paxcli.layers.pipeline import Pipeline
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
-from paxcli.mesh.sharding import unbox
+from paxcli.mesh.sharding import path_of, unbox
+from paxcli.mesh.weights import weights_of
 from paxcli.models.base import Model
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, with_derived_sizes
 from paxcli.training.state import abstract_params
@@ -49,6 +53,8 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     _check_pipeline(ready, model, sizes, global_batch_size(config, devices), log_it=num_devices is not None)
     for source in (ready.train_input, *ready.eval_inputs, *data_of(ready.decode_inputs)) if reads_data else ():
         fdl.build(source).validate()
+    if model.lora is not None and reads_data and num_devices is None:
+        _check_lora(ready, model, model.lora)
     _check_inputs(config, ready, model)
     fdl.build(config.task.early_stopping_fn).validate([fdl.build(source).name for source in ready.eval_inputs])
     if learner.selects_parameters and reads_data and num_devices is None:
@@ -108,6 +114,24 @@ def _check_microbatches(config: Any, pipeline: Pipeline, sizes: dict[str, int], 
     for source in config.eval_inputs:
         if source.batch_size is not None:
             pipeline.count_microbatches(source.batch_size)
+
+
+def _check_lora(config: Any, model: Model, lora: Lora) -> None:
+    if lora.dropout and any(isinstance(stack, PipelinedStack) for stack in model.stacks().values()):
+        raise ConfigError("Pipeline stages have no `lora.dropout`.", "Set it to 0, or use a recipe without pipeline.")
+    try:
+        re.compile(lora.targets)
+    except re.error as error:
+        raise ConfigError(f"lora.targets: {lora.targets!r} is not a regular expression: {error}.") from None
+    weights = weights_of(abstract_params(fdl.build(config.task), fdl.build(config.train_input).element_spec()))
+    named = {"/".join(path_of(path)): weight for path, weight in jax.tree.leaves_with_path(weights)}
+    if not any(name.endswith(A) for name in named):
+        matrices = [name for name, weight in named.items() if weight.is_matrix and not weight.is_table]
+        parts = dict.fromkeys(part for name in matrices for part in name.split("/"))
+        raise ConfigError(
+            f"lora.targets: {lora.targets!r} matches no matrix of the model.",
+            did_you_mean(lora.targets, [*matrices, *parts]) or f"Its matrices are {', '.join(matrices)}.",
+        )
 
 
 def _check_inputs(given: Any, config: Any, model: Model) -> None:

@@ -24,6 +24,7 @@ from paxcli.layers.base import CachedLayer
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Initializer, Xavier
+from paxcli.layers.lora import Matrix
 from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.scopes import ATTENTION_PROJECTION
@@ -113,6 +114,7 @@ class Attention(CachedLayer):
             ("heads", "head_dim", "embed"),
             contracts=(0, 1),
             produces=(2,),
+            factored=True,
         )
         self.query_product, self.key_product = product(self.precision), product(self.precision)
         self.value_product, self.post_product = product(self.precision), product(self.precision)
@@ -203,7 +205,7 @@ class Attention(CachedLayer):
 
     def _projection(
         self, name: str, heads: int, axis: str, start: float = 1.0, dims: int | None = None
-    ) -> tuple[jax.Array, jax.Array | None]:
+    ) -> tuple[Matrix, jax.Array | None]:
         """A weight [D, N, H], its initial values times `start`, and its bias [N, H], if there is one."""
         dims = dims or self.dims_per_head
         one_shape = self._kv_heads == self.num_heads and self._value_dims == self.dims_per_head
@@ -217,6 +219,7 @@ class Attention(CachedLayer):
             produces=(1, 2),
             fused=3 if combined else 1,
             group="qkv" if combined else None,
+            factored=True,
         )
         if not self.use_bias:
             return w, None
@@ -274,7 +277,7 @@ class _Scaled(Init):
         return lambda *args: self.factor * init(*args)
 
 
-def _project(product: Callable[..., jax.Array], x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+def _project(product: Callable[..., jax.Array], x: jax.Array, w: Matrix, bias: jax.Array | None) -> jax.Array:
     """[B, T, D] and [D, N, H] to [B, N, T, H]."""
     y = product("btd,dnh->btnh", x, w)
     return jnp.swapaxes(y if bias is None else y + bias, 1, 2)

@@ -1,0 +1,72 @@
+"""A run with LoRA trains its adapters and nothing else."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import paxcli as pax
+from paxcli.config.resolve import resolve
+from paxcli.errors import ConfigError
+from paxcli.mesh.sharding import name_of
+from paxcli.training.session import open_session
+from paxcli.training.state import create_state
+from paxcli.training.step import make_train_step
+from tests.training.runs import on_meshes
+
+SMALL = ["num_layers=2", "model_dims=32", "hidden_dims=64", "max_seq_len=16"]
+LORA = ["task.model.lora=Lora", "lora.targets=attention/|feed_forward/", "lora.rank=4"]
+
+
+def test_frozen_weights_stay_and_the_optimizer_holds_only_the_adapters() -> None:
+    config = resolve("tiny-synthetic", sets=[*SMALL, *LORA, "learning_rate=0.1"]).config
+    with open_session(config) as session:
+        task = session.experiment.task
+        step, state = make_train_step(task, session.abstract), create_state(task, session.spec, session.abstract)
+        before = {name_of(path): np.array(x) for path, x in jax.tree.leaves_with_path(state.params)}
+        for _ in range(3):
+            state, _ = step(state, session.experiment.train_input.get_next())
+        after = {name_of(path): np.array(x) for path, x in jax.tree.leaves_with_path(state.params)}
+    adapters = [name for name in before if "_lora_" in name]
+    assert len(adapters) == 12
+    assert all(np.array_equal(before[name], after[name]) == (name not in adapters) for name in before)
+    # 2 layers × rank 4 × (inputs + outputs), for four attention projections of 32 × 32 and two matrices of 32 × 64.
+    count = 2 * 4 * (4 * (32 + 32) + 2 * (32 + 64))
+    assert sum(before[name].size for name in adapters) == count
+    moments_and_step_count = 2 * 4 * count + 4
+    assert sum(x.nbytes for x in jax.tree.leaves(state.opt_state)) == moments_and_step_count
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("atention/query", r"matches no matrix of the model. Did you mean .*attention/query"),
+        ("_bias$", r"matches no matrix of the model. Its matrices are stack/layers/attention/key"),
+        ("([", "is not a regular expression"),
+    ],
+)
+def test_targets_that_adapt_nothing_are_refused_before_devices_start(targets: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pax.load("tiny-synthetic", set={"task.model.lora": "Lora", "lora.targets": targets}).validate()
+    assert caught.value.exit_code == 2
+    assert re.search(message, f"{caught.value.message} {caught.value.hint}")
+
+
+def test_dropout_where_it_would_have_no_effect_is_refused() -> None:
+    lora = {"task.model.lora": "Lora", "lora.dropout": 0.1, "task.model.head": "OutputHead", "lora.targets": "head"}
+    with pytest.raises(ConfigError, match="does not apply to head/w"):
+        pax.load("tiny-synthetic", set=lora).validate()
+
+
+@pytest.mark.slow
+def test_eight_devices_compute_what_one_computes(tmp_path: pathlib.Path) -> None:
+    sets = [*SMALL, *LORA, "lora.use_dora=true", "learning_rate=0.01", "schedule=Constant"]
+    case = {"recipe": "tiny-synthetic", "sets": sets, "steps": 3}
+    one = on_meshes(tmp_path, 1, [case])[0]
+    meshes = [{**case, "sets": [*sets, f"ici_mesh_shape={shape}"]} for shape in ("[1,2,4]", "[2,4,1]")]
+    for found in on_meshes(tmp_path, 8, meshes):
+        np.testing.assert_allclose(found["losses"], one["losses"], rtol=1e-5)
