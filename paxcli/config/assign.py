@@ -159,6 +159,8 @@ def _number(value: Any) -> float:
 
 
 def _sequence(value: Any, origin: Any, args: tuple[Any, ...], node: Node) -> Any:
+    if isinstance(value, str) and args[:1] == (str,):  # `files=my.txt`
+        value = [value]
     _require(value, isinstance(value, list | tuple), "list")
     if origin is tuple and args and args[-1] is not Ellipsis:
         _require(value, len(value) == len(args), f"list of {len(args)}")

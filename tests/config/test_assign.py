@@ -39,6 +39,7 @@ def test_a_class_is_named_by_its_name_in_pax_too(name: str, cls: type) -> None:
         ("act", "gelu", "gelu"),
         ("betas", "[0.5, 1e-2]", (0.5, 0.01)),
         ("1.files", "[a, 'b c']", ["a", "b c"]),
+        ("1.files", "my.txt", ["my.txt"]),
         ("files.0", "y", ["y"]),
         ("0.name", "on", "on"),
         ("0.name", "12", "12"),
