@@ -17,6 +17,7 @@ from paxcli.mesh.sharding import path_of
 from paxcli.mesh.weights import Weight, match_parameters, parameter_names
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.base import Optimizer, decay_mask, reduce_groups
+from paxcli.optim.dp_sgd import DpSgd
 from paxcli.optim.parameter_group import ParameterGroup
 from paxcli.optim.regularizers import elastic_weight_consolidation, l1_penalty, move_anchor
 from paxcli.optim.schedules import Constant, Schedule
@@ -42,6 +43,7 @@ class Learner(Configurable):
       optimizer: Computes the direction of the update.
       learning_rate: Peak learning rate.
       schedule: Factor of the learning rate at each step.
+      stochastic_gradient: Makes the gradients differentially private; None = off.
       clip_gradient_norm_to_value: Largest global norm of the gradients; None = off.
       clip_gradient_single_norm_to_value: Instead, the largest norm of each gradient, over all layers of a stack, and
         over query, key and value where these count as one (`Attention.combine_qkv`); None = off.
@@ -71,6 +73,7 @@ class Learner(Configurable):
     optimizer: Optimizer = part(AdamW)
     learning_rate: NonNegativeFloat = 1e-3
     schedule: Schedule = part(Constant)
+    stochastic_gradient: DpSgd | None = None
     clip_gradient_norm_to_value: PositiveFloat | None = 1.0
     clip_gradient_single_norm_to_value: PositiveFloat | None = None
     clip_each_microbatch: bool = False
@@ -101,11 +104,11 @@ class Learner(Configurable):
                 "Gradients are clipped by their global norm or each by its own, not both.",
                 "Set `clip_gradient_norm_to_value` or `clip_gradient_single_norm_to_value` to null.",
             )
-        if self.clip_each_microbatch and not (
-            self.clip_gradient_norm_to_value or self.clip_gradient_single_norm_to_value
-        ):
+        clips = self.clip_gradient_norm_to_value or self.clip_gradient_single_norm_to_value
+        if self.clip_each_microbatch and (self.stochastic_gradient is not None or not clips):
             raise ConfigError(
-                "`clip_each_microbatch` has no effect: gradients are not clipped.", "Set `clip_gradient_norm_to_value`."
+                "`clip_each_microbatch` has no effect: gradients are not clipped, or those of examples are.",
+                "Set it to false, or `clip_gradient_norm_to_value` without `stochastic_gradient`.",
             )
         if self.bprop_variable_exclusion and self.bprop_variable_inclusion:
             raise ConfigError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,12 +12,14 @@ import optax
 from paxcli.errors import ConfigError
 from paxcli.layers.fp8 import accumulating
 from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
-from paxcli.nested_map import NestedMap
+from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.learner import replace_trained
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask
 
+# Of some rows: FP8 state, gradients, metrics as (value, weight), and the weight of the gradients.
+Slice = tuple[Any, dict, dict, jax.Array]
 TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Array]]]
 
 
@@ -42,9 +43,23 @@ def make_train_step(
         cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
         learner = task.train.learner
         weights = jax.tree.unflatten(jax.tree.structure(state.params), state.weights)
-        clip = functools.partial(learner.clip, weights=weights) if learner.clip_each_microbatch else None
-        trained = learner.select_trained(cast)
-        grads, fp8, metrics = _gradients(loss_of, trained, state.fp8, batch, task.train.num_microbatches, clip)
+        trained, private = learner.select_trained(cast), learner.stochastic_gradient
+        gradient = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
+
+        def of_slice(rows: NestedMap) -> Slice:
+            (grads, new_fp8), (weight, metrics) = gradient(trained, state.fp8, rows)
+            return new_fp8, grads, metrics, weight
+
+        def of_clipped_slice(rows: NestedMap) -> Slice:
+            new_fp8, grads, metrics, weight = of_slice(rows)
+            return new_fp8, learner.clip(grads, weights), metrics, jnp.ones_like(weight)
+
+        of_rows = of_clipped_slice if learner.clip_each_microbatch else of_slice
+        if private is not None:
+            of_rows = private.clip_examples(of_slice)
+        grads, fp8, metrics = _gradients(of_rows, batch, task.train.num_microbatches)
+        if private is not None:
+            grads = private.add_noise(grads, num_rows(batch), jax.random.split(key, 3)[2])
         with jax.named_scope(OPTIMIZER):
             params, opt_state, learned = learner.update(grads, state.opt_state, state.params, state.step, weights)
         valid = learned.pop("valid")
@@ -66,19 +81,13 @@ def make_train_step(
 
 
 def _gradients(
-    loss_of: Callable, params: dict, fp8: Any, batch: NestedMap, num_microbatches: int, clip: Callable | None
+    of_slice: Callable[[NestedMap], Slice], batch: NestedMap, num_microbatches: int
 ) -> tuple[dict, Any, dict]:
     """Gradients, new FP8 state and metrics of the mean loss over a batch, accumulated over `num_microbatches` slices.
 
-    Slices are weighted, so the result does not depend on their number; unless `clip` is given, which clips the gradient
-    of each. FP8 scales follow from the largest values of all slices.
+    Slices are weighted, so the result does not depend on their number, unless `of_slice` clips gradients. FP8 scales
+    follow from the largest values of all slices.
     """
-    gradient = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
-
-    def of_slice(rows: NestedMap) -> tuple[Any, dict, dict, jax.Array]:
-        (grads, new_fp8), (weight, metrics) = gradient(params, fp8, rows)
-        return new_fp8, grads, metrics, weight
-
     if num_microbatches == 1:
         new_fp8, grads, metrics, _ = of_slice(batch)
         return grads, new_fp8, {name: value for name, (value, _) in metrics.items()}
@@ -87,8 +96,6 @@ def _gradients(
         largest, *total = total
         new_fp8, grads, metrics, weight = of_slice(rows)
         with jax.named_scope(GRADIENT_ACCUMULATION):
-            if clip is not None:
-                grads, weight = clip(grads), jnp.ones_like(weight)
             weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
             sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
             total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))

@@ -63,7 +63,10 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
 
 
 def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
-    batch, microbatches = global_batch_size(config, devices), config.task.train.num_microbatches
+    train = config.task.train
+    batch, microbatches = global_batch_size(config, devices), train.num_microbatches
+    if train.learner.stochastic_gradient is not None:
+        microbatches *= train.learner.stochastic_gradient.microbatch_size
     shards = math.prod(sizes[axis] for axis in BATCH_AXES)
     if batch % (shards * microbatches):
         arithmetic = f"data={sizes[Axis.DATA]} × fsdp={sizes[Axis.FSDP]}"

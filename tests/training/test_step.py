@@ -13,6 +13,7 @@ import pytest
 
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
+from paxcli.optim.dp_sgd import DpSgd
 from paxcli.optim.schedules import Constant
 from paxcli.optim.sgd import Sgd
 from paxcli.training.evaluate import evaluate
@@ -109,6 +110,43 @@ def test_each_microbatch_can_be_clipped():
     assert max(norms) > 0.5
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *clipped)
     jax.tree.map(lambda p, g, new: np.testing.assert_allclose(new, p - 0.01 * g, atol=1e-6), params, mean, after.params)
+
+
+def test_private_gradients_equal_a_loop_over_examples():
+    """Pairs of examples, two pairs in each microbatch; the noise by itself has its standard deviation."""
+    config = _small()
+    config.task.train.num_microbatches = 2
+    learner = config.task.train.learner
+    learner.optimizer, learner.schedule, learner.learning_rate = Sgd.config(), Constant.config(), 1.0
+    learner.clip_gradient_norm_to_value = None
+    learner.stochastic_gradient = DpSgd.config(l2_norm_clip=2.2, noise_multiplier=0.5, microbatch_size=2)
+    with open_session(config) as session:
+        task, batch = session.experiment.task, session.experiment.train_input.get_next()
+        batch.weights = np.float32(batch.weights * np.linspace(0, 1, batch.weights.size).reshape(8, -1))
+        state = create_state(task, session.spec, session.abstract)
+        params, key = jax.device_get((state.params, state.key))
+        loss_and_grads = jax.jit(jax.value_and_grad(lambda *args: task.loss(*args, jax.random.key(0)), has_aux=True))
+        total, norms, losses, weights = jax.tree.map(np.zeros_like, params), [], [], []
+        for group in ([0, 2], [4, 6], [1, 3], [5, 7]):
+            rows = jax.tree.map(lambda x, g=group: jnp.asarray(x[g], x.dtype), batch)
+            (loss, (weight, _)), grads = jax.device_get(loss_and_grads(params, rows))
+            losses.append(loss)
+            weights.append(weight)
+            norms.append(np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads))))
+            total = jax.tree.map(lambda t, g, n=norms[-1]: t + g * min(1.0, 2.2 / n), total, grads)
+        after, report = make_train_step(task, session.abstract)(state, batch)
+    assert min(norms) < 2.2 < max(norms)
+    np.testing.assert_allclose(report["loss"], np.average(losses, weights=weights), rtol=1e-5)
+    noise_key = jax.random.split(jax.random.fold_in(jax.random.wrap_key_data(key), 0), 3)[2]
+    private = task.train.learner.stochastic_gradient
+    noise = private.add_noise(jax.tree.map(np.zeros_like, params), 8, noise_key)
+    expected = jax.tree.map(lambda p, t, n: p - (t / 4 + n), params, total, noise)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), after.params, expected)
+    drawn = np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(noise)])
+    np.testing.assert_allclose(np.std(drawn), 0.5 * 2.2 / 4, rtol=0.01)
+    assert abs(np.mean(drawn)) < 0.005 and drawn.size > 10_000
+    unit = dataclasses.replace(private, normalize_gradients=True).add_noise(total, 8, noise_key)
+    jax.tree.map(lambda u, t, n: np.testing.assert_allclose(u, (t + n) / 2.2, rtol=1e-5, atol=1e-6), unit, total, noise)
 
 
 def test_no_gradient_of_frozen_parameters_is_computed():
