@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
-    from paxcli.convert.huggingface.weights import ExportedWeights, ImportedWeights
+    from paxcli.convert.formats import Format
+    from paxcli.convert.runs import ExportedWeights, ImportedWeights
     from paxcli.models.decoding import Sampling
     from paxcli.programs.ahead_of_time import Compiled, Step
     from paxcli.training.experiment import Experiment
@@ -437,25 +438,30 @@ def compile(
         return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
 
 
-def import_weights(source: PathLike, run_dir: PathLike, dry_run: bool = False) -> ImportedWeights:
-    """Starts a run from published weights in Hugging Face's format: parameters, tokenizer, and a recipe to train them.
+def import_weights(
+    source: PathLike,
+    run_dir: PathLike,
+    dry_run: bool = False,
+    recipe: Recipe | None = None,
+    format: Format | None = None,
+) -> ImportedWeights:
+    """Starts a run from weights of Hugging Face, or from a checkpoint of paxml or MaxText.
 
     Args:
-      source: A directory with `config.json` and safetensors files.
-      run_dir: A run without checkpoints. Its first checkpoint is of step 0.
-      dry_run: Whether only to compare names and shapes; writes nothing.
-
-    Returns:
-      `family`, `parameters`, `recipe` (YAML), `carried` (files), `num_bytes` and `seconds` of reading, and `tensors`:
-      names that are `matched`, `missing`, `unexpected` or `mismatched`.
+      source: Their directory.
+      run_dir: A run without checkpoints.
+      dry_run: Whether only to compare names and shapes.
+      recipe: Of the same model. None = made from `config.json`; paxml and MaxText need one.
+      format: `hf`, `paxml` or `maxtext`; None = inferred from the files.
 
     Raises:
-      ConfigError: Pax does not have the architecture, or the run has checkpoints.
+      ConfigError: Pax lacks the architecture, a recipe is missing or of another model, or the run has checkpoints.
       DataError: A file is missing or damaged, or the tensors are not those of the model.
     """
-    from paxcli.convert.huggingface.weights import import_huggingface
+    from paxcli.convert import formats
 
-    return import_huggingface(source, run_dir, dry_run)
+    given = None if recipe is None else (recipe.name, recipe.config, recipe.yaml())
+    return formats.import_weights(source, run_dir, format, given, dry_run)
 
 
 def export_weights(
@@ -463,23 +469,25 @@ def export_weights(
     directory: PathLike,
     step: int | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    format: Literal["hf", "maxtext"] = "hf",
 ) -> ExportedWeights:
-    """Writes the parameters of a checkpoint in Hugging Face's format, with `config.json` and the imported tokenizer.
+    """Writes a checkpoint as weights of Hugging Face, or as a training state of MaxText.
 
     Args:
       run: The run, or its directory.
       directory: A new directory.
       step: The checkpoint; None = the latest.
-      dtype: Of the tensors; None = that of the imported weights, else float32.
+      dtype: Of Hugging Face's tensors; None = that of the imported weights, else float32.
+      format: `hf` or `maxtext`.
 
     Raises:
-      ConfigError: No architecture of Hugging Face computes what this model computes, or the directory has a model.
+      ConfigError: No architecture there computes what this model computes, or the directory has a model.
       DataError: There is no such checkpoint.
     """
-    from paxcli.convert.huggingface.weights import export_huggingface
+    from paxcli.convert import formats
 
     run = run if isinstance(run, Run) else Run(run)
-    return export_huggingface(run.config, run.path, directory, step, dtype)
+    return formats.export_weights(run.config, run.path, directory, format, step, dtype)
 
 
 def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:

@@ -243,7 +243,13 @@ class CheckpointStore:
             from paxcli.checkpoint.durable import DurableRename
 
             logging.getLogger("absl").addFilter(_is_not_orbax_error)
-            arrays = ocp.PyTreeCheckpointHandler(use_compression=False)  # weights hardly compress
+            # NumPy arrays are written from their own memory, without a copy.
+            types = ocp.type_handlers.create_type_handler_registry(
+                (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
+                (jax.Array, ocp.type_handlers.get_type_handler(jax.Array)),
+            )
+            # Weights hardly compress.
+            arrays = ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=types)
             registry = ocp.DefaultCheckpointHandlerRegistry()
             registry.add(STATE, ocp.args.PyTreeSave, arrays)
             self._open = ocp.CheckpointManager(

@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.import_weights import FormatOption
 from paxcli.cli.options import JsonOption, StepOption
 from paxcli.cli.output import say_result
 
@@ -17,22 +16,24 @@ from paxcli.cli.output import say_result
 def export_weights(
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="The new directory. Required.")],
-    format: FormatOption = "hf",
+    format: Annotated[Literal["hf", "maxtext"], typer.Option("--format", help="hf: Hugging Face. Default: hf.")] = "hf",
     step: StepOption = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option("--dtype", help="Dtype of the tensors. Default: that of the imported weights, or float32."),
+        typer.Option("--dtype", help="With hf: dtype of the tensors. Default: that of the imported, or float32."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a checkpoint's parameters as config.json and safetensors files, with the imported tokenizer.
+    """Write a checkpoint for Hugging Face (parameters, config.json, tokenizer) or for MaxText (the training state).
 
     \b
     Examples:
       pax export runs/llama --out llama-mine
       pax export runs/llama --out llama-mine --step 500 --dtype bfloat16
+      pax export runs/llama --format maxtext --out gs://mine/llama
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only
-    done = pax.export_weights(run_dir, out, step, dtype)
-    size = f"{done.parameters:,} parameters of step {done.step}"
-    say_result(dataclasses.asdict(done), f"Wrote {size} as {done.family} in {done.dtype} to {done.directory}.", as_json)
+    done = pax.export_weights(run_dir, out, step, dtype, format)
+    what = f"{done.parameters:,} parameters" + (" and the optimizer's state" if done.with_optimizer else "")
+    text = f"Wrote {what} of step {done.step} as {done.family} in {done.dtype} to {done.directory}."
+    say_result(dataclasses.asdict(done), text, as_json)

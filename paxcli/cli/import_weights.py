@@ -1,4 +1,4 @@
-"""`pax import`: published weights as a run."""
+"""`pax import`: weights of other formats as a run."""
 
 from __future__ import annotations
 
@@ -9,42 +9,57 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption
 from paxcli.cli.output import say_result
+from paxcli.cli.runs import load_recipe
+from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paxcli.convert.huggingface.weights import ImportedWeights
-
-FormatOption = Annotated[Literal["hf"], typer.Option("--format", help="The format: Hugging Face.")]
+    from paxcli.convert.runs import ImportedWeights
 
 
 def import_weights(
-    source: Annotated[str, typer.Argument(metavar="DIR", help="A directory with config.json and safetensors files.")],
+    source: Annotated[str, typer.Argument(metavar="DIR", help="Weights of Hugging Face, or a checkpoint.")],
     out: Annotated[str, typer.Option("--out", metavar="RUN_DIR", help="The new run. Required.")],
-    format: FormatOption = "hf",
+    format: Annotated[
+        Literal["hf", "paxml", "maxtext"] | None,
+        typer.Option("--format", help="hf: Hugging Face. Default: inferred from the files."),
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            "--recipe", metavar="RECIPE", help="A recipe of the same model. Default: made from config.json (hf)."
+        ),
+    ] = None,
+    sets: SetOption = None,
+    overlays: OverlayOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a run from published weights: writes a checkpoint, the tokenizer and a recipe that trains them.
+    """Start a run from weights of Hugging Face, or from a checkpoint of paxml or MaxText.
 
     \b
     Examples:
       pax import Llama-3.1-8B --out runs/llama
-      pax import Llama-3.1-8B --out runs/llama --dry-run
+      pax import gs://mine/c4/checkpoints --recipe C4Spmd1BAdam4Replicas --out runs/c4
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only
-    done = pax.import_weights(source, out, dry_run)
+    if recipe is None and (sets or overlays):
+        raise ConfigError("`--set` and `--overlay` change a recipe, and none is given.", "Give it with `--recipe`.")
+    loaded = None if recipe is None else load_recipe(recipe, overlays, sets)
+    done = pax.import_weights(source, out, dry_run, loaded, format)
     say_result(dataclasses.asdict(done), _text(done, dry_run), as_json)
 
 
 def _text(done: ImportedWeights, dry_run: bool) -> str:
-    size = f"{done.parameters:,} parameters of {done.family} from {done.source}"
+    state = f", with the optimizer's state of step {done.step}" if done.with_optimizer else ""
+    size = f"{done.parameters:,} parameters of {done.family}{state}, from {done.source}"
     if not dry_run:
         rate = done.num_bytes / 1e9 / max(done.seconds, 1e-9)
         speed = f"{done.num_bytes / 1e9:.2f} GB, {rate:.2f} GB/s"
         return f"Imported {size}: {speed}.\nTo train: pax train {done.run_dir}"
     found = done.tensors
-    lines = [f"Would import {size}." if not found else "Cannot import: the tensors are not those of config.json."]
+    lines = [f"Would import {size}." if not found else f"Cannot import: the tensors are not those of {done.family}."]
     lines.append(f"matched: {len(found.matched)}")
     for title, names in (("missing", found.missing), ("unexpected", found.unexpected)):
         lines += [f"{title}: {len(names)}", *(f"  {name}" for name in names)]

@@ -103,6 +103,7 @@ def maxtext_convert(
     if to_maxtext is not None:
         return _print_maxtext_command(to_maxtext, checkpoint, dry_run, as_json)
     from paxcli.convert.maxtext.convert import convert_script, describe, import_weights
+    from paxcli.convert.maxtext.launch_to_recipe import config_with
 
     conversions, source = convert_script(
         script or [],
@@ -115,7 +116,9 @@ def maxtext_convert(
     if checkpoint is not None:
         run_dir = _check_run_dir(out, len(conversions), python)
         result = describe(conversions[0], source, python, check)
-        done = import_weights(conversions[0], result["recipe"], checkpoint, run_dir, dry_run)
+        block = conversions[0].settings["decoder_block"]
+        config = config_with(conversions[0].values)
+        done = import_weights(config, result["recipe"], checkpoint, run_dir, dry_run, block)
         result |= {"run_dir": run_dir, "step": done.step, "with_optimizer": done.with_optimizer}
         print(result["report"], file=sys.stderr, end="\n\n")
         return say_result({**result, "checkpoint": done.source}, _import_text(done, run_dir, dry_run), as_json)
@@ -201,11 +204,11 @@ def _print_maxtext_command(recipe: str, checkpoint: str | None, dry_run: bool, a
         print("MaxText has no key for: " + ", ".join(left), file=sys.stderr)
     result: dict[str, Any] = {"keys": keys, "dropped": left}
     if checkpoint is not None:
-        done = export_weights(
-            resolved.config, default_run_dir(recipe) if run_dir is None else run_dir, keys, checkpoint, dry_run
-        )
-        result |= {"step": done.step, "with_optimizer": done.with_optimizer, "checkpoint": done.target}
+        run_dir = default_run_dir(recipe) if run_dir is None else run_dir
+        done = export_weights(resolved.config, run_dir, checkpoint, dry_run=dry_run)
+        keys["load_full_state_path" if done.with_optimizer else "load_parameters_path"] = done.directory
+        result |= {"step": done.step, "with_optimizer": done.with_optimizer, "checkpoint": done.directory}
         what = f"the training state of step {done.step}" if done.with_optimizer else "the parameters"
-        print(f"{'Would write' if dry_run else 'Wrote'} {what} to {done.target}", file=sys.stderr)
+        print(f"{'Would write' if dry_run else 'Wrote'} {what} to {done.directory}", file=sys.stderr)
     command = command_line(keys)
     say_result({"command": command, **result}, command, as_json)

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
 
 from paxcli.checkpoint.array_differences import ArrayDifferences, ArrayType, compare_arrays
-from paxcli.errors import ConfigError
 
-Kind = Literal["params", "mu", "nu"]
-"""What tensors hold: parameters, or Adam's first or second moments of them."""
+Kind = Literal["params", "ema", "mu", "nu"]
+"""What tensors hold: parameters, their moving average, or Adam's first or second moments of them."""
 
 Side = Literal["foreign", "pax"]
 Arrays = Sequence[np.ndarray]
@@ -142,8 +142,8 @@ class Rule:
         return arrays
 
     def _numbers(self, kind: Kind) -> tuple[float, float]:
-        scale = {"params": self.scale, "mu": 1 / self.scale, "nu": self.scale**-2}[kind]
-        return scale, self.shift if kind == "params" else 0.0
+        scale = {"mu": 1 / self.scale, "nu": self.scale**-2}.get(kind, self.scale)
+        return scale, 0.0 if kind in ("mu", "nu") else self.shift
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,12 +176,19 @@ class Layers:
     @staticmethod
     def of_separate_tensors(count: int, pattern: str = "{}") -> Layers:
         """Layers with tensors of their own, whose `{layer}` is a number in a pattern."""
-        return Layers(tuple(Slot({"layer": pattern.format(i)}) for i in range(count)))
+        return Layers.of_stacks(pattern, count)
 
     @staticmethod
     def of_one_stack(count: int, name: str = "layers", axis: int = 0) -> Layers:
         """Layers in one stack."""
-        return Layers(tuple(Slot({"layer": name}, i) for i in range(count)), axis)
+        return dataclasses.replace(Layers.of_stacks(name, 1, (count,)), axis=axis, dims=())
+
+    @staticmethod
+    def of_stacks(pattern: str, count: int, dims: tuple[int, ...] = ()) -> Layers:
+        """Interleaved stacks: layer i is in stack i % `count`, whose leading dimensions are `dims`; () = no stacks."""
+        numbers = range(count * math.prod(dims))
+        slots = (Slot({"layer": pattern.format(n % count)}, n // count if dims else None) for n in numbers)
+        return Layers(tuple(slots), dims=dims)
 
     def tensors(self, name: str) -> dict[str, list[int]]:
         """The tensors of a name -> the layers that each holds, in order."""
@@ -223,24 +230,20 @@ class Layers:
 _NO_LAYERS = Layers((Slot({}),))
 
 
-def pax_layers(names: Collection[str], num_layers: int) -> Layers:
-    """Pax's layers, inferred from the names of all parameters: stacked, unrolled, or interleaved kinds of layers.
-
-    Raises:
-      ConfigError: The layers are in the stages of a pipeline.
-    """
-    kinds = {name.split(".")[2] for name in names if name.startswith("stack.layers.turn_")}
+def pax_layers(params: Mapping[str, ArrayType], num_layers: int) -> Layers:
+    """Pax's layers, inferred from its parameters: stacked, unrolled, interleaved kinds of layers, or in stages."""
+    kinds = {name.split(".")[2] for name in params if name.startswith("stack.layers.turn_")}
     if kinds:
-        count = len(kinds)
-        return Layers(tuple(Slot({"layer": f"layers.turn_{i % count}"}, i // count) for i in range(num_layers)))
-    if any(name.startswith("stack.layers_0.") for name in names):
+        return Layers.of_stacks("layers.turn_{}", len(kinds), (num_layers // len(kinds),))
+    if any(name.startswith("stack.layers_0.") for name in params):
         return Layers.of_separate_tensors(num_layers, "layers_{}")
-    if any(name.startswith(("stack.stages.", "stack.repeats.")) for name in names):
-        raise ConfigError(
-            "The layers of this recipe are in the stages of a pipeline, which weights of other formats do not fit.",
-            "Use the recipe without its pipeline; for MaxText, ici_pipeline_parallelism=1 dcn_pipeline_parallelism=1.",
-        )
-    return Layers.of_one_stack(num_layers)
+    in_stages = next((name for name in params if name.startswith(("stack.stages.", "stack.repeats."))), None)
+    if in_stages is None:
+        return Layers.of_one_stack(num_layers)
+    group = in_stages[len("stack.") : in_stages.index("stages.") + len("stages.")]
+    is_unrolled = f"{group}layers_" in in_stages
+    dims = tuple(params[in_stages].shape[: group.count(".") + (not is_unrolled)])
+    return Layers.of_stacks(f"{group}layers" + "_{}" * is_unrolled, num_layers // math.prod(dims), dims)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,7 +281,7 @@ def from_pax(layout: Layout, params: Source, kind: Kind = "params") -> Iterator[
     return _convert(layout, params, kind, "foreign")
 
 
-def fill_pax(layout: Layout, tensors: Source, params: Mapping[str, np.ndarray]) -> None:
+def fill_pax(layout: Layout, tensors: Source, params: Mapping[str, np.ndarray], kind: Kind = "params") -> None:
     """Copies foreign tensors into the arrays of pax's parameters, one layer after the other.
 
     Needs no memory beyond `params` but for a tensor of one layer, and reads each tensor once, if the foreign layers
@@ -288,7 +291,7 @@ def fill_pax(layout: Layout, tensors: Source, params: Mapping[str, np.ndarray]) 
         count = len(layout.layers(rule.names("pax")[0], "pax").slots)
         for number in range(count):
             arrays = [layout.layers(name, "foreign").read(tensors, name, [number]) for name in rule.names("foreign")]
-            for name, x in zip(rule.names("pax"), rule.to_pax(arrays), strict=True):
+            for name, x in zip(rule.names("pax"), rule.to_pax(arrays, kind), strict=True):
                 layout.layers(name, "pax").write(params, name, number, x[0])
 
 

@@ -12,7 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.convert.paxml import from_paxml
+from paxcli.checkpoint.reading import named_leaves, nest_by_name
+from paxcli.convert.layout import Layers, Layout, from_pax, to_pax
+from paxcli.convert.paxml import paxml_layout
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.mesh.weights import weights_of
 from paxcli.models.decoding import Sampling, generate
@@ -21,6 +23,28 @@ from paxcli.nested_map import NestedMap
 from paxcli.optim.adam import Adam
 from paxcli.optim.schedules import Constant, LinearRampupCosineDecay, LinearRampupExponentialDecay, Schedule
 from paxcli.training.learner import Learner
+
+
+def from_paxml(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Pax's parameters as a tree, layers stacked, from `{paxml's name: array}`, such as `lm/final_ln/scale`."""
+    foreign = _without_prefix(arrays)
+    return nest_by_name(dict(to_pax(_layout(foreign), foreign)))
+
+
+def to_paxml(params: Mapping[str, Any], like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The inverse of `from_paxml`, with the layout of `like`."""
+    pax = {name: np.asarray(leaf) for name, leaf in named_leaves(dict(params)).items()}
+    layout = _layout(_without_prefix(like))
+    return {f"lm/{name.replace('.', '/')}": array for name, array in from_pax(layout, pax)}
+
+
+def _without_prefix(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {name.removeprefix("lm/").replace("/", "."): array for name, array in arrays.items()}
+
+
+def _layout(foreign: Mapping[str, np.ndarray]) -> Layout:
+    count = len(paxml_layout(foreign, Layers(())).foreign.slots)
+    return paxml_layout(foreign, Layers.of_one_stack(count)).only(foreign, "foreign")
 
 
 def model_of(params: Mapping[str, Any]) -> LanguageModel:

@@ -27,7 +27,6 @@ from paxcli.convert.layout import (
     transpose,
     unstack,
 )
-from paxcli.errors import ConfigError
 from tests.models import hf_families
 
 Arrays = dict[str, np.ndarray]
@@ -157,12 +156,17 @@ def test_a_stack_is_read_as_a_view_and_one_tensor_at_a_time() -> None:
 
 
 def test_layers_of_pax_are_inferred_from_names() -> None:
-    assert pax_layers(["stack.layers.attention.query"], 2) == Layers.of_one_stack(2)
-    assert pax_layers(["stack.layers_0.attention.query"], 2) == Layers.of_separate_tensors(2, "layers_{}")
-    interleaved = pax_layers(["stack.layers.turn_0.norm.scale", "stack.layers.turn_1.norm.scale"], 4)
+    def found(names: list[str], num_layers: int, *shape: int) -> Layers:
+        return pax_layers({name: np.zeros(shape) for name in names}, num_layers)
+
+    assert found(["stack.layers.attention.query"], 2) == Layers.of_one_stack(2)
+    assert found(["stack.layers_0.attention.query"], 2) == Layers.of_separate_tensors(2, "layers_{}")
+    interleaved = found(["stack.layers.turn_0.norm.scale", "stack.layers.turn_1.norm.scale"], 4)
     assert [slot.index for slot in interleaved.slots] == [0, 0, 1, 1]
-    with pytest.raises(ConfigError, match="stages of a pipeline"):
-        pax_layers(["stack.stages.layers.attention.query"], 2)
+    stages = found(["stack.stages.layers.post"], 6, 2, 3, 5)
+    assert stages.dims == (2, 3) and stages.slots[4] == Slot({"layer": "stages.layers"}, 4)
+    rounds = found(["stack.repeats.stages.layers_1.post"], 8, 2, 2, 5)
+    assert rounds.dims == (2, 2) and rounds.slots[5] == Slot({"layer": "repeats.stages.layers_1"}, 2)
 
 
 def test_the_inverse_of_a_step_undoes_it() -> None:

@@ -5,17 +5,26 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+import tarfile
+from typing import Any
 
+import fiddle as fdl
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import tensorstore
 
-from paxcli.convert.paxml import from_paxml, to_paxml
-from paxcli.errors import DataError
+import paxcli as pax
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.convert.paxml import PaxmlCheckpoint
+from paxcli.convert.runs import state_shapes
+from paxcli.errors import ConfigError, DataError
+from paxcli.layers.pipeline import to_layers
 from paxcli.nested_map import NestedMap
-from tests.convert.paxml_comparison import compare, model_of
+from tests.convert.paxml_comparison import compare, from_paxml, model_of, to_paxml
 
 DATA = pathlib.Path(__file__).parents[1] / "data"
 L, D, F, N, H, V, T, B = 4, 16, 24, 2, 8, 20, 12, 2
@@ -128,32 +137,177 @@ def test_family_m_equals_its_math():
     assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, fresh)
 
 
+def _in_layout(arrays: dict[str, np.ndarray], kind: str, stages: int, rounds: int) -> dict[str, np.ndarray]:
+    """Repeated layers as paxml's unrolled or pipelined ones, from the description of its names."""
+    found = {}
+    for name, x in arrays.items():
+        before, repeated, after = name.partition("repeat/sub/x_layers_0")
+        if not repeated:
+            found[name] = x
+        elif kind == "unrolled":
+            found |= {f"{before}x_layers_{i}{after}": x[i] for i in range(L)}
+        else:
+            each = x.reshape(rounds, stages, L // stages // rounds, *x.shape[1:])
+            each = each if rounds > 1 else each[0]
+            axis = 1 + (rounds > 1)
+            parts = np.moveaxis(each, axis, 0)
+            found |= {f"{before}pipeline/body/x_layers_{k}{after}": part for k, part in enumerate(parts)}
+    return found
+
+
 @pytest.mark.parametrize(
-    ("layout", "num_stages", "repeats", "name", "shape"),
+    ("kind", "stages", "rounds", "name", "shape"),
     [
-        ("repeat", 1, 1, "repeat/sub/x_layers_0", (L, D)),
         ("unrolled", 1, 1, "x_layers_3", (D,)),
         ("pipeline", 2, 1, "pipeline/body/x_layers_1", (2, D)),
         ("pipeline", 1, 1, "pipeline/body/x_layers_3", (1, D)),
         ("pipeline", 2, 2, "pipeline/body/x_layers_0", (2, 2, D)),
     ],
 )
-def test_layouts_there_and_back(layout, num_stages, repeats, name, shape):
-    params = from_paxml(_family_m())
-    arrays = to_paxml(params, layout, num_stages, repeats)
+def test_every_layout_of_layers_is_read_and_written(kind, stages, rounds, name, shape):
+    repeated = _family_m()
+    arrays = _in_layout(repeated, kind, stages, rounds)
     assert arrays[f"lm/transformer/{name}/layer_norm/scale"].shape == shape
-    jax.tree.map(np.testing.assert_array_equal, from_paxml(arrays), params)
+    params = from_paxml(arrays)
+    jax.tree.map(np.testing.assert_array_equal, params, from_paxml(repeated))
+    assert_same(to_paxml(params, arrays), arrays)
 
 
 def test_to_paxml_gives_their_arrays_back():
     with np.load(DATA / "c4_1b.npz") as arrays:
         theirs = {name.removeprefix("param/"): array for name, array in arrays.items() if name.startswith("param/")}
-    ours = to_paxml(from_paxml(theirs))
-    assert ours.keys() == theirs.keys()
-    for name, array in theirs.items():
-        np.testing.assert_array_equal(ours[name], array)
+    assert_same(to_paxml(from_paxml(theirs), theirs), theirs)
 
 
-def test_an_unknown_name_is_an_error():
-    with pytest.raises(DataError, match="no_such"):
-        from_paxml({"lm/no_such/w": np.zeros(2)})
+def assert_same(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+
+
+# Checkpoints.
+
+SIZES = {"num_layers": 2, "model_dims": 48, "hidden_dims": 192, "num_heads": 4, "task.model.vocab_size": 97}
+SIZES |= {"max_seq_len": 16, "task.model.fprop_dtype": "float32", "mesh.ici_mesh_shape": [1, 1, 1]}
+TRAINING = {"learning_rate": 1e-2, "schedule.warmup_steps": 2, "schedule.decay_start": 3, "schedule.decay_end": 12}
+TRAINING |= {"schedule.min_ratio": 0.1, "task.train.percore_batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory) -> pathlib.Path:
+    """Checkpoints as paxml wrote them, and what it computed."""
+    folder = tmp_path_factory.mktemp("paxml")
+    with tarfile.open(DATA / "paxml_checkpoint.tar.xz") as file:
+        file.extractall(folder, filter="data")
+    as_zarr(folder / "c4/checkpoint_00000003", folder / "c4_zarr/checkpoint_00000003")
+    return folder
+
+
+def as_zarr(database: pathlib.Path, folder: pathlib.Path) -> None:
+    """The arrays of a database in folders of their own, with the names that paxml gives these."""
+    store = tensorstore.KvStore.open(f"file://{database}/state/|ocdbt:").result()
+    for key in store.list().result():
+        name, _, file = key.decode().rpartition("/")
+        prefix = name.replace("opt_states.0.", "opt_states_0.").replace("no_prefix.", "no_prefix_")
+        path = folder / "state" / prefix.replace("i-1.", "i-1_") / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(store.read(key).result().value)
+
+
+def test_zarr_folders_have_the_arrays_of_the_database(references):
+    folders, database = PaxmlCheckpoint(references / "c4_zarr"), PaxmlCheckpoint(references / "c4")
+    assert (folders.step, folders.count) == (database.step, database.count) == (3, 3)
+    for kind in ("params", "mu", "nu"):
+        names = database.arrays(kind)
+        assert folders.arrays(kind).keys() == names.keys() and len(names) == 15
+        assert_same(*({name: one.reader(kind)[name] for name in names} for one in (folders, database)))
+
+
+@pytest.mark.parametrize("family", ["c4", "lm_cloud"])
+def test_training_goes_on_where_paxml_stopped(family, references, tmp_path):
+    expected = json.loads((references / "runs.json").read_text())[family]
+    recipe = pax.load(expected["recipe"], set=SIZES | TRAINING)
+    done = pax.import_weights(references / family, tmp_path / "run", recipe=recipe)
+    assert (done.step, done.with_optimizer, done.num_bytes) == (3, True, 3 * 4 * done.parameters)
+    assert not done.tensors and len(done.tensors.matched) == {"c4": 15, "lm_cloud": 30}[family]
+    shapes = state_shapes(recipe.config)
+    state, _ = CheckpointStore(tmp_path / "run/checkpoints").restore(3, shapes)
+    model, learner = fdl.build(recipe.config.task.model), fdl.build(recipe.config.task.train.learner)
+    weights = jax.tree.unflatten(jax.tree.structure(state.params), shapes.weights)
+    params, opt_state = state.params, state.opt_state
+    batches = np.load(references / "batches.npz")
+
+    @jax.jit
+    def update(params, opt_state, batch, step):
+        def loss(params):
+            predictions: Any = model.apply({"params": params}, batch, method="compute_predictions")
+            return model.apply({"params": params}, predictions, batch, method="compute_loss")[0]["loss"][0]
+
+        loss, grads = jax.value_and_grad(loss)(params)
+        return loss, *learner.update(grads, opt_state, params, step, weights)
+
+    for i in range(3, 6):
+        batch = NestedMap({name[2:]: jnp.asarray(batches[name]) for name in batches.files if name.startswith(f"{i}/")})
+        np.testing.assert_allclose(optax.tree.norm(params), expected["var_norm"][i], rtol=1e-6)
+        loss, params, opt_state, report = update(params, opt_state, batch, jnp.int32(i))
+        np.testing.assert_allclose(loss, expected["loss"][i], rtol=1e-6)
+        np.testing.assert_allclose(report["grad_norm"], expected["raw_grad_norm"][i], rtol=2e-6)
+
+
+def test_pipelined_layers_and_moving_averages_are_carried(tmp_path):
+    """Four layers in two stages, unrolled in a stage, as paxml's GPT-3 recipes have them, into the same in pax."""
+    arrays = _in_layout(_family_m(), "pipeline", 2, 1)
+    sizes = {"num_layers": L, "model_dims": D, "hidden_dims": F, "num_heads": N, "task.model.vocab_size": V}
+    sizes |= {"num_stages": 2, "num_positions": T + 4, "max_seq_len": T, "learner.ema_decay": 0.9}
+    recipe = pax.load("C4SpmdPipelineGpt3SmallAdam8Replicas", set=sizes)
+    checkpoint = tmp_path / "checkpoints/checkpoint_00000007/state"
+    for name, array in arrays.items():
+        group = "p#2#i0" if "pipeline" in name else "no_prefix"
+        dotted = f"params.{name.replace('/', '.')}"
+        write_array(checkpoint / f"mdl_vars.{dotted}", array)
+        for link, moment, factor in ((1, "m", 0.5), (1, "v", 0.25), (3, "ema", 2.0)):
+            write_array(checkpoint / f"opt_states_0.{group}_{link}.{moment}.{dotted}", factor * array)
+    write_array(checkpoint / "opt_states_0.no_prefix_1.count", np.int32(7))
+    write_array(checkpoint / "opt_states_0.p#2#i0_1.count", np.full((2,), 7, np.int32))
+    write_array(checkpoint / "step", np.uint32(7))
+    pax.import_weights(tmp_path, tmp_path / "run", recipe=recipe)
+    state, _ = CheckpointStore(tmp_path / "run/checkpoints").restore(7, state_shapes(recipe.config))
+    expected = from_paxml(arrays)
+    for found, factor in (
+        (state.params, 1.0),
+        (state.opt_state.optimizer.first_moment, 0.5),
+        (state.opt_state.optimizer.second_moment, 0.25),
+        (state.opt_state.ema, 2.0),
+    ):
+        stack = to_layers(found["stack"])
+        layers = jax.tree.map(lambda *x: np.stack(x), *(stack[f"layers_{i}"] for i in range(L)))
+        jax.tree.map(
+            lambda a, b, factor=factor: np.testing.assert_array_equal(a, factor * b),
+            {**found, "stack": {"layers": layers}},
+            expected,
+        )
+
+
+def write_array(folder: pathlib.Path, array: np.ndarray) -> None:
+    spec = {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder}/"}}
+    array = np.asarray(array)
+    tensorstore.open(spec, create=True, dtype=array.dtype, shape=array.shape).result()[...] = array
+
+
+def test_what_cannot_be_imported_is_refused(references, tmp_path):
+    with pytest.raises(ConfigError, match="does not describe its model") as refused:
+        pax.import_weights(references / "c4", tmp_path / "run")
+    assert "--recipe C4Spmd1BAdam4Replicas" in str(refused.value.hint)
+    recipe = pax.load("c4-1b", set=SIZES | {"hidden_dims": 100})
+    found = pax.import_weights(references / "c4", tmp_path / "run", recipe=recipe, dry_run=True).tensors
+    assert len(found.mismatched) == 3 and not found.missing and not found.unexpected
+    with pytest.raises(DataError, match=r"ffn_layer1.linear.w` is \[2, 48, 192\] there, \[2, 48, 100\] here"):
+        pax.import_weights(references / "c4", tmp_path / "run", recipe=recipe)
+    with pytest.raises(DataError, match="holds no checkpoint that pax knows"):
+        pax.import_weights(tmp_path, tmp_path / "run", recipe=recipe)
+    broken = tmp_path / "checkpoint_00000001/state"
+    broken.mkdir(parents=True)
+    (broken / "checkpoint").write_bytes(b"not msgpack")
+    with pytest.raises(DataError, match="cannot be read"):
+        pax.import_weights(tmp_path, tmp_path / "run", recipe=recipe)
+    assert not (tmp_path / "run").exists()

@@ -265,11 +265,11 @@ def config_json(config: fdl.Config, carried: Mapping[str, Any] | None, dtype: st
     Raises:
       ConfigError: No family computes what this model computes; names the fields that differ.
     """
-    if carried is not None and not _differences(config, carried):
+    if carried is not None and not differing_fields(config, carried):
         key = "torch_dtype" if "torch_dtype" in carried else "dtype"
         return {**carried, key: dtype}
     found = _new_config(config.task.model) | {"torch_dtype": dtype}
-    if differences := _differences(config, found):
+    if differences := differing_fields(config, found):
         raise ConfigError(
             f"{found['architectures'][0]}, the nearest architecture, differs from this model: "
             f"{'; '.join(differences[:5])}.",
@@ -278,7 +278,7 @@ def config_json(config: fdl.Config, carried: Mapping[str, Any] | None, dtype: st
     return found
 
 
-def _differences(config: fdl.Config, huggingface: Mapping[str, Any]) -> list[str]:
+def differing_fields(config: fdl.Config, huggingface: Mapping[str, Any]) -> list[str]:
     """The fields in which a recipe's model differs from that of a `config.json`."""
     ours, theirs = copy.deepcopy(config), copy.deepcopy(config)
     model = ours.task.model

@@ -20,7 +20,7 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 SHARD_BYTES = 2 * 10**9
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class Safetensors:
@@ -86,7 +86,7 @@ def _find(directory: Path) -> list[Path]:
 def refuse_pickles(source: Path) -> None:
     """Raises DataError if the weights are pickles, which could run any code when they are read."""
     candidates = sorted(source.iterdir()) if source.is_dir() else [source]
-    pickles = [path for path in candidates if path.is_file() and path.suffix in _PICKLES]
+    pickles = [path for path in candidates if path.is_file() and path.suffix in PICKLES]
     if pickles:
         folder = source if source.is_dir() else source.parent
         raise DataError(

@@ -7,10 +7,11 @@ query, key and value as one tensor. Mixtral has tensors of their own for each ex
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import fiddle as fdl
 
+from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing
 from paxcli.convert.layout import Layers, Layout, Rule, Step, pax_layers, reshape, split, transpose, unstack
 from paxcli.errors import ConfigError
@@ -69,13 +70,13 @@ def sizes_of(model: fdl.Config, family: str) -> ModelSizes:
     )
 
 
-def huggingface_layout(family: str, sizes: ModelSizes, params: Collection[str]) -> Layout:
+def huggingface_layout(family: str, sizes: ModelSizes, params: Mapping[str, ArrayType]) -> Layout:
     """The rules for a model.
 
     Args:
       family: A key of `FAMILIES`.
       sizes: The model's.
-      params: Names of pax's parameters.
+      params: Shapes of pax's parameters.
 
     Raises:
       ConfigError: The family has no tensor for a parameter.

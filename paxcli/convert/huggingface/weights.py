@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-import time
+from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
 import ml_dtypes
 import numpy as np
 import yaml
-from etils import epath
 
-from paxcli.checkpoint.array_differences import ArrayDifferences
-from paxcli.checkpoint.manager import CheckpointStore, format_steps
-from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
+from paxcli.checkpoint.array_differences import ArrayType
+from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
 from paxcli.config.load import load
 from paxcli.config.paths import resolve_path
-from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, family_of, model_values
+from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, family_of, model_values
 from paxcli.convert.huggingface.files import (
     CONFIG,
     Safetensors,
@@ -31,8 +29,16 @@ from paxcli.convert.huggingface.files import (
 )
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, sizes_of
 from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
-from paxcli.convert.layout import Source, compare_to_model, fill_pax, foreign_shapes, from_pax
-from paxcli.convert.new_run import check_new, state_shapes, write_run
+from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
+from paxcli.convert.runs import (
+    ExportedWeights,
+    ImportedWeights,
+    check_new,
+    find_step,
+    import_checkpoint,
+    read_run,
+    state_shapes,
+)
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.training.experiment import Experiment
 
@@ -45,69 +51,23 @@ _TRAINING = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class ImportedWeights:
-    """Weights that were imported, or would be.
-
-    Attributes:
-      source: Directory of the weights.
-      run_dir: The new run.
-      family: Its `model_type`.
-      recipe: The recipe as YAML.
-      parameters: The number of parameters.
-      num_bytes: Size of the tensors that were read.
-      seconds: Time that reading them took; 0 if nothing was written.
-      tensors: Names that match, are missing, unexpected, or have another shape.
-      carried: Names of the files that were copied.
-    """
-
-    source: str
-    run_dir: str
-    family: str
-    recipe: str
-    parameters: int
-    num_bytes: int
-    seconds: float
-    tensors: ArrayDifferences
-    carried: list[str]
-
-
-@dataclasses.dataclass(frozen=True)
-class ExportedWeights:
-    """Weights that were exported.
-
-    Attributes:
-      run_dir: The run.
-      step: The checkpoint's.
-      directory: The new directory.
-      family: The `model_type`.
-      dtype: Of the tensors.
-      parameters: The number of parameters.
-      files: Names of the files.
-    """
-
-    run_dir: str
-    step: int
-    directory: str
-    family: str
-    dtype: str
-    parameters: int
-    files: list[str]
-
-
 def import_huggingface(
-    source: str | os.PathLike[str], run_dir: str | os.PathLike[str], dry_run: bool = False
+    source: str | os.PathLike[str],
+    run_dir: str | os.PathLike[str],
+    recipe: tuple[str, fdl.Config[Experiment], str] | None = None,
+    dry_run: bool = False,
 ) -> ImportedWeights:
     """Starts a run from a Hugging Face directory, at step 0.
 
     Args:
       source: A directory with `config.json` and safetensors files.
       run_dir: A run without checkpoints.
+      recipe: Name, config and YAML of a recipe of the same model; None = made from `config.json`.
       dry_run: Whether only to compare names and shapes.
 
     Raises:
       DataError: A file is missing or damaged, or the tensors are not those of the model.
-      ConfigError: Pax does not have the architecture, or the run has checkpoints.
+      ConfigError: Pax does not have the architecture, the recipe has another, or the run has checkpoints.
       MissingError: The run cannot be written.
     """
     folder, target = resolve_path(source), resolve_path(run_dir) / FOLDER
@@ -118,41 +78,40 @@ def import_huggingface(
     found = read_json(folder / CONFIG)
     family = family_of(found)
     tensors = Safetensors(folder)
-    recipe = {
-        "recipe": FAMILIES[family].recipe,
-        "set": {
-            "task.name": family,
-            **{f"{MODEL}.{path}": value for path, value in model_values(found).items()},
-            **_TRAINING,
-            **input_values(folder, found, target / TOKENIZER),
-        },
-    }
-    config = load(recipe["recipe"]).config
-    for path, value in recipe["set"].items():
-        assign(config, path, value)
+    name, config, text = recipe or _new_recipe(folder, found, family, target)
+    if differences := differing_fields(config, found):
+        raise ConfigError(
+            f"The recipe {name} is not of the model in {folder}: {'; '.join(differences[:5])}.",
+            "Choose the recipe of this model, or leave it out: pax makes one from config.json.",
+        )
     shapes = state_shapes(config)
-    params = named_leaves(shapes.params)
-    layout = huggingface_layout(family, sizes_of(config.task.model, family), list(params))
+    layout = huggingface_layout(family, sizes_of(config.task.model, family), named_leaves(shapes.params))
     names = saved_names(list(tensors.shapes), family, tied=config.task.model.head is None)
-    present = {name: tensors.shapes[saved] for name, saved in names.items()}
-    differences = compare_to_model(layout, params, present)
-    text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
-    size = sum(x.size * x.dtype.itemsize for x in present.values())
-    count, seconds, carried = sum(x.size for x in params.values()), 0.0, []
-    if not dry_run:
-        if differences:
-            raise DataError(
-                f"The tensors in {folder} are not those of its config.json: {differences.text()}.",
-                "Use the config.json that belongs to the weights; `--dry-run` lists all names.",
-            )
-        started = time.perf_counter()
-        arrays = {name: np.empty(x.shape, x.dtype) for name, x in params.items()}
-        fill_pax(layout, _Renamed(tensors, names), arrays)
-        seconds = time.perf_counter() - started
-        write_run(config, text, run_dir, shapes, {f"params.{name}": x for name, x in arrays.items()})
-        carried = [CONFIG, *carry_files(folder, target)]
-        write_json(target / CONFIG, found)
-    return ImportedWeights(str(folder), os.fspath(run_dir), family, text, count, size, seconds, differences, carried)
+    hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
+    checkpoint = _Checkpoint(folder, tensors, names)
+    done = import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run)
+    if dry_run:
+        return done
+    carried = [CONFIG, *carry_files(folder, target)]
+    write_json(target / CONFIG, found)
+    return dataclasses.replace(done, carried=carried)
+
+
+def _new_recipe(
+    folder: Path, found: dict[str, Any], family: str, target: Path
+) -> tuple[str, fdl.Config[Experiment], str]:
+    """A recipe that trains the model: its family, config and YAML."""
+    values = {
+        "task.name": family,
+        **{f"{MODEL}.{path}": value for path, value in model_values(found).items()},
+        **_TRAINING,
+        **input_values(folder, found, target / TOKENIZER),
+    }
+    base = FAMILIES[family].recipe
+    config = load(base).config
+    for path, value in values.items():
+        assign(config, path, value)
+    return family, config, yaml.safe_dump({"recipe": base, "set": values}, sort_keys=False, allow_unicode=True)
 
 
 def export_huggingface(
@@ -176,12 +135,7 @@ def export_huggingface(
       DataError: There is no such checkpoint, or it is damaged.
       MissingError: The directory cannot be written.
     """
-    store, target = CheckpointStore(epath.Path(run_dir) / "checkpoints"), resolve_path(directory)
-    steps = store.steps()
-    if not steps or (step is not None and step not in steps):
-        problem = f"no checkpoint of step {step}" if steps else "no checkpoint"
-        raise DataError(f"{os.fspath(run_dir)} has {problem}.", f"It has: {format_steps(steps)}.")
-    step = steps[-1] if step is None else step
+    target, step = resolve_path(directory), find_step(run_dir, step)
     if target.exists() and (not target.is_dir() or any(target.glob("*.safetensors")) or (target / CONFIG).exists()):
         raise ConfigError(f"{target} already has a model.", "Give a new directory with `--out`.")
     from_import = resolve_path(run_dir) / FOLDER
@@ -192,8 +146,9 @@ def export_huggingface(
     content = config_json(config, carried, dtype)
     family = family_of(content)
     params = named_leaves(state_shapes(config).params)
-    layout = huggingface_layout(family, sizes_of(config.task.model, family), list(params))
-    arrays = _read_params(store.directory / str(step), params)
+    layout = huggingface_layout(family, sizes_of(config.task.model, family), params)
+    arrays = read_run(run_dir, step, {f"params.{name}": x for name, x in params.items()})
+    arrays = {name: arrays[f"params.{name}"] for name in params}
     numpy_dtype = np.dtype(DTYPES[dtype])
     shapes = foreign_shapes(layout, params)
     sizes = {name: math.prod(x.shape) * numpy_dtype.itemsize for name, x in shapes.items()}
@@ -206,15 +161,25 @@ def export_huggingface(
     except OSError as error:
         raise MissingError(f"{target} cannot be written: {error.strerror}.", "Choose another directory.") from error
     count = sum(x.size for x in params.values())
-    return ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, count, [CONFIG, *files])
+    files = [CONFIG, *files]
+    return ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, files)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Renamed:
-    """Tensors by the names that `transformers` writes now."""
+class _Checkpoint:
+    """Parameters by the names that `transformers` writes now: a `ForeignCheckpoint`."""
 
-    tensors: Source
+    path: Path
+    tensors: Safetensors
     names: dict[str, str]
+    step: int = 0
+    count: None = None
+
+    def arrays(self, kind: Kind = "params") -> dict[str, ArrayType]:
+        return {name: self.tensors.shapes[saved] for name, saved in self.names.items()}
+
+    def reader(self, kind: Kind = "params") -> Source:
+        return self
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.tensors[self.names[name]]
@@ -222,17 +187,3 @@ class _Renamed:
 
 def _dtype_of(config: dict[str, Any] | None) -> str:
     return (config or {}).get("dtype", (config or {}).get("torch_dtype")) or "float32"
-
-
-def _read_params(step_dir: Any, params: dict[str, Any]) -> dict[str, np.ndarray]:
-    manifest = read_manifest(step_dir)
-    wanted = {f"params.{name}": x for name, x in params.items()}
-    different = [
-        name
-        for name, x in wanted.items()
-        if name not in manifest.arrays or manifest.arrays[name].shape != tuple(x.shape)
-    ]
-    if different:
-        raise DataError(f"{step_dir} is not of this recipe: {listing(different)}.", "Use the run's own recipe.yaml.")
-    found = read_arrays(step_dir, manifest, wanted)
-    return {name: np.asarray(found[f"params.{name}"]) for name in params}

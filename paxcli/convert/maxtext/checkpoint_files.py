@@ -37,7 +37,12 @@ class MaxTextCheckpoint:
     def __init__(self, directory: str | os.PathLike[str]):
         import orbax.checkpoint as ocp
 
-        self.path = _tree_in(epath.Path(resolve_path(directory)))
+        path = find_maxtext(directory)
+        if path is None:
+            exists = epath.Path(resolve_path(directory)).is_dir()
+            problem = f"{directory} holds no checkpoint." if exists else f"There is no directory {directory}."
+            raise DataError(problem, "Give the directory of a MaxText checkpoint, such as …/checkpoints/0/items.")
+        self.path = path
         self._handler = ocp.PyTreeCheckpointHandler()
         try:
             self._tree = self._handler.metadata(self.path).tree
@@ -48,7 +53,7 @@ class MaxTextCheckpoint:
             ) from error
         self._leaves = named_leaves(self._tree)
         self._last: dict[str, np.ndarray] = {}
-        self._names: dict[Kind, dict[str, str]] = {"params": {}, "mu": {}, "nu": {}}
+        self._names: dict[Kind, dict[str, str]] = {"params": {}, "ema": {}, "mu": {}, "nu": {}}
         for full_name in self._leaves:
             found = _PARAMETER.fullmatch(full_name)
             before = (found["before"] or "").split(".") if found else []
@@ -63,8 +68,8 @@ class MaxTextCheckpoint:
 
     @property
     def step(self) -> int:
-        """The step; 0 if the checkpoint has none."""
-        return int(self._scalar("step")) if "step" in self._leaves else 0
+        """The step; 0 without optimizer state."""
+        return int(self._scalar("step")) if self._count is not None and "step" in self._leaves else 0
 
     @property
     def optimizer(self) -> str | None:
@@ -74,9 +79,9 @@ class MaxTextCheckpoint:
         return "sgd" if not self._names["mu"] else "adam_pax" if self._count.startswith("opt_state.count") else "adamw"
 
     @property
-    def count(self) -> int:
-        """The number of optimizer updates."""
-        return 0 if self._count is None else int(self._scalar(self._count))
+    def count(self) -> int | None:
+        """The number of optimizer updates; None without optimizer state."""
+        return None if self._count is None else int(self._scalar(self._count))
 
     @property
     def _count(self) -> str | None:
@@ -86,7 +91,7 @@ class MaxTextCheckpoint:
         """Shape and dtype of each parameter, or of its moment `mu` or `nu`, by its name from `decoder` on."""
         return {name: self._leaves[full_name] for name, full_name in self._names[kind].items()}
 
-    def reader(self, kind: Kind) -> _Reader:
+    def reader(self, kind: Kind = "params") -> _Reader:
         """Reads parameters or moments one at a time into host memory, by the same names."""
         return _Reader(self, self._names[kind])
 
@@ -161,18 +166,13 @@ def write_maxtext(directory: str | os.PathLike[str], step: int, state: Mapping[s
         raise MissingError(f"{folder} cannot be written: {first_line(error)}", "Choose another directory.") from error
 
 
-def _tree_in(folder: epath.Path) -> epath.Path:
-    """The directory of the tree: this one, or that of the latest step in it."""
-    if not folder.is_dir():
-        raise DataError(
-            f"There is no directory {folder}.", "Give the directory of a MaxText checkpoint, such as …/0/items."
-        )
+def find_maxtext(directory: str | os.PathLike[str]) -> epath.Path | None:
+    """The directory of an Orbax tree: this one, or that of the latest step in it; None if there is none."""
+    folder = epath.Path(resolve_path(directory))
     below = [folder / "checkpoints", folder]
     steps = [path for parent in below if parent.is_dir() for path in parent.iterdir() if path.name.isdigit()]
     newest = [max(steps, key=lambda path: int(path.name))] if steps else []
     for candidate in (folder, *(parent / item for parent in (folder, *newest) for item in _ITEMS), *newest):
         if any((candidate / mark).exists() for mark in _MARKS):
             return candidate
-    raise DataError(
-        f"{folder} holds no checkpoint.", "Give the directory of a MaxText checkpoint, such as …/checkpoints/0/items."
-    )
+    return None

@@ -16,8 +16,9 @@ The numbers are the same unless a scale or a shift is named:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
+from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing
 from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, deinterleave, pax_layers, split, transpose, unstack
 from paxcli.convert.maxtext import tables
@@ -74,12 +75,12 @@ class Differences:
     adjacent_pairs: bool = False
 
 
-def layout_of(maxtext: MaxTextLayout, params: Collection[str], differences: Differences) -> Layout:
+def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differences: Differences) -> Layout:
     """The rules for a model.
 
     Args:
       maxtext: How MaxText holds it.
-      params: Names of pax's parameters.
+      params: Shapes of pax's parameters.
       differences: In the numbers.
 
     Raises:

@@ -16,10 +16,11 @@ from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
 from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
-from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
+from paxcli.convert.maxtext.recipe_to_launch import decoder_block, to_maxtext
 from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report, table_of
 from paxcli.convert.maxtext.source import read_source
-from paxcli.convert.maxtext.weights import ConvertedWeights, export_maxtext, import_maxtext
+from paxcli.convert.maxtext.weights import export_maxtext, import_maxtext
+from paxcli.convert.runs import ExportedWeights, ImportedWeights
 from paxcli.errors import ConfigError
 from paxcli.training.summary import num_devices, summarize
 from paxcli.training.validate import validate
@@ -123,26 +124,29 @@ def convert_recipe(resolved: Resolved) -> tuple[dict[str, str], list[str]]:
 
 
 def import_weights(
-    conversion: Conversion, recipe_text: str, checkpoint: str, run_dir: str, dry_run: bool
-) -> ConvertedWeights:
-    """Starts a run from a MaxText checkpoint. See `import_maxtext`."""
-    config = config_with(conversion.values)
-    layout = maxtext_layout(
-        conversion.settings["decoder_block"],
-        config.task.model.num_layers,
-        scan_axis=conversion.settings["param_scan_axis"],
-    )
-    return import_maxtext(config, recipe_text, checkpoint, run_dir, layout, dry_run)
+    config: fdl.Config,
+    recipe: str,
+    checkpoint: str | os.PathLike[str],
+    run_dir: str | os.PathLike[str],
+    dry_run: bool = False,
+    block: str | None = None,
+) -> ImportedWeights:
+    """Starts a run from a MaxText checkpoint. See `import_maxtext`; `block`: its `decoder_block`, None = inferred."""
+    layout = maxtext_layout(block or decoder_block(config), config.task.model.num_layers)
+    return import_maxtext(config, recipe, checkpoint, run_dir, layout, dry_run)
 
 
 def export_weights(
-    config: fdl.Config, run_dir: str | os.PathLike[str], keys: dict[str, str], checkpoint: str, dry_run: bool
-) -> ConvertedWeights:
-    """Writes a run's latest checkpoint as MaxText's, and adds the key that loads it. See `export_maxtext`."""
-    layout = maxtext_layout(keys["decoder_block"], config.task.model.num_layers, scanned=keys["scan_layers"] == "true")
-    done = export_maxtext(config, run_dir, checkpoint, layout, dry_run)
-    keys["load_full_state_path" if done.with_optimizer else "load_parameters_path"] = done.target
-    return done
+    config: fdl.Config,
+    run_dir: str | os.PathLike[str],
+    checkpoint: str | os.PathLike[str],
+    step: int | None = None,
+    dry_run: bool = False,
+) -> ExportedWeights:
+    """Writes a run's checkpoint as MaxText's. See `export_maxtext`."""
+    model = config.task.model
+    layout = maxtext_layout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
+    return export_maxtext(config, run_dir, checkpoint, layout, step, dry_run)
 
 
 def maxtext_layout(block: str, num_layers: int, **more: Any) -> MaxTextLayout:

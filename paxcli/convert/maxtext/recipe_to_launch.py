@@ -63,6 +63,11 @@ def command_line(keys: Mapping[str, str]) -> str:
     return " \\\n  ".join([COMMAND, *(f"{key}={shlex.quote(value) if value else ''}" for key, value in keys.items())])
 
 
+def decoder_block(config: fdl.Config) -> str:
+    """The `decoder_block` of MaxText that computes what a recipe's model does."""
+    return _block(_in_one_block(plain_values(config)))
+
+
 def _head_dim(values: Mapping[str, Any]) -> int:
     return values.get(f"{_MODEL}.dims_per_head") or (
         values.get(f"{_MODEL}.model_dims", 0) // values.get(f"{_MODEL}.num_heads", 1)
@@ -130,7 +135,8 @@ def _block(values: Mapping[str, Any]) -> str:
         return "gpt3"
     if experts:
         return "qwen3_moe" if qk_norm else "mixtral"
-    return "qwen3" if qk_norm else "llama2"
+    is_gemma = values.get(f"{_BLOCK}.feed_forward.activation") == "gelu"
+    return "qwen3" if qk_norm else "gemma" if is_gemma else "llama2"
 
 
 def _tables(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def nearest_block(block: str) -> str | None:
 
 
 def local_layers(block: str) -> list[bool] | None:
-    """Which layers of a block with interleaved kinds have sliding-window attention; None if all are alike."""
+    """Whether each layer of a block with interleaved kinds has sliding-window attention; None = one kind."""
     return blocks().get(block, {}).get("local")
 
 

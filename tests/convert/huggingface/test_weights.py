@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.convert.huggingface.config import config_json
-from paxcli.convert.new_run import state_shapes, write_run
+from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 from paxcli.training.progress import Silent

@@ -1,0 +1,115 @@
+"""Imports a checkpoint in the format that it has, and exports a run in another."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Literal
+
+import fiddle as fdl
+from etils import epath
+
+from paxcli.config.paths import resolve_path
+from paxcli.convert.huggingface.files import CONFIG, PICKLES
+from paxcli.convert.huggingface.weights import export_huggingface, import_huggingface
+from paxcli.convert.maxtext.checkpoint_files import find_maxtext
+from paxcli.convert.maxtext.convert import export_weights as export_maxtext
+from paxcli.convert.maxtext.convert import import_weights as import_maxtext
+from paxcli.convert.paxml import find_paxml, import_paxml
+from paxcli.convert.runs import ExportedWeights, ImportedWeights
+from paxcli.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from paxcli.training.experiment import Experiment
+
+Format = Literal["hf", "paxml", "maxtext"]
+PathLike = str | os.PathLike[str]
+
+_WEIGHTS = (".safetensors", *PICKLES)
+_RECIPE_OF = {
+    "paxml": "Give the recipe that it was trained with: `--recipe C4Spmd1BAdam4Replicas`.",
+    "maxtext": "Convert its launch: `pax maxtext-convert SCRIPT --out recipe.yaml`; then give `--recipe recipe.yaml`.",
+}
+
+
+def format_of(source: PathLike) -> Format:
+    """The format of a checkpoint, by its files.
+
+    Raises:
+      DataError: It is of no format that pax imports.
+    """
+    folder = epath.Path(resolve_path(source))
+    if not folder.is_dir() or any(path.name == CONFIG or path.suffix in _WEIGHTS for path in folder.iterdir()):
+        return "hf"
+    if find_paxml(folder) is not None:
+        return "paxml"
+    if find_maxtext(folder) is not None:
+        return "maxtext"
+    if (folder / "recipe.yaml").exists():
+        raise DataError(f"{source} is a run of pax.", f"To start from its weights: `pax train RECIPE --from {source}`.")
+    raise DataError(
+        f"{source} holds no checkpoint that pax knows.",
+        "Give a directory of Hugging Face (config.json and safetensors files), of paxml (checkpoint_00001000) or of "
+        "MaxText (…/0/items).",
+    )
+
+
+def import_weights(
+    source: PathLike,
+    run_dir: PathLike,
+    format: Format | None = None,
+    recipe: tuple[str, fdl.Config[Experiment], str] | None = None,
+    dry_run: bool = False,
+) -> ImportedWeights:
+    """Starts a run from a checkpoint.
+
+    Args:
+      source: Its directory.
+      run_dir: A run without checkpoints.
+      format: Its format; None = by its files.
+      recipe: Name, config and YAML of a recipe of the same model; None = made from `config.json` (Hugging Face only).
+      dry_run: Whether only to compare names and shapes.
+
+    Raises:
+      ConfigError: The format needs a recipe; pax does not have the architecture; or the run has checkpoints.
+      DataError: A file is missing or damaged, or the tensors are not those of the model.
+      MissingError: The run cannot be written.
+    """
+    format = format or format_of(source)
+    if format == "hf":
+        return import_huggingface(source, run_dir, recipe, dry_run)
+    if recipe is None:
+        raise ConfigError(f"{source} does not describe its model.", _RECIPE_OF[format])
+    name, config, text = recipe
+    if format == "paxml":
+        return import_paxml(config, text, name, source, run_dir, dry_run)
+    return import_maxtext(config, text, source, run_dir, dry_run)
+
+
+def export_weights(
+    config: fdl.Config[Experiment],
+    run_dir: PathLike,
+    directory: PathLike,
+    format: Literal["hf", "maxtext"] = "hf",
+    step: int | None = None,
+    dtype: str | None = None,
+) -> ExportedWeights:
+    """Writes a run's checkpoint for other tools.
+
+    Args:
+      config: The run's recipe.
+      run_dir: The run.
+      directory: A new directory.
+      format: Hugging Face's, or MaxText's with the optimizer's state.
+      step: The checkpoint; None = the latest.
+      dtype: Of Hugging Face's tensors; None = that of the imported weights, else float32.
+
+    Raises:
+      ConfigError: The format has nothing that computes what this model computes, or the directory has a model.
+      DataError: There is no such checkpoint, or it is damaged.
+      MissingError: The directory cannot be written.
+    """
+    if format == "hf":
+        return export_huggingface(config, run_dir, directory, step, dtype)
+    if dtype is not None:
+        raise ConfigError("MaxText's checkpoints have the dtypes of the run.", "Leave out `--dtype`.")
+    return export_maxtext(config, run_dir, directory, step)

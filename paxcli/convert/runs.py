@@ -1,0 +1,299 @@
+"""Starts a run from the weights of another format, and reads a run's arrays for export."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import fiddle as fdl
+import jax
+import numpy as np
+from etils import epath
+
+from paxcli.checkpoint.array_differences import ArrayDifferences, ArrayType
+from paxcli.checkpoint.manager import CheckpointStore, format_steps
+from paxcli.checkpoint.policy import Checkpoint
+from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
+from paxcli.config.paths import replace_text
+from paxcli.convert.layout import Kind, Layout, Source, compare_to_model, fill_pax
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.mesh.mesh import Mesh, build_mesh
+from paxcli.mesh.rules import DEFAULT_RULES
+from paxcli.mesh.sharding import use_mesh
+from paxcli.training.experiment import Experiment, with_derived_sizes
+from paxcli.training.run_dir import RunDir
+from paxcli.training.state import TrainState, abstract_state
+
+# Names of the trees in pax's optimizer states that have an array for each parameter.
+_PER_PARAMETER: dict[str, Kind] = {
+    "ema": "ema", "mu": "mu", "first_moment": "mu", "nu": "nu", "second_moment": "nu",
+}  # fmt: skip
+
+
+class ForeignCheckpoint(Protocol):
+    """A checkpoint of another format. Reads one tensor at a time.
+
+    Attributes:
+      path: Its directory.
+      step: Number of completed steps.
+      count: Number of the optimizer's updates; None = it has no optimizer state.
+    """
+
+    @property
+    def path(self) -> os.PathLike[str]: ...
+
+    @property
+    def step(self) -> int: ...
+
+    @property
+    def count(self) -> int | None: ...
+
+    def arrays(self, kind: Kind = "params") -> Mapping[str, ArrayType]:
+        """Name -> shape and dtype of each tensor of a kind."""
+        ...
+
+    def reader(self, kind: Kind = "params") -> Source:
+        """Reads these tensors into host memory."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportedWeights:
+    """Weights that were imported, or would be.
+
+    Attributes:
+      source: Directory of the weights.
+      run_dir: The new run.
+      family: The `model_type` of Hugging Face, MaxText's `decoder_block`, or the recipe of a paxml checkpoint.
+      recipe: The recipe as YAML.
+      step: The step of the new checkpoint; 0 without optimizer state.
+      with_optimizer: Whether the optimizer's state was imported, too.
+      parameters: The number of parameters.
+      num_bytes: Size of the tensors that were read.
+      seconds: Time that reading and writing took; 0 if nothing was written.
+      tensors: Names that match, are missing, unexpected, or have another shape.
+      carried: Names of the files that were copied.
+    """
+
+    source: str
+    run_dir: str
+    family: str
+    recipe: str
+    step: int
+    with_optimizer: bool
+    parameters: int
+    num_bytes: int
+    seconds: float
+    tensors: ArrayDifferences
+    carried: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportedWeights:
+    """Weights that were exported.
+
+    Attributes:
+      run_dir: The run.
+      step: The checkpoint's.
+      directory: The new directory; of MaxText, that of the tree in it.
+      family: The `model_type` of Hugging Face, or MaxText's `decoder_block`.
+      dtype: Of the parameters.
+      with_optimizer: Whether the optimizer's state was exported, too.
+      parameters: The number of parameters.
+      files: Names of the files; empty for MaxText.
+    """
+
+    run_dir: str
+    step: int
+    directory: str
+    family: str
+    dtype: str
+    with_optimizer: bool
+    parameters: int
+    files: list[str]
+
+
+def state_shapes(config: fdl.Config[Experiment]) -> TrainState:
+    """The shapes of a recipe's training state, without its data and devices."""
+    config = copy.deepcopy(config)
+    config.train_input, config.eval_inputs, config.decode_inputs = SyntheticInput.config(), [], []
+    experiment = fdl.build(with_derived_sizes(config, 1))
+    mesh = build_mesh(Mesh(), jax.local_devices()[:1])
+    with use_mesh(mesh):
+        return abstract_state(experiment.task, experiment.train_input.element_spec(), mesh, DEFAULT_RULES)
+
+
+def arrays_per_parameter(state: Mapping[str, ArrayType]) -> dict[str, tuple[Kind, str]]:
+    """The optimizer's arrays but for its counts: name in the state -> kind, and the parameter that it belongs to.
+
+    Raises:
+      ConfigError: The optimizer keeps something that other formats do not.
+    """
+    found: dict[str, tuple[Kind, str]] = {}
+    for name in state:
+        if not name.startswith("opt_state.") or name.endswith(".count"):
+            continue
+        part = next((part for part in _PER_PARAMETER if f".{part}." in name), "")
+        parameter = name.partition(f".{part}.")[2]
+        if not part or f"params.{parameter}" not in state:
+            raise ConfigError(
+                f"The recipe's optimizer keeps `{name}`, which the optimizers of other formats do not.",
+                "Supported are AdamW, Adam, and Sgd without momentum.",
+            )
+        found[name] = (_PER_PARAMETER[part], parameter)
+    return found
+
+
+def check_new(run_dir: str | os.PathLike[str]) -> None:
+    """Raises ConfigError if the run has checkpoints."""
+    if CheckpointStore(RunDir(run_dir).checkpoints).steps():
+        raise ConfigError(f"{run_dir} already has checkpoints.", "Give a new directory with `--out`.")
+
+
+def import_checkpoint(
+    source: ForeignCheckpoint,
+    layout: Layout,
+    config: fdl.Config[Experiment],
+    recipe: str,
+    shapes: TrainState,
+    run_dir: str | os.PathLike[str],
+    family: str,
+    hint: str,
+    dry_run: bool = False,
+) -> ImportedWeights:
+    """Writes `recipe.yaml` and a checkpoint with the parameters of another format, and its optimizer's state, if any.
+
+    Each tensor is read once, and copied into the arrays of pax one layer at a time. These are written from the memory
+    that they are in: beyond the state itself, only a tensor is in memory.
+
+    Args:
+      source: The checkpoint.
+      layout: How it holds the model.
+      config: The recipe of the model.
+      recipe: The same as YAML.
+      shapes: Those of its training state.
+      run_dir: A run without checkpoints.
+      family: For the report.
+      hint: What to do if the tensors are not those of the model.
+      dry_run: Whether only to compare names and shapes.
+
+    Raises:
+      DataError: The tensors are not those of the model; names each with both shapes.
+      ConfigError: The optimizer keeps something that other formats do not.
+      MissingError: The run cannot be written.
+    """
+    state, params = named_leaves(shapes), named_leaves(shapes.params)
+    parts: dict[Kind, dict[str, str]] = {"params": {name: f"params.{name}" for name in params}}
+    if source.count is not None:
+        for name, (kind, parameter) in arrays_per_parameter(state).items():
+            parts.setdefault(kind, {})[parameter] = name
+    found = {kind: source.arrays(kind) for kind in parts}
+    differences = {kind: compare_to_model(layout.only(names), params, found[kind]) for kind, names in parts.items()}
+    different = next((kind for kind in parts if differences[kind]), None)
+    started, num_bytes = time.perf_counter(), 0
+    if different is not None and not (dry_run and different == "params"):
+        what = "The tensors" if different == "params" else f"Those of the optimizer's `{different}`"
+        raise DataError(f"{what} in {source.path} are not of this model: {differences[different].text()}.", hint)
+    num_bytes = sum(
+        int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for kind in found.values() for x in kind.values()
+    )
+    if not dry_run:
+        arrays: dict[str, Any] = {}
+        for kind, names in parts.items():
+            of_kind = {parameter: np.empty(state[name].shape, state[name].dtype) for parameter, name in names.items()}
+            fill_pax(layout.only(names), source.reader(kind), of_kind, kind)
+            arrays |= {names[parameter]: x for parameter, x in of_kind.items()}
+        counts = {name: np.int32(source.count or 0) for name in state if name.endswith(".count")}
+        write_run(config, recipe, run_dir, shapes, arrays | counts, source.step)
+    return ImportedWeights(
+        source=os.fspath(source.path),
+        run_dir=os.fspath(run_dir),
+        family=family,
+        recipe=recipe,
+        step=source.step,
+        with_optimizer=source.count is not None,
+        parameters=sum(x.size for x in params.values()),
+        num_bytes=num_bytes,
+        seconds=0.0 if dry_run else time.perf_counter() - started,
+        tensors=differences["params"],
+        carried=[],
+    )
+
+
+def write_run(
+    config: fdl.Config[Experiment],
+    recipe: str,
+    run_dir: str | os.PathLike[str],
+    shapes: TrainState,
+    arrays: Mapping[str, Any],
+    step: int = 0,
+) -> None:
+    """Writes `recipe.yaml` and a checkpoint.
+
+    Args:
+      config: The recipe.
+      recipe: The same as YAML.
+      run_dir: The run.
+      shapes: Those of its training state.
+      arrays: Name in the state → array. Missing moving averages start from the parameters, the optimizer's other
+        arrays from 0, as in a new run.
+      step: The checkpoint's.
+
+    Raises:
+      MissingError: The run cannot be written.
+    """
+    directory = RunDir(run_dir)
+    directory.create()
+    root = jax.random.key(config.task.train.random_seed or 0)
+    known = {"step": np.int32(step), "key": jax.random.key_data(jax.random.fold_in(root, 1)), **arrays}
+
+    def value(name: str, x: ArrayType) -> np.ndarray:
+        is_average = name.startswith("opt_state.ema.")
+        name = name.replace("opt_state.ema.", "params.", 1) if is_average and name not in known else name
+        return np.asarray(known[name] if name in known else np.zeros(x.shape, x.dtype))
+
+    state = [value(name, x) for name, x in named_leaves(shapes).items()]
+    replace_text(directory.path / "recipe.yaml", recipe)
+    with CheckpointStore(directory.checkpoints, Checkpoint(async_save=False)) as store:
+        store.save(step, jax.tree.unflatten(jax.tree.structure(shapes), state), {}, force=True)
+
+
+def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:
+    """A step of a run, or its latest.
+
+    Raises:
+      DataError: There is no such checkpoint.
+    """
+    steps = CheckpointStore(epath.Path(run_dir) / "checkpoints").steps()
+    if not steps or (step is not None and step not in steps):
+        problem = f"no checkpoint of step {step}" if steps else "no checkpoint"
+        raise DataError(f"{os.fspath(run_dir)} has {problem}.", f"It has: {format_steps(steps)}.")
+    return steps[-1] if step is None else step
+
+
+def read_run(run_dir: str | os.PathLike[str], step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Arrays of a checkpoint in host memory, by name in the state.
+
+    Args:
+      run_dir: The run.
+      step: One of its steps.
+      wanted: Name → shape.
+
+    Raises:
+      DataError: The checkpoint is damaged, or not of this recipe.
+    """
+    step_dir = CheckpointStore(epath.Path(run_dir) / "checkpoints").directory / str(step)
+    manifest = read_manifest(step_dir)
+    different = [
+        name
+        for name, x in wanted.items()
+        if name not in manifest.arrays or manifest.arrays[name].shape != tuple(x.shape)
+    ]
+    if different:
+        raise DataError(f"{step_dir} is not of this recipe: {listing(different)}.", "Use the run's own recipe.yaml.")
+    return {name: np.asarray(x) for name, x in read_arrays(step_dir, manifest, wanted).items()}
