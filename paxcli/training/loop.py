@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import secrets
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -23,9 +24,9 @@ from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
 from paxcli.errors import DataError, Stopped
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
-from paxcli.mesh.mesh import describe, libtpu_arguments
+from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
-from paxcli.mesh.startup import return_free_memory, start_distributed
+from paxcli.mesh.startup import exit_on_error, return_free_memory
 from paxcli.metrics.curves import FILE_NAME, read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
@@ -43,6 +44,7 @@ from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
+from paxcli.training.watchdog import Watchdog
 
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
@@ -76,6 +78,7 @@ class TrainingRun:
         self.eval_step, self.score_step = make_eval_step(self.task), make_score_step(self.task)
         self.recipe = plain_values(session.config)
         self.seconds = 0.0
+        self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
@@ -103,6 +106,7 @@ class TrainingRun:
         self.writer = self._writers(first_step - 1)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
         try:
+            self.watchdog.start()
             if self.is_eval_missing(first_step - 1):
                 self._evaluate(first_step - 1, state)
             for step in range(first_step, self.num_train_steps + 1):
@@ -118,12 +122,15 @@ class TrainingRun:
                 if step == first_step:
                     self._emit(self.meter.flush())  # report the first step at once
                 self._after(step, state)
+                self.watchdog.beat()
             self._emit(self.meter.flush())
         finally:
             self.seconds = time.perf_counter() - started
             self.instrument.close()
             self.writer.close()
-            self.store.close()
+            if jax.process_count() == 1 or not sys.exc_info()[0]:  # else it could wait for the others for ever
+                self.store.close()
+            self.watchdog.stop()
 
     def _next_batch(self, step: int) -> NestedMap:
         try:
@@ -164,7 +171,8 @@ class TrainingRun:
 
     def _stop(self, what: str) -> None:
         self.store.wait()
-        raise Stopped(f"Stopped by {self.stop.signal_name} and {what}.", "Start it again to resume from there.")
+        cause = self.stop.signal_name or "a signal to another process"
+        raise Stopped(f"Stopped by {cause} and {what}.", "Start it again to resume from there.")
 
     def _is_eval_due(self, step: int) -> bool:
         interval = self.task.train.eval_interval_steps
@@ -184,6 +192,7 @@ class TrainingRun:
         params = self.task.train.learner.eval_params(state.params, state.opt_state)
 
         def check_stop(batch: int) -> None:
+            self.watchdog.beat()
             if self.stop.should_stop(at_sync_point=batch % _BATCHES_PER_SYNC == 0):
                 self._save(step, state, force=True)
                 self._stop(f"saved at step {step} of {self.num_train_steps}, without the end of its evaluation")
@@ -243,7 +252,7 @@ def train(
       warm_start: The checkpoint that initializes a new run's parameters; None = random initialization.
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
       instrument: Compiles and observes the train step; None = compile ahead of time, observe nothing.
-      on_corrupt: What to do when the newest checkpoint is damaged; None = as the recipe says.
+      on_corrupt: What to do when the newest checkpoint is damaged; None = the value in the recipe.
 
     Returns:
       `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `seconds` and `eval`; None on every process
@@ -254,10 +263,11 @@ def train(
       DivergedError: The loss or the parameters are not finite.
       ConfigError: Among others, the recipe does not fit into the devices' memory.
     """
-    start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
+    fdl.build(config.mesh).start_processes()
     # Only process 0 writes and prints. A single process has not started its devices yet.
     is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
     with contextlib.ExitStack() as stack:
+        stack.enter_context(exit_on_error())
         if is_first:
             run_dir.create()
             stack.enter_context(run_dir.lock())
