@@ -351,7 +351,7 @@ def train(
       pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
       expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache, and to profile nothing.
       on_corrupt: What to do when the newest checkpoint is damaged: refuse to resume, or resume from the newest earlier
-        one that is sound. None = as the recipe's `checkpoint.on_corrupt` says, by default `"refuse"`.
+        one that is sound. None = the recipe's `checkpoint.on_corrupt`, by default `"refuse"`.
       progress: Receives progress; None = print it.
 
     Raises:

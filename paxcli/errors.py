@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import errno
 import os
-from collections.abc import Iterable
+import sys
+from collections.abc import Callable, Iterable
+from typing import NoReturn
 
 _MACHINE_FAULTS = {
     errno.ENOSPC: "no space left on the device",
@@ -62,9 +64,24 @@ class DivergedError(PaxError):
 
 
 class Stopped(PaxError):
-    """A signal stopped the run after it saved a checkpoint. Restart it to resume."""
+    """A signal, a hang or the loss of another process stopped the run. Restart it to resume."""
 
     exit_code = 75
+
+
+def exit_now(error: PaxError) -> NoReturn:  # pyrefly: ignore[bad-return]
+    """Reports an error and ends the process, from any thread, without the usual clean-up, which may never return."""
+    try:
+        report_exit(error)
+    finally:
+        os._exit(error.exit_code)
+
+
+def _print_error(error: PaxError) -> None:
+    print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr, flush=True)
+
+
+report_exit: Callable[[PaxError], object] = _print_error  # the command line sets its own
 
 
 def first_line(error: BaseException) -> str:

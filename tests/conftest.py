@@ -26,6 +26,10 @@ for name in ("XLA_FLAGS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
     os.environ.pop(name, None)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--faults-scale", type=float, default=1.0, help="Share of the fault suite's repetitions to run.")
+
+
 @pytest.fixture(autouse=True)
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only this machine can be reached: a test that needs more fails on every machine alike."""

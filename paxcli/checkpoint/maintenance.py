@@ -214,10 +214,7 @@ def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with path.open("rb") as read, copy.open("wb") as write:
             shutil.copyfileobj(read, write, 1 << 22)
-    is_local = "://" not in os.fspath(folder)
-    if is_local:
-        sync_tree(partial)
-    copied = partial.rename(folder / source.name)
-    if is_local:
-        sync(folder)
-    return copied
+    sync_tree(partial)
+    copy = partial.rename(folder / source.name)
+    sync(folder)
+    return copy

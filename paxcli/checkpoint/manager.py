@@ -140,36 +140,30 @@ class CheckpointStore:
           The step, and what `restore` returns for it.
 
         Raises:
-          DataError: As for `restore`; or there is no checkpoint, or none is sound, and all keep their names.
+          DataError: As for `restore`; also if there is no checkpoint, or the oldest is damaged too.
           Stopped: One of several processes skipped a checkpoint.
         """
         assert self._policy is not None
-        steps, damaged = self.steps(), {}
+        steps = self.steps()
         for step in reversed(steps):
             try:
-                restored = self.restore(step, abstract_state)
+                return step, *self.restore(step, abstract_state)
             except DamagedCheckpoint as error:
                 if self._policy.on_corrupt == "refuse" or step == steps[0]:
                     raise
-                damaged[step] = error
+                announce(f"{error.message} It is now {self._set_aside(step)}, and an earlier one takes its place.")
                 if jax.process_count() > 1:
-                    self._set_aside(damaged, announce)
-                    hint = "Start the job again: it resumes from an earlier checkpoint."
-                    raise Stopped(error.message, hint) from error
-            else:
-                self._set_aside(damaged, announce)
-                return step, *restored
+                    raise Stopped(error.message, "Start the job again: it resumes from an earlier one.") from error
         raise DataError(f"There is no checkpoint in {self.directory}.")
 
-    def _set_aside(self, damaged: Mapping[int, DamagedCheckpoint], announce: Callable[[str], object]) -> None:
-        """Renames damaged checkpoints to names that are not steps."""
-        for step, error in damaged.items():
-            aside = self.directory / f"{step}.damaged"
-            while aside.exists():
-                aside = aside.with_name(f"{aside.name}+")
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
-                (self.directory / str(step)).rename(aside)
-            announce(f"{error.message} It is now {aside.name}, and an earlier one takes its place.")
+    def _set_aside(self, step: int) -> str:
+        """Gives a damaged checkpoint a name that is not a step, and returns it."""
+        aside = self.directory / f"{step}.damaged"
+        while aside.exists():
+            aside = aside.with_name(f"{aside.name}+")
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            (self.directory / str(step)).rename(aside)
+        return aside.name
 
     def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
         """Restores the state and this process's input states, bit for bit as saved at `step`.

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from paxcli import __version__
+from paxcli import __version__, errors
 from paxcli.cli import (
     checkpoints,
     compile,
@@ -31,7 +31,7 @@ from paxcli.cli import (
     train,
 )
 from paxcli.cli.interrupts import interrupts
-from paxcli.cli.output import run, say, say_interrupted
+from paxcli.cli.output import run, say, say_failure, say_interrupted
 from paxcli.config.consent import code_consent
 from paxcli.log import setup_logging
 
@@ -92,6 +92,7 @@ def main() -> None:
     """Runs this process's command line and exits."""
     arguments = sys.argv[1:] or ["--help"]
     interrupts.install(lambda code: say_interrupted(arguments, code))
+    errors.report_exit = lambda error: say_failure(arguments, error)
     setup_logging()
     code = run(app, arguments)
     if interrupts.exit_code is not None:

@@ -37,7 +37,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except PaxError as error:
         if os.environ.get("PAX_DEBUG"):
             traceback.print_exc()
-        return _fail(error.message, error.hint, error.exit_code, as_json)
+        return say_failure(arguments, error)
     except (typer.Abort, KeyboardInterrupt):
         return say_interrupted(arguments, _INTERRUPTED)
     except Exception as error:
@@ -54,6 +54,11 @@ def say_interrupted(arguments: Sequence[str], exit_code: int) -> int:
     """Prints the failure of an interrupted command, and returns the exit code of the signal that it received."""
     exit_code = interrupts.exit_code or exit_code
     return _fail("Terminated." if exit_code == _TERMINATED else "Interrupted.", None, exit_code, _wants_json(arguments))
+
+
+def say_failure(arguments: Sequence[str], error: PaxError) -> int:
+    """Prints a failure, as text or as JSON, and returns its exit code."""
+    return _fail(error.message, error.hint, error.exit_code, _wants_json(arguments))
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

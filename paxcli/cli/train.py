@@ -12,6 +12,7 @@ import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.remote import OnOption, run_on
+from paxcli.cli.restarts import keep_restarting
 from paxcli.cli.runs import is_run_dir, load_recipe
 from paxcli.cli.startup import restart_tuned
 
@@ -42,6 +43,9 @@ OnCorruptOption = Annotated[
         "--on-corrupt",
         help="If the newest checkpoint is damaged: refuse to resume, or use an earlier one. Default: refuse.",
     ),
+]
+RestartsOption = Annotated[
+    int, typer.Option("--restarts", min=0, help="Restart this often after a preemption or a crash. Default: 0.")
 ]
 CompiledOption = Annotated[
     Path | None,
@@ -83,6 +87,7 @@ def train(
     with_optimizer: WithOptimizerOption = False,
     allow_changed: AllowChangedOption = False,
     on_corrupt: OnCorruptOption = None,
+    restarts: RestartsOption = 0,
     compiled: CompiledOption = None,
     profile_steps: ProfileStepsOption = None,
     auto_pgle: AutoPgleOption = False,
@@ -108,6 +113,8 @@ def train(
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
     if not dry_run:
+        if restarts:
+            keep_restarting(restarts)
         restart_tuned()
     if run_dir is None and is_run_dir(recipe):
         run_dir = recipe

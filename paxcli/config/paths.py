@@ -33,7 +33,9 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def sync(path: str | os.PathLike[str]) -> None:
-    """Flushes a local file, or the list of names in a directory, to the disk."""
+    """Flushes a file, or the list of names in a directory, to the disk; does nothing for one in a bucket."""
+    if "://" in os.fspath(path):
+        return
     opened = os.open(path, os.O_RDONLY)
     try:
         os.fsync(opened)
@@ -42,7 +44,7 @@ def sync(path: str | os.PathLike[str]) -> None:
 
 
 def sync_tree(directory: str | os.PathLike[str]) -> None:
-    """Flushes a local directory and everything below it to the disk."""
+    """Flushes a directory and everything below it to the disk; does nothing for one in a bucket."""
     for folder, _, files in os.walk(directory, topdown=False):
         for name in (*files, ""):
             sync(os.path.join(folder, name))

@@ -14,10 +14,11 @@ from jax.experimental import mesh_utils
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.facts import check_fields
-from paxcli.config.fields import AnyFloat, AnyInt, PositiveFloat, PositiveInt, Unit
+from paxcli.config.fields import AnyFloat, AnyInt, NotCompiled, PositiveFloat, PositiveInt, Unit
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES
 from paxcli.mesh.rules import check_mesh_axis, merge_rules
+from paxcli.mesh.startup import start_distributed
 
 Shape = Mapping[str, int] | Sequence[int]
 
@@ -38,6 +39,8 @@ class Mesh(Configurable):
       compiler_options: XLA compiler options, name to value. They override pax's presets for the platform
         (`compiler_options.yaml`); null leaves an option at XLA's default.
       peak_tflops: Peak dense TFLOP/s of one device, for MFU. None: the published peak of its device kind.
+      start_timeout_seconds: In a job of several processes, how long each waits at its start for the others.
+      heartbeat_timeout_seconds: After this time without a sign of life from one process, the others exit with code 75.
     """
 
     ici_mesh_shape: dict[str, PositiveInt] | list[PositiveInt] | None = None
@@ -46,6 +49,8 @@ class Mesh(Configurable):
     libtpu_options: dict[str, str | AnyInt | AnyFloat | bool] | None = None
     compiler_options: dict[str, str | AnyInt | AnyFloat | bool | None] | None = None
     peak_tflops: Annotated[PositiveFloat, Unit("TFLOP/s")] | None = None
+    start_timeout_seconds: NotCompiled[Annotated[PositiveFloat, Unit("seconds")]] = 300.0
+    heartbeat_timeout_seconds: NotCompiled[Annotated[PositiveInt, Unit("seconds")]] = 100
 
     def validate(self) -> None:
         """Checks names and sizes; needs no device. Raises ConfigError."""
@@ -53,6 +58,11 @@ class Mesh(Configurable):
         axis_sizes(self.ici_mesh_shape, self.dcn_mesh_shape)
         merge_rules(self.logical_axis_rules)
         libtpu_arguments(self.libtpu_options)
+
+    def start_processes(self) -> None:
+        """Joins the other processes of this job, if any: `startup.start_distributed`."""
+        libtpu = libtpu_arguments(self.libtpu_options)
+        start_distributed(self.start_timeout_seconds, libtpu, self.heartbeat_timeout_seconds)
 
     def num_devices(self) -> int | None:
         """The number of devices that this mesh needs, or None if it uses all available devices."""

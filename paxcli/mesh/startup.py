@@ -6,15 +6,17 @@ import contextlib
 import ctypes
 import os
 import re
+import signal
 import sys
 import threading
+import traceback
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import jax
 
-from paxcli.errors import ConfigError, RemoteError, first_line
+from paxcli.errors import ConfigError, PaxError, RemoteError, Stopped, exit_now, first_line
 from paxcli.log import log
 
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
@@ -31,29 +33,36 @@ _JOB_SIZES = {
 }
 
 
-def start_distributed(timeout_seconds: int = 300, libtpu: str = "") -> None:
+# Errors that a computation over several processes raises when one of them is gone.
+_COMPUTATION = (ValueError, jax.errors.JaxRuntimeError)
+_LOST = re.compile("Gloo|NCCL|UNAVAILABLE|ABORTED|DEADLINE_EXCEEDED")
+_PROBE_SECONDS = 2.0
+
+
+def start_distributed(timeout_seconds: float = 300, libtpu: str = "", heartbeat_timeout_seconds: int = 100) -> None:
     """Joins the other processes of this job, if any, and sets libtpu's arguments.
 
     The job is found from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, from Slurm, Open MPI, or Cloud
     TPU (GKE, multislice, or a TPU VM with several hosts). Call this before JAX initializes its devices.
 
+    Args:
+      timeout_seconds: How long to wait for the other processes.
+      libtpu: Arguments of libtpu.
+      heartbeat_timeout_seconds: After this time without a sign of life from a process, the others exit with code 75.
+
     Raises:
       ConfigError: The environment variables are incomplete or contradictory.
-      RemoteError: The other processes cannot be reached in time.
+      Stopped: Not all processes connected in time.
+      RemoteError: The job cannot be joined for another reason.
     """
     _set_cpu_threads()
     set_libtpu_arguments(libtpu)
     if jax.distributed.is_initialized():
         return
-    explicit = _explicit_job(os.environ)
-    if explicit is not None:
-        address, count, index = explicit
-        if count > 1:
-            _initialize(f"process {index} of {count} at {address}", timeout_seconds, *explicit)
-        return
-    job = _detect_job(os.environ)
-    if job:
-        _initialize(job, timeout_seconds)
+    address, count, index = place = _explicit_job(os.environ) or (None, None, None)
+    job = _detect_job(os.environ) if count is None else f"process {index} of {count} at {address}"
+    if job and count != 1:
+        _initialize(job, place, timeout_seconds, heartbeat_timeout_seconds)
 
 
 def set_libtpu_arguments(arguments: str) -> None:
@@ -137,18 +146,16 @@ def _read_metadata(server: str, key: str) -> str:
 
 
 def _initialize(
-    job: str,
-    timeout_seconds: int,
-    address: str | None = None,
-    count: int | None = None,
-    index: int | None = None,
+    job: str, place: tuple[str | None, int | None, int | None], timeout_seconds: float, heartbeat_timeout_seconds: int
 ) -> None:
     """Runs `jax.distributed.initialize` in a thread: on its own timeout, JAX aborts the process with a C++ stack."""
     failure: list[BaseException] = []
 
     def connect() -> None:
         try:
-            jax.distributed.initialize(address, count, index, initialization_timeout=timeout_seconds + 60)
+            limits = {"initialization_timeout": int(timeout_seconds) + 60}
+            limits["heartbeat_timeout_seconds"] = heartbeat_timeout_seconds
+            jax.distributed.initialize(*place, **limits)
         except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
             failure.append(error)
 
@@ -161,9 +168,63 @@ def _initialize(
     thread.join(timeout_seconds)
     hint = "Check that every process was started, and that the coordinator's port is open between the hosts."
     if thread.is_alive():
-        raise RemoteError(f"Joining {job}: not all processes connected within {timeout_seconds} s.", hint)
+        raise Stopped(f"Joining {job}: not all processes connected within {timeout_seconds} s.", hint)
     if failure:
         raise RemoteError(f"Joining {job}: {first_line(failure[0])}", hint) from failure[0]
+    ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
+
+
+def _lost_process(cause: str) -> Stopped:
+    return Stopped(
+        f"Another process of this job ended or cannot be reached: {cause}",
+        "Start all processes again: they resume from the latest checkpoint.",
+    )
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_int)
+def _on_abort(_: int) -> None:
+    """Handles SIGABRT in the thread that aborts: JAX's client aborts the process when it loses the job.
+
+    Python's own handlers run in the main thread, which waits in a computation by then.
+    """
+    if not _is_job_intact():
+        exit_now(_lost_process("JAX's coordination service reports an error."))
+
+
+def _is_job_intact() -> bool:
+    """Whether JAX's coordination service answers; after an error its client never does."""
+    from jax._src import distributed
+
+    answers = []
+
+    def ask() -> None:
+        try:
+            distributed.global_state.client.key_value_try_get("pax/no-such-key")  # pyrefly: ignore
+        except Exception as error:
+            answers.append("NOT_FOUND" in str(error))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_PROBE_SECONDS)
+    return any(answers)
+
+
+@contextlib.contextmanager
+def exit_on_error() -> Iterator[None]:
+    """In a job of several processes, ends this one at once on an error: clean-up would wait for the others."""
+    try:
+        yield
+    except Exception as error:
+        if not jax.distributed.is_initialized() or isinstance(error, Stopped):
+            raise
+        causes = [error, error.__cause__, error.__context__]
+        lost = next((one for one in causes if isinstance(one, _COMPUTATION) and _LOST.search(str(one))), None)
+        if lost is not None:
+            exit_now(_lost_process(first_line(lost)))
+        if not isinstance(error, PaxError):
+            traceback.print_exc()
+            error = PaxError(f"This is a bug in pax: {error!r}")
+        exit_now(error)
 
 
 def _redirect_native_stdout() -> None:

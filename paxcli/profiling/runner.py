@@ -13,9 +13,7 @@ from jax.profiler import StepTraceAnnotation
 
 from paxcli.errors import DataError, MissingError
 from paxcli.layers.scopes import TRAIN_PHASE
-from paxcli.mesh.mesh import libtpu_arguments
 from paxcli.mesh.sharding import put_batch
-from paxcli.mesh.startup import start_distributed
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import step_of
 from paxcli.training.out_of_memory import explain_out_of_memory
@@ -90,7 +88,7 @@ def require_profile_device(config: fdl.Config[Experiment]) -> None:
       MissingError: The devices give no profile: XLA reads costs of instructions on NVIDIA GPUs only.
     """
     validate(config)
-    start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
+    fdl.build(config.mesh).start_processes()
     device = jax.devices()[0]
     if device.platform != "gpu":
         raise MissingError(

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import secrets
+import sys
 import time
 from collections.abc import Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +26,9 @@ from paxcli.config.values import plain_values
 from paxcli.errors import DataError, Stopped
 from paxcli.inputs.base_input import BaseInput
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
-from paxcli.mesh.mesh import describe, libtpu_arguments
+from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
-from paxcli.mesh.startup import return_free_memory, start_distributed
+from paxcli.mesh.startup import exit_on_error, return_free_memory
 from paxcli.metrics.curves import FILE_NAME, read_runs
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
@@ -48,6 +49,7 @@ from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
 from paxcli.training.tokenizer_copies import copy_tokenizers
+from paxcli.training.watchdog import Watchdog
 
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
@@ -88,6 +90,7 @@ class TrainingRun:
         self.seconds = 0.0
         self.last_step = self.store.latest_step() or 0
         self.eval_values = self.task.early_stopping_fn.logged_values(run_dir.path, self.last_step)
+        self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
@@ -129,6 +132,7 @@ class TrainingRun:
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
         goodput.switch(STEP)
         try:
+            self.watchdog.start()
             if self.is_eval_missing(first_step - 1):
                 self._evaluate(first_step - 1, state, self._logged_splits(first_step - 1))
             elif self._is_eval_due(first_step - 1):
@@ -153,13 +157,16 @@ class TrainingRun:
                     self._emit(self.meter.flush())  # report the first step at once
                 self._after(step, state)
                 self.last_step = step
+                self.watchdog.beat()
             self._emit(self.meter.flush())
         finally:
             goodput.switch(SAVE)
             self.seconds = time.perf_counter() - started
             self.instrument.close()
             self.writer.close()
-            self.store.close()
+            if jax.process_count() == 1 or not sys.exc_info()[0]:  # else it could wait for the others for ever
+                self.store.close()
+            self.watchdog.stop()
 
     def _next_batch(self, step: int) -> NestedMap:
         try:
@@ -203,7 +210,8 @@ class TrainingRun:
     def _stop(self, what: str) -> None:
         with self.goodput.time(SAVE):
             self.store.wait()
-        raise Stopped(f"Stopped by {self.stop.signal_name} and {what}.", "Start it again to resume from there.")
+        cause = self.stop.signal_name or "a signal to another process"
+        raise Stopped(f"Stopped by {cause} and {what}.", "Start it again to resume from there.")
 
     def _is_eval_due(self, step: int) -> bool:
         interval = self.task.train.eval_interval_steps
@@ -237,6 +245,7 @@ class TrainingRun:
         params = self.task.train.learner.eval_params(state.params, state.opt_state)
 
         def check_stop(batch: int) -> None:
+            self.watchdog.beat()
             if self.stop.should_stop(at_sync_point=batch % _BATCHES_PER_SYNC == 0):
                 self._save(step, state, force=True)
                 self._stop(f"saved at step {step} of {self.num_train_steps}, without the end of its evaluation")
@@ -299,7 +308,7 @@ def train(
       warm_start: The checkpoint that initializes a new run's parameters; None = random initialization.
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
       instrument: Compiles and observes the train step; None = compile ahead of time, observe nothing.
-      on_corrupt: What to do when the newest checkpoint is damaged; None = as the recipe says.
+      on_corrupt: What to do when the newest checkpoint is damaged; None = the value in the recipe.
 
     Returns:
       `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `goodput`, `seconds` and `eval`; None on every
@@ -310,10 +319,11 @@ def train(
       DivergedError: The loss or the parameters are not finite.
       ConfigError: Among others, the recipe does not fit into the devices' memory.
     """
-    start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
+    fdl.build(config.mesh).start_processes()
     # Only process 0 writes and prints. A single process has not started its devices yet.
     is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
     with contextlib.ExitStack() as stack:
+        stack.enter_context(exit_on_error())
         if is_first:
             run_dir.create()
             stack.enter_context(run_dir.lock())

@@ -13,10 +13,9 @@ from jax.sharding import Mesh
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.mesh.compiler_options import Options, compiler_options
-from paxcli.mesh.mesh import build_mesh, libtpu_arguments
+from paxcli.mesh.mesh import build_mesh
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import global_spec, infeed_shard, use_mesh
-from paxcli.mesh.startup import start_distributed
 from paxcli.metrics.peaks import peak_flops
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
@@ -81,9 +80,9 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
     """
     here = devices is None
     validate(config, reads_data=here)
-    if here:
-        start_distributed(libtpu=libtpu_arguments(config.mesh.libtpu_options))
     mesh_config = fdl.build(config.mesh)
+    if here:
+        mesh_config.start_processes()
     mesh = build_mesh(mesh_config, devices)
     validate(config, mesh.size, reads_data=here)
     batch = global_batch_size(config, mesh.size)

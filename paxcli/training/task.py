@@ -130,6 +130,8 @@ class Train(Configurable):
       eval_interval_steps: Steps between evaluations; None = only after the last step.
       random_seed: Seed of parameters and noise, and of the data unless `train_input.input_random_seed` is set; None =
         a run draws one and records it.
+      step_timeout_seconds: Longest time for a step, an evaluation batch or a save. A run that takes longer prints the
+        stacks of its threads and exits with code 75; None = no limit.
     """
 
     learner: SafeOnResume[Learner] = part(Learner)
@@ -140,6 +142,7 @@ class Train(Configurable):
     summary_interval_steps: SafeOnResume[NotCompiled[Steps]] = 10
     eval_interval_steps: SafeOnResume[NotCompiled[Steps | None]] = None
     random_seed: NotCompiled[Seed | None] = 1234
+    step_timeout_seconds: SafeOnResume[NotCompiled[Annotated[PositiveFloat, Unit("seconds")] | None]] = 1800.0
 
 
 @dataclasses.dataclass(frozen=True)

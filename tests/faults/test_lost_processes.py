@@ -1,0 +1,103 @@
+"""A job of two processes loses one: the other ends with exit code 75 and a sentence, in bounded time, and resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.faults.processes import Process, free_port, last_step, start_job, wait_until
+from tests.training.runs import small
+
+HEARTBEAT = 10
+
+
+def _options(steps: int) -> list[str]:
+    limits = {"heartbeat_timeout_seconds": HEARTBEAT, "start_timeout_seconds": 60.0}
+    return [*small(num_train_steps=steps, global_batch_size=4, eval_interval_steps=None, **limits), "--allow-changed"]
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM], ids=lambda n: n.name)
+def test_the_other_process_asks_for_a_restart(tmp_path, counts, number, victim):
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(job) for job in start_job(tmp_path, _options(1_000_000))]
+        wait_until(lambda: last_step(tmp_path / "run") >= 20, jobs[0])
+        started = time.monotonic()
+        jobs[victim].signal(number)
+        code, report = jobs[1 - victim].end(6 * HEARTBEAT)
+        seconds = time.monotonic() - started
+    assert code == 75, report
+    last = report.strip().splitlines()[-2]
+    if number == signal.SIGTERM:
+        assert "Stopped by a signal to another process and saved at step" in last
+    else:
+        assert "Another process of this job ended or cannot be reached" in last
+    assert seconds < 3 * HEARTBEAT
+    counts.add("two processes", number.name, seconds=seconds)
+
+    # Together they resume.
+    done = last_step(tmp_path / "run")
+    steps = done + 20
+    with contextlib.ExitStack() as stack:
+        jobs = [stack.enter_context(job) for job in start_job(tmp_path, _options(steps))]
+        ends = [job.end() for job in jobs]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert "Resuming" in ends[0][1] and last_step(tmp_path / "run") == steps
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_an_error_of_one_process_keeps_its_exit_code(tmp_path, counts):
+    """It does not wait for the others, and they do not wait for it."""
+    with contextlib.ExitStack() as stack:
+        jobs = [
+            stack.enter_context(job) for job in start_job(tmp_path, [*_options(100_000), "--set=learning_rate=1e40"])
+        ]
+        codes = [job.end(6 * HEARTBEAT + 60)[0] for job in jobs]
+    assert codes[0] == 6 and codes[1] in (6, 75)
+    counts.add("two processes", "diverged")
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_process_that_stays_alone_asks_for_a_restart(tmp_path, index):
+    env = {
+        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
+        "JAX_NUM_PROCESSES": "2",
+        "JAX_PROCESS_ID": str(index),
+    }
+    options = ("train", "tiny-synthetic", "--set=start_timeout_seconds=1.0", "--run-dir=run")
+    with Process(tmp_path, *options, env=env) as process:
+        code, report = process.end()
+    assert code == 75, report
+    assert "not all processes connected within 1.0 s" in report
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_hang_prints_all_stacks_and_asks_for_a_restart():
+    code = """
+import time
+from paxcli.training.watchdog import Watchdog
+
+def hang():
+    time.sleep(100)
+
+watchdog = Watchdog(0.5)
+watchdog.start()
+for _ in range(10):
+    time.sleep(0.1)
+    watchdog.beat()
+print("alive", flush=True)
+hang()
+"""
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (75, "alive\n"), done.stderr
+    assert "in hang" in done.stderr and "error: No step" in done.stderr
+    assert time.monotonic() - started < 30
