@@ -8,9 +8,10 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, Any
+from typing import Any
 
 from paxcli.errors import DataError, MissingError, did_you_mean
+from paxcli.inputs.array_records import read_records
 from paxcli.inputs.files import SourceFile, local_copy
 from paxcli.log import log
 
@@ -88,13 +89,19 @@ class Reading:
         Raises:
           DataError: The file cannot be read, or a bad record must not be skipped.
         """
-        readers: dict[str, Callable[[SourceFile, BadRecords], Iterator[Any]]] = {
-            TEXT: _read_text,
-            JSONL: self._jsonl,
-            PARQUET: self._parquet,
-            ARRAY_RECORD: self._array_record,
-        }
-        return readers[self.format or format_of(file.name)](file, bad)
+        format = self.format or format_of(file.name)
+        if format == TEXT:
+            yield from _read_text(file, bad)
+            return
+        read = {JSONL: _read_lines, PARQUET: self._read_rows, ARRAY_RECORD: self._read_array_records}[format]
+        parse = self.document_of if format == PARQUET else self._parse_record
+        for place, record in read(file):
+            try:
+                document = parse(record, place)
+            except DataError as error:
+                bad.add(error)
+            else:
+                yield document
 
     def document_of(self, record: dict[str, Any], place: str) -> Any:
         """The document of a record, here its text. A subclass may override this, together with `columns`.
@@ -135,21 +142,7 @@ class Reading:
             )
         return [str(self.text_field)]
 
-    def _jsonl(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
-        number = 0
-        with _open_stream(file) as stream:
-            while line := _next_line(stream, file, number):
-                number += 1
-                if line.isspace():
-                    continue
-                try:
-                    document = self._parse_record(line, f"{file.path}, line {number}")
-                except DataError as error:
-                    bad.add(error)
-                else:
-                    yield document
-
-    def _parquet(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
+    def _read_rows(self, file: SourceFile) -> Iterator[tuple[str, Any]]:
         import pyarrow
         import pyarrow.parquet
 
@@ -163,37 +156,14 @@ class Reading:
             try:
                 for batch in table.iter_batches(_RECORDS_PER_READ, columns=columns):
                     for record in batch.to_pylist():
-                        try:
-                            document = self.document_of(record, f"{file.path}, row {number}")
-                        except DataError as error:
-                            bad.add(error)
-                        else:
-                            yield document
+                        yield f"{file.path}, row {number}", record
                         number += 1
             except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
                 raise DataError(f"{file.path} is damaged after row {number}: {error}") from None
 
-    def _array_record(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
-        import grain
-
-        path = local_copy(file.path, self.cache_dir)
-        try:
-            source = grain.sources.ArrayRecordDataSource(str(path))
-            size = len(source)
-        except Exception as error:  # the C++ reader raises various types
-            raise DataError(f"{file.path} is not an ArrayRecord file: {error}") from None
-        for first in range(0, size, _RECORDS_PER_READ):
-            try:
-                records = source.__getitems__(range(first, min(first + _RECORDS_PER_READ, size)))
-            except Exception as error:
-                raise DataError(f"{file.path} is damaged after record {first}: {error}") from None
-            for number, record in enumerate(records, first):
-                try:
-                    document = self._parse_record(record, f"{file.path}, record {number}")
-                except DataError as error:
-                    bad.add(error)
-                else:
-                    yield document
+    def _read_array_records(self, file: SourceFile) -> Iterator[tuple[str, Any]]:
+        for number, record in enumerate(read_records(str(local_copy(file.path, self.cache_dir)))):
+            yield f"{file.path}, record {number}", record
 
     def _parse_record(self, record: bytes, place: str) -> Any:
         """The document in a serialized record, which is text, a JSON object or a `tf.train.Example`."""
@@ -253,8 +223,13 @@ def _open_stream(file: SourceFile) -> Iterator[Any]:
         yield gzip.GzipFile(fileobj=stream) if file.name.lower().endswith(".gz") else stream
 
 
-def _next_line(stream: IO[bytes], file: SourceFile, number: int) -> bytes:
-    return _read_checked(stream.readline, file, f" after line {number}")
+def _read_lines(file: SourceFile) -> Iterator[tuple[str, Any]]:
+    number = 0
+    with _open_stream(file) as stream:
+        while line := _read_checked(stream.readline, file, f" after line {number}"):
+            number += 1
+            if not line.isspace():
+                yield f"{file.path}, line {number}", line
 
 
 def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> bytes:

@@ -175,8 +175,23 @@ class TestBadFiles:
         self.check("b.parquet is not a Parquet file", tmp_path / "b.parquet")
 
     def test_array_record(self, tmp_path):
-        (tmp_path / "a.arrayrecord").write_bytes(b"nonsense" * 100)
-        self.check("a.arrayrecord", tmp_path / "a.arrayrecord")
+        path = tmp_path / "a.arrayrecord"
+        path.write_bytes(b"nonsense" * 100)
+        self.check("a.arrayrecord", path)
+        write_array_record(path, [json.dumps({"text": text}).encode() for text in TEXTS])
+        whole = path.read_bytes()
+        for damaged in (whole[:1000], whole[: 2**16], whole[:-1], whole[:70] + b"\0" + whole[71:]):
+            path.write_bytes(damaged)
+            self.check("a.arrayrecord is damaged, or is not an ArrayRecord file: RuntimeError", path)
+
+    def test_an_array_record_that_crashes_its_reader(self, tmp_path, monkeypatch):
+        write_array_record(tmp_path / "a.arrayrecord", [json.dumps({"text": text}).encode() for text in TEXTS])
+        (tmp_path / "crash").mkdir()
+        (tmp_path / "crash" / "sitecustomize.py").write_text(
+            "import os, signal, threading\nthreading.Timer(0, lambda: os.kill(os.getpid(), signal.SIGSEGV)).start()\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "crash"))
+        self.check("a.arrayrecord is damaged.* reading it ends a process", tmp_path / "a.arrayrecord")
 
     def test_token_files_mixed_with_other_formats(self, directory):
         with pytest.raises(ConfigError, match="token file, but `files` also has other formats"):
