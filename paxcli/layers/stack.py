@@ -20,6 +20,7 @@ from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.remat import Activation, RematPolicy, saveable
+from paxcli.layers.summaries import SUMMARIES
 
 
 class Stack(CachedLayer):
@@ -122,7 +123,7 @@ class Stack(CachedLayer):
     def _scan(self, block_class: Any, length: int) -> Any:
         return nn.scan(
             block_class,
-            variable_axes={"params": 0, "metrics": 0, FP8_STATE: 0},
+            variable_axes={"params": 0, "metrics": 0, SUMMARIES: 0, FP8_STATE: 0},
             split_rngs={"params": True},
             in_axes=(0, *(nn.broadcast,) * self._num_broadcast),
             out_axes=0,

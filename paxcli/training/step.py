@@ -15,6 +15,7 @@ from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
 from paxcli.nested_map import NestedMap
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
+from paxcli.training.summaries import step_summaries
 from paxcli.training.task import SingleTask
 
 TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Array]]]
@@ -38,7 +39,9 @@ def make_train_step(
 
         # Gradients have the dtype of the cast parameters: in bfloat16, half the memory, and no computed bit is lost.
         cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
-        grads, fp8, metrics = _gradients(loss_of, cast, state.fp8, batch, task.train.num_microbatches)
+        grads, fp8, metrics, weight, activations = _gradients(
+            loss_of, cast, state.fp8, batch, task.train.num_microbatches
+        )
         with jax.named_scope(OPTIMIZER):
             weights = jax.tree.unflatten(jax.tree.structure(state.params), state.weights)
             params, opt_state, learned = task.train.learner.update(
@@ -50,6 +53,11 @@ def make_train_step(
         with jax.named_scope(METRICS):
             norm = optax.tree.norm(params)
         metrics = task.metrics.select_reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
+        if task.summary_verbosity:
+            scale = task.train.learner.grad_scale(metrics["grad_norm"])
+            metrics |= step_summaries(
+                task.summary_verbosity, batch, weight, scale, grads, state.params, params, activations
+            )
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
         return state, metrics
 
@@ -64,38 +72,42 @@ def make_train_step(
 
 def _gradients(
     loss_of: Callable, params: dict, fp8: Any, batch: NestedMap, num_microbatches: int
-) -> tuple[dict, Any, dict]:
-    """Gradients, new FP8 state and metrics of the mean loss over a batch, accumulated over `num_microbatches` slices.
+) -> tuple[dict, Any, dict, jax.Array, dict]:
+    """Gradients, new FP8 state, metrics, weight and activations of the mean loss over a batch.
+
+    They are accumulated over `num_microbatches` slices.
 
     Slices are weighted, so the result does not depend on their number. FP8 scales follow from the largest values of all
     slices.
     """
     gradient = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
 
-    def of_slice(rows: NestedMap) -> tuple[Any, dict, dict, jax.Array]:
-        (grads, new_fp8), (weight, metrics) = gradient(params, fp8, rows)
-        return new_fp8, grads, metrics, weight
+    def of_slice(rows: NestedMap) -> tuple[Any, dict, dict, dict, jax.Array]:
+        (grads, new_fp8), (weight, metrics, activations) = gradient(params, fp8, rows)
+        return new_fp8, activations, grads, metrics, weight
 
     if num_microbatches == 1:
-        new_fp8, grads, metrics, _ = of_slice(batch)
-        return grads, new_fp8, {name: value for name, (value, _) in metrics.items()}
+        new_fp8, activations, grads, metrics, weight = of_slice(batch)
+        return grads, new_fp8, {name: value for name, (value, _) in metrics.items()}, weight, activations
 
     def add(total, rows):
-        largest, *total = total
-        new_fp8, grads, metrics, weight = of_slice(rows)
+        largest, activations, *total = total
+        new_fp8, new_activations, grads, metrics, weight = of_slice(rows)
         with jax.named_scope(GRADIENT_ACCUMULATION):
             weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
             sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
             total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))
-            return (jax.tree.map(jnp.maximum, largest, new_fp8), *total), None
+            activations = {path: sums.add(new_activations[path]) for path, sums in activations.items()}
+            return (jax.tree.map(jnp.maximum, largest, new_fp8), activations, *total), None
 
     # Microbatch m takes rows m, m + M, …, so that no row moves to another device.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch)
     shapes = jax.eval_shape(of_slice, jax.tree.map(lambda x: x[0], slices))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
-    (new_fp8, grads, sums, weight), _ = jax.lax.scan(add, zeros, slices)
+    (new_fp8, activations, grads, sums, weight), _ = jax.lax.scan(add, zeros, slices)
     grads = jax.tree.map(lambda g: g / jnp.maximum(weight, 1e-6), grads)
-    return grads, new_fp8, {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}
+    metrics = {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}
+    return grads, new_fp8, metrics, weight, activations
 
 
 def make_eval_step(task: SingleTask) -> jax.stages.Wrapped:
@@ -120,4 +132,4 @@ def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict,
 def _eval_batch(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
     metrics, examples = task.model.loss_and_metrics(task.model.cast(params), batch)
     loss, weight = task.loss_aggregator(metrics)
-    return task.metrics.of_batch(metrics | {"loss": (loss, weight)}), examples
+    return task.metrics.of_batch(metrics | task.more_metrics(examples) | {"loss": (loss, weight)}), examples

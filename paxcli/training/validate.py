@@ -16,6 +16,7 @@ from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.models.base import Model
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, with_derived_sizes
+from paxcli.training.summaries import ACTIVATIONS
 
 
 def validate(config: fdl.Config[Experiment], num_devices: int | None = None, reads_data: bool = True) -> None:
@@ -69,6 +70,12 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
             f"The mesh has stage={on_mesh}, but the model has no pipeline stages: devices would repeat each other's "
             "work.",
             "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe.",
+        )
+    if pipelined and config.task.summary_verbosity >= ACTIVATIONS:
+        raise ConfigError(
+            f"task.summary_verbosity={config.task.summary_verbosity} logs statistics of activations, which pipeline "
+            "stages do not report.",
+            f"Set it to {ACTIVATIONS - 1} at most.",
         )
     for path, stack in pipelined.items():
         _check_stages(path, stack, on_mesh)
