@@ -110,8 +110,8 @@ class VariationalNoise(Configurable):
 
     Attributes:
       scale: Standard deviation.
-      regex: Selects the parameters by their path; None = all.
-      start_step: First step with noise.
+      regex: Selects the parameters whose path it is found in; None = all. Pax matches it from the path's start.
+      start_step: First step with noise, from 0.
     """
 
     scale: NonNegativeFloat = 0.0
