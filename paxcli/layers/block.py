@@ -23,6 +23,7 @@ from paxcli.layers.init import Init, Xavier
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.remat import save_as
 from paxcli.layers.scopes import ATTENTION
+from paxcli.layers.summaries import report_activation
 from paxcli.mesh.sharding import constrain, layout
 
 _ROWS = ("activation_batch", "activation_length")
@@ -81,6 +82,7 @@ class TransformerBlock(CachedLayer):
         segment_pos: Int[jax.Array, "B T"],
     ) -> tuple[Float[jax.Array, "B T D"], Cache]:
         x = as_residual(x)
+        report_activation(self, x, segment_ids)
         attended, cache = self._attend(self.attention_norm(x), cache, segment_ids, segment_pos)
         x = x + attended
         return x + self._feed(self.feed_forward_norm(x), segment_ids), cache
@@ -151,6 +153,7 @@ class ParallelBlock(TransformerBlock):
         segment_pos: Int[jax.Array, "B T"],
     ) -> tuple[Float[jax.Array, "B T D"], Cache]:
         x = as_residual(x)
+        report_activation(self, x, segment_ids)
         normed = self.attention_norm(x)
         attended, cache = self._attend(normed, cache, segment_ids, segment_pos)
         return x + attended + self._feed(normed, segment_ids), cache

@@ -16,6 +16,7 @@ from paxcli.layers.base import Cache, flops_of
 from paxcli.layers.block import TransformerBlock, as_residual
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.stack import Stack
+from paxcli.layers.summaries import report_activation
 
 
 class DecoderCache(NamedTuple):
@@ -58,6 +59,7 @@ class DecoderBlock(TransformerBlock):
         source_segment_ids: Int[jax.Array, "B S"],
     ) -> tuple[Float[jax.Array, "B T D"], DecoderCache | None]:
         x = as_residual(x)
+        report_activation(self, x, segment_ids)
         attended, own = self._attend(self.attention_norm(x), cache.own if cache else None, segment_ids, segment_pos)
         x = x + attended
         read, keys = self._cross_attention(

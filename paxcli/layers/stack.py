@@ -21,6 +21,7 @@ from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.lora import current_lora
 from paxcli.layers.remat import Activation, RematPolicy, saveable
+from paxcli.layers.summaries import SUMMARIES
 
 
 class Stack(CachedLayer):
@@ -124,7 +125,7 @@ class Stack(CachedLayer):
         lora = current_lora()
         return nn.scan(
             block_class,
-            variable_axes={"params": 0, "metrics": 0, FP8_STATE: 0},
+            variable_axes={"params": 0, "metrics": 0, SUMMARIES: 0, FP8_STATE: 0},
             split_rngs={"params": True, **({"dropout": True} if lora is not None and lora.dropout else {})},
             in_axes=(0, *(nn.broadcast,) * self._num_broadcast),
             out_axes=0,

@@ -21,6 +21,7 @@ from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.lora import Lora, use_lora
 from paxcli.layers.scopes import CAST, LOSS
+from paxcli.layers.summaries import SUMMARIES, activations_by_layer
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
@@ -120,7 +121,12 @@ class Model(Layer):
         return None
 
     def loss_and_metrics(
-        self, params: dict, batch: NestedMap, key: jax.Array | None = None, fp8: Any = None
+        self,
+        params: dict,
+        batch: NestedMap,
+        key: jax.Array | None = None,
+        fp8: Any = None,
+        with_activations: bool = False,
     ) -> tuple[WeightedScalars, NestedMap]:
         """What `compute_loss` returns, with the metrics that layers report added.
 
@@ -132,10 +138,14 @@ class Model(Layer):
           batch: The batch.
           key: PRNG key of training (dropout, masking); None in evaluation.
           fp8: State of FP8 matmuls in training; None in evaluation, and without FP8.
+          with_activations: Whether to add, to the second, `activations`: the sums that `activations_by_layer` returns.
         """
         variables = {"params": params, FP8_STATE: fp8} if fp8 else {"params": params}
         rngs = None if key is None else {"dropout": key}
-        (metrics, examples), reported = self.apply(variables, batch, rngs=rngs, mutable=["metrics"])
+        mutable = ["metrics", SUMMARIES] if with_activations else ["metrics"]
+        (metrics, examples), reported = self.apply(variables, batch, rngs=rngs, mutable=mutable)
+        if with_activations:
+            examples = NestedMap(examples, activations=activations_by_layer(reported.get(SUMMARIES, {})))
         found: dict[str, list[jax.Array]] = {}
         for path, values in jax.tree.leaves_with_path(reported.get("metrics", {})):
             *_, name, _ = path_of(path)  # the last is the number of the call

@@ -66,7 +66,8 @@ def chunked_token_metrics(
     settings = _Settings(scorer.score, scorer.axes, chunk, label_smoothing, z_loss_weight)
     total, xent, correct = _sums(settings, scorer.params, x, labels, weights)
     is_xent = not (label_smoothing or z_loss_weight)
-    return means_over_tokens(total / (jnp.sum(weights) + 1e-6), is_xent, xent, correct, weights)
+    is_smoothed = bool(label_smoothing) and not z_loss_weight
+    return means_over_tokens(total / (jnp.sum(weights) + 1e-6), is_xent, is_smoothed, xent, correct, weights)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -69,26 +69,44 @@ def token_metrics(
     label_smoothing: float = 0.0,
     z_loss_weight: float = 0.0,
 ) -> tuple[WeightedScalars, NestedMap]:
-    """Means over tokens: `loss`, `log_pplx` (cross-entropy alone), `accuracy`; per example, `xent` and `scores`."""
+    """Means over tokens: `loss`, `log_pplx` (cross-entropy alone), `accuracy`; per example, arrays about its tokens.
+
+    With label smoothing also `log_pplx_smoothed`, the cross-entropy with smoothed labels, which Pax calls `log_pplx`;
+    not beside a z-loss, where it is not known.
+    """
     loss, xent, correct = token_losses(logits, labels, label_smoothing, z_loss_weight)
-    return means_over_tokens(weighted_mean(loss, weights), loss is xent, xent, correct, weights)
+    is_smoothed = bool(label_smoothing) and not z_loss_weight
+    return means_over_tokens(weighted_mean(loss, weights), loss is xent, is_smoothed, xent, correct, weights)
 
 
 def means_over_tokens(
     loss: jax.Array,
     is_xent: bool,
+    is_smoothed: bool,
     xent: Float[jax.Array, "B T"],
     correct: Bool[jax.Array, "B T"],
     weights: Float[jax.Array, "B T"],
 ) -> tuple[WeightedScalars, NestedMap]:
-    """What `token_metrics` returns, from a mean loss; `is_xent`: it is the mean cross-entropy."""
+    """What `token_metrics` returns, from a mean loss.
+
+    Args:
+      loss: The mean loss.
+      is_xent: Whether it is the mean cross-entropy.
+      is_smoothed: Whether it is the mean cross-entropy with smoothed labels.
+      xent: Cross-entropy of each token.
+      correct: Whether the target is the most likely token.
+      weights: Weight of each token.
+    """
     weight = jnp.sum(weights)
     metrics = {
         "loss": (loss, weight),
         "log_pplx": (loss if is_xent else weighted_mean(xent, weights), weight),
         "accuracy": (weighted_mean(correct.astype(jnp.float32), weights), weight),
     }
-    return metrics, NestedMap(xent=xent, scores=-jnp.sum(xent * weights, axis=-1))
+    if is_smoothed:
+        metrics["log_pplx_smoothed"] = (loss, weight)
+    scores = -jnp.sum(xent * weights, axis=-1)
+    return metrics, NestedMap(xent=xent, correct=correct, weights=weights, scores=scores)
 
 
 def weighted_mean(values: Float[jax.Array, "*batch"], weights: Float[jax.Array, "*batch"]) -> jax.Array:

@@ -41,6 +41,9 @@ class MaskedLanguageModel(TransformerLm):
     def setup(self) -> None:
         if not 0 <= self.mask_id < self.vocab_size:
             raise ConfigError(f"mask_id={self.mask_id} is not an id of a vocabulary of {self.vocab_size}.")
+        share = self.mask_prob + self.random_prob + self.same_prob
+        if not 0 < share <= 1:
+            raise ConfigError(f"mask_prob + random_prob + same_prob = {share:g} has to be above 0 and at most 1.")
         super().setup()
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:

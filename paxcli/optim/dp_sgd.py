@@ -37,13 +37,15 @@ class DpSgd(Configurable):
     normalize_gradients: bool = False
 
     def clip_examples(self, of_rows: Callable) -> Callable:
-        """Wraps `of_rows`, a function of rows to (maxima, gradients, metrics, weight), to clip each example's gradient.
+        """Wraps `of_rows` to clip each example's gradient; the result returns their mean, with weight 1.
 
-        The gradients that the result returns are their mean, with weight 1. Metrics are (value, weight).
+        Args:
+          of_rows: Rows → maxima, activations, gradients, metrics as (value, weight), and the weight of the gradients.
+            Activations are left out.
         """
 
         def of_group(rows: Any) -> Any:
-            maxima, grads, metrics, _ = of_rows(rows)
+            maxima, _, grads, metrics, _ = of_rows(rows)
             grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
             scale = 1 / jnp.maximum(1.0, optax.tree.norm(grads) / self.l2_norm_clip)
             sums = {name: (value * weight, weight) for name, (value, weight) in metrics.items()}
@@ -55,7 +57,7 @@ class DpSgd(Configurable):
             sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
             metrics = {name: (total / jnp.maximum(weight, 1e-6), weight) for name, (total, weight) in sums.items()}
             means = jax.tree.map(lambda g: jnp.mean(g, axis=0), grads)
-            return jax.tree.map(lambda x: jnp.max(x, axis=0), maxima), means, metrics, jnp.float32(1.0)
+            return jax.tree.map(lambda x: jnp.max(x, axis=0), maxima), {}, means, metrics, jnp.float32(1.0)
 
         return of_slice
 

@@ -264,9 +264,14 @@ class Learner(Configurable):
         grads = _as_float32(grads)
         return self._clip(grads, optax.tree.norm(grads), self.select_trained(weights))
 
+    def grad_scale(self, grad_norm: jax.Array) -> jax.Array:
+        """The factor by which `clip_gradient_norm_to_value` scales gradients of this global norm; 1 when it is off."""
+        largest = self.clip_gradient_norm_to_value
+        return jnp.ones_like(grad_norm) if largest is None else jnp.minimum(1.0, largest / grad_norm)
+
     def _clip(self, grads: dict, grad_norm: jax.Array, weights: Any) -> dict:
         if self.clip_gradient_norm_to_value is not None:
-            scale = jnp.minimum(1.0, self.clip_gradient_norm_to_value / grad_norm)
+            scale = self.grad_scale(grad_norm)
             return jax.tree.map(lambda g: g * scale, grads)
         if self.clip_gradient_single_norm_to_value is not None:
             largest = self.clip_gradient_single_norm_to_value

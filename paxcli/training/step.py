@@ -16,10 +16,11 @@ from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.learner import replace_trained
 from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
+from paxcli.training.summaries import step_summaries
 from paxcli.training.task import SingleTask
 
-# Of some rows: FP8 state, gradients, metrics as (value, weight), and the weight of the gradients.
-Slice = tuple[Any, dict, dict, jax.Array]
+# Of some rows: FP8 state, activations, gradients, metrics as (value, weight), and the weight of the gradients.
+Slice = tuple[Any, dict, dict, dict, jax.Array]
 TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Array]]]
 
 
@@ -47,17 +48,17 @@ def make_train_step(
         gradient = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
 
         def of_slice(rows: NestedMap) -> Slice:
-            (grads, new_fp8), (weight, metrics) = gradient(trained, state.fp8, rows)
-            return new_fp8, grads, metrics, weight
+            (grads, new_fp8), (weight, metrics, activations) = gradient(trained, state.fp8, rows)
+            return new_fp8, activations, grads, metrics, weight
 
         def of_clipped_slice(rows: NestedMap) -> Slice:
-            new_fp8, grads, metrics, weight = of_slice(rows)
-            return new_fp8, learner.clip(grads, weights), metrics, jnp.ones_like(weight)
+            new_fp8, activations, grads, metrics, weight = of_slice(rows)
+            return new_fp8, activations, learner.clip(grads, weights), metrics, jnp.ones_like(weight)
 
         of_rows = of_clipped_slice if learner.clip_each_microbatch else of_slice
         if private is not None:
             of_rows = private.clip_examples(of_slice)
-        grads, fp8, metrics = _gradients(of_rows, batch, task.train.num_microbatches)
+        grads, fp8, metrics, num_predictions, activations = _gradients(of_rows, batch, task.train.num_microbatches)
         if private is not None:
             grads = private.add_noise(grads, num_rows(batch), jax.random.split(key, 3)[2])
         with jax.named_scope(OPTIMIZER):
@@ -68,6 +69,11 @@ def make_train_step(
         with jax.named_scope(METRICS):
             norm = optax.tree.norm(params)
         metrics = task.metrics.select_reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
+        if task.summary_verbosity:
+            scale = learner.grad_scale(metrics["grad_norm"])
+            metrics |= step_summaries(
+                task.summary_verbosity, batch, num_predictions, scale, grads, state.params, params, activations
+            )
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
         return state, metrics
 
@@ -82,32 +88,35 @@ def make_train_step(
 
 def _gradients(
     of_slice: Callable[[NestedMap], Slice], batch: NestedMap, num_microbatches: int
-) -> tuple[dict, Any, dict]:
-    """Gradients, new FP8 state and metrics of the mean loss over a batch, accumulated over `num_microbatches` slices.
+) -> tuple[dict, Any, dict, jax.Array, dict]:
+    """Gradients, new FP8 state, metrics, number of predictions and activations of the mean loss over a batch.
 
-    Slices are weighted, so the result does not depend on their number, unless `of_slice` clips gradients. FP8 scales
-    follow from the largest values of all slices.
+    They are accumulated over `num_microbatches` slices. Slices are weighted, so the result does not depend on their
+    number, unless `of_slice` clips gradients. FP8 scales follow from the largest values of all slices.
     """
     if num_microbatches == 1:
-        new_fp8, grads, metrics, _ = of_slice(batch)
-        return grads, new_fp8, {name: value for name, (value, _) in metrics.items()}
+        new_fp8, activations, grads, metrics, _ = of_slice(batch)
+        values = {name: value for name, (value, _) in metrics.items()}
+        return grads, new_fp8, values, metrics["loss"][1], activations
 
     def add(total, rows):
-        largest, *total = total
-        new_fp8, grads, metrics, weight = of_slice(rows)
+        largest, activations, *total = total
+        new_fp8, new_activations, grads, metrics, weight = of_slice(rows)
         with jax.named_scope(GRADIENT_ACCUMULATION):
             weighted = jax.tree.map(lambda g: g.astype(jnp.float32) * weight, grads)
             sums = {name: (value * w, w) for name, (value, w) in metrics.items()}
             total = jax.tree.map(jnp.add, tuple(total), (weighted, sums, weight))
-            return (jax.tree.map(jnp.maximum, largest, new_fp8), *total), None
+            activations = {path: sums.add(new_activations[path]) for path, sums in activations.items()}
+            return (jax.tree.map(jnp.maximum, largest, new_fp8), activations, *total), None
 
     # Microbatch m takes rows m, m + M, …, so that no row moves to another device.
     slices = jax.tree.map(lambda x: jnp.moveaxis(x.reshape(-1, num_microbatches, *x.shape[1:]), 1, 0), batch)
     shapes = jax.eval_shape(of_slice, jax.tree.map(lambda x: x[0], slices))
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), shapes)
-    (new_fp8, grads, sums, weight), _ = jax.lax.scan(add, zeros, slices)
+    (new_fp8, activations, grads, sums, weight), _ = jax.lax.scan(add, zeros, slices)
     grads = jax.tree.map(lambda g: g / jnp.maximum(weight, 1e-6), grads)
-    return grads, new_fp8, {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}
+    metrics = {name: value / jnp.maximum(w, 1e-6) for name, (value, w) in sums.items()}
+    return grads, new_fp8, metrics, sums["loss"][1], activations
 
 
 def make_eval_step(task: SingleTask) -> jax.stages.Wrapped:
@@ -132,4 +141,4 @@ def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict,
 def _eval_batch(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
     metrics, examples = task.model.loss_and_metrics(task.model.cast(params), batch)
     loss, weight = task.loss_aggregator(metrics)
-    return task.metrics.of_batch(metrics | {"loss": (loss, weight)}), examples
+    return task.metrics.of_batch(metrics | task.more_metrics(examples) | {"loss": (loss, weight)}), examples

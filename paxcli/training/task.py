@@ -16,6 +16,7 @@ from paxcli.config.fields import (
     NotCompiled,
     PositiveFloat,
     PositiveInt,
+    Range,
     SafeOnResume,
     Seed,
     StepNumber,
@@ -23,10 +24,12 @@ from paxcli.config.fields import (
     Unit,
 )
 from paxcli.errors import ConfigError
+from paxcli.layers.summaries import ActivationSums
 from paxcli.models.base import Model, WeightedScalars
 from paxcli.nested_map import NestedMap
 from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.learner import Learner
+from paxcli.training.summaries import ACTIVATIONS, strict_accuracy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +110,8 @@ class VariationalNoise(Configurable):
 
     Attributes:
       scale: Standard deviation.
-      regex: Selects the parameters by their path; None = all.
-      start_step: First step with noise.
+      regex: Selects the parameters whose path it is found in; None = all. Pax matches it from the path's start.
+      start_step: First step with noise, from 0.
     """
 
     scale: NonNegativeFloat = 0.0
@@ -156,6 +159,9 @@ class SingleTask(Configurable):
       metrics: Selects the metrics to report.
       vn: Noise on the parameters; None = off.
       early_stopping_fn: Ends the run by a metric of its evaluations; off unless it has a target or a patience.
+      summary_verbosity: Level of the summaries that are logged besides the metrics; each includes those below it: 1 =
+        counts, and the norm of the update; 2 = norms of each parameter, its gradient and its update; 3 = statistics of
+        each layer's input.
       name: Shown in reports.
     """
 
@@ -165,13 +171,23 @@ class SingleTask(Configurable):
     metrics: Metrics = part(Metrics)
     vn: VariationalNoise | None = None
     early_stopping_fn: SafeOnResume[NotCompiled[EarlyStopping]] = part(EarlyStopping)
+    summary_verbosity: SafeOnResume[Annotated[int, Range(min=0, max=3)]] = 0
     name: SafeOnResume[NotCompiled[str]] = "task"
 
     def loss(
         self, params: dict, batch: NestedMap, key: jax.Array, fp8: Any = None
-    ) -> tuple[jax.Array, tuple[jax.Array, WeightedScalars]]:
-        """The loss of a training batch, its weight, and the metrics of the model; for `Model.loss_and_metrics`."""
-        metrics, _ = self.model.loss_and_metrics(params, batch, key, fp8)
+    ) -> tuple[jax.Array, tuple[jax.Array, WeightedScalars, dict[str, ActivationSums]]]:
+        """The loss of a training batch, its weight, the metrics, and the activations that `summary_verbosity` asks for.
+
+        The arguments are those of `Model.loss_and_metrics`.
+        """
+        with_activations = self.summary_verbosity >= ACTIVATIONS
+        metrics, examples = self.model.loss_and_metrics(params, batch, key, fp8, with_activations)
         loss, weight = self.loss_aggregator(metrics)
         loss = loss.astype(jnp.float32)
-        return loss, (weight, metrics | {"loss": (loss, weight)})
+        metrics = metrics | self.more_metrics(examples) | {"loss": (loss, weight)}
+        return loss, (weight, metrics, examples.get("activations", {}))
+
+    def more_metrics(self, examples: NestedMap) -> WeightedScalars:
+        """The metrics that `summary_verbosity` adds to those of the model."""
+        return strict_accuracy(examples) if self.summary_verbosity else {}

@@ -22,6 +22,7 @@ from paxcli.mesh.weights import weights_of
 from paxcli.models.base import Model
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, with_derived_sizes
 from paxcli.training.state import abstract_params
+from paxcli.training.summaries import ACTIVATIONS
 
 
 def validate(config: fdl.Config[Experiment], num_devices: int | None = None, reads_data: bool = True) -> None:
@@ -87,6 +88,12 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
             f"The mesh has stage={on_mesh}, but the model has no pipeline stages: devices would repeat each other's "
             "work.",
             "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe.",
+        )
+    if config.task.summary_verbosity >= ACTIVATIONS and (pipelined or config.task.train.learner.stochastic_gradient):
+        raise ConfigError(
+            f"task.summary_verbosity={config.task.summary_verbosity} logs statistics of activations, which "
+            f"{'pipeline stages do' if pipelined else 'DP-SGD does'} not report.",
+            f"Set it to {ACTIVATIONS - 1} at most.",
         )
     for path, stack in pipelined.items():
         _check_stages(path, stack, on_mesh)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.scipy.stats import chi2
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.synthetic import SyntheticInput
@@ -60,6 +61,40 @@ def test_shares_of_masked_replaced_and_kept_tokens(key):
     assert replaced.min() < 0.05 * V and replaced.max() > 0.95 * V
     # Every position is chosen as often as any other, within five deviations of a count.
     assert np.abs(chosen.sum(axis=0) - 0.15 * 128).max() < 5 * np.sqrt(0.15 * 0.85 * 128)
+
+
+@pytest.mark.parametrize("probs", [(0.12, 0.015, 0.015), (0.1, 0.2, 0.3)])
+def test_kinds_of_tokens_have_the_distribution_of_praxis(probs):
+    """Chi-square of the four kinds, whose chances praxis multiplies, and of the tokens that replace others."""
+    mask, random, same = probs
+    labels = jax.random.randint(jax.random.key(1), (64, 512), 0, V - 1)
+    ids, weights = _masked(
+        labels, jnp.ones(labels.shape), key=11, mask_prob=mask, random_prob=random, same_prob=same, mask_id=V - 1
+    )
+    total = mask + random + same
+    chances = [1 - total, total * (mask / total), total * (1 - mask / total) * (random / (random + same))]
+    chances.append(1 - sum(chances))
+    other = 1 - 2 / V  # a random token may be the mask or the token itself
+    chances = [chances[0], chances[1] + chances[2] / V, chances[2] * other, chances[3] + chances[2] / V]
+    labels = np.asarray(labels)
+    kinds = [weights == 0, ids == V - 1, (ids != V - 1) & (ids != labels), (ids == labels) & (weights == 1)]
+    assert _chi_square([kind.sum() for kind in kinds], np.array(chances) * labels.size) > 1e-3
+    drawn = np.bincount(ids[kinds[2]], minlength=V)
+    drawn = drawn[: V - 1].reshape(-1, 3).sum(1)
+    assert _chi_square(drawn, np.full(len(drawn), drawn.mean())) > 1e-3
+
+
+def _chi_square(counts, expected) -> float:
+    """The chance of counts at least as far from those that are expected."""
+    counts = np.asarray(counts, float)
+    return float(chi2.sf(np.sum((counts - expected) ** 2 / expected), len(counts) - 1))
+
+
+@pytest.mark.parametrize("probs", [(0.9, 0.2, 0.0), (0.0, 0.0, 0.0)])
+def test_shares_that_no_tokens_can_have_are_refused(probs):
+    fields = dict(zip(("mask_prob", "random_prob", "same_prob"), probs, strict=True))
+    with pytest.raises(ConfigError, match="above 0 and at most 1"):
+        _masked(jnp.ones((1, T), jnp.int32), jnp.ones((1, T)), **fields)
 
 
 def test_evaluation_masks_a_row_alike_in_every_batch_and_training_does_not():
