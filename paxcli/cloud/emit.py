@@ -146,7 +146,8 @@ def slurm(task: Task) -> str:
 #SBATCH --signal=TERM@{_STOP_SECONDS}
 
 set -u
-srun --kill-on-bad-exit=1 --label {shlex.join(task.command)}
+# Processes that stop do not end at the same moment: the first one to exit must not get the others killed.
+srun --kill-on-bad-exit=0 --wait={_STOP_SECONDS} --label {shlex.join(task.command)}
 code=$?
 # Stopped by a signal after saving a checkpoint: resume.
 if [ "$code" -eq {_CODE_SAVED} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
