@@ -50,7 +50,7 @@ test-lingvo: $(if $(LINGVO_PYTHON),,$(LINGVO_VENV)/installed) ## Run the tests o
 	  echo "Name a Python that can: make test-lingvo LINGVO_PYTHON=/path/to/python" >&2; exit $(LINGVO_MISSING); } && \
 	  $(LINGVO) -m pytest -m lingvo tests/inputs/test_lingvo_adaptors.py tests/inputs/test_lingvo_run.py
 
-test-slurm: $(VENV)/installed-dev ## Run an emitted batch script on a real Slurm on this machine; says so where there is none.
+test-slurm: $(VENV)/installed-dev ## Run an emitted batch script on a real Slurm on this machine, if there is one.
 	$(PYTEST) -n 0 tests/cloud/test_slurm.py
 
 lint: $(VENV)/installed-dev ## Check format, lint, types and import contracts.

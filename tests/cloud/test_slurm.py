@@ -130,14 +130,14 @@ def test_a_job_is_preempted_requeued_and_ends(slurm, tmp_path):
     def state() -> str:
         return f"{job()}\n{log()[-4000:]}"
 
-    def trained() -> int:
+    def last_step() -> int:
         return max(losses(run_dir), default=0) if (run_dir / "metrics.jsonl").exists() else 0
 
-    wait_for(lambda: trained() >= 10, 180, state)
+    wait_for(lambda: last_step() >= 10, 180, state)
     assert job()["NumNodes"] == "2" and job()["Restarts"] == "0"
     slurm("scancel", "--signal=TERM", number)
     wait_for(lambda: job()["Restarts"] == "1", 60, state)
-    stopped_at = trained()
+    stopped_at = last_step()
     assert 10 <= stopped_at < STEPS and f"Stopped by SIGTERM and saved at step {stopped_at}" in log(), state()
 
     # Slurm starts a requeued job after two minutes; an administrator may have it start at once.
