@@ -21,7 +21,7 @@ LINGVO_MISSING := 3
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-tpu test-lingvo lint check format docs constraints clean
+.PHONY: help demo test test-all test-tpu test-lingvo test-slurm lint check format docs constraints clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -49,6 +49,9 @@ test-lingvo: $(if $(LINGVO_PYTHON),,$(LINGVO_VENV)/installed) ## Run the tests o
 	  echo "Lingvo cannot be loaded. Its wheel is for Linux on x86-64 with glibc 2.38 or newer (Debian 13, Ubuntu 24.04)." >&2; \
 	  echo "Name a Python that can: make test-lingvo LINGVO_PYTHON=/path/to/python" >&2; exit $(LINGVO_MISSING); } && \
 	  $(LINGVO) -m pytest -m lingvo tests/inputs/test_lingvo_adaptors.py tests/inputs/test_lingvo_run.py
+
+test-slurm: $(VENV)/installed-dev ## Run an emitted batch script on a real Slurm on this machine, if there is one.
+	$(PYTEST) -n 0 tests/cloud/test_slurm.py
 
 lint: $(VENV)/installed-dev ## Check format, lint, types and import contracts.
 	$(BIN)/ruff format --check .

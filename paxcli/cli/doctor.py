@@ -25,10 +25,10 @@ REQUIRED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "gra
 OPTIONAL = {
     "tensorflow": "pip install tensorflow",
     "seqio": "pip install seqio",
-    "lingvo": "pip install 'paxcli[lingvo]'",
-    "libtpu": "pip install 'paxcli[tpu]'",
-    "jax-cuda12-plugin": "pip install 'paxcli[cuda12]'",
-    "jax-cuda13-plugin": "pip install 'paxcli[cuda13]'",
+    "lingvo": "pip install 'lingvo>=0.14'",
+    "libtpu": "pip install 'jax[tpu]'",
+    "jax-cuda12-plugin": "pip install 'jax[cuda12]'",
+    "jax-cuda13-plugin": "pip install 'jax[cuda13]'",
 }
 GCLOUD = "https://cloud.google.com/sdk/docs/install"
 VARIABLES = (

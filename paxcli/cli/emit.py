@@ -8,26 +8,32 @@ from typing import Annotated
 
 import typer
 
+from paxcli.cli.install import FromOption
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.errors import ConfigError
 
 
 class Scheduler(enum.StrEnum):
-    """A scheduler to write a job for."""
+    """A scheduler to write a job for, or a container image."""
 
     GKE = "gke"
     SLURM = "slurm"
     SKYPILOT = "skypilot"
+    IMAGE = "image"
 
 
-TargetOption = Annotated[Scheduler, typer.Option("--target", help="The scheduler.")]
+TargetOption = Annotated[
+    Scheduler, typer.Option("--target", help="The scheduler; image: a Dockerfile with this checkout.")
+]
 MachineOption = Annotated[
     str, typer.Option("--accelerator", metavar="TYPE", help="A TPU slice such as v4-128, or a machine's GPUs: h100:8.")
 ]
 CountOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many TPU slices or machines.")]
 JobNameOption = Annotated[str | None, typer.Option("--name", help="The job's name. Default: the recipe's.")]
-ImageOption = Annotated[str | None, typer.Option("--image", help="A container image with pax, for GKE. Default: none.")]
+ImageOption = Annotated[
+    str | None, typer.Option("--image", help="The container image, for gke and image. Default: none.")
+]
 OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file. Default: print.")]
 
 
@@ -41,10 +47,11 @@ def emit(
     sets: SetOption = None,
     overlays: OverlayOption = None,
     run_dir: RunDirOption = None,
+    source: FromOption = "local",
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a job that trains a recipe: a GKE JobSet, a Slurm batch script or a SkyPilot task. Runs nothing.
+    """Write a job that trains a recipe: GKE JobSet, Slurm script, SkyPilot task or Dockerfile. Runs nothing.
 
     \b
     Examples:
@@ -64,7 +71,12 @@ def emit(
         *(f"--overlay={item}" for item in overlays or ()),
     ]
     words += [f"--run-dir={run_dir}"] if run_dir else []
-    task = Task(name or resolved.name, [*words, "--", recipe], find_machine(accelerator), slices, image)
+    if image and target not in (Scheduler.GKE, Scheduler.IMAGE):
+        raise ConfigError(f"--image has no effect with --target {target}.", "Leave it out.")
+    if source != "local" and target is not Scheduler.SKYPILOT:
+        raise ConfigError(f"--from has no effect with --target {target}.", "Leave it out.")
+    machine = find_machine(accelerator)
+    task = Task(name or resolved.name, [*words, "--", recipe], machine, slices, image, run_dir, source)
     text = TARGETS[target.value](task)
     wanted = fdl.build(resolved.config.mesh).num_devices()
     if wanted not in (None, task.devices):

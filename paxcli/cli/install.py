@@ -38,12 +38,7 @@ OnOption = Annotated[
     str | None, typer.Option("--on", metavar="NAME", help="Install on all workers of these TPU VMs. Default: here.")
 ]
 FromOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="SOURCE",
-        help="pypi, git:REF, git:ADDRESS@REF or local. Default: local in a checkout, else pypi.",
-    ),
+    str, typer.Option("--from", metavar="SOURCE", help="git:REF, git:ADDRESS@REF, or local: this checkout.")
 ]
 ForOption = Annotated[
     Extra | None, typer.Option("--for", help="The accelerator. Default: this machine's; with --on, tpu.")
@@ -57,7 +52,7 @@ WorkerOption = Annotated[str, typer.Option("--worker", metavar="[SLICE.]N|all", 
 
 def install(
     on: OnOption = None,
-    source: FromOption = None,
+    source: FromOption = "local",
     extra: ForOption = None,
     venv: VenvOption = None,
     worker: WorkerOption = "all",

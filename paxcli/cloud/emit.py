@@ -1,4 +1,4 @@
-"""Writes job files for other schedulers: a GKE JobSet, a Slurm batch script, a SkyPilot task. Runs nothing.
+"""Writes jobs for other schedulers: a GKE JobSet, a Slurm script, a SkyPilot task, an image. Runs nothing.
 
 Each starts one pax process per TPU host, GPU (Slurm) or machine (SkyPilot). JAX finds the coordinator from variables
 of the platform: GKE, Cloud TPU and Slurm set them; SkyPilot's are converted in the task.
@@ -7,6 +7,7 @@ of the platform: GKE, Cloud TPU and Slurm set them; SkyPilot's are converted in 
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing import Any
 import yaml
 
 from paxcli.accelerators import Accelerator, find_accelerator
+from paxcli.cloud.package import SOURCES, git_requirement, require_checkout
 from paxcli.cloud.values import check
 from paxcli.errors import ConfigError
 
@@ -24,6 +26,15 @@ _STOP_SECONDS = 120
 _RESTARTS = 20
 _PORT = 8476
 _CODE_SAVED = 75
+
+# SkyPilot's machines may have a Python that is too old, so uv installs one.
+_SETUP = """\
+set -e
+python3 -m pip install --quiet uv
+[ -e ~/.pax/venv ] || python3 -m uv venv --quiet --seed --python 3.12 ~/.pax/venv
+~/.pax/venv/bin/python -m pip install --quiet {install}
+"""
+_USE_VENV = 'export PATH="$HOME/.pax/venv/bin:$PATH"'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +55,8 @@ class Task:
       machine: A TPU slice, or the GPUs of one machine.
       count: Number of slices or machines.
       image: For GKE: a container image with pax installed.
+      run_dir: The run directory of the command; None = below the working directory.
+      source: Where pax is installed from: `local`, this checkout, or `git:REF` or `git:ADDRESS@REF`.
     """
 
     name: str
@@ -51,6 +64,8 @@ class Task:
     machine: Accelerator | Gpus
     count: int
     image: str | None = None
+    run_dir: str | None = None
+    source: str = "local"
 
     def __post_init__(self) -> None:
         check("name", self.name)
@@ -62,6 +77,11 @@ class Task:
         """The number of JAX devices of the job."""
         per_machine = self.machine.count if isinstance(self.machine, Gpus) else self.machine.devices
         return per_machine * self.count
+
+    @property
+    def extra(self) -> str:
+        """The extra of pax that the machine needs."""
+        return "cuda13" if isinstance(self.machine, Gpus) else "tpu"
 
 
 def find_machine(text: str) -> Accelerator | Gpus:
@@ -80,7 +100,11 @@ def gke(task: Task) -> str:
     if isinstance(slice_, Gpus) or slice_.gke is None:
         raise ConfigError("--target gke requires a TPU v4 or newer.", "For GPUs, use --target slurm or skypilot.")
     if task.image is None:
-        raise ConfigError("GKE needs a container image with pax.", "Set --image REGISTRY/IMAGE:TAG")
+        raise ConfigError("GKE needs a container image with pax.", "Set --image; --target image writes a Dockerfile.")
+    if "://" not in (task.run_dir or ""):
+        raise ConfigError(
+            "The run directory would be on a pod's own disk, which ends with the pod.", "Set --run-dir gs://BUCKET/RUN"
+        )
     container = {
         "name": "pax",
         "image": task.image,
@@ -146,7 +170,8 @@ def slurm(task: Task) -> str:
 #SBATCH --signal=TERM@{_STOP_SECONDS}
 
 set -u
-srun --kill-on-bad-exit=1 --label {shlex.join(task.command)}
+# Processes that stop do not end at the same moment: the first one to exit must not get the others killed.
+srun --kill-on-bad-exit=0 --wait={_STOP_SECONDS} --label {shlex.join(task.command)}
 code=$?
 # Stopped by a signal after saving a checkpoint: resume.
 if [ "$code" -eq {_CODE_SAVED} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
@@ -160,7 +185,6 @@ def skypilot(task: Task) -> str:
     command = shlex.join(task.command)
     if isinstance(task.machine, Gpus):
         resources = {"accelerators": f"{task.machine.type}:{task.machine.count}"}
-        extra = "cuda13"
         coordinator = f'export JAX_COORDINATOR_ADDRESS="$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{_PORT}"'
         process = 'export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK"'
         command = f"{coordinator}\n{process}\n{command}"
@@ -176,13 +200,31 @@ def skypilot(task: Task) -> str:
             "accelerators": f"tpu-{task.machine.type}",
             "accelerator_args": {"runtime_version": task.machine.runtime, "tpu_vm": True},
         }
-        extra = "tpu"
-    setup = f"pip install --quiet 'paxcli[{extra}]'"
+    if task.source == "local":  # SkyPilot copies the checkout, and setup starts in the copy
+        workdir, install = {"workdir": str(require_checkout())}, f"--constraint constraints.txt '.[{task.extra}]'"
+    else:
+        workdir, install = {}, shlex.quote(git_requirement(task.source, task.extra))
     nodes = {"num_nodes": task.count} if task.count > 1 else {}
-    return _yaml({"name": task.name, "resources": resources, **nodes, "setup": setup, "run": command + "\n"})
+    setup, run = _SETUP.format(install=install), f"{_USE_VENV}\n{command}\n"
+    return _yaml({"name": task.name, "resources": resources, **nodes, **workdir, "setup": setup, "run": run})
 
 
-TARGETS = {"gke": gke, "slurm": slurm, "skypilot": skypilot}
+def image(task: Task) -> str:
+    """A Dockerfile that installs this checkout; the container runs the task's command."""
+    folders = [name for name in SOURCES if (require_checkout() / name).is_dir()]
+    files = [name for name in SOURCES if name not in folders]
+    copies = [f"COPY {' '.join([*files, 'constraints.txt'])} ./", *(f"COPY {name} {name}" for name in folders)]
+    return f"""\
+# docker build --file THIS_FILE --tag {task.image or task.name} {shlex.quote(str(require_checkout()))}
+FROM python:3.12-slim
+WORKDIR /pax
+{chr(10).join(copies)}
+RUN pip install --no-cache-dir --constraint constraints.txt '.[{task.extra}]'
+CMD {json.dumps(list(task.command))}
+"""
+
+
+TARGETS = {"gke": gke, "slurm": slurm, "skypilot": skypilot, "image": image}
 
 
 class _Dumper(yaml.SafeDumper):

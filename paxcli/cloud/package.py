@@ -1,4 +1,4 @@
-"""The package that `pax install` installs: pax from PyPI, git or a checkout, with pinned dependencies."""
+"""The package that `pax install` installs: pax from a checkout or from git, with pinned dependencies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paxcli.errors import ConfigError, MissingError
 
 EXTRAS = ("tpu", "cuda12", "cuda13", "cpu")
 _CHECKOUT = Path(paxcli.__file__).resolve().parents[1]
-_SOURCES = ("paxcli", "recipes", "pyproject.toml", "README.md", "LICENSE")
+SOURCES = ("paxcli", "recipes", "pyproject.toml", "README.md", "LICENSE")
 # PCI device ids of TPUs v2 to 7x, as in `jax._src.hardware_utils`; Google's network cards have the same vendor id.
 _PCI, _GOOGLE = Path("/sys/bus/pci/devices"), "0x1ae0"
 _TPUS = {"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
@@ -47,11 +47,11 @@ class Package:
         return digest.hexdigest()[:16]
 
 
-def make_package(source: str | None, extra: str, folder: Path, dry_run: bool = False) -> Package:
+def make_package(source: str, extra: str, folder: Path, dry_run: bool = False) -> Package:
     """Writes the files of an installation to `folder`.
 
     Args:
-      source: `pypi`, `git:REF`, `git:ADDRESS@REF` or `local`. None: local in a checkout, otherwise pypi.
+      source: `git:REF`, `git:ADDRESS@REF`, or `local`: this checkout.
       extra: One of `EXTRAS`.
       folder: An empty folder for the wheel and the constraints file.
       dry_run: Do not build the wheel.
@@ -60,26 +60,39 @@ def make_package(source: str | None, extra: str, folder: Path, dry_run: bool = F
       ConfigError: The source is invalid.
       MissingError: The wheel cannot be built on this machine.
     """
-    is_checkout = (_CHECKOUT / "pyproject.toml").exists()
-    source = source or ("local" if is_checkout else "pypi")
-    extras = "" if extra == "cpu" else f"[{extra}]"
     constraints = folder / "constraints.txt"
     constraints.write_text(_constraints())
-    if source == "pypi":
-        version = check("version", paxcli.__version__)
-        return Package(f"paxcli{extras}=={version}", (constraints,))
-    if source.startswith("git:"):
-        address, separator, reference = source[4:].rpartition("@")
-        address = address if separator else _origin()
-        check("git address", address)
-        check("git reference", reference)
-        return Package(f"paxcli{extras} @ git+{address}@{reference}", (constraints,))
     if source != "local":
-        raise ConfigError(f"{source!r} is not a source.", "Use --from pypi, git:REF, git:https://…@REF or local.")
-    if not is_checkout:
-        raise ConfigError("pax is not running from a checkout.", "Use --from pypi, or install from a checkout first.")
+        return Package(git_requirement(source, extra), (constraints,))
+    require_checkout()
+    extras = "" if extra == "cpu" else f"[{extra}]"
     wheel = folder / f"paxcli-{paxcli.__version__}-py3-none-any.whl" if dry_run else _wheel(folder)
     return Package(f"{{ship}}/{wheel.name}{extras}", (constraints,) if dry_run else (constraints, wheel))
+
+
+def git_requirement(source: str, extra: str) -> str:
+    """The pip requirement of `git:REF` or `git:ADDRESS@REF`.
+
+    Raises:
+      ConfigError: The source is another.
+    """
+    if not source.startswith("git:"):
+        raise ConfigError(f"{source!r} is not a source.", "Use --from git:REF, git:https://…@REF or local.")
+    address, separator, reference = source[4:].rpartition("@")
+    address = check("git address", address if separator else _origin())
+    extras = "" if extra == "cpu" else f"[{extra}]"
+    return f"paxcli{extras} @ git+{address}@{check('git reference', reference)}"
+
+
+def require_checkout() -> Path:
+    """The checkout that pax runs from.
+
+    Raises:
+      ConfigError: pax was installed otherwise.
+    """
+    if not (_CHECKOUT / "pyproject.toml").exists():
+        raise ConfigError("pax is not running from a checkout.", "Add --from git:https://HOST/PATH@REF")
+    return _CHECKOUT
 
 
 def detect_extra() -> str:
@@ -127,7 +140,7 @@ def _wheel(folder: Path) -> Path:
     """Builds the checkout's wheel reproducibly, from a copy of its sources."""
     source = folder / "source"
     source.mkdir()
-    for name in _SOURCES:
+    for name in SOURCES:
         if (_CHECKOUT / name).is_dir():
             shutil.copytree(_CHECKOUT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:

@@ -102,7 +102,7 @@ def _call(entry: RecipeEntry) -> fdl.Config:
     except ModuleNotFoundError as error:
         raise MissingError(
             f"{entry.path}: recipe `{entry.name}` needs the package `{error.name}`.",
-            "Install it; lingvo is `pip install 'paxcli[lingvo]'`.",
+            "Install it; lingvo is `pip install 'lingvo>=0.14'`.",
         ) from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)

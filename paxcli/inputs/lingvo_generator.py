@@ -128,9 +128,7 @@ def _check_lingvo() -> None:
 
         del ops
     except ModuleNotFoundError as error:
-        raise MissingError(
-            f"A Lingvo input needs the package `{error.name}`.", "pip install 'paxcli[lingvo]'"
-        ) from None
+        raise MissingError(f"A Lingvo input needs the package `{error.name}`.", "pip install 'lingvo>=0.14'") from None
     except Exception as error:  # TensorFlow raises its own types for a shared library that cannot be loaded
         raise MissingError(
             f"Lingvo cannot be loaded: {error}", "Its wheel needs glibc 2.38 or newer: Debian 13, Ubuntu 24.04."

@@ -117,7 +117,7 @@ class Goodput:
             self._write()
 
     def _write(self) -> None:
-        """Writes the file. A failure is only logged: accounts are no reason to end a run."""
+        """Writes the file. A failure is only logged, since the run can do without its accounts."""
         if self._path is not None:
             try:
                 replace_text(self._path, json.dumps(self.report(), indent=1) + "\n")

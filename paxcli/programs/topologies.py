@@ -69,7 +69,7 @@ class CompileTarget:
             return _local_devices(self.platform, self.shape[0])
         if importlib.util.find_spec("libtpu") is None:
             raise MissingError(
-                "Compiling for a TPU needs libtpu, which is not installed.", "pip install 'paxcli[tpu]' (Linux only)"
+                "Compiling for a TPU needs libtpu, which is not installed.", "pip install 'jax[tpu]' (Linux only)"
             )
         options: dict[str, Any] = {}
         if self.generation == "v4":

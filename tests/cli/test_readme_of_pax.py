@@ -54,7 +54,7 @@ README = {
         None,
     ),
     "install on all workers of all slices": (
-        "install --on demo --from pypi",
+        "install --on demo --from git:https://example.com/pax.git@main",
         ["queued-resources ssh demo", *ALL],
         "set -eu",
     ),

@@ -1,22 +1,30 @@
-"""Emitted files, checked by their consumers: bash, JAX, and if installed kubernetes and SkyPilot."""
+"""Emitted files, checked by their consumers: bash, JAX, JobSet's schema, kubernetes, and if installed SkyPilot."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
+import jsonschema
 import pytest
 import yaml
 
-from paxcli.cloud.emit import Task, find_machine, gke, skypilot, slurm
+from paxcli.cloud.emit import Task, find_machine, gke, image, skypilot, slurm
+from paxcli.cloud.package import SOURCES
 from paxcli.errors import ConfigError
 from paxcli.mesh.startup import _explicit_job
 
 COMMAND = ["pax", "train", "--set=task.name=it's", "--run-dir=gs://b/r", "--", "tiny"]
 IMAGE = "us-docker.pkg.dev/p/r/pax:1"
+BUCKET = "gs://b/r"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SCHEMA = ROOT / "tests" / "data" / "jobset_v1alpha2.json.gz"
 # Keeps what it was called with, and what it sees of the job.
 PAX = """#!{python}
 import json, os, sys
@@ -44,7 +52,9 @@ def run_bash(script: str, folder, **env: str) -> tuple[int, list[dict]]:
         (folder / name).write_text(text.format(python=sys.executable, folder=str(folder)))
         (folder / name).chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-c", script], env={**os.environ, "PATH": path, **env}, cwd=folder, timeout=600)
+    done = subprocess.run(
+        ["bash", "-c", script], env={**os.environ, "PATH": path, "HOME": str(folder), **env}, cwd=folder, timeout=600
+    )
     calls = [json.loads(file.read_text()) for file in folder.glob("call-*.json")]
     for file in folder.glob("call-*.json"):
         file.unlink()
@@ -75,7 +85,7 @@ def test_slurm_starts_a_process_per_gpu_that_jax_detects(tmp_path, monkeypatch):
 
 
 def test_gke_starts_a_pod_per_host_and_a_job_per_slice():
-    task = Task("tiny", COMMAND, find_machine("v4-128"), 2, IMAGE)
+    task = Task("tiny", COMMAND, find_machine("v4-128"), 2, IMAGE, BUCKET)
     manifest = yaml.safe_load(gke(task))
     (job,) = manifest["spec"]["replicatedJobs"]
     spec = job["template"]["spec"]
@@ -94,9 +104,48 @@ def test_gke_starts_a_pod_per_host_and_a_job_per_slice():
     assert 2 in final["onExitCodes"]["values"] and 75 not in final["onExitCodes"]["values"]
 
 
+def strict(schema):
+    """A schema of Kubernetes under which an unknown field is an error, as it is for `kubectl --validate=strict`."""
+    if isinstance(schema, list):
+        return [strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {"additionalProperties": False} if isinstance(schema.get("properties"), dict) else {}
+    return closed | {key: strict(value) for key, value in schema.items()}
+
+
+@pytest.mark.parametrize(("machine", "count"), [("v4-128", 2), ("v6e-8", 1)])
+def test_the_jobset_is_valid_under_its_own_schema(machine, count):
+    schema = strict(json.loads(gzip.decompress(SCHEMA.read_bytes())))
+    manifest = yaml.safe_load(gke(Task("tiny", COMMAND, find_machine(machine), count, IMAGE, BUCKET)))
+    jsonschema.validate(manifest, schema)
+    (job,) = manifest["spec"]["replicatedJobs"]
+    for broken in (job | {"replica": 1}, job | {"replicas": "2"}, {"name": "slice"}):
+        manifest["spec"]["replicatedJobs"] = [broken]
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(manifest, schema)
+
+
+@pytest.mark.parametrize("run_dir", [None, "runs/a", "/shared/a"])
+def test_gke_needs_a_run_directory_that_outlives_a_pod(run_dir):
+    with pytest.raises(ConfigError, match="pod's own disk"):
+        gke(Task("tiny", COMMAND, find_machine("v4-8"), 1, IMAGE, run_dir))
+
+
+def test_the_image_has_all_that_an_installation_needs():
+    text = image(Task("tiny", COMMAND, find_machine("v4-8"), 1, IMAGE))
+    lines = [line.partition(" ")[::2] for line in text.splitlines() if not line.startswith("#")]
+    copied = [name for verb, rest in lines if verb == "COPY" for name in shlex.split(rest)[:-1]]
+    assert sorted(copied) == sorted([*SOURCES, "constraints.txt"]) and all((ROOT / name).exists() for name in copied)
+    assert dict(lines)["RUN"] == "pip install --no-cache-dir --constraint constraints.txt '.[tpu]'"
+    assert json.loads(dict(lines)["CMD"]) == COMMAND and f"--tag {IMAGE} {ROOT}" in text
+
+
 def test_every_field_of_the_job_is_one_of_kubernetes():
     client = pytest.importorskip("kubernetes.client")
-    (job,) = yaml.safe_load(gke(Task("tiny", COMMAND, find_machine("v6e-8"), 1, IMAGE)))["spec"]["replicatedJobs"]
+    (job,) = yaml.safe_load(gke(Task("tiny", COMMAND, find_machine("v6e-8"), 1, IMAGE, BUCKET)))["spec"][
+        "replicatedJobs"
+    ]
 
     def check(value, kind: str) -> None:
         model = getattr(client, kind.removeprefix("list[").removesuffix("]"), None)
@@ -112,12 +161,39 @@ def test_every_field_of_the_job_is_one_of_kubernetes():
 
 
 @pytest.mark.parametrize(("machine", "count"), [("h100:8", 2), ("v4-8", 1)])
-def test_skypilot_reads_its_task(machine, count, tmp_path):
+@pytest.mark.parametrize("source", ["local", "git:https://example.com/pax.git@v1"])
+def test_skypilot_reads_its_task(machine, count, source, tmp_path):
     sky = pytest.importorskip("sky")
     file = tmp_path / "task.yaml"
-    file.write_text(skypilot(Task("tiny", COMMAND, find_machine(machine), count)))
+    file.write_text(skypilot(Task("tiny", COMMAND, find_machine(machine), count, source=source)))
     task = sky.Task.from_yaml(str(file))
     assert task.num_nodes == count and len(task.resources) == 1
+
+
+PYTHON3 = """#!/bin/sh
+echo "$@" >> "$HOME/log"
+[ "$2" = uv ] && [ "$3" = venv ] && mkdir -p "$HOME/.pax/venv/bin" && cp "$0" "$HOME/.pax/venv/bin/python"
+exit 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "install"),
+    [
+        ("local", "--constraint constraints.txt .[cuda13]"),
+        ("git:https://example.com/pax.git@v1", "paxcli[cuda13] @ git+https://example.com/pax.git@v1"),
+    ],
+)
+def test_skypilot_installs_pax_from_where_it_is(source, install, tmp_path):
+    task = yaml.safe_load(skypilot(Task("tiny", COMMAND, find_machine("h100:8"), 1, source=source)))
+    assert task.get("workdir") == (str(ROOT) if source == "local" else None)
+    (tmp_path / "python3").write_text(PYTHON3)
+    (tmp_path / "python3").chmod(0o755)
+    for _ in range(2):  # SkyPilot sets a machine up again at every launch
+        assert run_bash(task["setup"], tmp_path)[0] == 0
+    uv, venv, pip, _, again = (tmp_path / "log").read_text().splitlines()
+    assert uv == "-m pip install --quiet uv" and venv.startswith("-m uv venv ")
+    assert pip == again == f"-m pip install --quiet {install}"
 
 
 def test_skypilots_variables_give_jax_the_coordinator(tmp_path):

@@ -23,11 +23,10 @@ ROOT = pathlib.Path(paxcli.__file__).resolve().parents[1]
 @pytest.mark.parametrize(
     ("source", "extra", "requirement"),
     [
-        ("pypi", "tpu", f"paxcli[tpu]=={paxcli.__version__}"),
-        ("pypi", "cpu", f"paxcli=={paxcli.__version__}"),
+        ("git:https://example.com/pax.git@v1", "cpu", "paxcli @ git+https://example.com/pax.git@v1"),
         ("git:https://example.com/pax.git@v1", "cuda13", "paxcli[cuda13] @ git+https://example.com/pax.git@v1"),
         ("local", "tpu", f"{{ship}}/paxcli-{paxcli.__version__}-py3-none-any.whl[tpu]"),
-        (None, "cpu", f"{{ship}}/paxcli-{paxcli.__version__}-py3-none-any.whl"),
+        ("local", "cpu", f"{{ship}}/paxcli-{paxcli.__version__}-py3-none-any.whl"),
     ],
 )
 def test_each_source_is_a_requirement_of_pip_with_the_tested_pins(source, extra, requirement, tmp_path):
@@ -38,7 +37,7 @@ def test_each_source_is_a_requirement_of_pip_with_the_tested_pins(source, extra,
 
 
 @pytest.mark.parametrize(
-    "source", ["", "conda", "git:https://x/y@$(id)", "git:ssh://x/y@z", "git:https://x/y@-z", "a;b"]
+    "source", ["", "conda", "pypi", "git:https://x/y@$(id)", "git:ssh://x/y@z", "git:https://x/y@-z", "a;b"]
 )
 def test_an_unknown_source_is_an_error(source, tmp_path):
     if source == "":

@@ -7,7 +7,7 @@ import importlib.util
 import pytest
 
 if importlib.util.find_spec("lingvo") is None:
-    pytest.skip("lingvo is not installed: pip install 'paxcli[lingvo]'", allow_module_level=True)
+    pytest.skip("lingvo is not installed: pip install 'lingvo>=0.14'", allow_module_level=True)
 try:
     import lingvo.core.ops  # noqa: F401, TID253
 except Exception as error:

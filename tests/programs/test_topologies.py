@@ -14,7 +14,7 @@ def test_without_libtpu_the_error_names_the_package(monkeypatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingError, match="libtpu") as caught:
         find_compile_target("v4-8").devices()
-    assert "pip install 'paxcli[tpu]'" in str(caught.value.hint)
+    assert "pip install 'jax[tpu]'" in str(caught.value.hint)
 
 
 # As in MaxText's table of compile topologies: name, shape, rings.

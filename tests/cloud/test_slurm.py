@@ -1,0 +1,150 @@
+"""The emitted batch script on a real Slurm: a controller and two node daemons on this machine."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.training.runs import losses, small
+
+DAEMONS = ("slurmctld", "slurmd")
+PATH = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
+STEPS = 400
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(shutil.which(name, path=PATH) for name in DAEMONS),
+        reason="NO SLURM ON THIS MACHINE: the emitted Slurm script was not tested. Debian: apt-get install slurm-wlm",
+    ),
+]
+
+# Two nodes with one GPU each, on one machine. JAX connects to the first node by its name, which has to resolve.
+CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+ReturnToService=2
+SchedulerParameters=batch_sched_delay=0
+SchedulerType=sched/builtin
+SelectType=select/cons_tres
+GresTypes=gpu
+KillWait=5
+SlurmctldPort={ports[0]}
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmdParameters=config_overrides
+NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gres=gpu:h100:1
+NodeName={host}-two NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:h100:1
+PartitionName=all Nodes={host},{host}-two Default=YES State=UP
+"""
+
+
+def free_ports(count: int) -> list[int]:
+    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def wait_for(condition: Callable[[], bool], seconds: float, say: Callable[[], str]) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, say()
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., str]]:
+    """Runs a command of Slurm's, or pax, in a folder, and returns its stdout."""
+    folder = tmp_path_factory.mktemp("slurm")
+    (folder / "state").mkdir()
+    host = socket.gethostname().partition(".")[0]
+    values = {"host": host, "user": getpass.getuser(), "folder": folder, "ports": free_ports(3)}
+    (folder / "slurm.conf").write_text(CONFIG.format(**values))
+    (folder / "gres.conf").write_text(f"NodeName={host},{host}-two Name=gpu Type=h100 File=/dev/null\n")
+    env = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH, "JAX_PLATFORMS": "cpu"}
+
+    def run(*command: str, cwd: pathlib.Path = folder) -> str:
+        done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def output() -> str:
+        return "\n".join(file.read_text()[-2000:] for file in folder.glob("*.out"))
+
+    daemons = [["slurmctld", "-D", "-c"], *(["slurmd", "-D", "-N", name] for name in (host, f"{host}-two"))]
+    processes = []
+    try:
+        for number, daemon in enumerate(daemons):
+            with open(folder / f"{number}.out", "w") as out:
+                processes.append(subprocess.Popen(daemon, env=env, cwd=folder, stdout=out, stderr=out))
+        wait_for(lambda: _sinfo(env).split() == ["idle", "idle"], 60, lambda: _sinfo(env) + output())
+        yield run
+    finally:
+        subprocess.run(["scancel", "--user", getpass.getuser()], env=env, timeout=60, check=False)
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+
+
+def _sinfo(env: dict[str, str]) -> str:
+    command = ["sinfo", "--noheader", "--Node", "--format=%t"]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30).stdout
+
+
+def test_a_job_is_preempted_requeued_and_ends(slurm, tmp_path):
+    run_dir, script = tmp_path / "run", tmp_path / "job.sh"
+    sizes = small(num_train_steps=STEPS, save_interval_steps=10_000, eval_interval_steps=None)
+    where = ["--target", "slurm", "--accelerator", "h100:1", "--slices", "2", "--run-dir", str(run_dir)]
+    slurm("pax", "provision", "emit", "tiny-synthetic", *sizes, *where, "--out", str(script))
+    number = slurm("sbatch", "--parsable", str(script), cwd=tmp_path).strip()
+
+    def log() -> str:
+        return "\n".join(file.read_text() for file in tmp_path.glob("*.log"))
+
+    def job() -> dict[str, str]:
+        words = slurm("scontrol", "show", "job", number).split()
+        return dict(word.partition("=")[::2] for word in words if "=" in word)
+
+    def state() -> str:
+        return f"{job()}\n{log()[-4000:]}"
+
+    def last_step() -> int:
+        return max(losses(run_dir), default=0) if (run_dir / "metrics.jsonl").exists() else 0
+
+    wait_for(lambda: last_step() >= 10, 180, state)
+    assert job()["NumNodes"] == "2" and job()["Restarts"] == "0"
+    slurm("scancel", "--signal=TERM", number)
+    wait_for(lambda: job()["Restarts"] == "1", 60, state)
+    stopped_at = last_step()
+    assert 10 <= stopped_at < STEPS and f"Stopped by SIGTERM and saved at step {stopped_at}" in log(), state()
+
+    # Slurm starts a requeued job after two minutes; an administrator may have it start at once.
+    slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
+    wait_for(lambda: job()["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), 240, state)
+    assert job()["JobState"] == "COMPLETED" and job()["ExitCode"] == "0:0", state()
+    assert f"at step {stopped_at}." in log() and log().count("2 × cpu") == 2, log()
+    assert list(losses(run_dir)) == [1, *range(10, STEPS + 1, 10)]
+    starts = json.loads((run_dir / "goodput.json").read_text())["starts"]
+    assert [(start["first_step"], start["last_step"]) for start in starts] == [(0, stopped_at), (stopped_at, STEPS)]
