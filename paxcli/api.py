@@ -451,14 +451,18 @@ def export_weights(
     directory: PathLike,
     step: int | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
+    adapter: bool = False,
 ) -> ExportedWeights:
     """Writes the parameters of a checkpoint in Hugging Face's format, with `config.json` and the imported tokenizer.
+
+    Adapters (LoRA, DoRA) are merged into the weights.
 
     Args:
       run: The run, or its directory.
       directory: A new directory.
       step: The checkpoint; None = the latest.
       dtype: Of the tensors; None = that of the imported weights, else float32.
+      adapter: Whether to write only the adapters, as `adapter_config.json` and `adapter_model.safetensors` of PEFT.
 
     Raises:
       ConfigError: No architecture of Hugging Face computes what this model computes, or the directory has a model.
@@ -467,7 +471,7 @@ def export_weights(
     from paxcli.convert.huggingface.weights import export_huggingface
 
     run = run if isinstance(run, Run) else Run(run)
-    return export_huggingface(run.config, run.path, directory, step, dtype)
+    return export_huggingface(run.config, run.path, directory, step, dtype, adapter)
 
 
 def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:

@@ -23,6 +23,9 @@ def export_weights(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option("--dtype", help="Dtype of the tensors. Default: that of the imported weights, or float32."),
     ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write only the adapters, as PEFT's files. Default: merge them.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint's parameters as config.json and safetensors files, with the imported tokenizer.
@@ -31,8 +34,9 @@ def export_weights(
     Examples:
       pax export runs/llama --out llama-mine
       pax export runs/llama --out llama-mine --step 500 --dtype bfloat16
+      pax export runs/llama-lora --out llama-adapter --adapter
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only
-    done = pax.export_weights(run_dir, out, step, dtype)
+    done = pax.export_weights(run_dir, out, step, dtype, adapter)
     size = f"{done.parameters:,} parameters of step {done.step}"
     say_result(dataclasses.asdict(done), f"Wrote {size} as {done.family} in {done.dtype} to {done.directory}.", as_json)

@@ -178,7 +178,9 @@ def init_a(facts: Weight) -> Initializer:
     return init
 
 
-def adapted_weights(params: Mapping[str, Any], facts: Mapping[str, Weight], lora: Lora) -> dict[str, AdaptedWeight]:
+def adapted_weights(
+    params: Mapping[str, Any], facts: Mapping[str, Weight], lora: Lora | None
+) -> dict[str, AdaptedWeight]:
     """The weights that have an adapter, by name.
 
     Args:
@@ -186,20 +188,19 @@ def adapted_weights(params: Mapping[str, Any], facts: Mapping[str, Weight], lora
       facts: Name → its facts.
       lora: The model's.
     """
-    return {
-        name: AdaptedWeight(
-            base, params[name + A], params[name + B], params.get(name + MAGNITUDE), facts[name], lora.scale
-        )
-        for name, base in params.items()
-        if name + A in params
-    }
+
+    def one(name: str) -> AdaptedWeight:
+        assert lora is not None
+        base, a, b = (jnp.asarray(params[name + suffix]) for suffix in ("", A, B))
+        magnitude = jnp.asarray(params[name + MAGNITUDE]) if lora.use_dora else None
+        return AdaptedWeight(base, a, b, magnitude, facts[name], lora.scale)
+
+    return {name: one(name) for name in params if name + A in params}
 
 
-def merge_adapters(params: Mapping[str, Any], facts: Mapping[str, Weight], lora: Lora) -> dict[str, Any]:
-    """The parameters of the same model without adapters; arguments as in `adapted_weights`."""
-    adapted = adapted_weights(params, facts, lora)
-    base = {name: x for name, x in params.items() if not re.search(ADAPTERS, name)}
-    return base | {name: weight.merge() for name, weight in adapted.items()}
+def without_adapters(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the model without adapters, by name."""
+    return {name: x for name, x in params.items() if not re.search(ADAPTERS, name)}
 
 
 def _letters(facts: Weight) -> str:
