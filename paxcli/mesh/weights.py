@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
 import flax.linen as nn
 import flax.struct
 import jax
 
-from paxcli.mesh.sharding import is_partitioned
+from paxcli.errors import ConfigError, did_you_mean
+from paxcli.mesh.sharding import is_partitioned, path_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Weight:
       group: Weights of one layer with the same group, such as `qkv`, have one shape, and count in the statistics of
         optimizers as one weight that stacks them.
       num_stacked: Number of leading dimensions that stack layers: `layers`, pipeline stages and their repeats.
+      init_scale: Scale of the initial values: standard deviation of a normal distribution, limit of a uniform one. None
+        = unknown.
     """
 
     axes: tuple[str | None, ...] = ()
@@ -32,6 +36,7 @@ class Weight:
     is_table: bool = False
     group: str | None = None
     num_stacked: int = 0
+    init_scale: float | None = None
 
     @property
     def is_matrix(self) -> bool:
@@ -76,3 +81,29 @@ def groups_of(weights: Any) -> list[tuple[int, ...]]:
     for number, (path, weight) in enumerate(jax.tree_util.tree_leaves_with_path(weights)):
         groups.setdefault((path[:-1], weight.group) if weight.group else path, []).append(number)
     return [tuple(numbers) for numbers in groups.values()]
+
+
+def parameter_names(params: Any) -> list[str]:
+    """The path of each parameter, such as `stack/layers/attention/query`, in the order of the leaves."""
+    return ["/".join(path_of(path)) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+
+
+def match_parameters(field: str, regex: str, names: list[str]) -> list[bool]:
+    """Whether a regular expression matches each parameter name, anywhere in it.
+
+    Args:
+      field: The recipe field of the expression, for errors.
+      regex: The expression.
+      names: The names, from `parameter_names`.
+
+    Raises:
+      ConfigError: `regex` is not a regular expression, or matches no name.
+    """
+    try:
+        matches = [re.search(regex, name) is not None for name in names]
+    except re.error as error:
+        raise ConfigError(f"{field}: {regex!r} is not a regular expression: {error}.") from None
+    if not any(matches):
+        near = did_you_mean(regex, [*names, *dict.fromkeys(part for name in names for part in name.split("/"))])
+        raise ConfigError(f"{field}: {regex!r} matches no parameter.", near or f"Parameters: {', '.join(names[:8])}, …")
+    return matches

@@ -60,7 +60,7 @@ def _of_layer(module: str, rule: Rule, weight: AdaptedWeight, index: int | None)
             weight.base,
             weight.a,
             weight.b,
-            weight.norm() + (0 if weight.magnitude is None else weight.magnitude),
+            weight.norm(weight.base) + (0 if weight.magnitude is None else weight.magnitude),
         )
     )
 
