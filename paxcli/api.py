@@ -470,8 +470,11 @@ def export_weights(
     step: int | None = None,
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     format: Literal["hf", "maxtext"] = "hf",
+    adapter: bool = False,
 ) -> ExportedWeights:
     """Writes a checkpoint as weights of Hugging Face, or as a training state of MaxText.
+
+    Adapters (LoRA, DoRA) are merged into the weights.
 
     Args:
       run: The run, or its directory.
@@ -479,6 +482,7 @@ def export_weights(
       step: The checkpoint; None = the latest.
       dtype: Of Hugging Face's tensors; None = that of the imported weights, else float32.
       format: `hf` or `maxtext`.
+      adapter: Whether to write only the adapters, as `adapter_config.json` and `adapter_model.safetensors` of PEFT.
 
     Raises:
       ConfigError: No architecture there computes what this model computes, or the directory has a model.
@@ -487,7 +491,7 @@ def export_weights(
     from paxcli.convert import formats
 
     run = run if isinstance(run, Run) else Run(run)
-    return formats.export_weights(run.config, run.path, directory, format, step, dtype)
+    return formats.export_weights(run.config, run.path, directory, format, step, dtype, adapter)
 
 
 def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:

@@ -22,6 +22,9 @@ def export_weights(
         Literal["float32", "bfloat16", "float16"] | None,
         typer.Option("--dtype", help="With hf: dtype of the tensors. Default: that of the imported, or float32."),
     ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write only the adapters, as PEFT's files. Default: merge them.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint for Hugging Face (parameters, config.json, tokenizer) or for MaxText (the training state).
@@ -31,9 +34,10 @@ def export_weights(
       pax export runs/llama --out llama-mine
       pax export runs/llama --out llama-mine --step 500 --dtype bfloat16
       pax export runs/llama --format maxtext --out gs://mine/llama
+      pax export runs/llama-lora --out llama-adapter --adapter
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only
-    done = pax.export_weights(run_dir, out, step, dtype, format)
+    done = pax.export_weights(run_dir, out, step, dtype, format, adapter)
     what = f"{done.parameters:,} parameters" + (" and the optimizer's state" if done.with_optimizer else "")
     text = f"Wrote {what} of step {done.step} as {done.family} in {done.dtype} to {done.directory}."
     say_result(dataclasses.asdict(done), text, as_json)

@@ -92,6 +92,7 @@ def export_weights(
     format: Literal["hf", "maxtext"] = "hf",
     step: int | None = None,
     dtype: str | None = None,
+    adapter: bool = False,
 ) -> ExportedWeights:
     """Writes a run's checkpoint for other tools.
 
@@ -102,6 +103,7 @@ def export_weights(
       format: Hugging Face's, or MaxText's with the optimizer's state.
       step: The checkpoint; None = the latest.
       dtype: Of Hugging Face's tensors; None = that of the imported weights, else float32.
+      adapter: Whether to write only the adapters, as PEFT's files.
 
     Raises:
       ConfigError: The format has nothing that computes what this model computes, or the directory has a model.
@@ -109,7 +111,9 @@ def export_weights(
       MissingError: The directory cannot be written.
     """
     if format == "hf":
-        return export_huggingface(config, run_dir, directory, step, dtype)
+        return export_huggingface(config, run_dir, directory, step, dtype, adapter)
+    if adapter or config.task.model.lora is not None:
+        raise ConfigError("A run with adapters cannot be exported in MaxText's format.", "Use `--format hf`.")
     if dtype is not None:
         raise ConfigError("MaxText's checkpoints have the dtypes of the run.", "Leave out `--dtype`.")
     return export_maxtext(config, run_dir, directory, step)

@@ -15,7 +15,7 @@ from paxcli.config.configurable import Configurable
 from paxcli.errors import ConfigError
 from paxcli.layers.flops import Flops
 from paxcli.layers.init import Init, Initializer
-from paxcli.layers.lora import MAGNITUDE, A, AdaptedWeight, B, Lora, adapter_arrays, current_lora, init_a
+from paxcli.layers.lora import A, AdaptedWeight, Lora, adapter_arrays, current_lora, kaiming_uniform
 from paxcli.mesh.weights import Weight, WeightBox
 
 if TYPE_CHECKING:
@@ -87,10 +87,10 @@ class Layer(Configurable, nn.Module):
         return self.has_variable("params", name + A)
 
     def _adapt(self, name: str, w: jax.Array, facts: Weight, lora: Lora) -> AdaptedWeight:
-        arrays = {}
+        arrays = []
         for suffix, (shape, of_adapter) in adapter_arrays(facts, w.shape, lora).items():
-            init = init_a(of_adapter) if suffix == A else nn.initializers.zeros
-            arrays[suffix] = self._declare(name + suffix, init, shape, of_adapter)
+            init = kaiming_uniform(of_adapter) if suffix == A else nn.initializers.zeros
+            arrays.append(self._declare(name + suffix, init, shape, of_adapter))
 
         def drop(x: jax.Array) -> jax.Array:
             if not lora.dropout or not self.has_rng("dropout"):
@@ -98,7 +98,7 @@ class Layer(Configurable, nn.Module):
             kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - lora.dropout, x.shape)
             return jnp.where(kept, x / (1 - lora.dropout), 0)
 
-        return AdaptedWeight(w, arrays[A], arrays[B], arrays.get(MAGNITUDE), facts, lora.scale, drop)
+        return AdaptedWeight(facts, lora.scale, w, *arrays, dropout=drop)
 
     def lookup_table(
         self, name: str, init: Init, shape: tuple[int, int], axes: tuple[str | None, str | None]

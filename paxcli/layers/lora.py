@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -15,14 +14,14 @@ import jax.numpy as jnp
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import DecayRate, PositiveFloat, PositiveInt
-from paxcli.layers.init import Initializer
 from paxcli.mesh.weights import Weight
 
 A, B, MAGNITUDE = "_lora_a", "_lora_b", "_lora_magnitude"
 ADAPTERS = f"({A}|{B}|{MAGNITUDE})$"
 """Regular expression of the adapters' parameters."""
 
-_RANK = "R"  # the letter of the rank dimension in einsum equations
+# Letters of dimensions in einsum equations: those of a weight, and the rank.
+_LETTERS, _RANK = "abcdefgh", "R"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,72 +77,63 @@ class AdaptedWeight:
     """A weight and its adapter. Arrays may have further leading dimensions, which stack layers.
 
     Attributes:
+      facts: Those of the base.
+      scale: What `A B` is multiplied by.
       base: The frozen weight.
       a: [inputs, rank], with the contracted dimensions of the weight as inputs.
       b: [rank, outputs], with the produced dimensions as outputs. Other dimensions, such as `expert`, lead in both.
       magnitude: DoRA's [outputs]; None = LoRA.
-      facts: Those of the base.
-      scale: What `A B` is multiplied by.
       dropout: Applied to the inputs of `A`.
     """
 
+    facts: Weight
+    scale: float
     base: jax.Array
     a: jax.Array
     b: jax.Array
-    magnitude: jax.Array | None
-    facts: Weight
-    scale: float
-    dropout: Callable[[jax.Array], jax.Array] = lambda x: x
+    magnitude: jax.Array | None = None
+    dropout: Callable[[jax.Array], jax.Array] = dataclasses.field(default=lambda x: x, kw_only=True)
 
     def merge(self) -> jax.Array:
         """The weight that computes the same in evaluation, in the dtype of the base."""
-        letters = _letters(self.facts)
         merged = self._sum()
         if self.magnitude is not None:
-            merged = jnp.einsum(f"...{letters},...{_outputs(letters, self.facts)}->...{letters}", merged, self._gain())
+            merged = merged * jnp.expand_dims(self._gain(), self._inputs)
         return merged.astype(self.base.dtype)
 
     def multiply(self, einsum: Callable[..., jax.Array], equation: str, x: jax.Array) -> jax.Array:
-        """`einsum(equation, x, weight)`, without the product `A B`."""
+        """`einsum(equation, x, weight)`, without the product `A B`. The outputs are the result's last dimensions."""
         operands, result = equation.split("->")
         inputs, letters = operands.split(",")
-        a, b = factor_letters(letters, self.facts)
+        a, b = _factors(letters, self.facts)
         hidden = "".join(letter for letter in inputs if letter not in a) + _RANK
         low_rank = jnp.einsum(f"{inputs},{a}->{hidden}", self.dropout(x), self.a)
         y = einsum(equation, x, self.base) + self.scale * jnp.einsum(f"{hidden},{b}->{result}", low_rank, self.b)
-        if self.magnitude is None:
-            return y
-        return jnp.einsum(f"{result},{_outputs(letters, self.facts)}->{result}", y, self._gain().astype(y.dtype))
+        return y if self.magnitude is None else y * self._gain().astype(y.dtype)
 
-    def norm(self) -> jax.Array:
-        """The norm of the base for each output, float32: DoRA's magnitude before training."""
-        return self._norm_of(self.base)
+    def norm(self, w: jax.Array) -> jax.Array:
+        """The norm of `w` for each output, float32; that of the base is DoRA's magnitude before training."""
+        return jnp.sqrt(jnp.sum(jnp.square(w.astype(jnp.float32)), axis=self._inputs))
 
     def _sum(self) -> jax.Array:
-        letters = _letters(self.facts)
-        a, b = factor_letters(letters, self.facts)
+        letters = _LETTERS[: len(self.facts.axes)]
+        a, b = _factors(letters, self.facts)
         product = jnp.einsum(f"...{a},...{b}->...{letters}", self.a, self.b, preferred_element_type=jnp.float32)
         return self.base.astype(jnp.float32) + self.scale * product
 
     def _gain(self) -> jax.Array:
         """DoRA's factor of each output. As in the paper, norms are constants in the backward pass."""
         assert self.magnitude is not None
-        magnitude = jax.lax.stop_gradient(self.norm()) + self.magnitude
-        return magnitude / jax.lax.stop_gradient(self._norm_of(self._sum()))
+        base, adapted = jax.lax.stop_gradient((self.norm(self.base), self.norm(self._sum())))
+        return (base + self.magnitude) / adapted
 
-    def _norm_of(self, w: jax.Array) -> jax.Array:
-        axes = tuple(axis - len(self.facts.axes) for axis in self.facts.contracts)
-        return jnp.sqrt(jnp.sum(jnp.square(w.astype(jnp.float32)), axis=axes))
+    @property
+    def _inputs(self) -> tuple[int, ...]:
+        return tuple(axis - len(self.facts.axes) for axis in self.facts.contracts)
 
 
 Matrix = jax.Array | AdaptedWeight
 """A weight of a matmul, with or without an adapter."""
-
-
-def factor_letters(letters: str, facts: Weight) -> tuple[str, str]:
-    """The einsum letters of `A` and `B`, given those of the weight."""
-    others, fan_in, fan_out = _fans(letters, facts)
-    return others + fan_in + _RANK, others + _RANK + fan_out
 
 
 def adapter_arrays(facts: Weight, shape: tuple[int, ...], lora: Lora) -> dict[str, tuple[tuple[int, ...], Weight]]:
@@ -154,31 +144,30 @@ def adapter_arrays(facts: Weight, shape: tuple[int, ...], lora: Lora) -> dict[st
       shape: The shape of the weight.
       lora: Rank and kind.
     """
-    letters = _letters(facts)
-    sizes = dict(zip(letters, shape, strict=True)) | {_RANK: lora.rank}
-    axes = dict(zip(letters, facts.axes, strict=True)) | {_RANK: None}
-    _, fan_in, fan_out = _fans(letters, facts)
+    letters = _LETTERS[: len(shape)]
+    known: dict[str, Any] = {_RANK: (lora.rank, None)}
+    known |= zip(letters, zip(shape, facts.axes, strict=True), strict=True)
+    fan_in, fan_out = ("".join(letters[dim] for dim in dims) for dims in (facts.contracts, facts.produces))
 
     def declare(dims: str, contracts: str = "", produces: str = "") -> tuple[tuple[int, ...], Weight]:
-        places = tuple(map(dims.index, contracts)), tuple(map(dims.index, produces))
-        return tuple(sizes[dim] for dim in dims), Weight(tuple(axes[dim] for dim in dims), *places)
+        sizes, axes = zip(*(known[dim] for dim in dims), strict=True)
+        return sizes, Weight(axes, tuple(map(dims.index, contracts)), tuple(map(dims.index, produces)))
 
-    a, b = factor_letters(letters, facts)
+    a, b = _factors(letters, facts)
     found = {A: declare(a, fan_in, _RANK), B: declare(b, _RANK, fan_out)}
-    return found | ({MAGNITUDE: declare(_outputs(letters, facts))} if lora.use_dora else {})
+    outputs = "".join(letter for letter in letters if letter not in fan_in)
+    return found | ({MAGNITUDE: declare(outputs)} if lora.use_dora else {})
 
 
-def init_a(facts: Weight) -> Initializer:
-    """PEFT's initializer of `A`: uniform within 1 / sqrt(inputs) (Kaiming-uniform with a = sqrt(5))."""
-
-    def init(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-        inputs = math.prod(shape[dim] for dim in facts.contracts)
-        return jax.random.uniform(key, shape, dtype, -(inputs**-0.5), inputs**-0.5)
-
-    return init
+def kaiming_uniform(facts: Weight) -> Callable[..., jax.Array]:
+    """PEFT's initializer of `A`: uniform in ± 1 / sqrt(inputs)."""
+    fan_in, fan_out = facts.contracts, facts.produces
+    return jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform", fan_in, fan_out, tuple(range(fan_in[0])))
 
 
-def adapted_weights(params: Mapping[str, Any], facts: Mapping[str, Weight], lora: Lora) -> dict[str, AdaptedWeight]:
+def adapted_weights(
+    params: Mapping[str, Any], facts: Mapping[str, Weight], lora: Lora | None
+) -> dict[str, AdaptedWeight]:
     """The weights that have an adapter, by name.
 
     Args:
@@ -186,31 +175,20 @@ def adapted_weights(params: Mapping[str, Any], facts: Mapping[str, Weight], lora
       facts: Name → its facts.
       lora: The model's.
     """
-    return {
-        name: AdaptedWeight(
-            base, params[name + A], params[name + B], params.get(name + MAGNITUDE), facts[name], lora.scale
-        )
-        for name, base in params.items()
-        if name + A in params
-    }
+    if lora is None:
+        return {}
+    suffixes = ("", A, B, *((MAGNITUDE,) if lora.use_dora else ()))
+    found = {name: [jnp.asarray(params[name + suffix]) for suffix in suffixes] for name in params if name + A in params}
+    return {name: AdaptedWeight(facts[name], lora.scale, *arrays) for name, arrays in found.items()}
 
 
-def merge_adapters(params: Mapping[str, Any], facts: Mapping[str, Weight], lora: Lora) -> dict[str, Any]:
-    """The parameters of the same model without adapters; arguments as in `adapted_weights`."""
-    adapted = adapted_weights(params, facts, lora)
-    base = {name: x for name, x in params.items() if not re.search(ADAPTERS, name)}
-    return base | {name: weight.merge() for name, weight in adapted.items()}
+def without_adapters(params: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of the model without adapters, by name."""
+    return {name: x for name, x in params.items() if not re.search(ADAPTERS, name)}
 
 
-def _letters(facts: Weight) -> str:
-    return "abcdefgh"[: len(facts.axes)]
-
-
-def _fans(letters: str, facts: Weight) -> tuple[str, str, str]:
-    """The letters of dimensions that are neither contracted nor produced, of the contracted, and of the produced."""
-    fan_in, fan_out = ("".join(letters[i] for i in dims) for dims in (facts.contracts, facts.produces))
-    return "".join(letter for letter in letters if letter not in fan_in + fan_out), fan_in, fan_out
-
-
-def _outputs(letters: str, facts: Weight) -> str:
-    return "".join(letter for i, letter in enumerate(letters) if i not in facts.contracts)
+def _factors(letters: str, facts: Weight) -> tuple[str, str]:
+    """The letters of `A` and `B` in einsum equations, given those of the weight."""
+    fan_in, fan_out = ("".join(letters[dim] for dim in dims) for dims in (facts.contracts, facts.produces))
+    others = "".join(letter for letter in letters if letter not in fan_in + fan_out)
+    return others + fan_in + _RANK, others + _RANK + fan_out

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-import re
 from typing import Any
 
 import fiddle as fdl
 import jax
 
 from paxcli.config.facts import check_ranges
-from paxcli.errors import ConfigError, did_you_mean
-from paxcli.layers.lora import A, Lora
+from paxcli.errors import ConfigError
+from paxcli.layers.lora import Lora
 from paxcli.layers.pipeline import Pipeline
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
-from paxcli.mesh.sharding import path_of, unbox
-from paxcli.mesh.weights import weights_of
+from paxcli.mesh.sharding import unbox
+from paxcli.mesh.weights import match_parameters, parameter_names, weights_of
 from paxcli.models.base import Model
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, with_derived_sizes
 from paxcli.training.state import abstract_params
@@ -129,19 +129,11 @@ def _check_microbatches(config: Any, pipeline: Pipeline, sizes: dict[str, int], 
 def _check_lora(config: Any, model: Model, lora: Lora) -> None:
     if lora.dropout and any(isinstance(stack, PipelinedStack) for stack in model.stacks().values()):
         raise ConfigError("Pipeline stages have no `lora.dropout`.", "Set it to 0, or use a recipe without pipeline.")
-    try:
-        re.compile(lora.targets)
-    except re.error as error:
-        raise ConfigError(f"lora.targets: {lora.targets!r} is not a regular expression: {error}.") from None
-    weights = weights_of(abstract_params(fdl.build(config.task), fdl.build(config.train_input).element_spec()))
-    named = {"/".join(path_of(path)): weight for path, weight in jax.tree.leaves_with_path(weights)}
-    if not any(name.endswith(A) for name in named):
-        matrices = [name for name, weight in named.items() if weight.is_matrix and not weight.is_table]
-        parts = dict.fromkeys(part for name in matrices for part in name.split("/"))
-        raise ConfigError(
-            f"lora.targets: {lora.targets!r} matches no matrix of the model.",
-            did_you_mean(lora.targets, [*matrices, *parts]) or f"Its matrices are {', '.join(matrices)}.",
-        )
+    task = dataclasses.replace(fdl.build(config.task), model=model.clone(lora=None))
+    weights = weights_of(abstract_params(task, fdl.build(config.train_input).element_spec()))
+    named = zip(parameter_names(weights), jax.tree.leaves(weights), strict=True)
+    matrices = [name for name, weight in named if weight.is_matrix and not weight.is_table]
+    match_parameters("lora.targets", lora.targets, matrices)
 
 
 def _check_inputs(given: Any, config: Any, model: Model) -> None:

@@ -12,7 +12,7 @@ from flax.core import meta
 
 from paxcli.inputs.base_input import language_spec
 from paxcli.layers.attention.rotary import Rotary
-from paxcli.layers.lora import A, B, Lora, merge_adapters
+from paxcli.layers.lora import A, B, Lora, adapted_weights, without_adapters
 from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.output_head import OutputHead
 from paxcli.mesh.weights import weights_of
@@ -59,8 +59,8 @@ def test_merged_equals_unmerged(use_dora: bool, fields: dict) -> None:
     network = model(lora, **fields)
     params, flat, facts = random_params(network)
     assert any(name == "head.w" + A for name in flat)
-    merged = merge_adapters(flat, facts, lora)
-    assert not any("_lora_" in name for name in merged)
+    adapted = adapted_weights(flat, facts, lora)
+    merged = without_adapters(flat) | {name: weight.merge() for name, weight in adapted.items()}
     plain = network.clone(lora=None)
 
     def distance(params: dict) -> float:

@@ -13,7 +13,7 @@ import paxcli as pax
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import name_of
-from paxcli.training.session import open_session
+from paxcli.training.session import build_session, open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 from tests.training.runs import on_meshes
@@ -44,8 +44,8 @@ def test_frozen_weights_stay_and_the_optimizer_holds_only_the_adapters() -> None
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ("atention/query", r"matches no matrix of the model. Did you mean .*attention/query"),
-        ("_bias$", r"matches no matrix of the model. Its matrices are stack/layers/attention/key"),
+        ("atention/query", r"matches no parameter. Did you mean .*attention/query"),
+        ("_bias$", r"matches no parameter. Parameters: stack/layers/attention/key"),
         ("([", "is not a regular expression"),
     ],
 )
@@ -57,9 +57,9 @@ def test_targets_that_adapt_nothing_are_refused_before_devices_start(targets: st
 
 
 def test_dropout_where_it_would_have_no_effect_is_refused() -> None:
-    lora = {"task.model.lora": "Lora", "lora.dropout": 0.1, "task.model.head": "OutputHead", "lora.targets": "head"}
+    lora = ["task.model.lora=Lora", "lora.dropout=0.1", "task.model.head=OutputHead", "lora.targets=head"]
     with pytest.raises(ConfigError, match="does not apply to head/w"):
-        pax.load("tiny-synthetic", set=lora).validate()
+        build_session(resolve("tiny-synthetic", sets=lora).config)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
 from paxcli.config.load import load
 from paxcli.config.paths import resolve_path
+from paxcli.convert.huggingface.adapters import write_adapter
 from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, family_of, model_values
 from paxcli.convert.huggingface.files import (
     CONFIG,
@@ -40,6 +41,7 @@ from paxcli.convert.runs import (
     state_shapes,
 )
 from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.experiment import Experiment
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -120,8 +122,9 @@ def export_huggingface(
     directory: str | os.PathLike[str],
     step: int | None = None,
     dtype: str | None = None,
+    adapter: bool = False,
 ) -> ExportedWeights:
-    """Writes a checkpoint's parameters as a Hugging Face directory.
+    """Writes a checkpoint's parameters as a Hugging Face directory, with adapters merged into them.
 
     Args:
       config: The run's recipe.
@@ -129,9 +132,10 @@ def export_huggingface(
       directory: A new directory.
       step: The checkpoint; None = the latest.
       dtype: `float32`, `bfloat16` or `float16`; None = that of the imported weights, else float32.
+      adapter: Whether to write only the adapters, as PEFT's files.
 
     Raises:
-      ConfigError: No family computes what this model computes, or the directory has a model.
+      ConfigError: No family computes what this model computes, the directory has a model, or there are no adapters.
       DataError: There is no such checkpoint, or it is damaged.
       MissingError: The directory cannot be written.
     """
@@ -145,23 +149,28 @@ def export_huggingface(
         raise ConfigError(f"`--dtype {dtype}` is unknown.", f"Use one of {', '.join(DTYPES)}.")
     content = config_json(config, carried, dtype)
     family = family_of(content)
-    params = named_leaves(state_shapes(config).params)
+    lora, state = fdl.build(config.task.model).lora, state_shapes(config)
+    stored = named_leaves(state.params)
+    params = without_adapters(stored)
     layout = huggingface_layout(family, sizes_of(config.task.model, family), params)
-    arrays = read_run(run_dir, step, {f"params.{name}": x for name, x in params.items()})
-    arrays = {name: arrays[f"params.{name}"] for name in params}
+    arrays = read_run(run_dir, step, {f"params.{name}": x for name, x in stored.items()})
+    arrays = {name: arrays[f"params.{name}"] for name in stored}
+    adapted = adapted_weights(arrays, dict(zip(stored, state.weights, strict=True)), lora)
     numpy_dtype = np.dtype(DTYPES[dtype])
     shapes = foreign_shapes(layout, params)
     sizes = {name: math.prod(x.shape) * numpy_dtype.itemsize for name, x in shapes.items()}
     try:
         target.mkdir(parents=True, exist_ok=True)
-        written = ((name, x.astype(numpy_dtype)) for name, x in from_pax(layout, arrays))
-        files = write_safetensors(target, written, sizes)
-        files += carry_files(from_import, target)
-        write_json(target / CONFIG, content)
+        if adapter:
+            files = write_adapter(target, lora, layout, adapted, numpy_dtype) + carry_files(from_import, target)
+        else:
+            merged = arrays | {name: np.asarray(weight.merge()) for name, weight in adapted.items()}
+            written = ((name, x.astype(numpy_dtype)) for name, x in from_pax(layout, merged))
+            files = [CONFIG, *write_safetensors(target, written, sizes), *carry_files(from_import, target)]
+            write_json(target / CONFIG, content)
     except OSError as error:
         raise MissingError(f"{target} cannot be written: {error.strerror}.", "Choose another directory.") from error
     count = sum(x.size for x in params.values())
-    files = [CONFIG, *files]
     return ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, files)
 
 

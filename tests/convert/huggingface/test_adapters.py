@@ -1,0 +1,96 @@
+"""A run with adapters: its logits are PEFT's, and its export is what PEFT saved."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import fiddle as fdl
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import paxcli as pax
+from paxcli.checkpoint.reading import named_leaves
+from paxcli.convert.new_run import state_shapes, write_run
+from paxcli.errors import ConfigError
+from paxcli.nested_map import NestedMap
+from tests.convert.huggingface.directories import arrays_of, tensors_of, write_directory
+
+DATA = pathlib.Path(__file__).parents[2] / "data/peft_lora.npz"
+MODULES = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "post"}
+MODULES |= {"gate_proj": "w_gate", "up_proj": "w_in", "down_proj": "w_out"}
+
+
+def peft_of(kind: str) -> tuple[dict[str, np.ndarray], dict, np.ndarray]:
+    """The tensors that PEFT saved, its adapter_config.json, and the logits that it computes."""
+    with np.load(DATA) as file:
+        arrays = {name.removeprefix(f"{kind}/"): file[name] for name in file if name.startswith(f"{kind}/")}
+    tensors = {name.removeprefix("tensor/"): x for name, x in arrays.items() if name.startswith("tensor/")}
+    return tensors, json.loads(str(arrays["config"])), arrays["logits"]
+
+
+def adapters_in_pax(tensors: dict[str, np.ndarray], params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """PEFT's tensors as pax's parameters of stacked layers."""
+    found: dict[str, list[np.ndarray]] = {}
+    for name, x in sorted(tensors.items()):
+        *_, group, module, kind = name.replace(".weight", "").split(".")
+        base = f"stack.layers.{'attention' if group == 'self_attn' else 'feed_forward'}.{MODULES[module]}"
+        if kind == "lora_magnitude_vector":
+            axes = {"post": (0, 1), "w_out": 1}.get(MODULES[module], 0)
+            layer = len(found.get(f"{base}_lora_magnitude", []))
+            x = x.ravel() - np.sqrt(np.square(params[base][layer]).sum(axes)).ravel()
+        suffix = {"lora_A": "_lora_a", "lora_B": "_lora_b", "lora_magnitude_vector": "_lora_magnitude"}[kind]
+        found.setdefault(base + suffix, []).append(x.T)
+    return {name: np.stack(x) for name, x in found.items()}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("lora", marks=pytest.mark.slow), "dora"])
+def test_logits_and_files_are_those_of_peft(kind: str, tmp_path: pathlib.Path) -> None:
+    pax.import_weights(write_directory(tmp_path / "hf", "llama31"), tmp_path / "base")
+    fields = {"rank": 4, "alpha": 6, "targets": "attention/|feed_forward/", "use_dora": kind == "dora"}
+    recipe = pax.load(
+        f"{tmp_path}/base", set={"task.model.lora": "Lora", **{f"lora.{k}": v for k, v in fields.items()}}
+    )
+    tensors, peft_config, logits = peft_of(kind)
+    params = {name: np.asarray(x) for name, x in named_leaves(pax.Run(tmp_path / "base").params()).items()}
+    params |= adapters_in_pax(tensors, params)
+    shapes = state_shapes(recipe.config)
+    expected = named_leaves(shapes.params)
+    assert params.keys() == expected.keys()
+    params = {name: params[name].reshape(x.shape) for name, x in expected.items()}
+    write_run(recipe.config, recipe.yaml(), tmp_path / "run", shapes, {f"params.{n}": x for n, x in params.items()})
+
+    def logits_of(run: pax.Run) -> np.ndarray:
+        ids = jnp.asarray(arrays_of("llama31")["in/ids"][:1], jnp.int32)
+        batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=jnp.arange(ids.shape[1])[None])
+        model = fdl.build(run.config.task.model)
+        return jax.jit(lambda v: model.apply(v, batch, method="compute_predictions"))({"params": run.params()}).logits
+
+    run = pax.Run(tmp_path / "run")
+    np.testing.assert_allclose(logits_of(run), logits, rtol=0, atol=1e-5)
+    assert np.abs(logits - arrays_of("llama31")["out/logits"][:1]).max() > 0.1
+
+    done = pax.export_weights(run, tmp_path / "adapter", adapter=True)
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(done.files)
+    saved = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    assert saved.keys() == tensors.keys()
+    for name, x in tensors.items():
+        np.testing.assert_allclose(saved[name], x, rtol=1e-6, atol=1e-6, err_msg=name)
+    content = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    names = {name.removeprefix("base_model.model.").partition(".lora_")[0] for name in tensors}
+    assert content.pop("target_modules") == sorted(names)  # PEFT's file has only the last part of each
+    assert content == {name: peft_config[name] for name in content}
+
+    pax.export_weights(run, tmp_path / "merged")
+    pax.import_weights(tmp_path / "merged", tmp_path / "again")
+    assert load_file(tmp_path / "merged/model.safetensors").keys() == tensors_of("llama31").keys()
+    np.testing.assert_allclose(logits_of(pax.Run(tmp_path / "again")), logits, rtol=0, atol=1e-5)
+
+
+def test_a_run_without_adapters_has_none_to_export(tmp_path: pathlib.Path) -> None:
+    pax.import_weights(write_directory(tmp_path / "hf", "llama2"), tmp_path / "run")
+    with pytest.raises(ConfigError, match="has no adapters"):
+        pax.export_weights(tmp_path / "run", tmp_path / "adapter", adapter=True)
