@@ -129,7 +129,7 @@ def test_private_gradients_equal_a_loop_over_examples():
         total, norms, losses, weights = jax.tree.map(np.zeros_like, params), [], [], []
         for group in ([0, 2], [4, 6], [1, 3], [5, 7]):
             rows = jax.tree.map(lambda x, g=group: jnp.asarray(x[g], x.dtype), batch)
-            (loss, (weight, _)), grads = jax.device_get(loss_and_grads(params, rows))
+            (loss, (weight, _, _)), grads = jax.device_get(loss_and_grads(params, rows))
             losses.append(loss)
             weights.append(weight)
             norms.append(np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads))))

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.convert.new_run import state_shapes, write_run
+from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError
 from paxcli.nested_map import NestedMap
 from tests.convert.huggingface.directories import arrays_of, tensors_of, write_directory
