@@ -21,6 +21,9 @@ class Optimizer(Configurable):
     contracted and produced, and how many stack layers.
     """
 
+    def validate(self) -> None:
+        """Raises a ConfigError when fields contradict each other."""
+
     def transformation(self, weights: Any) -> optax.GradientTransformation:
         """The optax transformation of gradients into a direction, without the learning rate and the minus sign."""
         raise NotImplementedError

@@ -3,33 +3,54 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import optax
 
+from paxcli.config.fields import AnyFloat, AnyInt
+from paxcli.errors import ConfigError, did_you_mean
 from paxcli.optim.base import Optimizer
 
 
 @dataclasses.dataclass(frozen=True)
 class Optax(Optimizer):
-    """An optax optimizer, such as `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`.
+    """An optax optimizer, such as `Optax.config(factory="lion", arguments={"b1": 0.95})`.
 
     Attributes:
-      factory: Makes the transformation from `learning_rate=`, which the learner gives it. Every optimizer of optax is
-        one, and so is a function of your own that returns an `optax.chain`.
+      factory: Makes the transformation from `learning_rate=`, which the learner gives it: the name of an optimizer of
+        optax, or a function, such as your own that returns an `optax.chain`.
+      arguments: Further arguments of the factory.
     """
 
-    factory: Callable[..., optax.GradientTransformation]
+    factory: Callable[..., optax.GradientTransformation] | str
+    arguments: dict[str, bool | AnyInt | AnyFloat | str | None] = dataclasses.field(default_factory=dict)
+
+    def validate(self) -> None:
+        """Raises a ConfigError when optax has no such optimizer, or it does not take the arguments."""
+        if isinstance(self.factory, str):
+            functions = [name for name, value in vars(optax).items() if inspect.isfunction(value)]
+            names = [name for name in functions if "learning_rate" in inspect.signature(vars(optax)[name]).parameters]
+            if self.factory not in names:
+                raise ConfigError(f"optax has no optimizer `{self.factory}`.", did_you_mean(self.factory, names))
+        try:
+            inspect.signature(self._function).bind(learning_rate=0.0, **self.arguments)
+        except TypeError as error:
+            raise ConfigError(f"optimizer.factory: {error} (arguments: learning_rate, {self.arguments}).") from None
 
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> Any:
-            return self.factory(learning_rate=0.0).init(params)
+            return self._function(learning_rate=0.0, **self.arguments).init(params)
 
         def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-            optimizer = self.factory(learning_rate=extra_args["learning_rate"])
+            optimizer = self._function(learning_rate=extra_args["learning_rate"], **self.arguments)
             updates, state = optimizer.update(updates, state, params)
             return jax.tree.map(jax.numpy.negative, updates), state  # optax adds updates, the learner subtracts them
 
         return optax.GradientTransformationExtraArgs(init, update)
+
+    @property
+    def _function(self) -> Callable[..., optax.GradientTransformation]:
+        return vars(optax)[self.factory] if isinstance(self.factory, str) else self.factory

@@ -98,6 +98,7 @@ class Learner(Configurable):
                     f"`optimizer` is a {type(optimizer).__name__}, which is not an Optimizer of pax.",
                     "Wrap an optax optimizer: `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`.",
                 )
+            optimizer.validate()
             schedule.validate()
         if self.clip_gradient_norm_to_value is not None and self.clip_gradient_single_norm_to_value is not None:
             raise ConfigError(

@@ -66,7 +66,7 @@ def test_resumed_and_evaluated(tmp_path):
     _shrink(config)
     learner = config.task.train.learner
     learner.optimizer = ShardedAdafactor.config(beta1=0.9, momentum_dtype="int8", weight_decay=0.1)
-    learner.ema_decay, learner.learning_rate = 0.9, 0.1
+    learner.ema_decay, learner.learning_rate, learner.ewc_regularizer_weight = 0.9, 0.1, 0.5
     learner.bprop_variable_exclusion = ("_norm/", "embedding")
     learner.parameter_groups = [ParameterGroup.config(regex="attention/", optimizer=Muon.config())]
     source = config.eval_inputs[0]
@@ -94,5 +94,5 @@ def test_resumed_and_evaluated(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, restored, state)
     names = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(state.opt_state)}
     assert any("row" in name for name in names) and any("muon" in name for name in names)
-    assert any("ema" in name for name in names)
+    assert any("ema" in name for name in names) and any("anchor" in name for name in names)
     assert not any("norm" in name or "embedding" in name for name in names)
