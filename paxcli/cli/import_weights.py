@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import subprocess
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -16,6 +19,9 @@ from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from paxcli.convert.runs import ImportedWeights
+
+HF = "hf:"
+"""Prefix of a Hugging Face directory where a run or a recipe may be named."""
 
 
 def import_weights(
@@ -49,6 +55,34 @@ def import_weights(
     loaded = None if recipe is None else load_recipe(recipe, overlays, sets)
     done = pax.import_weights(source, out, dry_run, loaded, format)
     say_result(dataclasses.asdict(done), _text(done, dry_run), as_json)
+
+
+def import_once(
+    source: str,
+    run_dir: str,
+    dry_run: bool,
+    recipe: str | None = None,
+    overlays: Sequence[str] | None = None,
+    sets: Sequence[str] | None = None,
+) -> bool:
+    """Imports `hf:DIR` into a run that has no checkpoint, in a process of its own: this one's devices are for training.
+
+    Returns:
+      Whether the run exists afterwards; False after a dry run that would import.
+    """
+    from paxcli.checkpoint.manager import CheckpointStore
+    from paxcli.training.run_dir import RunDir
+
+    if CheckpointStore(RunDir(run_dir).checkpoints).steps():
+        return True
+    words = ["import", source.removeprefix(HF), "--format", "hf", "--out", run_dir, *(["--dry-run"] if dry_run else [])]
+    words += ["--recipe", recipe] if recipe else []
+    words += [word for overlay in overlays or () for word in ("--overlay", overlay)]
+    words += [word for value in sets or () for word in ("--set", value)]
+    done = subprocess.run([sys.executable, "-m", "paxcli", *words], stdout=sys.stderr, check=False)
+    if done.returncode:
+        raise typer.Exit(done.returncode)
+    return not dry_run
 
 
 def _text(done: ImportedWeights, dry_run: bool) -> str:

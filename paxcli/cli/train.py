@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import paxcli as pax
+from paxcli.cli.import_weights import HF, import_once
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.restarts import keep_restarting
 from paxcli.cli.runs import is_run_dir, load_recipe
 from paxcli.cli.startup import restart_tuned
+from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from paxcli.api import Recipe
@@ -23,8 +25,8 @@ FromOption = Annotated[
     str | None,
     typer.Option(
         "--from",
-        metavar="RUN_DIR[@STEP]",
-        help="Initialize parameters from another run's checkpoint. Default: random initialization.",
+        metavar="RUN_DIR[@STEP]|hf:DIR",
+        help="Initialize parameters from another run or from Hugging Face. Default: random initialization.",
     ),
 ]
 WithOptimizerOption = Annotated[
@@ -105,17 +107,30 @@ def train(
       pax train tiny
       pax train runs/tiny
       pax train tiny --set num_layers=2 --set num_train_steps=200 --run-dir runs/small
+      pax train hf:Llama-3.1-8B --set num_train_steps=200
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
     if on is not None:
         return run_on(on, ctx)
     from paxcli.profiling.instruments import Instrumentation
+    from paxcli.training.run_dir import default_run_dir
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
     if not dry_run:
         if restarts:
             keep_restarting(restarts)
         restart_tuned()
+    if recipe.startswith(HF):
+        run_dir = run_dir or default_run_dir(Path(recipe.removeprefix(HF)).resolve().name)
+        if not import_once(recipe, run_dir, dry_run):
+            return
+        recipe = run_dir
+    elif source is not None and source.startswith(HF):
+        if with_optimizer:
+            raise ConfigError("Weights of Hugging Face have no optimizer state.", "Leave out `--with-optimizer`.")
+        run_dir = run_dir or default_run_dir(load_recipe(recipe, overlays, sets).name)
+        import_once(source, run_dir, dry_run, recipe, overlays, sets)
+        source = None
     if run_dir is None and is_run_dir(recipe):
         run_dir = recipe
     loaded = load_recipe(recipe if run_dir != recipe else f"{recipe}/recipe.yaml", overlays, sets)

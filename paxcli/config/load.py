@@ -66,6 +66,9 @@ def find_entry(target: str) -> RecipeEntry:
     entries = find_recipes()
     by_name = {name: entry for entry in entries.values() for name in (entry.name, entry.pax_name) if name}
     entry = by_name.get(recipe_name(target)) or by_name.get(target.rpartition(".")[2])
+    if entry is None and (resolve_path(target) / "config.json").is_file():
+        hint = f"It is a Hugging Face directory: `pax import {target} --out RUN_DIR`, or `pax train hf:{target}`."
+        raise ConfigError(f"`{target}` is not a recipe.", hint)
     if entry is None:
         hint = did_you_mean(target, by_name) or "`pax recipes ls` lists them; a file is `./mine.py:my_recipe`."
         raise ConfigError(f"There is no recipe `{target}`.", hint)

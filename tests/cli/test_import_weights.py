@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
+import paxcli
 from paxcli.cli.main import app
 from paxcli.cli.output import run
-from tests.convert.huggingface.directories import write_directory
+from tests.convert.huggingface.directories import tensors_of, write_directory
 
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as after a verb's restart
 
 
 def test_weights_are_imported_and_exported(tmp_path: pathlib.Path, capsys):
@@ -37,3 +40,43 @@ def test_bad_sources_have_the_exit_codes_of_data_and_configuration(tmp_path: pat
     assert run(app, ["import", str(tmp_path / "weights.pt"), "--out", str(tmp_path / "run")]) == 5
     errors = capsys.readouterr().err
     assert "attention with biases on queries, keys and values only" in errors and "save_pretrained(" in errors
+
+
+SMALL = ["num_train_steps=2", "eval_inputs=[]", "train_input=SyntheticInput", "max_seq_len=16", "global_batch_size=2"]
+
+
+def set_options(*more: str) -> list[str]:
+    return [word for value in (*SMALL, "percore_batch_size=null", *more) for word in ("--set", value)]
+
+
+def test_a_directory_of_hugging_face_is_no_recipe(tmp_path: pathlib.Path, capsys):
+    source = write_directory(tmp_path / "hf", "llama2")
+    for words in (["recipes", "show"], ["eval"], ["decode"]):
+        assert run(app, [*words, str(source)]) in (2, 5)
+        assert f"It is a Hugging Face directory: `pax import {source} --out RUN_DIR`" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_training_starts_from_hugging_face_without_a_separate_step(pax, tmp_path: pathlib.Path):
+    write_directory(tmp_path / "model", "llama31")
+    would = pax("train", "hf:model", *set_options(), "--dry-run")
+    assert would.returncode == 0 and "Would import" in would.stderr, would.stderr
+    assert not (tmp_path / "runs").exists()
+    for _ in range(2):  # the second time resumes, and imports nothing
+        done = pax("train", "hf:model", *set_options(), "--json")
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["run_dir"] == "runs/model"
+    assert "Imported" not in done.stderr
+    sizes = ["num_layers=2", "model_dims=32", "hidden_dims=48", "num_heads=4", "num_kv_heads=2"]
+    sizes += ["task.model.vocab_size=61", "rotary.max_timescale=1000", "rotary.scaling=Llama31Scaling"]
+    sizes += ["scaling.original_max_seq_len=48", "final_norm.epsilon=1e-6", "block.norm.epsilon=1e-6"]
+    mine = pax("train", "llama-1b", "--from", "hf:model", "--run-dir", "mine", *set_options(*sizes), "--json")
+    assert mine.returncode == 0, mine.stderr
+    assert "Imported" in mine.stderr
+    trained = paxcli.Run(tmp_path / "mine")
+    assert trained.steps == [0, 2]  # at learning rates of warm-up
+    table = tensors_of("llama31")["model.embed_tokens.weight"]
+    np.testing.assert_allclose(trained.params()["embedding"]["table"], table, atol=1e-4, rtol=0)
+    other = pax("train", "llama-1b", "--from", "hf:model", "--run-dir", "other", *set_options(*sizes[1:]))
+    assert other.returncode == 2 and "num_layers is" in other.stderr, other.stderr
+    assert not (tmp_path / "other/recipe.yaml").exists()
