@@ -166,6 +166,7 @@ class TrainingRun:
     def _save(self, step: int, state: TrainState, force: bool) -> None:
         self._emit(self.meter.flush())
         self.divergence.check_params(step, state.params)
+        self.run_dir.check_in_place()
         with self.meter.pause(), TraceAnnotation(SAVE_PHASE):
             self.store.save(step, state, self.input.get_state(), force, self.recipe)
 
@@ -205,6 +206,8 @@ class TrainingRun:
         self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
+        if records:
+            self.run_dir.check_in_place()
         for record in records:
             self.report.step(record)
             self.writer.write(record.step, record.values, split=TRAIN)
@@ -291,7 +294,7 @@ def train(
         if is_first:
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
-        with explain_out_of_memory(session, run_dir.profile):
+        with run_dir.explain_rename(), explain_out_of_memory(session, run_dir.profile):
             run.run(warm_start)
     return run_summary(run_dir, run.num_train_steps) | {"seconds": run.seconds} if is_first else None
 
