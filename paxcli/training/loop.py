@@ -203,6 +203,7 @@ class TrainingRun:
     def _save(self, step: int, state: TrainState, force: bool) -> None:
         self._emit(self.meter.flush())
         self.divergence.check_params(step, state.params)
+        self.run_dir.check_in_place()
         with self.meter.pause(), self.goodput.time(SAVE), TraceAnnotation(SAVE_PHASE):
             positions = {TRAIN: self.input.get_state(), **self.eval_positions}
             self.store.save(step, state, positions, force, self.recipe)
@@ -261,6 +262,8 @@ class TrainingRun:
         self.eval_values |= self.task.early_stopping_fn.value(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
+        if records:
+            self.run_dir.check_in_place()
         for record in records:
             self.report.step(record)
             self.writer.write(record.step, record.values | {"goodput": self.goodput.report()["goodput"]}, split=TRAIN)
@@ -353,7 +356,7 @@ def train(
         report.start(_facts(session, run, done))
         goodput = stack.enter_context(Goodput(run_dir.path if is_first else None, done))
         try:
-            with explain_out_of_memory(session, run_dir.profile):
+            with run_dir.explain_rename(), explain_out_of_memory(session, run_dir.profile):
                 run.run(warm_start, goodput)
         finally:
             report.message(goodput.text())

@@ -22,7 +22,7 @@ from paxcli.config.fields import Mark
 from paxcli.config.paths import replace_text, resolve_path
 from paxcli.config.render import config_text, parse_config_text
 from paxcli.config.tree import walk
-from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.errors import ConfigError, DataError, MissingError, PaxError
 
 
 def default_run_dir(recipe_name: str) -> str:
@@ -42,6 +42,8 @@ class RunDir:
         if not os.fspath(path):
             raise ConfigError("The path of the run directory is empty.", "Give one, such as `--run-dir runs/a`.")
         self.path = epath.Path(path).expanduser() if "://" not in os.fspath(path) else epath.Path(path)
+        self._lock_file = self.path / ".lock"
+        self._locked: os.stat_result | None = None
 
     @property
     def checkpoints(self) -> epath.Path:
@@ -107,7 +109,7 @@ class RunDir:
             return
         import fcntl
 
-        with open(self.path / ".lock", "a+") as lock:
+        with open(self._lock_file, "a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -119,7 +121,31 @@ class RunDir:
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {platform.node()}")
             lock.flush()
+            self._locked = os.fstat(lock.fileno())
             yield
+
+    def check_in_place(self) -> None:
+        """Checks that the directory is still where this process locked it; a save would create another one.
+
+        Raises:
+          MissingError: It was renamed, deleted or replaced.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            if self._locked is None or os.path.samestat(self._locked, os.stat(self._lock_file)):
+                return
+        raise MissingError(
+            f"The run directory {self.path} was renamed, deleted or replaced during the run.",
+            "Resume with `--run-dir` and its new name. A save in progress may have left files under the old name.",
+        )
+
+    @contextlib.contextmanager
+    def explain_rename(self) -> Iterator[None]:
+        """Replaces an error that a rename of the directory caused by that of `check_in_place`."""
+        try:
+            yield
+        except PaxError:
+            self.check_in_place()
+            raise
 
     def original_config(self) -> dict[str, Any]:
         """Path → value of the config that this run started with; empty for a new run.
