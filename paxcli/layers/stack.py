@@ -76,7 +76,8 @@ class Stack(CachedLayer):
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         counts = [flops_of(block, *shape) for block in self._unbound_blocks()]
-        return sum_flops(counts[i % len(counts)] for i in range(self.num_layers))
+        times = [(self.num_layers - i + len(counts) - 1) // len(counts) for i in range(len(counts))]
+        return sum_flops(count and count * n for count, n in zip(counts, times, strict=True))
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:

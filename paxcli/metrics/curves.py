@@ -50,7 +50,7 @@ class Series(NamedTuple):
 
 def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[RunMetrics]:
     """Reads the metrics of runs. A run is named after its directory, or by the full path if two have the same name."""
-    paths = [epath.Path(run_dir) for run_dir in run_dirs]
+    paths = [epath.Path(run_dir).expanduser() for run_dir in run_dirs]
     names = [path.resolve().name for path in paths]
     return [
         RunMetrics(name if names.count(name) == 1 else os.fspath(path), _read_lines(path))

@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from paxcli.training.step import TrainStep, make_train_step
 
 _MANIFEST, _EXECUTABLE = "manifest.json", "executable"
 _MADE_FOR = "made_for"
+# What `zipfile` and the parts of a damaged file raise: RuntimeError includes "encrypted" and nesting too deep.
+_UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, LookupError, ValueError, TypeError, RuntimeError)
 
 
 def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled) -> None:
@@ -57,10 +60,11 @@ def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled)
         raise ConfigError(
             f"This platform cannot serialize executables: {error}", "Compile without `--save`."
         ) from error
+    arguments = _argument_indices(compiled)
     manifest = {
         _MADE_FOR: list_dependencies(session),
-        "arguments": _argument_indices(compiled),
-        "sha256": hashlib.sha256(executable).hexdigest(),
+        "arguments": arguments,
+        "sha256": _checksum(executable, arguments),
         "recipe": config_text(session.config),
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -79,12 +83,12 @@ def load_executable(path: Path, session: Session) -> TrainStep:
         with zipfile.ZipFile(path) as file:
             manifest = json.loads(file.read(_MANIFEST))
             executable = file.read(_EXECUTABLE)
-        before, arguments, checksum = manifest[_MADE_FOR], manifest["arguments"], manifest["sha256"]
-    except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+        before, arguments, checksum = dict(manifest[_MADE_FOR]), manifest["arguments"], manifest["sha256"]
+    except _UNREADABLE as error:
         raise DataError(
             f"{path} is not a compiled step: {error}.", "Compile one: `pax compile … --save FILE`."
         ) from error
-    if hashlib.sha256(executable).hexdigest() != checksum:
+    if _checksum(executable, arguments) != checksum:
         raise DataError(f"{path} is damaged.", "Compile it again: `pax compile … --save FILE`.")
     now = json.loads(json.dumps(list_dependencies(session)))
     changed = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
@@ -101,6 +105,10 @@ def load_executable(path: Path, session: Session) -> TrainStep:
             f"{path} cannot be loaded on this machine: {first_line(error)}.", "Compile it again on this machine."
         ) from error
     return _LoadedStep(loaded, arguments, session)
+
+
+def _checksum(executable: bytes, arguments: list[int]) -> str:
+    return hashlib.sha256(json.dumps(arguments).encode() + executable).hexdigest()
 
 
 class Precompiled(Instrument):

@@ -73,7 +73,7 @@ def test_it_trains_and_decodes_from_a_file(pax, tmp_path):
     last = records[-1]
     assert last["mfu"] == pytest.approx(_flops_by_hand() / last["step_seconds"] / 0.1e12, rel=0.01)
     assert result["mfu"] is not None
-    done = pax("decode", "run", "--prompt", "def ", "--max-tokens", "5", "--temperature", "0", "--json")
+    done = pax("--trust-code", "decode", "run", "--prompt", "def ", "--max-tokens", "5", "--temperature", "0", "--json")
     assert done.returncode == 0, done.stderr
     (output,) = json.loads(done.stdout)["outputs"]
     assert len(output["ids"]) == 5

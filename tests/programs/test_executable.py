@@ -32,8 +32,23 @@ def test_a_saved_step_trains_like_one_compiled_in_the_run(pax, tmp_path) -> None
     assert other.returncode == 2
     assert "task.train.learner.learning_rate: 0.001 → 0.5" in other.stderr
 
-    with zipfile.ZipFile(tmp_path / "step.pax") as file:
+    _check_damaged_files(tmp_path / "step.pax")
+
+
+def _check_damaged_files(path) -> None:
+    with zipfile.ZipFile(path) as file:
         assert set(file.namelist()) == {"manifest.json", "executable"}
-    (tmp_path / "step.pax").write_bytes(b"nothing")
-    with pytest.raises(DataError, match="is not a compiled step"):
-        load_executable(tmp_path / "step.pax", None)
+        manifest, executable = json.loads(file.read("manifest.json")), file.read("executable")
+    whole = path.read_bytes()
+    for damaged in (b"nothing", whole[:100], whole[:-30], whole[:2000] + bytes(200) + whole[2200:]):
+        path.write_bytes(damaged)
+        with pytest.raises(DataError, match="is not a compiled step"):
+            load_executable(path, None)
+    texts = ["", "[]", "3", "null", "[" * 100_000, json.dumps({**manifest, "made_for": 7})]
+    texts += [json.dumps({**manifest, "arguments": value}) for value in (None, "0", [0], [99_999])]
+    for text in texts:
+        with zipfile.ZipFile(path, "w") as file:
+            file.writestr("manifest.json", text)
+            file.writestr("executable", executable)
+        with pytest.raises(DataError, match="is not a compiled step|is damaged"):
+            load_executable(path, None)
