@@ -72,6 +72,10 @@ class ChatInput(TextInput):
         """Number of conversations truncated to T tokens."""
         return self._corpus.num_truncated
 
+    @property
+    def _reading(self) -> type[ChatReading]:
+        return ChatReading
+
     def _read_corpus(self) -> Corpus:
         assert self.seq_len is not None
         self._check_formats()
@@ -99,7 +103,7 @@ class ChatInput(TextInput):
 
     def _tokenize_files(self) -> TokenizedChats:
         """All conversations, tokenized in `num_workers` processes (0: in this one)."""
-        reading = ChatReading(
+        reading = self._reading(
             format=self.format,
             text_field=self.text_field,
             policy=self.on_bad_record,
@@ -161,8 +165,7 @@ class ChatReading(Reading):
 
     def document_of(self, record: dict[str, Any], place: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a conversation [T], and whether each belongs to an assistant's turn [T]."""
-        messages = messages_of(record, str(self.text_field), place)
-        text, turns = self.template.render(messages, place)
+        text, turns = self.template.render(self.messages(record, place), place)
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -175,6 +178,10 @@ class ChatReading(Reading):
         if not is_target[1:].any():
             raise DataError(f"{place}: the chat template writes no text of the assistant.", FIX_HINT)
         return ids.astype(dtype_for(self._tokenizer.vocab_size)), is_target
+
+    def messages(self, record: dict[str, Any], place: str) -> list[dict[str, Any]]:
+        """The messages of a record."""
+        return messages_of(record, str(self.text_field), place)
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
         found = [name for name in (str(self.text_field), PROMPT, *RESPONSES) if name in schema.names]

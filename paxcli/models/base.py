@@ -27,6 +27,7 @@ from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
 
+REFERENCE = "reference"
 _STEP_OVER_FORWARD = 3  # the backward pass computes two matmuls for each of the forward pass
 
 
@@ -60,9 +61,10 @@ class Model(Layer):
 
     @nn.nowrap
     def init(self, *args: Any, **kwargs: Any) -> Any:
-        """Flax's `init`, with adapters."""
+        """Flax's `init`, with adapters and the reference."""
         with use_lora(self.lora):
-            return super().init(*args, **kwargs)
+            variables: Any = super().init(*args, **kwargs)
+        return {**variables, "params": self.with_reference(variables["params"])}
 
     @nn.nowrap
     def apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -82,6 +84,19 @@ class Model(Layer):
           `scores` (log-probability of the example's targets) if inputs with metrics of their own can be evaluated.
         """
         raise NotImplementedError
+
+    @property
+    def keeps_reference(self) -> bool:
+        """Whether the loss compares with the parameters at the start of the run, a frozen copy in `reference`."""
+        return False
+
+    @nn.nowrap
+    def with_reference(self, params: dict) -> dict:
+        """Parameters at the start of a run, with their copy if the model keeps one."""
+        if not self.keeps_reference:
+            return params
+        start = {name: x for name, x in params.items() if name != REFERENCE}
+        return start | {REFERENCE: jax.tree.map(jnp.copy, start)}
 
     @property
     def input_sizes(self) -> InputSizes:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, NonNegativeFloat, SafeOnResume
+from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, cache_of, flops_of
 from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
@@ -18,8 +21,9 @@ from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack, find_stacks
-from paxcli.models.base import CausalModel
+from paxcli.models.base import REFERENCE, CausalModel
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
+from paxcli.models.dpo import REJECTED, Dpo, interleave_pairs
 from paxcli.models.losses import WeightedScalars, token_metrics
 from paxcli.models.transformer import TransformerModel
 from paxcli.nested_map import NestedMap
@@ -118,7 +122,40 @@ class TransformerLm(TransformerModel):
 
 
 class LanguageModel(TransformerLm, CausalModel):
-    """A decoder-only transformer: predicts each token from those before it. The fields are those of `TransformerLm`."""
+    """A decoder-only transformer: predicts each token from those before it.
+
+    Attributes:
+      dpo: Trains on preference pairs (`PreferenceInput`) instead of tokens, and evaluates on either; None = off.
+
+    The other fields are those of `TransformerLm`.
+    """
+
+    dpo: Dpo | None = None
+
+    @property
+    def keeps_reference(self) -> bool:
+        return self.dpo is not None and self.lora is None
+
+    def loss_and_metrics(
+        self, params: dict, batch: NestedMap, key: jax.Array | None = None, fp8: Any = None
+    ) -> tuple[WeightedScalars, NestedMap]:
+        if self.dpo is None or (REJECTED not in batch and key is None):
+            return super().loss_and_metrics(params, batch, key, fp8)
+        if REJECTED not in batch:
+            raise ConfigError("`task.model.dpo` trains on preference pairs.", "Set `train_input` to a PreferenceInput.")
+        rows, reference = interleave_pairs(batch), self.clone(dpo=None, lora=None)
+        start = jax.lax.stop_gradient(params.get(REFERENCE, params))
+        scores, expected = (
+            model.loss_and_metrics(of_model, rows, *rest)[1].scores.reshape(-1, 2)
+            for model, of_model, *rest in ((self.clone(dpo=None), params, key, fp8), (reference, start))
+        )
+        has_loss = jnp.any(batch.weights > 0, axis=1).astype(jnp.float32)
+        return self.dpo.metrics(scores, expected, has_loss), NestedMap(scores=scores[:, 0] - scores[:, 1])
+
+    @nn.nowrap
+    def step_flops(self, spec: NestedMap) -> Flops | None:
+        step, forward = super().step_flops(spec), self.forward_flops(spec)
+        return step if self.dpo is None or step is None or forward is None else (step + forward) * 2
 
     def extend(
         self,

@@ -16,6 +16,7 @@ from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, Prompts
 from paxcli.layers.lora import ADAPTERS
 from paxcli.mesh.mesh import Mesh
+from paxcli.models.base import REFERENCE
 from paxcli.training.task import SingleTask
 
 
@@ -67,16 +68,23 @@ def with_derived_sizes(
     """A copy of the recipe with the derived values filled in.
 
     Inputs get their share of the batch, the model's `input_sizes` and the run's seed; a schedule without an end gets
-    the number of train steps; a learner without regular expressions trains only the adapters, if the model has any.
+    the number of train steps; a learner without regular expressions trains only the adapters, if the model has any;
+    and the copy of the parameters that the loss compares with is frozen.
     """
     config = copy.deepcopy(config)
-    train, sizes = config.task.train, fdl.build(config.task.model).input_sizes
+    train, model = config.task.train, fdl.build(config.task.model)
     batch = global_batch_size(config, num_devices)
     if batch % num_infeed_hosts:
         raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.")
     learner = train.learner
-    if config.task.model.lora is not None and not learner.bprop_variable_exclusion:
+    if model.lora is not None and not learner.bprop_variable_exclusion:
         learner.bprop_variable_inclusion = learner.bprop_variable_inclusion or (ADAPTERS,)
+    if model.keeps_reference:
+        if learner.bprop_variable_inclusion:
+            raise ConfigError(
+                "With `dpo`, parameters are frozen by `bprop_variable_exclusion` only.", "Use it instead."
+            )
+        learner.bprop_variable_exclusion = (*learner.bprop_variable_exclusion, f"^{REFERENCE}/")
     for schedule in (learner.schedule, *(group.schedule for group in learner.parameter_groups)):
         for end in ("decay_end", "total_steps") if schedule is not None else ():
             _fill(schedule, end, train.num_train_steps)
@@ -87,7 +95,7 @@ def with_derived_sizes(
     for source in decoded:  # each process decodes all of it
         _fill_batch_size(source, batch)
     for source in (*shared, *decoded):
-        for field, size in sizes._asdict().items():
+        for field, size in model.input_sizes._asdict().items():
             _fill(source, field, size)
     config.train_input.is_training = True
     _fill(config.train_input, "input_random_seed", train.random_seed)

@@ -33,13 +33,13 @@ from paxcli.metrics.curves import FILE_NAME, read_runs
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
+from paxcli.models.base import REFERENCE
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
 from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
-from paxcli.training.learner import Learner
 from paxcli.training.out_of_memory import explain_out_of_memory
 from paxcli.training.progress import ProgressPrinter, Reporter, Silent
 from paxcli.training.run_dir import RunDir
@@ -48,6 +48,7 @@ from paxcli.training.signals import StopRequest
 from paxcli.training.state import TrainState, count_parameters, create_state
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
+from paxcli.training.task import SingleTask
 from paxcli.training.tokenizer_copies import copy_tokenizers
 from paxcli.training.watchdog import Watchdog
 
@@ -102,7 +103,7 @@ class TrainingRun:
             return state
         state = create_state(self.task, self.session.spec, self.session.abstract)
         if warm_start is not None:
-            state, report = _load_warm_start(state, warm_start, self.task.train.learner)
+            state, report = _load_warm_start(state, warm_start, self.task)
             self.report.message(report.text())
         return state
 
@@ -449,9 +450,11 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
     }
 
 
-def _load_warm_start(state: TrainState, source: WarmStart, learner: Learner) -> tuple[TrainState, Report]:
+def _load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> tuple[TrainState, Report]:
     """`state` with the parameters, or everything, of another run's checkpoint."""
     if source.everything:
         return load_params(source.run_dir, source.step, state, "all")
-    params, report = load_params(source.run_dir, source.step, state.params)
-    return state.replace(params=params, opt_state=learner.warm_start(params, state.opt_state)), report
+    start = {name: x for name, x in state.params.items() if name != REFERENCE}
+    params, report = load_params(source.run_dir, source.step, start)
+    params = task.model.with_reference(params)
+    return state.replace(params=params, opt_state=task.train.learner.warm_start(params, state.opt_state)), report

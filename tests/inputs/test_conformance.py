@@ -23,6 +23,7 @@ from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.lingvo_adaptors import LingvoEvalAdaptor, LingvoInputAdaptor, LingvoInputAdaptorNewBatchSize
 from paxcli.inputs.mixture import MixtureInput
 from paxcli.inputs.multi_input import MultiInput
+from paxcli.inputs.preference import PreferenceInput
 from paxcli.inputs.seqio_features import LanguageModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
 from paxcli.inputs.stdlib import StdlibInput
@@ -52,7 +53,7 @@ KINDS = {
     },
 }
 # Their batches are nested or their generator's: they are asked in test files of their own.
-APART = {MultiInput, LingvoInputAdaptor, LingvoInputAdaptorNewBatchSize, LingvoEvalAdaptor}
+APART = {MultiInput, PreferenceInput, LingvoInputAdaptor, LingvoInputAdaptorNewBatchSize, LingvoEvalAdaptor}
 # What else a TextInput reads, and how else it packs.
 TEXTS = {
     "jsonl": {"files": "*.jsonl.gz"},

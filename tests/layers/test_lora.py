@@ -52,7 +52,10 @@ def random_params(network: LanguageModel) -> tuple[dict, dict, dict]:
 
 @pytest.mark.parametrize(
     ("use_dora", "fields"),
-    [(False, {"scan": False}), (True, {"feed_forward": MoeFeedForward.partial(num_experts=4)})],
+    [
+        (True, {"scan": False}),
+        pytest.param(True, {"feed_forward": MoeFeedForward.partial(num_experts=4)}, marks=pytest.mark.slow),
+    ],
 )
 def test_merged_equals_unmerged(use_dora: bool, fields: dict) -> None:
     lora = Lora(rank=3, alpha=12.0, targets="attention/|feed_forward/|head", use_dora=use_dora)

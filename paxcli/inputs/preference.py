@@ -1,0 +1,86 @@
+"""Preference pairs: two answers to one prompt, for direct preference optimization (DPO)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.chat import ChatInput, ChatReading
+from paxcli.inputs.conversations import PROMPT, messages_of
+from paxcli.inputs.corpus import Corpus
+from paxcli.inputs.documents import FIX_HINT
+from paxcli.inputs.packing import ONE_PER_ROW
+from paxcli.nested_map import NestedMap
+
+CHOSEN, REJECTED = "chosen", "rejected"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PairReading(ChatReading):
+    """Reads one side of each pair, `text_field`."""
+
+    def messages(self, record: dict[str, Any], place: str) -> list[dict[str, Any]]:
+        side = str(self.text_field)
+        for name in (CHOSEN, REJECTED):
+            if record.get(name) is None:
+                raise DataError(f"{place} has no `{name}`; fields: {', '.join(record) or 'none'}.", FIX_HINT)
+        parts = ((record.get(PROMPT), "user"), (record[side], "assistant"))
+        found = [part if isinstance(part, list) else [{"role": role, "content": part}] for part, role in parts if part]
+        return messages_of({side: sum(found, [])}, side, place)
+
+    def columns(self, schema: Any, file: Any) -> list[str]:
+        return [name for name in (PROMPT, CHOSEN, REJECTED) if name in schema.names]
+
+
+@dataclasses.dataclass(kw_only=True)
+class PreferenceInput(ChatInput):
+    """Preference pairs for DPO: a batch of the chosen conversations, and in its field `rejected` one of the others.
+
+    A record has `chosen` and `rejected`: two conversations, as lists of `{"role": …, "content": …}`, or two answers to
+    its `prompt`, as texts or messages. As in `ChatInput`, all assistant turns have weight 1; those before the answers
+    add the same to both log-probabilities. A row is one conversation, truncated to T tokens, and has to keep an
+    assistant token. The arguments `packing`, `on_bad_record` and `drop_longer_than` of `ChatInput` must not be set.
+    """
+
+    text_field: str | None = CHOSEN
+    packing: str = ONE_PER_ROW
+
+    def validate(self) -> None:
+        super().validate()
+        if (self.packing, self.on_bad_record, self.drop_longer_than) != (ONE_PER_ROW, "error", None):
+            raise ConfigError(
+                f"Input `{self.name}`: packing, on_bad_record and drop_longer_than would separate pairs.",
+                "Leave them at their defaults.",
+            )
+
+    def element_spec(self) -> NestedMap:
+        spec = super().element_spec()
+        return NestedMap({**spec, REJECTED: spec})
+
+    def rows(self, numbers: np.ndarray) -> NestedMap:
+        return NestedMap({**super().rows(numbers), REJECTED: self._rejected.rows(numbers)})
+
+    def data_fingerprint(self) -> Any:
+        return [super().data_fingerprint(), self._rejected.checksum]
+
+    @property
+    def _reading(self) -> type[ChatReading]:
+        return PairReading
+
+    def _read_corpus(self) -> Corpus:
+        corpus = super()._read_corpus()
+        if corpus.num_dropped:
+            raise DataError(
+                f"Input `{self.name}`: {corpus.num_dropped} `{self.text_field}` conversations have no assistant token "
+                f"in their first {self.seq_len} tokens.",
+                "Raise seq_len (the model's max_seq_len), or shorten their prompts.",
+            )
+        return corpus
+
+    @functools.cached_property
+    def _rejected(self) -> Corpus:
+        return dataclasses.replace(self, text_field=REJECTED)._corpus

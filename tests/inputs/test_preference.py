@@ -1,0 +1,81 @@
+"""Preference pairs: the tokens of both sides, and records without one of them."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.chat import ChatInput
+from paxcli.inputs.preference import PreferenceInput
+
+EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None, "seq_len": 64}
+PAIRS = [{"prompt": f"{i} + 1?", "chosen": f"{i + 1}", "rejected": f"It is {i}."} for i in range(3)]
+
+
+def say(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def as_messages(pair: dict[str, str], with_prompt: bool) -> dict:
+    start = [say("user", pair["prompt"])]
+    sides = {side: [say("assistant", pair[side])] for side in ("chosen", "rejected")}
+    return {"prompt": start, **sides} if with_prompt else {side: start + turn for side, turn in sides.items()}
+
+
+def write(path: pathlib.Path, records: list) -> list[str]:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return [str(path)]
+
+
+@pytest.mark.parametrize("kind", ["text", "messages", "conversations", "parquet"])
+def test_both_sides_are_what_a_chat_input_reads(kind: str, tmp_path: pathlib.Path) -> None:
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(PAIRS), tmp_path / "a.parquet")
+        files = [str(tmp_path / "a.parquet")]
+    else:
+        records = PAIRS if kind == "text" else [as_messages(pair, kind == "messages") for pair in PAIRS]
+        files = write(tmp_path / "a.jsonl", records)
+    data = PreferenceInput(files=files, batch_size=4, **EPOCH)
+    batch = data.get_next()
+    for side, found in (("chosen", batch), ("rejected", batch.rejected)):
+        chats = [{"messages": as_messages(pair, False)[side]} for pair in PAIRS]
+        single = ChatInput(files=write(tmp_path / "b.jsonl", chats), batch_size=4, packing="one_per_row", **EPOCH)
+        expected = single.get_next()
+        for name, x in expected.items():
+            np.testing.assert_array_equal(found[name], x, err_msg=f"{side} {name}")
+    assert not batch.weights[3].any()  # padding
+    spec = data.element_spec()
+    assert spec.rejected.ids.shape == spec.ids.shape == (4, 64)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": "a", "chosen": "b"}, r"a\.jsonl, line 2 has no `rejected`; fields: prompt, chosen"),
+        ({"prompt": "a", "rejected": "b"}, r"a\.jsonl, line 2 has no `chosen`"),
+        (
+            {"prompt": "a", "chosen": 3, "rejected": "b"},
+            r"a\.jsonl, line 2, message 1 has `content` of type int, not text",
+        ),
+        ({"chosen": [say("user", "a")], "rejected": "b"}, r"a\.jsonl, line 2 has no assistant message"),
+    ],
+)
+def test_a_record_that_is_not_a_pair_is_named(record: dict, message: str, tmp_path: pathlib.Path) -> None:
+    data = PreferenceInput(files=write(tmp_path / "a.jsonl", [PAIRS[0], record]), batch_size=1, **EPOCH)
+    with pytest.raises(DataError, match=message) as caught:
+        data.check_data()
+    assert caught.value.exit_code == 5
+
+
+def test_what_would_separate_pairs_is_refused(tmp_path: pathlib.Path) -> None:
+    files = write(tmp_path / "a.jsonl", [PAIRS[0], {**PAIRS[0], "prompt": "long " * 20}])
+    with pytest.raises(DataError, match="no assistant token in their first 64 tokens"):
+        PreferenceInput(files=files, batch_size=1, **EPOCH).check_data()
+    with pytest.raises(ConfigError, match="would separate pairs"):
+        PreferenceInput(files=files, batch_size=1, on_bad_record="skip", **EPOCH).validate()
