@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from paxcli.convert.formats import Format
     from paxcli.convert.runs import ExportedWeights, ImportedWeights
-    from paxcli.models.decoding import Sampling
     from paxcli.programs.ahead_of_time import Compiled, Step
+    from paxcli.training.decode import OnText
     from paxcli.training.experiment import Experiment
     from paxcli.training.inspect_input import InspectedInputs, Split
     from paxcli.training.progress import Reporter
@@ -92,7 +92,8 @@ class Generation:
       text: The continuation.
       ids: Its token ids.
       log_probs: The log-probability of each id, in nats.
-      finish_reason: `eos`, or `length` if the limit on tokens was reached.
+      score: Their sum, or the length-normalized score of beam search.
+      finish_reason: `eos`, `stop` at a stop text, `length` at the limit on tokens, or `given` for a given continuation.
       input: The name of the decode input that the prompt came from, if any.
       example_id: The example's number in that input.
     """
@@ -101,7 +102,8 @@ class Generation:
     text: str
     ids: list[int]
     log_probs: list[float]
-    finish_reason: Literal["eos", "length"]
+    score: float
+    finish_reason: Literal["eos", "stop", "length", "given"]
     input: str | None = None
     example_id: int | None = None
 
@@ -230,52 +232,62 @@ class Run:
 
     def generate(
         self,
-        prompts: str | Sequence[str],
-        max_tokens: int = 128,
+        prompts: str | Sequence[str | Mapping[str, Any]],
+        max_tokens: int | None = None,
         *,
-        temperature: float = 0.7,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
         step: int | None = None,
+        on_text: OnText | None = None,
     ) -> list[Generation]:
         """Continues prompts with a checkpoint. Also writes the continuations to `decoded/`.
 
+        Settings that are None are those of the recipe's `decoding`.
+
         Args:
-          prompts: One text, or several.
+          prompts: One text, or several; or dicts with the fields of `training.decode.Prompt`.
           max_tokens: The most tokens to generate for each.
-          temperature: Divides the logits; 0 = the most probable token each time.
-          top_k: Sample from the k most probable tokens; None = all.
-          top_p: Sample from the most probable tokens whose probabilities sum to p; None = all.
+          temperature: Divides the logits; 0 = the most probable token each time (greedy).
+          top_k: Sample from the k most probable tokens.
+          top_p: Sample from the most probable tokens whose probabilities sum to p.
           seed: Seed of the sampling.
           step: The checkpoint; None = the latest.
+          on_text: Called with number and text of the prompt, the continuation so far, and whether it is complete.
+
+        Returns:
+          For each prompt its `decoding.num_samples` samples, best first.
 
         Raises:
           DataError: There is no such checkpoint.
-          ConfigError: The model cannot decode, or a prompt is too long.
+          ConfigError: The model cannot decode, or a prompt is too long or has ids outside the vocabulary.
         """
-        texts = [prompts] if isinstance(prompts, str) else prompts
-        sampling = _sampling(temperature, top_k, top_p)
-        outputs = self._trained.continue_prompts(self.step(step), texts, max_tokens, sampling, seed)
+        from paxcli.training.decode import parse_prompt
+
+        rows = [parse_prompt(one) for one in ([prompts] if isinstance(prompts, str) else prompts)]
+        settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        outputs = self._trained.continue_prompts(self.step(step), rows, settings, seed, on_text)
         return [Generation(**output) for output in outputs]
 
     def generate_from_inputs(
         self,
-        max_tokens: int = 128,
+        max_tokens: int | None = None,
         *,
-        temperature: float = 0.7,
+        temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
         seed: int = 0,
         step: int | None = None,
+        on_text: OnText | None = None,
     ) -> tuple[list[Generation], dict[str, dict[str, float]]]:
-        """Continues the recipe's decode inputs: prompts and data sets. The arguments are those of `generate`.
+        """Continues the recipe's decode inputs: prompts and datasets. The arguments are those of `generate`.
 
         Returns:
-          The continuations, and the data sets' own metrics: input name → metric → value.
+          The continuations, and the datasets' own metrics: input name → metric → value.
         """
-        sampling = _sampling(temperature, top_k, top_p)
-        outputs, metrics = self._trained.answer_inputs(self.step(step), max_tokens, sampling, seed)
+        settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+        outputs, metrics = self._trained.answer_inputs(self.step(step), settings, seed, on_text)
         return [Generation(**output) for output in outputs], metrics
 
     def params(self, step: int | None = None) -> dict[str, Any]:
@@ -492,12 +504,6 @@ def export_weights(
 
     run = run if isinstance(run, Run) else Run(run)
     return formats.export_weights(run.config, run.path, directory, format, step, dtype, adapter)
-
-
-def _sampling(temperature: float, top_k: int | None, top_p: float | None) -> Sampling:
-    from paxcli.models.decoding import Sampling
-
-    return Sampling(temperature=float(temperature), top_k=top_k, top_p=top_p)
 
 
 @contextlib.contextmanager

@@ -137,6 +137,7 @@ def _experiment(model: fdl.Config[LanguageModel]) -> fdl.Config[Experiment]:
     config.task.train.eval_interval_steps = 100
     config.checkpoint.save_max_to_keep = 10
     config.checkpoint.save_keep_interval_duration = "12h"
+    config.decoding.truncate_before_temperature = True
     return config
 
 

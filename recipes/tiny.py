@@ -36,6 +36,7 @@ def tiny() -> fdl.Config[Experiment]:
     config = Experiment.config(task=task, train_input=StdlibInput.config())
     config.eval_inputs = [StdlibInput.config(name="stdlib", reset_for_eval=True, eval_loop_num_batches=None)]
     config.decode_inputs = [Prompts.config(prompts=["def ", "class ", "import "])]
+    config.decoding.temperature = 0.7
     config.checkpoint.save_interval_steps = 100
     config.checkpoint.save_max_to_keep = 3
     return config

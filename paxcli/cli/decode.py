@@ -4,35 +4,51 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paxcli.cli.options import JsonOption, RunDirOption, RunOrRecipeArgument, StepOption
+from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
 from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import open_run
 from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
 
+if TYPE_CHECKING:
+    from paxcli.api import Generation
+
 PromptOption = Annotated[
     list[str] | None,
     typer.Option("--prompt", help="Text to continue. Repeatable. Default: the recipe's decode inputs."),
 ]
 PromptsFileOption = Annotated[
-    Path | None, typer.Option("--prompts-file", metavar="FILE", help="A file with one prompt per line. Default: none.")
+    Path | None,
+    typer.Option(
+        "--prompts-file",
+        metavar="FILE",
+        help="A file with one prompt per line, or .jsonl: objects with `prompt` or `ids`, and optionally "
+        "`temperature`, `max_tokens`, or a `continuation` to score. Default: none.",
+    ),
 ]
-MaxTokensOption = Annotated[int, typer.Option("--max-tokens", min=1, help="The most tokens to generate.")]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option("--max-tokens", min=1, help="The most tokens to generate. Default: 128; as many as fit for data."),
+]
 TemperatureOption = Annotated[
-    float, typer.Option("--temperature", min=0.0, help="0 = the most probable token each time.")
+    float | None,
+    typer.Option("--temperature", min=0.0, help="0 = the most probable token each time. Default: the recipe's."),
 ]
 TopKOption = Annotated[
-    int | None, typer.Option("--top-k", min=1, help="Sample from the k most probable tokens. Default: all.")
+    int | None, typer.Option("--top-k", min=1, help="Sample from the k most probable tokens. Default: the recipe's.")
 ]
 TopPOption = Annotated[
     float | None,
-    typer.Option("--top-p", min=0.0, max=1.0, help="Sample from the most probable tokens that sum to p. Default: all."),
+    typer.Option(
+        "--top-p", min=0.0, max=1.0, help="Sample from the most probable tokens that sum to p. Default: the recipe's."
+    ),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the sampling.")]
 
@@ -44,47 +60,96 @@ def decode(
     prompts_file: PromptsFileOption = None,
     run_dir: RunDirOption = None,
     step: StepOption = None,
-    max_tokens: MaxTokensOption = 128,
-    temperature: TemperatureOption = 0.7,
+    overlays: OverlayOption = None,
+    sets: SetOption = None,
+    max_tokens: MaxTokensOption = None,
+    temperature: TemperatureOption = None,
     top_k: TopKOption = None,
     top_p: TopPOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
     on: OnOption = None,
 ) -> None:
-    """Generate text from a run's checkpoint. Prints one JSON line per prompt into a pipe; also writes RUN_DIR/decoded/.
+    """Generate text from a run's checkpoint. Prints one JSON line per text into a pipe; also writes RUN_DIR/decoded/.
+
+    The recipe's `decoding` has more settings, such as beam search and stop texts.
 
     \b
     Examples:
       pax decode runs/tiny --prompt "def "
       pax decode runs/tiny --prompt "import " --temperature 0 --max-tokens 40
+      pax decode runs/tiny --prompt "import " --set decoding=BeamSearch --set decoding.beam_size=4
     """
     if on is not None:
         return run_on(on, ctx)
+    rows = [*(prompts or ()), *_rows(prompts_file)]
     restart_tuned()
-    run = open_run(target, None, None, run_dir)
+    run = open_run(target, overlays, sets, run_dir)
     step = run.step(step)
-    sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "step": step}
+    settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "step": step}
+    printer = None if as_json or not sys.stdout.isatty() else _Printer()
     metrics = {}
-    if texts := [*(prompts or ()), *_lines(prompts_file)]:
-        generations = run.generate(texts, max_tokens, **sampling)
+    if rows:
+        generations = run.generate(rows, max_tokens, on_text=printer, **settings)
     else:
-        generations, metrics = run.generate_from_inputs(max_tokens, **sampling)
-    if as_json or not sys.stdout.isatty():
+        generations, metrics = run.generate_from_inputs(max_tokens, on_text=printer, **settings)
+    if printer is None:
         outputs = [generation.to_dict() for generation in generations]
         lines = "\n".join(json.dumps(output, ensure_ascii=False) for output in outputs)
         say_result({"step": step, "outputs": outputs, "metrics": metrics}, lines, as_json)
     else:
-        for one in generations:
-            say(f"\x1b[1m{one.prompt}\x1b[0m{one.text}\n[{one.finish_reason}]\n")
+        printer.finish(generations)
     if metrics and not as_json:
         print(metrics_text(step, metrics), file=sys.stderr)
 
 
-def _lines(path: Path | None) -> list[str]:
+class _Printer:
+    """Prints continuations in order, each while it is generated."""
+
+    def __init__(self) -> None:
+        self._texts: dict[int, tuple[str, str, bool]] = {}
+        self._number, self._printed = 0, 0
+
+    def __call__(self, number: int, prompt: str, text: str, is_complete: bool) -> None:
+        """Receives the continuation so far of one prompt."""
+        self._texts[number] = prompt, text, is_complete
+        while self._number in self._texts:
+            prompt, text, is_complete = self._texts[self._number]
+            shown = text if is_complete else text.rstrip("\ufffd")  # the first bytes of a character
+            start = f"\x1b[1m{prompt}\x1b[0m" if not self._printed and shown else ""
+            say(start + shown[self._printed :], end="\n" if is_complete else "")
+            self._printed = len(shown)
+            if not is_complete:
+                return
+            del self._texts[self._number]
+            self._number, self._printed = self._number + 1, 0
+
+    def finish(self, generations: Sequence[Generation]) -> None:
+        """Prints the continuations that are not printed yet."""
+        for number, one in enumerate(generations[self._number :], self._number):
+            self(number, one.prompt, one.text, True)
+
+
+def _rows(path: Path | None) -> list[Any]:
+    """The prompts of a file: its lines, or the objects of a `.jsonl` file."""
     if path is None:
         return []
     try:
-        return [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {path}: {error}.") from None
+    return (
+        [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
+        if path.suffix == ".jsonl"
+        else lines
+    )
+
+
+def _parse(line: str, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{place} is not JSON: {error}.") from None
+    if not isinstance(row, dict):
+        raise ConfigError(f"{place} is not a JSON object.", 'Write each line as {"prompt": "…"}.')
+    return row

@@ -66,14 +66,14 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in (options[: options.index("--")] if "--" in options else options)
 
 
-def say(text: str) -> None:
+def say(text: str, end: str = "\n") -> None:
     """Prints a result to stdout. Exits quietly if the reader, such as `head`, has closed the pipe.
 
     Raises:
       MissingError: Stdout cannot be written, as on a full disk.
     """
     try:
-        print(text, flush=True)
+        print(text, end=end, flush=True)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None

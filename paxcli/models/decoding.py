@@ -2,169 +2,199 @@
 
 from __future__ import annotations
 
-import dataclasses
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
-from paxcli.config.configurable import Configurable
-from paxcli.config.facts import check_fields
-from paxcli.config.fields import NonNegativeFloat, PositiveFraction, PositiveInt
 from paxcli.layers.base import Cache
 from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel
+from paxcli.models.sampling import Sampling, choose
 
-PROMPTS_AT_ONCE = 16  # batch size of decoding
-STATIC_ARGNAMES = ("model", "max_tokens", "eos_id", "sampling")
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling(Configurable):
-    """How the next token is chosen.
-
-    Attributes:
-      temperature: Divides the logits; 0 = greedy decoding.
-      top_k: Only the k most likely tokens; None = all.
-      top_p: Only the most likely tokens that together have this probability (nucleus sampling); None = all.
-    """
-
-    temperature: NonNegativeFloat = 0.0
-    top_k: PositiveInt | None = None
-    top_p: PositiveFraction | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+PROMPTS_AT_ONCE = 16  # batch size of the decode step that `pax compile` compiles
 
 
-class Generated(NamedTuple):
-    """What `generate` returns.
+class DecodeState(NamedTuple):
+    """Sequences between two tokens. A row of zeros is a free slot.
 
     Attributes:
-      ids: Prompt and continuation, [B, P + max_tokens], 0 after the end.
+      ids: Prompt and continuation, [B, S], 0 after the end.
       log_probs: Log-probability of each token given those before it; 0 at position 0 and after the end.
       lengths: Tokens of prompt and continuation, the end token included, [B].
-      ended: Whether the end token was generated, [B].
+      ended: Whether an end token was generated, [B].
+      starts: Tokens of the prompts, [B].
+      limits: Tokens of prompt and continuation at the most, [B].
+      temperatures: [B].
+      numbers: The sequence's number, which seeds its sampling: it does not depend on the other rows, [B].
+      logits: Of the next token, [B, V] float32.
+      cache: The decode cache.
     """
 
     ids: Int[jax.Array, "B S"]
     log_probs: Float[jax.Array, "B S"]
     lengths: Int[jax.Array, " B"]
     ended: Bool[jax.Array, " B"]
+    starts: Int[jax.Array, " B"]
+    limits: Int[jax.Array, " B"]
+    temperatures: Float[jax.Array, " B"]
+    numbers: Int[jax.Array, " B"]
+    logits: Float[jax.Array, "B V"]
+    cache: Cache
 
-
-def choose(logits: Float[jax.Array, "B V"], key: jax.Array, sampling: Sampling) -> Int[jax.Array, " B"]:
-    """The next token of each row."""
-    if sampling.temperature == 0:
-        return jnp.argmax(logits, axis=-1)
-    logits = logits / sampling.temperature
-    if sampling.top_k is not None:
-        kth = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
-        logits = jnp.where(logits >= kth, logits, -jnp.inf)
-    if sampling.top_p is not None:
-        descending = jnp.sort(logits, axis=-1)[:, ::-1]
-        probabilities = jax.nn.softmax(descending, axis=-1)
-        before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        # The first token that reaches top_p is still included.
-        threshold = jnp.min(jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits >= threshold, logits, -jnp.inf)
-    return jax.random.categorical(key, logits, axis=-1)
+    @property
+    def done(self) -> Bool[jax.Array, " B"]:
+        """Whether a sequence has ended or reached its limit."""
+        return self.ended | (self.lengths >= self.limits)
 
 
 def generate(
-    model: CausalModel,
+    model: DecodingModel,
     params: dict,
-    prompts: Int[jax.Array, "B P"],
-    prompt_lengths: Int[jax.Array, " B"],
+    ids: Int[jax.Array, "B P"],
+    lengths: Int[jax.Array, " B"],
     key: jax.Array,
     max_tokens: int,
-    eos_id: int | None,
+    eos_ids: tuple[int, ...],
     sampling: Sampling,
-) -> Generated:
-    """Continues prompts, right-padded to P, by up to `max_tokens` tokens, or until `eos_id`."""
-    cache = model.init_cache(len(prompts), prompts.shape[1] + max_tokens)
-    return _decode(model, params, prompts, prompt_lengths, cache, key, max_tokens, eos_id, sampling)
+    bos_id: int = 0,
+) -> DecodeState:
+    """Continues prompts, or generates the targets of sources, right-padded to P, until one of `eos_ids`.
+
+    Returns:
+      The sequences, of up to P + `max_tokens` tokens, or 1 + `max_tokens` in a target; the cache is None.
+    """
+    size, numbers = max_tokens + (1 if isinstance(model, Seq2SeqModel) else ids.shape[1]), jnp.arange(len(ids))
+    state = prefill(model, params, ids, lengths, max_tokens, sampling.temperature, numbers, size, bos_id)
+    return advance(model, params, state, key, max_tokens, eos_ids, sampling)._replace(cache=None)
 
 
 def jit_generate() -> jax.stages.Wrapped:
     """`generate`, jitted with the arguments that are part of the program as static ones."""
-    return jax.jit(generate, static_argnames=STATIC_ARGNAMES)
+    return jax.jit(generate, static_argnames=("model", "max_tokens", "eos_ids", "sampling"))
 
 
-def transduce(
-    model: Seq2SeqModel,
-    params: dict,
-    source_ids: Int[jax.Array, "B S"],
-    source_segment_ids: Int[jax.Array, "B S"],
-    max_tokens: int,
-    bos_id: int,
-    eos_id: int | None,
-    sampling: Sampling = Sampling(),
-    key: jax.Array | None = None,
-) -> Generated:
-    """Generates the target of each source: `bos_id`, then up to `max_tokens` tokens, or until `eos_id`."""
-    cache = model.apply({"params": params}, source_ids, source_segment_ids, max_tokens + 1, method="encode_source")
-    batch = len(source_ids)
-    starts, lengths = jnp.full((batch, 1), bos_id, jnp.int32), jnp.ones(batch, jnp.int32)
-    key = jax.random.key(0) if key is None else key
-    return _decode(model, params, starts, lengths, cache, key, max_tokens, eos_id, sampling)
-
-
-def _decode(
+def prefill(
     model: DecodingModel,
     params: dict,
-    prompts: Int[jax.Array, "B P"],
-    prompt_lengths: Int[jax.Array, " B"],
-    cache: Cache,
-    key: jax.Array,
-    max_tokens: int,
-    eos_id: int | None,
-    sampling: Sampling,
-) -> Generated:
-    """The decode loop: prefills the cache with the prompts, then generates token by token."""
-    batch, prompt_size = prompts.shape
-    size = prompt_size + max_tokens
-    rows = jnp.arange(batch)
+    ids: Int[jax.Array, "B P"],
+    lengths: Int[jax.Array, " B"],
+    max_tokens: int | Int[jax.Array, " B"],
+    temperatures: float | jax.Array,
+    numbers: Int[jax.Array, " B"],
+    size: int,
+    bos_id: int = 0,
+) -> DecodeState:
+    """Runs prompts, right-padded to P, in one pass; or encodes sources, whose targets start with `bos_id`.
 
-    def extend(ids, positions, cache):
-        segment_ids = jnp.ones_like(ids)
-        logits, cache = model.apply({"params": params}, ids, segment_ids, positions, cache, method="extend")
-        return logits.astype(jnp.float32), cache
-
-    positions = jnp.broadcast_to(jnp.arange(prompt_size), prompts.shape)
-    logits, cache = extend(prompts, positions, cache)
-    in_prompt = positions < prompt_lengths[:, None]
-    prompt_log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), prompts[:, 1:, None], axis=-1)[..., 0]
-
-    def pad(prompt_part, offset):
-        return jnp.pad(prompt_part, ((0, 0), (offset, max_tokens)))
-
-    start = (
-        0,
-        pad(jnp.where(in_prompt, prompts, 0), 0),
-        pad(jnp.where(in_prompt[:, 1:], prompt_log_probs, 0.0), 1),
-        prompt_lengths,
-        jnp.zeros(batch, bool),
-        logits[rows, prompt_lengths - 1],
-        cache,
+    Args:
+      model: The model.
+      params: Its parameters.
+      ids: Prompts or sources.
+      lengths: Tokens of each.
+      max_tokens: The most tokens to generate.
+      temperatures: Temperatures.
+      numbers: Numbers of the sequences.
+      size: S, of the cache too.
+      bos_id: The first token of a target.
+    """
+    in_prompt = jnp.arange(ids.shape[1]) < lengths[:, None]
+    if isinstance(model, Seq2SeqModel):
+        cache = model.apply({"params": params}, ids, in_prompt.astype(jnp.int32), size, method="encode_source")
+        ids, lengths = jnp.full((len(ids), 1), bos_id, jnp.int32), jnp.ones(len(ids), jnp.int32)
+        in_prompt = jnp.ones_like(ids, bool)
+    else:
+        assert isinstance(model, CausalModel)
+        cache = model.init_cache(len(ids), size)
+    batch, width = ids.shape
+    logits, cache = extend(model, params, ids, jnp.broadcast_to(jnp.arange(width), ids.shape), cache)
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), ids[:, 1:, None], axis=-1)[..., 0]
+    log_probs = jnp.where(in_prompt[:, 1:], log_probs, 0.0)
+    return DecodeState(
+        ids=jnp.pad(jnp.where(in_prompt, ids, 0), ((0, 0), (0, size - width))),
+        log_probs=jnp.pad(log_probs, ((0, 0), (1, size - width))),
+        lengths=lengths,
+        ended=jnp.zeros(batch, bool),
+        starts=lengths,
+        limits=lengths + max_tokens,
+        temperatures=jnp.broadcast_to(jnp.float32(temperatures), (batch,)),
+        numbers=numbers,
+        logits=logits[jnp.arange(batch), lengths - 1],
+        cache=cache,
     )
 
-    def is_unfinished(carry):
-        step, ended = carry[0], carry[4]
-        return (step < max_tokens) & ~jnp.all(ended)
 
-    def next_token(carry):
-        step, ids, log_probs, lengths, ended, logits, cache = carry
-        token = choose(logits, jax.random.fold_in(key, step), sampling)
-        log_prob = jax.nn.log_softmax(logits)[rows, token]
-        # An ended row rewrites the 0 after its end.
-        at = jnp.minimum(lengths, size - 1)
-        ids = ids.at[rows, at].set(jnp.where(ended, ids[rows, at], token))
-        log_probs = log_probs.at[rows, at].set(jnp.where(ended, log_probs[rows, at], log_prob))
-        next_logits, cache = extend(token[:, None], at[:, None], cache)
-        lengths = lengths + ~ended
-        ended = ended | (token == eos_id) if eos_id is not None else ended
-        return step + 1, ids, log_probs, lengths, ended, next_logits[:, 0], cache
+def advance(
+    model: DecodingModel,
+    params: dict,
+    state: DecodeState,
+    key: jax.Array,
+    steps: int | Int[jax.Array, ""],
+    eos_ids: tuple[int, ...],
+    sampling: Sampling,
+) -> DecodeState:
+    """Generates up to `steps` tokens of each sequence; returns early when all are done."""
+    rows, size = jnp.arange(len(state.ids)), state.ids.shape[1]
+    row_keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(state.numbers)
 
-    _, ids, log_probs, lengths, ended, _, _ = jax.lax.while_loop(is_unfinished, next_token, start)
-    return Generated(ids, log_probs, lengths, ended)
+    def is_unfinished(carry: tuple[Any, DecodeState]) -> jax.Array:
+        step, state = carry
+        return (step < steps) & ~jnp.all(state.done)
+
+    def next_token(carry: tuple[Any, DecodeState]) -> tuple[Any, DecodeState]:
+        step, state = carry
+        is_early = state.lengths - state.starts < sampling.min_tokens
+        logits = exclude(state.logits, is_early, eos_ids) if sampling.min_tokens else state.logits
+        token = choose(logits, jax.vmap(jax.random.fold_in)(row_keys, state.lengths), state.temperatures, sampling)
+        log_prob = jax.nn.log_softmax(state.logits)[rows, token]
+        # A row that is done rewrites what it has.
+        at, done = jnp.minimum(state.lengths, size - 1), state.done
+        ids = state.ids.at[rows, at].set(jnp.where(done, state.ids[rows, at], token))
+        log_probs = state.log_probs.at[rows, at].set(jnp.where(done, state.log_probs[rows, at], log_prob))
+        next_logits, cache = extend(model, params, token[:, None], at[:, None], state.cache)
+        return step + 1, state._replace(
+            ids=ids,
+            log_probs=log_probs,
+            lengths=state.lengths + ~done,
+            ended=state.ended | (~done & jnp.isin(token, jnp.array(eos_ids, jnp.int32))),
+            logits=next_logits[:, 0],
+            cache=cache,
+        )
+
+    return jax.lax.while_loop(is_unfinished, next_token, (0, state))[1]
+
+
+def extend(
+    model: DecodingModel, params: dict, ids: jax.Array, positions: jax.Array, cache: Cache
+) -> tuple[Float[jax.Array, "B T V"], Cache]:
+    """`DecodingModel.extend` with these parameters; float32 logits."""
+    logits, cache = model.apply({"params": params}, ids, jnp.ones_like(ids), positions, cache, method="extend")
+    return logits.astype(jnp.float32), cache
+
+
+def exclude(logits: Float[jax.Array, "... V"], where: jax.Array, ids: tuple[int, ...]) -> jax.Array:
+    """Gives `ids` the logit -inf where `where` [...] holds."""
+    is_excluded = jnp.zeros(logits.shape[-1], bool).at[jnp.array(ids, jnp.int32)].set(True)
+    return jnp.where(where[..., None] & is_excluded, -jnp.inf, logits)
+
+
+def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], axes: Any) -> DecodeState:
+    """Puts the rows of `new` into `slots` of `state`; those beyond the last are dropped. `axes`: of the cache."""
+
+    def replace(old: jax.Array, rows: jax.Array, axis: int = 0) -> jax.Array:
+        return old.at[(*(slice(None),) * axis, slots)].set(rows, mode="drop")
+
+    columns = map(replace, state[:-1], new[:-1])
+    return DecodeState(*columns, cache=jax.tree.map(replace, state.cache, new.cache, axes))
+
+
+def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:
+    """The axis of rows in each array of the decode cache that `prefill` returns."""
+
+    def cache_of(rows: int) -> Cache:
+        ids, one = jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
+        return prefill(model, params, ids, one, one, one, one, size).cache
+
+    small, large = (jax.eval_shape(functools.partial(cache_of, rows)) for rows in (1, 2))
+    return jax.tree.map(lambda a, b: [m != n for m, n in zip(a.shape, b.shape, strict=True)].index(True), small, large)

@@ -137,20 +137,27 @@ class LanguageModel(TransformerLm, CausalModel):
         return self.dpo is not None and self.lora is None
 
     def loss_and_metrics(
-        self, params: dict, batch: NestedMap, key: jax.Array | None = None, fp8: Any = None
+        self,
+        params: dict,
+        batch: NestedMap,
+        key: jax.Array | None = None,
+        fp8: Any = None,
+        with_activations: bool = False,
     ) -> tuple[WeightedScalars, NestedMap]:
         if self.dpo is None or (REJECTED not in batch and key is None):
-            return super().loss_and_metrics(params, batch, key, fp8)
+            return super().loss_and_metrics(params, batch, key, fp8, with_activations)
         if REJECTED not in batch:
             raise ConfigError("`task.model.dpo` trains on preference pairs.", "Set `train_input` to a PreferenceInput.")
         rows, reference = interleave_pairs(batch), self.clone(dpo=None, lora=None)
         start = jax.lax.stop_gradient(params.get(REFERENCE, params))
-        scores, expected = (
-            model.loss_and_metrics(of_model, rows, *rest)[1].scores.reshape(-1, 2)
-            for model, of_model, *rest in ((self.clone(dpo=None), params, key, fp8), (reference, start))
-        )
+        _, examples = self.clone(dpo=None).loss_and_metrics(params, rows, key, fp8, with_activations)
+        _, of_reference = reference.loss_and_metrics(start, rows)
+        scores, expected = (found.scores.reshape(-1, 2) for found in (examples, of_reference))
         has_loss = jnp.any(batch.weights > 0, axis=1).astype(jnp.float32)
-        return self.dpo.metrics(scores, expected, has_loss), NestedMap(scores=scores[:, 0] - scores[:, 1])
+        found = NestedMap(scores=scores[:, 0] - scores[:, 1])
+        if with_activations:
+            found.activations = examples.activations
+        return self.dpo.metrics(scores, expected, has_loss), found
 
     @nn.nowrap
     def step_flops(self, spec: NestedMap) -> Flops | None:

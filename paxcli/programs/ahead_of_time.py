@@ -21,7 +21,8 @@ from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import set_libtpu_arguments
 from paxcli.metrics.peaks import mfu
 from paxcli.models.base import CausalModel, Model
-from paxcli.models.decoding import PROMPTS_AT_ONCE, Sampling, jit_generate
+from paxcli.models.decoding import PROMPTS_AT_ONCE, jit_generate
+from paxcli.models.sampling import Sampling
 from paxcli.nested_map import num_rows
 from paxcli.programs.collectives import Interconnect, count_collectives, find_all_gathers
 from paxcli.programs.executable import save_executable
@@ -150,7 +151,7 @@ def _lower(session: Session, step: Step) -> jax.stages.Lowered:
     prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), jnp.int32)
     lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    settings = {"max_tokens": half, "eos_id": None, "sampling": Sampling()}
+    settings = {"max_tokens": half, "eos_ids": (), "sampling": Sampling()}
     return jit_generate().lower(model, placed, prompts, lengths, key, **settings)
 
 

@@ -2,90 +2,81 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from paxcli.errors import ConfigError
+from paxcli.config.facts import check_fields
+from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, Tokens
+from paxcli.errors import ConfigError, did_you_mean
 from paxcli.inputs.base_input import BaseInput
 from paxcli.models.base import CausalModel, DecodingModel, Model, Seq2SeqModel
-from paxcli.models.decoding import (
-    PROMPTS_AT_ONCE,
-    STATIC_ARGNAMES,
-    Generated,
-    Sampling,
-    jit_generate,
-    transduce,
-)
-from paxcli.nested_map import NestedMap
-from paxcli.training.session import Session
+from paxcli.models.beam_search import BeamSearch
+from paxcli.models.sampling import Decoding, Sampling
+from paxcli.training.continuous_batching import Answer, Generator, Request
+
+_MAX_TOKENS = 128
+
+# Receives text while it is generated: number and text of the prompt, the text so far, whether it is complete.
+OnText = Callable[[int, str, str, bool], None]
 
 
-def decode(
-    session: Session, params: dict, prompts: Sequence[str], max_tokens: int, sampling: Sampling, seed: int
-) -> list[dict[str, Any]]:
-    """Continues prompts.
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt, with settings of its own.
 
-    Returns:
-      For each prompt: `prompt`, `text`, `ids`, `log_probs` (all three of the continuation) and `finish_reason`:
-      `eos` or `length`.
+    Attributes:
+      prompt: Its text; None = `ids`.
+      ids: Its tokens, instead of the text.
+      continuation: Text after it whose log-probabilities are computed; nothing is generated.
+      max_tokens: The most tokens to generate; None = as for all prompts.
+      temperature: Temperature; None = as for all prompts.
+    """
+
+    prompt: str | None = None
+    ids: list[NonNegativeInt] | None = None
+    continuation: str | None = None
+    max_tokens: Tokens | None = None
+    temperature: NonNegativeFloat | None = None
+
+
+def parse_prompt(row: str | Mapping[str, Any]) -> Prompt:
+    """A prompt from its text, or from the fields of `Prompt`.
 
     Raises:
-      ConfigError: The model does not continue prompts, the input has no tokenizer, or a prompt is too long.
+      ConfigError: A field is unknown or has a wrong value, or there are not either a text or ids.
     """
-    check_continues_prompts(session.experiment.task.model)
-    tokenizer = tokenizer_of(session.experiment.train_input)
-    bos = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
-    encoded = [np.concatenate([bos, tokenizer.encode(prompt)]).astype(np.int32) for prompt in prompts]
-    decoder = _Decoder(session, params, max_tokens, tokenizer.eos_id, sampling, seed)
-    for prompt, ids in zip(prompts, encoded, strict=True):
-        decoder.check_length(prompt, len(ids))
-    answers = decoder.continue_prompts(encoded)
-    return [_readable(prompt, answer, tokenizer) for prompt, answer in zip(prompts, answers, strict=True)]
+    kinds = {"prompt": str, "ids": list, "continuation": str, "max_tokens": int, "temperature": int | float}
+    fields: dict[str, Any] = {"prompt": row} if isinstance(row, str) else dict(row)
+    for name, value in fields.items():
+        if name not in kinds:
+            raise ConfigError(f"A prompt has the unknown field `{name}`.", did_you_mean(name, kinds))
+        is_wrong = any(type(one) is not int for one in value) if isinstance(value, list) else isinstance(value, bool)
+        if is_wrong or not isinstance(value, kinds[name]):
+            raise ConfigError(f"`{name}` of a prompt is {value!r}.", "See the documentation of `pax decode`.")
+    temperature = fields.pop("temperature", None)
+    found = Prompt(**fields, temperature=None if temperature is None else float(temperature))
+    check_fields(found, "A prompt's ")
+    if (found.prompt is None) == (found.ids is None):
+        raise ConfigError("A prompt has both or neither of `prompt` and `ids`.", "Give it one of them.")
+    return found
 
 
-def decode_data(
-    session: Session, params: dict, source: BaseInput, max_tokens: int, sampling: Sampling, seed: int
-) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Decodes an epoch of examples: continues their inputs, or generates the targets of their sources.
-
-    Returns:
-      For each example what `decode` returns, with `input` and `example_id`; and the input's metrics of the outputs.
+def override(decoding: Decoding, **values: Any) -> Decoding:
+    """The recipe's settings with those of `values` that are not None.
 
     Raises:
-      ConfigError: The model has no decode, the examples have no inputs, or one is too long.
+      ConfigError: A value is out of range, or its field belongs to another method.
     """
-    check_decodes(session.experiment.task.model)
-    tokenizer, metrics = tokenizer_of(source), source.example_metrics("predictions")
-    decoder = _Decoder(session, params, max_tokens, tokenizer.eos_id, sampling, seed)
-    outputs, answered = [], {}
-    for batch in source.eval_batches():
-        numbers = batch.example_id
-        if isinstance(decoder.model, Seq2SeqModel):
-            is_token = batch.source_segment_ids > 0
-            prompts = [row[here] for row, here in zip(batch.source_ids, is_token, strict=True)]
-            texts = source.ids_to_strings(batch.source_ids, [len(prompt) for prompt in prompts], "source_ids")
-            answers = decoder.transduce_batch(batch, tokenizer.bos_id)
-        elif "inputs_indicator" in batch:
-            counts = batch.inputs_indicator.sum(axis=1)
-            prompts = [row[: max(count, 1)] for row, count in zip(batch.ids, counts, strict=True)]
-            texts = source.ids_to_strings(batch.ids, [len(prompt) for prompt in prompts])
-            decoder.check_length(f"example {numbers[np.argmax(counts)]}", max(map(len, prompts)))
-            answers = decoder.continue_prompts(prompts, batch.ids.shape[1])
-        else:
-            raise ConfigError(
-                f"Input `{source.name}` has no inputs to continue.",
-                "Set the lengths of both `inputs` and `targets` in its task_feature_lengths.",
-            )
-        for number, text, answer in zip(numbers.tolist(), texts, answers, strict=True):
-            if number >= 0:
-                readable = _readable(text, answer, tokenizer)
-                outputs.append(readable | {"input": source.name, "example_id": number})
-                answered[number] = readable["ids"]
-    return outputs, metrics(answered) if metrics is not None else {}
+    given = {name: value for name, value in values.items() if value is not None}
+    names = [field.name for field in dataclasses.fields(decoding)]
+    for name in given.keys() - set(names):
+        raise ConfigError(f"{type(decoding).__name__} has no `{name}`.", f"It has: {', '.join(names)}.")
+    if "temperature" in given:
+        given["temperature"] = float(given["temperature"])
+    return dataclasses.replace(decoding, **given)
 
 
 def check_decodes(model: Model) -> None:
@@ -122,78 +113,169 @@ def tokenizer_of(source: BaseInput) -> Any:
     return tokenizer
 
 
-# The generated ids, the log-probability of each, and whether the last one is the end token.
-_Answer = tuple[np.ndarray, np.ndarray, bool]
+class Decoder:
+    """A decoding model that reads and writes text.
 
+    Args:
+      model: The model.
+      params: Its parameters.
+      tokenizer: The tokenizer.
+      decoding: How to generate.
+      seed: Seed of sampling.
 
-class _Decoder:
-    """A decoding model with its parameters and settings; compiles once per shape of its inputs."""
+    Raises:
+      ConfigError: The model has no decode, or an end token is outside its vocabulary.
+    """
 
-    def __init__(
-        self, session: Session, params: dict, max_tokens: int, eos_id: int | None, sampling: Sampling, seed: int
-    ):
-        self.model: Any = session.experiment.task.model
-        self._params = self.model.cast(params)
-        self._settings = {"max_tokens": max_tokens, "eos_id": eos_id, "sampling": sampling}
-        self._key, self._batches = jax.random.key(seed), 0
-        self._generate = jit_generate()
-        self._transduce = jax.jit(transduce, static_argnames=(*STATIC_ARGNAMES, "bos_id"))
+    def __init__(self, model: Model, params: dict, tokenizer: Any, decoding: Decoding, seed: int):
+        check_decodes(model)
+        assert isinstance(model, DecodingModel)
+        self._model, self._tokenizer, self._decoding = model, tokenizer, decoding
+        eos_ids = (tokenizer.eos_id,) if decoding.eos_ids is None else decoding.eos_ids
+        self._check_vocabulary("`decoding.eos_ids`", eos_ids)
+        self._generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0, seed)
 
-    def check_length(self, prompt: str, length: int) -> None:
-        """Raises ConfigError for a prompt that is empty, or too long to generate `max_tokens` after it."""
-        max_tokens, limit = self._settings["max_tokens"], self.model.max_decode_len
+    def continue_prompts(self, prompts: Sequence[Prompt], on_text: OnText | None = None) -> list[dict[str, Any]]:
+        """Continues prompts.
+
+        Args:
+          prompts: The prompts.
+          on_text: Receives the text token by token, if there is one sample of each prompt, without beam search.
+
+        Returns:
+          For each prompt and sample: `prompt`, `text`, `ids`, `log_probs` (all three of the continuation), `score` and
+          `finish_reason`: `eos`, `stop`, `length`, or `given` for a given continuation.
+
+        Raises:
+          ConfigError: The model does not continue prompts, or a prompt is too long or has unknown ids.
+        """
+        check_continues_prompts(self._model)
+        requests = [self._request(prompt, number) for number, prompt in enumerate(prompts)]
+        texts = [self._tokenizer.decode(np.array(one.ids)) if one.prompt is None else one.prompt for one in prompts]
+
+        def watch(index: int, ids: np.ndarray, is_done: bool) -> int | None:
+            cut = self._stop_at(ids)
+            if on_text is not None and self._decoding.num_samples == 1:
+                on_text(index, texts[index], self._text(ids), is_done or cut is not None)
+            return cut
+
+        answers = self._generator.answer(requests, watch, *([] if on_text is None else [1]))
+        return [self._readable(text, one) for text, samples in zip(texts, answers, strict=True) for one in samples]
+
+    def decode_data(self, source: BaseInput) -> tuple[list[dict[str, Any]], dict[str, float]]:
+        """Decodes an epoch of examples: continues their inputs, or generates the targets of their sources.
+
+        Returns:
+          For each example and sample what `continue_prompts` returns, with `input` and `example_id`; and the input's
+          metrics of the best samples.
+
+        Raises:
+          ConfigError: The examples have no inputs, or one leaves no room for its targets.
+        """
+        examples, metrics = self._examples(source), source.example_metrics("predictions")
+        requests = [request for _, request in examples.values()]
+        answers = self._generator.answer(requests, lambda _, ids, is_done: self._stop_at(ids))
+        outputs, best = [], {}
+        for (number, (text, _)), samples in zip(examples.items(), answers, strict=True):
+            readable = [self._readable(text, one) | {"input": source.name, "example_id": number} for one in samples]
+            outputs += readable
+            best[number] = readable[0]["ids"]
+        return outputs, metrics(best) if metrics is not None else {}
+
+    def _examples(self, source: BaseInput) -> dict[int, tuple[str, Request]]:
+        """Example number → text and request."""
+        found, is_target = {}, isinstance(self._model, Seq2SeqModel)
+        for batch in source.eval_batches():
+            if not is_target and "inputs_indicator" not in batch:
+                raise ConfigError(
+                    f"Input `{source.name}` has no inputs to continue.",
+                    "Set the lengths of both `inputs` and `targets` in its task_feature_lengths.",
+                )
+            key, is_prompt = ("source_ids", batch.source_segment_ids) if is_target else ("ids", batch.inputs_indicator)
+            lengths = np.maximum((is_prompt > 0).sum(axis=1), 1).tolist()
+            texts = source.ids_to_strings(batch[key], lengths, key)
+            for number, ids, length, text in zip(batch.example_id.tolist(), batch[key], lengths, texts, strict=True):
+                start = 1 if is_target else length
+                fit = self._check_length(f"Example {number}", start, 1)
+                tokens = min(self._decoding.max_tokens or fit, fit)
+                found[number] = text, Request(ids[:length], start, tokens, self._temperature, number)
+        return {number: one for number, one in found.items() if number >= 0}
+
+    def _request(self, prompt: Prompt, number: int) -> Request:
+        if isinstance(self._decoding, BeamSearch) and (prompt.continuation, prompt.temperature) != (None, None):
+            raise ConfigError(
+                "With beam search, a prompt has no `continuation` or `temperature` of its own.",
+                "Set `decoding` to Sampling.",
+            )
+        encode, bos = self._tokenizer.encode, [] if self._tokenizer.bos_id is None else [self._tokenizer.bos_id]
+        ids = np.concatenate([bos, encode(prompt.prompt)]) if prompt.ids is None else np.array(prompt.ids)
+        shown = repr(prompt.prompt or prompt.ids)
+        shown = f"Prompt {shown if len(shown) <= 40 else shown[:38] + '…'}"
+        if prompt.continuation is not None:
+            given = np.concatenate([ids, encode(prompt.continuation)])
+            self._check_vocabulary(shown, given)
+            self._check_length(shown, len(given), 0)
+            return Request(given.astype(np.int32), len(ids), 0, 0.0, number)
+        self._check_vocabulary(shown, ids)
+        wanted = prompt.max_tokens or self._decoding.max_tokens
+        fit = self._check_length(shown, len(ids), wanted or 1)
+        temperature = self._temperature if prompt.temperature is None else prompt.temperature
+        return Request(ids.astype(np.int32), len(ids), wanted or min(_MAX_TOKENS, fit), temperature, number)
+
+    @property
+    def _temperature(self) -> float:
+        return self._decoding.temperature if isinstance(self._decoding, Sampling) else 0.0
+
+    def _check_length(self, name: str, length: int, max_tokens: int) -> int:
+        """The number of tokens that fit after a prompt of this length.
+
+        Raises:
+          ConfigError: It is empty, or `max_tokens` do not fit.
+        """
+        fit = self._model.max_decode_len - length
         if length == 0:
             raise ConfigError("A prompt is empty, and the tokenizer has no BOS token.", "Give a prompt with text.")
-        if length + max_tokens > limit:
-            shown = prompt if len(prompt) <= 40 else prompt[:37] + "…"
+        if max_tokens > fit:
             raise ConfigError(
-                f"Prompt {shown!r} has {length} tokens; with {max_tokens} more it is longer than max_seq_len={limit}.",
-                f"Shorten it, or give `--max-tokens {max(limit - length, 1)}`.",
+                f"{name} has {length} tokens; with {max_tokens} more it is longer than "
+                f"max_seq_len={self._model.max_decode_len}.",
+                f"Shorten it, or give `--max-tokens {fit}`." if fit > 0 else "Shorten it.",
             )
+        return fit
 
-    def continue_prompts(self, prompts: Sequence[np.ndarray], size: int | None = None) -> Iterator[_Answer]:
-        """Continuations of prompts, each an array of ids; `size`: the length to pad them to."""
-        for start in range(0, len(prompts), PROMPTS_AT_ONCE):
-            rows = prompts[start : start + PROMPTS_AT_ONCE]
-            width = size or max(map(len, rows))
-            padded = jnp.asarray(np.stack([np.pad(row, (0, width - len(row))) for row in rows]))
-            lengths = np.array([len(row) for row in rows], np.int32)
-            result = self._generate(
-                self.model, self._params, padded, jnp.asarray(lengths), self._next_key(), **self._settings
-            )
-            yield from _answers(result, lengths)
+    def _check_vocabulary(self, name: str, ids: Sequence[int] | np.ndarray) -> None:
+        size, largest = self._model.input_sizes.vocab_size, max(ids, default=0)
+        if size is not None and largest >= size:
+            raise ConfigError(f"{name} has id {largest}, but the model's vocab_size is {size}.", "Use smaller ids.")
 
-    def transduce_batch(self, batch: NestedMap, bos_id: int | None) -> Iterator[_Answer]:
-        """Targets generated for a batch's sources."""
-        limit = self.model.max_decode_len
-        if self._settings["max_tokens"] >= limit:
-            raise ConfigError(f"Targets have at most {limit} tokens.", f"Give `--max-tokens {limit - 1}` or fewer.")
-        sources = jnp.asarray(batch.source_ids), jnp.asarray(batch.source_segment_ids)
-        result = self._transduce(
-            self.model, self._params, *sources, bos_id=bos_id or 0, key=self._next_key(), **self._settings
-        )
-        yield from _answers(result, np.ones(len(batch.source_ids), np.int32))
+    def _stop_at(self, ids: np.ndarray) -> int | None:
+        """The number of tokens whose text first has a stop text; None = it has none."""
+        if not self._has_stop(ids):
+            return None
+        return next(count for count in range(1, len(ids) + 1) if self._has_stop(ids[:count]))
 
-    def _next_key(self) -> jax.Array:
-        key = jax.random.fold_in(self._key, self._batches * PROMPTS_AT_ONCE)
-        self._batches += 1
-        return key
+    def _has_stop(self, ids: np.ndarray) -> bool:
+        text = self._tokenizer.decode(ids) if self._decoding.stop else ""
+        return any(stop in text for stop in self._decoding.stop)
 
+    def _cut(self, answer: Answer) -> Answer:
+        """An answer up to its first stop text; beam search and encoder-decoders generate beyond it."""
+        cut = self._stop_at(answer.ids)
+        if cut is None or answer.finish_reason == "given":
+            return answer
+        return answer._replace(ids=answer.ids[:cut], log_probs=answer.log_probs[:cut], finish_reason="stop")
 
-def _answers(result: Generated, lengths: np.ndarray) -> Iterator[_Answer]:
-    """The tokens after the first `lengths[i]` of each row i."""
-    ids, log_probs, ends, ended = map(np.asarray, result)
-    for row, length in enumerate(lengths):
-        answer = slice(int(length), int(ends[row]))
-        yield ids[row, answer], log_probs[row, answer], bool(ended[row])
+    def _text(self, ids: np.ndarray) -> str:
+        text = self._tokenizer.decode(ids)
+        return text[: min((text.index(stop) for stop in self._decoding.stop if stop in text), default=None)]
 
-
-def _readable(prompt: str, answer: _Answer, tokenizer: Any) -> dict[str, Any]:
-    ids, log_probs, ended = answer
-    return {
-        "prompt": prompt,
-        "text": tokenizer.decode(ids),
-        "ids": ids.tolist(),
-        "log_probs": [round(float(value), 6) for value in log_probs],
-        "finish_reason": "eos" if ended else "length",
-    }
+    def _readable(self, prompt: str, answer: Answer) -> dict[str, Any]:
+        answer = self._cut(answer)
+        return {
+            "prompt": prompt,
+            "text": self._text(answer.ids) if answer.finish_reason == "stop" else self._tokenizer.decode(answer.ids),
+            "ids": answer.ids.tolist(),
+            "log_probs": [round(float(value), 6) for value in answer.log_probs],
+            "score": round(answer.score, 6),
+            "finish_reason": answer.finish_reason,
+        }

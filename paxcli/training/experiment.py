@@ -17,6 +17,7 @@ from paxcli.inputs.base_input import BaseInput, Prompts
 from paxcli.layers.lora import ADAPTERS
 from paxcli.mesh.mesh import Mesh
 from paxcli.models.base import REFERENCE
+from paxcli.models.sampling import Decoding, Sampling
 from paxcli.training.task import SingleTask
 
 
@@ -29,6 +30,7 @@ class Experiment(Configurable):
       train_input: Batches to train on.
       eval_inputs: Data to evaluate on, each with a name.
       decode_inputs: Default prompts of `pax decode`: texts, or inputs, which may have metrics of their own.
+      decoding: How `pax decode` generates: `Sampling`, greedy by default, or `BeamSearch`.
       mesh: The device mesh.
       checkpoint: When to save checkpoints, and which to keep.
     """
@@ -37,6 +39,7 @@ class Experiment(Configurable):
     train_input: NotCompiled[BaseInput]
     eval_inputs: SafeOnResume[NotCompiled[list[BaseInput]]] = dataclasses.field(default_factory=list)
     decode_inputs: SafeOnResume[NotCompiled[list[Prompts | BaseInput]]] = dataclasses.field(default_factory=list)
+    decoding: SafeOnResume[NotCompiled[Decoding]] = part(Sampling)
     mesh: SafeOnResume[Mesh] = part(Mesh)
     checkpoint: SafeOnResume[NotCompiled[Checkpoint]] = part(Checkpoint)
 

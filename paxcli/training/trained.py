@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import fiddle as fdl
@@ -15,11 +15,18 @@ from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.warm_start import load_params
 from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, DataError, DivergedError
-from paxcli.inputs.base_input import Prompts
+from paxcli.inputs.base_input import BaseInput, Prompts
 from paxcli.log import log
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
-from paxcli.models.decoding import Sampling
-from paxcli.training.decode import check_decodes, decode, decode_data
+from paxcli.training.decode import (
+    Decoder,
+    OnText,
+    Prompt,
+    check_continues_prompts,
+    check_decodes,
+    override,
+    tokenizer_of,
+)
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment, data_of
 from paxcli.training.learner import Averaged
@@ -48,6 +55,7 @@ class TrainedRun:
     def __init__(self, session: Session, run_dir: RunDir):
         self._session, self._run_dir = session, run_dir
         self._held: tuple[int, dict] | None = None  # the parameters that were loaded last, and their step
+        self._last_decoder: tuple[Any, Decoder] | None = None
         self._has_evaluated = False
         self._store = CheckpointStore(run_dir.checkpoints)
         self._eval_step = make_eval_step(session.experiment.task)
@@ -88,10 +96,8 @@ class TrainedRun:
             for source in inputs:
                 source.reset()
         self._has_evaluated = True
-        combine = self._session.experiment.task.metrics
         with self._session.active():
-            params = self.params(step)
-            metrics = evaluate(self._eval_step, params, inputs, self._session.mesh, combine, self._score_step)
+            metrics = self._metrics(step, inputs)
         for name, values in metrics.items():
             if not math.isfinite(values.get("loss", 0.0)):
                 raise DivergedError(
@@ -119,47 +125,80 @@ class TrainedRun:
             time.sleep(_POLL_SECONDS)
 
     def continue_prompts(
-        self, step: int, prompts: Sequence[str], max_tokens: int, sampling: Sampling, seed: int
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        settings: Mapping[str, Any],
+        seed: int,
+        on_text: OnText | None = None,
     ) -> list[dict[str, Any]]:
-        """Continuations of prompts. Written to `decoded/` too."""
-        check_decodes(self._session.experiment.task.model)
+        """Continuations of prompts. Written to `decoded/` too.
+
+        Args:
+          step: The checkpoint.
+          prompts: The prompts.
+          settings: Fields of the recipe's `decoding` to replace; None = the recipe's value.
+          seed: Seed of sampling.
+          on_text: Receives the text while it is generated.
+        """
+        check_continues_prompts(self._session.experiment.task.model)
         with self._session.active():
-            outputs = decode(self._session, self.params(step), prompts, max_tokens, sampling, seed)
+            decoder = self._decoder(step, self._session.experiment.train_input, settings, seed)
+            outputs = decoder.continue_prompts(prompts, on_text)
         self._write_outputs(step, outputs)
         return outputs
 
     def answer_inputs(
-        self, step: int, max_tokens: int, sampling: Sampling, seed: int
+        self, step: int, settings: Mapping[str, Any], seed: int, on_text: OnText | None = None
     ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
         """Continuations of the recipe's decode inputs, and the inputs' own metrics. Written to `decoded/` too.
+
+        Inputs that have metrics of scores are evaluated as well, as by `evaluate`.
 
         Raises:
           ConfigError: The recipe has no decode input.
         """
-        check_decodes(self._session.experiment.task.model)
-        inputs = self._session.experiment.decode_inputs
-        prompts = [prompt for source in inputs if isinstance(source, Prompts) for prompt in source.prompts]
+        experiment = self._session.experiment
+        check_decodes(experiment.task.model)
+        inputs = experiment.decode_inputs
+        prompts = [Prompt(text) for source in inputs if isinstance(source, Prompts) for text in source.prompts]
         data, outputs, metrics = data_of(inputs), [], {}
         if not prompts and not data:
             raise ConfigError("There is no prompt.", 'Give one with `--prompt "…"`.')
         with self._session.active():
-            params = self.params(step)
             if prompts:
-                outputs += decode(self._session, params, prompts, max_tokens, sampling, seed)
+                decoder = self._decoder(step, experiment.train_input, settings, seed)
+                outputs += decoder.continue_prompts(prompts, on_text)
             for source in data:
-                found, values = decode_data(self._session, params, source, max_tokens, sampling, seed)
+                found, values = self._decoder(step, source, settings, seed).decode_data(source)
                 outputs += found
+                if source.example_metrics("scores") is not None:
+                    values = self._metrics(step, [source])[str(source.name)] | values
                 metrics |= {str(source.name): values} if values else {}
         self._write_outputs(step, outputs)
         self._write_metrics("decoded", step, metrics)
         return outputs, metrics
 
+    def _decoder(self, step: int, source: BaseInput, settings: Mapping[str, Any], seed: int) -> Decoder:
+        """A decoder with the tokenizer of `source`. The last one is kept, with what it has compiled."""
+        experiment, params = self._session.experiment, self.params(step)
+        decoding = override(experiment.decoding, **settings)
+        key = (step, id(source), decoding, seed)
+        if self._last_decoder is None or self._last_decoder[0] != key:
+            decoder = Decoder(experiment.task.model, params, tokenizer_of(source), decoding, seed)
+            self._last_decoder = key, decoder
+        return self._last_decoder[1]
+
     def params(self, step: int) -> dict:
         """The parameters to evaluate: their moving averages, if the recipe keeps them. The last ones stay loaded."""
         if self._held is None or self._held[0] != step:
-            self._held = None  # frees the memory first
+            self._held = self._last_decoder = None  # frees the memory first
             self._held = step, self._load(step)
         return self._held[1]
+
+    def _metrics(self, step: int, inputs: Sequence[BaseInput]) -> dict[str, dict[str, float]]:
+        combine, mesh = self._session.experiment.task.metrics, self._session.mesh
+        return evaluate(self._eval_step, self.params(step), inputs, mesh, combine, self._score_step)
 
     def _load(self, step: int) -> dict:
         learner, abstract = self._session.experiment.task.train.learner, self._session.abstract

@@ -14,7 +14,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.init import Gaussian
 from paxcli.layers.patterned_stack import PatternedStack
-from paxcli.models.decoding import Sampling
+from paxcli.models.sampling import Sampling
 from paxcli.optim.schedules import LinearRampupCosineDecay
 from paxcli.training.learner import Learner
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import io
 import json
@@ -40,8 +41,30 @@ def likelihood(targets: list[str], scores: list[float]) -> dict[str, float]:
     return {"mean_score": sum(scores) / len(scores), "by_place": sum(i * s for i, s in enumerate(scores)) / 1e4}
 
 
+def questions(split: str, shuffle_files: bool, seed: int | None = None) -> Any:
+    """Sums of unequal length as text, such as `3 + 16 =` and its answer, ` Nineteen: 19 `."""
+    words = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
+    numbers = [(7 * i % 23, i) for i in range(10)]
+    rows = {
+        "inputs": [f"{a} + {b} =" for a, b in numbers],
+        "targets": [f" {words[(a + b) % 10]}: {a + b} " for a, b in numbers],
+    }
+    return load("tensorflow").data.Dataset.from_tensor_slices(rows)
+
+
+def likeness(targets: list[str], predictions: list[str]) -> dict[str, float]:
+    """A prediction metric of texts: the share of equal characters, weighted by place."""
+    shares = [difflib.SequenceMatcher(None, *pair).ratio() for pair in zip(targets, predictions, strict=True)]
+    return {"likeness": sum(i * share for i, share in enumerate(shares))}
+
+
+def stripped(text: str, example: Any = None, is_target: bool = False) -> str:
+    """A postprocessor: what the metrics compare."""
+    return text.strip().lower() if is_target else text.strip()
+
+
 def register() -> Any:
-    """SeqIO, with the tasks `pax_toy` and `pax_toy_lm`, and the mixture `pax_mixture` of them."""
+    """SeqIO, with the tasks `pax_toy`, `pax_toy_lm` and `pax_sums`, and the mixture `pax_mixture` of the first two."""
     seqio = load("seqio")
     if "pax_toy" in seqio.TaskRegistry.names():
         return seqio
@@ -60,6 +83,15 @@ def register() -> Any:
             metric_fns=[overlap, likelihood] if "inputs" in features else [],
             shuffle_buffer_size=1000,
         )
+    text = seqio.Feature(seqio.ByteVocabulary(), add_eos=True)
+    seqio.TaskRegistry.add(
+        "pax_sums",
+        source=seqio.FunctionDataSource(questions, splits=SPLITS),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
+        output_features={"inputs": text, "targets": text},
+        postprocess_fn=stripped,
+        metric_fns=[likeness, likelihood],
+    )
     seqio.MixtureRegistry.add("pax_mixture", [("pax_toy_lm", 1.0)])
     return seqio
 

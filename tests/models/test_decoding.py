@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import fiddle as fdl
 import flax.linen as nn
 import jax
@@ -10,8 +12,9 @@ import numpy as np
 import pytest
 
 from paxcli.layers.attention.rotary import Rotary
-from paxcli.models.decoding import Sampling, choose, generate
+from paxcli.models.decoding import generate
 from paxcli.models.language_model import LanguageModel
+from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
 from tests.tolerances import FLOAT32
 
@@ -39,9 +42,9 @@ def model_and_params(request):
 GREEDY = Sampling()
 
 
-def _generate(model, params, sampling=GREEDY, eos_id=None, seed=0, max_tokens=6):
+def _generate(model, params, sampling=GREEDY, eos_ids=(), seed=0, max_tokens=6):
     run = jax.jit(generate, static_argnums=(0, 5, 6, 7))
-    return run(model, params, PROMPTS, LENGTHS, jax.random.key(seed), max_tokens, eos_id, sampling)
+    return run(model, params, PROMPTS, LENGTHS, jax.random.key(seed), max_tokens, eos_ids, sampling)
 
 
 def _whole_text_log_probs(model, params, ids):
@@ -67,11 +70,27 @@ def test_greedy_equals_one_pass_a_token(model_and_params):
 
 def test_the_end_token_ends(model_and_params):
     model, params = model_and_params
-    eos_id = int(_generate(model, params).ids[0, 5])
-    result = _generate(model, params, eos_id=eos_id)
-    assert bool(result.ended[0]) and int(result.lengths[0]) == 4 + 1 + int(result.ids[0, 4] != eos_id)
-    assert int(result.ids[0, int(result.lengths[0]) - 1]) == eos_id
-    assert not result.ids[0, int(result.lengths[0]) :].any()
+    free = _generate(model, params)
+    eos_ids = (int(free.ids[0, 6]), int(free.ids[1, 4]))
+    result = _generate(model, params, eos_ids=eos_ids)
+    for row, length in enumerate(LENGTHS.tolist()):
+        expected = list(itertools.takewhile(lambda token: token not in eos_ids, free.ids[row, length:].tolist()))
+        end = length + len(expected)
+        assert bool(result.ended[row]) and int(result.lengths[row]) == end + 1
+        assert result.ids[row, length:end].tolist() == expected and int(result.ids[row, end]) in eos_ids
+        assert not result.ids[row, end + 1 :].any() and not result.log_probs[row, end + 1 :].any()
+
+
+def test_no_end_before_the_least_number_of_tokens(model_and_params):
+    model, params = model_and_params
+    eos_ids = tuple(range(12))
+    result = _generate(model, params, Sampling(min_tokens=3), eos_ids)
+    np.testing.assert_array_equal(result.lengths - LENGTHS, [4, 4])
+    for row, length in enumerate(LENGTHS.tolist()):
+        assert result.ids[row, length : length + 3].tolist() == [12] * 3
+        log_probs = _whole_text_log_probs(model, params, result.ids[row, : length + 3])
+        expected = log_probs[jnp.arange(length - 1, length + 2), 12]  # of all tokens, those excluded too
+        np.testing.assert_allclose(result.log_probs[row, length : length + 3], expected, **FLOAT32)
 
 
 def test_sampling_is_repeatable(model_and_params):
@@ -80,28 +99,3 @@ def test_sampling_is_repeatable(model_and_params):
     first, second, other = (_generate(model, params, hot, seed=seed).ids for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, second)
     assert (first != other).any()
-
-
-@pytest.mark.parametrize(
-    ("sampling", "allowed"),
-    [
-        (Sampling(temperature=0.0), {1}),
-        (Sampling(temperature=1.0, top_k=1), {1}),
-        (Sampling(temperature=1.0, top_k=2), {1, 3}),
-        (Sampling(temperature=1.0, top_p=0.5), {1}),
-        (Sampling(temperature=1.0, top_p=0.85), {1, 3}),
-        (Sampling(temperature=1.0), {0, 1, 2, 3}),
-    ],
-)
-def test_which_tokens_can_be_chosen(sampling, allowed):
-    logits = jnp.log(jnp.array([[0.1, 0.55, 0.05, 0.3]]))
-    chosen = jax.vmap(lambda key: choose(logits, key, sampling)[0])(jax.random.split(jax.random.key(0), 400))
-    assert set(np.asarray(chosen).tolist()) == allowed
-
-
-def test_sampling_follows_the_probabilities():
-    logits = jnp.log(jnp.array([[0.1, 0.55, 0.05, 0.3]]))
-    keys = jax.random.split(jax.random.key(1), 4000)
-    chosen = jax.vmap(lambda key: choose(logits, key, Sampling(temperature=1.0))[0])(keys)
-    shares = np.bincount(np.asarray(chosen), minlength=4) / 4000
-    np.testing.assert_allclose(shares, [0.1, 0.55, 0.05, 0.3], atol=0.03)

@@ -13,7 +13,8 @@ from paxcli.errors import ConfigError
 from paxcli.inputs.synthetic_pairs import SyntheticPairs
 from paxcli.layers.attention.cross_attention import CrossAttention
 from paxcli.layers.decoder import Decoder
-from paxcli.models.decoding import transduce
+from paxcli.models.decoding import generate
+from paxcli.models.sampling import Sampling
 from paxcli.models.sequence_model import SequenceModel
 from paxcli.nested_map import NestedMap
 from tests.models import transformer_in_numpy as plain
@@ -93,8 +94,9 @@ def test_scanned_is_unrolled(params):
 def test_greedy_decoding_equals_full_passes(params):
     """With the caches, against the whole target computed anew for each token."""
     batch, bos = _batch(), 0
-    found = jax.jit(transduce, static_argnums=(0, 4, 5, 6))(
-        MODEL, params, batch.source_ids, batch.source_segment_ids, T - 1, bos, None
+    lengths = batch.source_segment_ids.sum(axis=1)
+    found = jax.jit(generate, static_argnums=(0, 5, 6, 7, 8))(
+        MODEL, params, batch.source_ids, lengths, jax.random.key(0), T - 1, (), Sampling(), bos
     )
     forward = jax.jit(lambda b: MODEL.apply({"params": params}, b, method="compute_predictions").logits)
     ids, log_probs = np.full((4, T), bos, np.int32), np.zeros((4, T))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import fiddle as fdl
@@ -12,17 +13,19 @@ import pytest
 
 from paxcli.inputs.seqio_features import LanguageModelFeatures, SequenceModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
-from paxcli.models.decoding import Sampling
 from paxcli.models.language_model import LanguageModel
+from paxcli.models.sampling import Sampling
 from paxcli.models.sequence_model import SequenceModel
 from paxcli.nested_map import NestedMap
-from paxcli.training.decode import decode_data
+from paxcli.training.decode import Decoder, tokenizer_of
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
-from paxcli.training.session import open_session
+from paxcli.training.run_dir import RunDir
+from paxcli.training.session import build_session, open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_eval_step, make_score_step
 from paxcli.training.task import SingleTask
+from paxcli.training.trained import TrainedRun
 from tests.inputs.seqio_tasks import NUM_EXAMPLES, register
 
 LENGTHS = {"inputs": 6, "targets": 12}
@@ -37,10 +40,10 @@ def seqio():
         return register()
 
 
-def experiment(model: type, converter: fdl.Config) -> fdl.Config[Experiment]:
-    task = SingleTask.config(model=model.config(max_seq_len=30, **SIZES))
+def experiment(model: type, converter: fdl.Config, mixture="pax_toy", lengths=LENGTHS) -> fdl.Config[Experiment]:
+    task = SingleTask.config(model=model.config(max_seq_len=40, **SIZES))
     task.train.global_batch_size, task.train.num_train_steps = 8, 1
-    fields = {"mixture_name": "pax_toy", "task_feature_lengths": LENGTHS, "feature_converter": converter}
+    fields = {"mixture_name": mixture, "task_feature_lengths": lengths, "feature_converter": converter}
     epoch = {"split_name": "validation", "reset_for_eval": True, "eval_loop_num_batches": None}
     config = Experiment.config(task=task, train_input=SeqIOInput.config(split_name="train", **fields))
     config.eval_inputs = [SeqIOInput.config(name="toy", **fields, **epoch)]
@@ -48,19 +51,17 @@ def experiment(model: type, converter: fdl.Config) -> fdl.Config[Experiment]:
     return config
 
 
-def evaluated_by_seqio(seqio, converter, model_fn, kind: str) -> dict[str, float]:
-    """The task's metrics by `seqio.Evaluator`, whose `model_fn` sees its own enumerated dataset."""
+def evaluated_by_seqio(seqio, converter, task="pax_toy", lengths=LENGTHS, **model_fns) -> dict[str, float]:
+    """The task's metrics by `seqio.Evaluator`, whose `model_fns` see its own enumerated dataset."""
     evaluator = seqio.Evaluator(
-        "pax_toy", converter, eval_split="validation", sequence_length=LENGTHS, async_compute_metrics=False
+        task, converter, eval_split="validation", sequence_length=lengths, async_compute_metrics=False
     )
     nothing = {
         "predict_fn": lambda ds: [(i, [1]) for i, _ in ds],
         "score_fn": lambda ds: [(int(i), 0.0) for i, _ in ds],
     }
-    metrics, _ = evaluator.evaluate(compute_metrics=True, **nothing | {kind: model_fn})
-    return {
-        f"seqio/{name}": float(getattr(value, "value", value)) for name, value in metrics.result()["pax_toy"].items()
-    }
+    metrics, _ = evaluator.evaluate(compute_metrics=True, **nothing | model_fns)
+    return {f"seqio/{name}": float(getattr(value, "value", value)) for name, value in metrics.result()[task].items()}
 
 
 class Hosts:
@@ -80,6 +81,26 @@ class Hosts:
             yield jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
 
 
+def score_fn_of(model, params):
+    """A `score_fn` for `seqio.Evaluator`: the log-probability of the targets, from one pass of the model."""
+
+    def score_fn(ds):
+        numbers, rows = zip(*ds.as_numpy_iterator(), strict=True)
+        labels, weights, ids = (
+            np.stack([row[f"decoder_{name}"] for row in rows])
+            for name in ("target_tokens", "loss_weights", "input_tokens")
+        )
+        segment_ids = np.int32(labels != 0)
+        batch = NestedMap(ids=ids, segment_ids=segment_ids, segment_pos=np.arange(ids.shape[1]) * segment_ids)
+        batch = jax.tree.map(jnp.asarray, batch)
+        logits = model.apply({"params": params}, batch, method="compute_predictions").logits
+        log_probs = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), labels[..., None], axis=-1)[..., 0]
+        scores = list(zip(map(int, numbers), map(float, (log_probs * weights).sum(axis=1)), strict=True))
+        return scores[::-1]
+
+    return score_fn
+
+
 def test_scores(seqio):
     config = experiment(LanguageModel, LANGUAGE)
     with open_session(config) as session:
@@ -93,21 +114,8 @@ def test_scores(seqio):
         values = metrics_of(source)
         by_hosts = [metrics_of(Hosts(config.eval_inputs[0], hosts)) for hosts in (1, 2, 3)]
 
-        def score_fn(ds):
-            numbers, rows = zip(*ds.as_numpy_iterator(), strict=True)
-            labels, weights, ids = (
-                np.stack([row[f"decoder_{name}"] for row in rows])
-                for name in ("target_tokens", "loss_weights", "input_tokens")
-            )
-            segment_ids = np.int32(labels != 0)
-            batch = NestedMap(ids=ids, segment_ids=segment_ids, segment_pos=np.arange(ids.shape[1]) * segment_ids)
-            batch = jax.tree.map(jnp.asarray, batch)
-            logits = task.model.apply({"params": params}, batch, method="compute_predictions").logits
-            log_probs = np.take_along_axis(np.asarray(jax.nn.log_softmax(logits)), labels[..., None], axis=-1)[..., 0]
-            scores = list(zip(map(int, numbers), map(float, (log_probs * weights).sum(axis=1)), strict=True))
-            return scores[::-1]
-
-        expected = evaluated_by_seqio(seqio, seqio.PrefixLMFeatureConverter(pack=False), score_fn, "score_fn")
+        score_fn = score_fn_of(task.model, params)
+        expected = evaluated_by_seqio(seqio, seqio.PrefixLMFeatureConverter(pack=False), score_fn=score_fn)
     for name in ("seqio/mean_score", "seqio/by_place"):
         np.testing.assert_allclose(values[name], expected[name], rtol=1e-4)
     for others in by_hosts:
@@ -127,7 +135,8 @@ def test_predictions(seqio, model):
     with open_session(experiment(model, converter)) as session:
         params = create_state(session.experiment.task, session.spec, session.abstract).params
         source = session.experiment.decode_inputs[0]
-        outputs, metrics = decode_data(session, params, source, 8, Sampling(), 0)
+        decoder = Decoder(session.experiment.task.model, params, tokenizer_of(source), Sampling(max_tokens=8), 0)
+        outputs, metrics = decoder.decode_data(source)
     assert sorted(output["example_id"] for output in outputs) == list(range(NUM_EXAMPLES))
     by_prompt = {output["prompt"]: output["ids"] for output in outputs}
 
@@ -141,7 +150,47 @@ def test_predictions(seqio, model):
             found.append((int(number), by_prompt[" ".join(str(i) for i in inputs if i)]))
         return found[::-1]
 
-    expected = evaluated_by_seqio(seqio, own, predict_fn, "predict_fn")
+    expected = evaluated_by_seqio(seqio, own, predict_fn=predict_fn)
     assert metrics.keys() == {"seqio/overlap", "seqio/weighted"}
     assert metrics["seqio/overlap"] == expected["seqio/overlap"]
     assert metrics["seqio/weighted"] == expected["seqio/weighted"]
+
+
+def test_a_decode_run_has_both_kinds_of_metrics(seqio, tmp_path, monkeypatch):
+    """Text in, text out: prompts of unequal length, as many tokens as fit, the task's postprocessor, files written."""
+    lengths = {"inputs": 12, "targets": 20}
+    with build_session(experiment(LanguageModel, LANGUAGE, "pax_sums", lengths)).active() as session:
+        model = session.experiment.task.model
+        params = create_state(session.experiment.task, session.spec, session.abstract).params
+    params = jax.tree.map(lambda p: 3 * p, params)
+    run = TrainedRun(session, RunDir(tmp_path))
+    monkeypatch.setattr(run, "params", lambda step: params)
+    outputs, metrics = run.answer_inputs(7, {}, seed=0)
+
+    assert [output["example_id"] for output in outputs] == list(range(10))
+    assert outputs[1]["prompt"] == "7 + 1 =" and outputs[1]["input"] == "toy"
+    tokens_in = [len(output["prompt"]) + 2 for output in outputs]  # with the end token, after the shift
+    assert len(set(tokens_in)) > 1
+    for output, count in zip(outputs, tokens_in, strict=True):
+        full = len(output["ids"]) == model.max_seq_len - count
+        assert full if output["finish_reason"] == "length" else output["ids"][-1] == 1
+
+    padded = [(output["ids"] + [1] * model.max_seq_len)[: model.max_seq_len] for output in outputs]
+    answers = [(output["example_id"], ids) for output, ids in zip(outputs, padded, strict=True)]
+    expected = evaluated_by_seqio(
+        seqio,
+        seqio.PrefixLMFeatureConverter(pack=False),
+        "pax_sums",
+        lengths,
+        predict_fn=lambda ds: answers[::-1],
+        score_fn=score_fn_of(model, params),
+    )
+    assert expected.keys() == {"seqio/likeness", "seqio/mean_score", "seqio/by_place"} <= metrics["toy"].keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics["toy"][name], value, rtol=1e-4, err_msg=name)
+    assert metrics["toy"]["seqio/likeness"] > 0
+
+    lines = [json.loads(line) for line in (tmp_path / "decoded" / "7.jsonl").read_text().splitlines()]
+    assert lines == outputs
+    (logged,) = map(json.loads, (tmp_path / "decoded" / "metrics.jsonl").read_text().splitlines())
+    assert logged["step"] == 7 and logged["seqio/likeness"] == metrics["toy"]["seqio/likeness"]

@@ -1,0 +1,162 @@
+"""Beam search (Pax: `praxis.beam_search`)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Bool, Float, Int
+
+from paxcli.config.fields import NonNegativeFloat, PositiveInt
+from paxcli.errors import ConfigError
+from paxcli.models.base import DecodingModel
+from paxcli.models.decoding import DecodeState, exclude, extend
+from paxcli.models.sampling import Decoding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BeamSearch(Decoding):
+    """Keeps the `beam_size` most likely sequences, as Pax's beam search and flat beam search do.
+
+    A sequence of n tokens, its end token included, has the score `log-probability / ((n + 5) / 5) ** length_norm_alpha`
+    (Wu et al., 2016). Ended sequences rank before those that reached `max_tokens`.
+
+    Attributes:
+      beam_size: K.
+      tokens_per_beam: Most likely tokens of each beam, end tokens included, that continue it; None = `beam_size`.
+      length_norm_alpha: Length normalization; 0 = none.
+    """
+
+    beam_size: PositiveInt = 4
+    tokens_per_beam: PositiveInt | None = None
+    length_norm_alpha: NonNegativeFloat = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_samples > self.beam_size:
+            raise ConfigError(f"num_samples={self.num_samples} is more than beam_size={self.beam_size}.")
+
+
+class Beams(NamedTuple):
+    """What `beam_search` returns, best first.
+
+    Attributes:
+      ids: Generated tokens, 0 after the end.
+      log_probs: Log-probability of each, 0 after the end.
+      lengths: Number of tokens, the end token included.
+      ended: Whether the last one is an end token.
+      scores: The scores that sort them; -inf where there are fewer than K sequences.
+    """
+
+    ids: Int[jax.Array, "B K M"]
+    log_probs: Float[jax.Array, "B K M"]
+    lengths: Int[jax.Array, "B K"]
+    ended: Bool[jax.Array, "B K"]
+    scores: Float[jax.Array, "B K"]
+
+
+class _Search(NamedTuple):
+    """Ended sequences; live ones, with their log-probabilities; and the logits and the cache that continue those."""
+
+    ended: Beams
+    live: Beams
+    logits: Float[jax.Array, "B*K V"]
+    cache: Any
+
+
+def beam_search(
+    model: DecodingModel,
+    params: dict,
+    prompts: DecodeState,
+    axes: Any,
+    max_tokens: int,
+    eos_ids: tuple[int, ...],
+    settings: BeamSearch,
+) -> Beams:
+    """The best continuations of prompts.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      prompts: The prefilled prompts, each with its limit.
+      axes: Those of the cache (`cache_axes`).
+      max_tokens: M; no limit allows more new tokens.
+      eos_ids: The end tokens.
+      settings: Beam size and length normalization.
+    """
+    batch, beams, vocab = len(prompts.ids), settings.beam_size, prompts.logits.shape[-1]
+    per_beam = min(settings.tokens_per_beam or beams, vocab)
+    eos, limits, rows = jnp.array(eos_ids, jnp.int32), prompts.limits - prompts.starts, jnp.arange(batch)[:, None]
+
+    def normalize(scores: jax.Array, length: int | jax.Array) -> jax.Array:
+        return scores / ((length + 5.0) / 5.0) ** settings.length_norm_alpha
+
+    def is_unfinished(carry: tuple[Any, _Search]) -> jax.Array:
+        step, search = carry
+        # Log-probabilities only decrease, so no continuation of a live sequence can exceed this score.
+        bound = normalize(search.live.scores.max(axis=1), limits)
+        return jnp.any((step < limits) & (bound > search.ended.scores.min(axis=1)))
+
+    def next_token(carry: tuple[Any, _Search]) -> tuple[Any, _Search]:
+        step, search = carry
+        ended, live = search.ended, search.live
+        log_probs = jax.nn.log_softmax(search.logits).reshape(batch, beams, vocab)
+        log_probs = exclude(log_probs, jnp.full((batch, beams), step < settings.min_tokens), eos_ids)
+        if eos_ids:
+            best = jnp.argmax(log_probs[..., eos], axis=-1)
+            log_prob = log_probs[..., eos].max(axis=-1)
+            scores = jnp.where((step < limits)[:, None], normalize(live.scores + log_prob, step + 1), -jnp.inf)
+            new = _append(live, eos[best], log_prob, step)
+            ended = _best(ended, new._replace(scores=scores, ended=jnp.isfinite(scores)))
+        likely, tokens = jax.lax.top_k(log_probs, per_beam)
+        scores = jnp.where(jnp.isin(tokens, eos), -jnp.inf, live.scores[..., None] + likely)
+        scores, picked = jax.lax.top_k(scores.reshape(batch, -1), beams)
+        parents = picked // per_beam
+        token, log_prob = (array.reshape(batch, -1)[rows, picked] for array in (tokens, likely))
+        longer = _append(_take(live, parents), token, log_prob, step)._replace(scores=scores)
+        live = jax.vmap(lambda is_within, *choice: jax.tree.map(functools.partial(jnp.where, is_within), *choice))(
+            step < limits, longer, live
+        )
+        flat = (rows * beams + parents).reshape(-1)
+        cache = jax.tree.map(lambda array, axis: jnp.take(array, flat, axis=axis), search.cache, axes)
+        positions = jnp.repeat(prompts.starts + step, beams)[:, None]
+        logits, cache = extend(model, params, token.reshape(-1, 1), positions, cache)
+        return step + 1, _Search(ended, live, logits[:, 0], cache)
+
+    nothing = Beams(
+        ids=jnp.zeros((batch, beams, max_tokens), jnp.int32),
+        log_probs=jnp.zeros((batch, beams, max_tokens)),
+        lengths=jnp.zeros((batch, beams), jnp.int32),
+        ended=jnp.zeros((batch, beams), bool),
+        scores=jnp.full((batch, beams), -jnp.inf),
+    )
+    start = _Search(
+        ended=nothing,
+        live=nothing._replace(scores=nothing.scores.at[:, 0].set(0.0)),  # the other beams are copies of the first
+        logits=jnp.repeat(prompts.logits, beams, axis=0),
+        cache=jax.tree.map(lambda array, axis: jnp.repeat(array, beams, axis=axis), prompts.cache, axes),
+    )
+    _, search = jax.lax.while_loop(is_unfinished, next_token, (0, start))
+    return _best(search.ended, search.live._replace(scores=normalize(search.live.scores, limits[:, None])))
+
+
+def _append(sequences: Beams, token: jax.Array, log_prob: jax.Array, step: jax.Array) -> Beams:
+    """The sequences, each with one more token."""
+    return sequences._replace(
+        ids=sequences.ids.at[:, :, step].set(token),
+        log_probs=sequences.log_probs.at[:, :, step].set(log_prob),
+        lengths=sequences.lengths + 1,
+    )
+
+
+def _best(one: Beams, other: Beams) -> Beams:
+    """The K best of two sets of K sequences: ended ones first."""
+    both = Beams(*(jnp.concatenate(arrays, axis=1) for arrays in zip(one, other, strict=True)))
+    return _take(both, jnp.lexsort((-both.scores, ~both.ended))[:, : one.scores.shape[1]])
+
+
+def _take(beams: Beams, indices: Int[jax.Array, "B K"]) -> Beams:
+    return jax.vmap(lambda row, at: jax.tree.map(lambda array: array[at], row))(beams, indices)

@@ -1,0 +1,174 @@
+"""Generates token sequences: continuous batching of samples, and batches of beam searches.
+
+With continuous batching, the next prompt takes the place of a sequence that ends, and the others are not delayed.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from paxcli.models.base import Seq2SeqModel
+from paxcli.models.beam_search import Beams, BeamSearch, beam_search
+from paxcli.models.decoding import DecodeState, advance, cache_axes, insert, prefill
+from paxcli.models.sampling import Decoding, Sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A sequence to generate.
+
+    Attributes:
+      ids: The prompt, and a given continuation; or the source of a target, [P].
+      answer_start: Where the answer starts: P, or earlier with a given continuation; 1 in a target.
+      max_tokens: The most tokens to generate; 0 = only compute log-probabilities.
+      temperature: Temperature.
+      number: Seeds the sampling.
+    """
+
+    ids: np.ndarray
+    answer_start: int
+    max_tokens: int
+    temperature: float
+    number: int
+
+
+class Answer(NamedTuple):
+    """Generated tokens.
+
+    Attributes:
+      ids: The tokens, [T].
+      log_probs: Their log-probabilities, [T].
+      finish_reason: `eos`, `stop` or `length`; `given` for a given continuation.
+      score: The log-probability of all, or the score of beam search.
+    """
+
+    ids: np.ndarray
+    log_probs: np.ndarray
+    finish_reason: str
+    score: float
+
+
+# Receives a request's index, its answer so far, and whether it is complete. Returns the number of tokens to end it at.
+Watch = Callable[[int, np.ndarray, bool], int | None]
+
+
+class Generator:
+    """A decoding model with its parameters and settings. Each shape of inputs is compiled once.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      decoding: The settings. Without beam search, answers do not depend on their `batch_size`.
+      eos_ids: The end tokens.
+      bos_id: The first token of a target.
+      seed: Seed of sampling.
+    """
+
+    def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int, seed: int):
+        self._model, self._params, self._decoding, self._eos_ids = model, model.cast(params), decoding, eos_ids
+        self._key, start = jax.random.key(seed), functools.partial(prefill, model, bos_id=bos_id)
+        self._prefill = jax.jit(start, static_argnames="size")
+        self._insert = jax.jit(self._insert_rows, donate_argnames="state")
+        self._advance = jax.jit(self._advance_all, donate_argnames="state")
+        self._search = jax.jit(self._search_beams, static_argnames="max_tokens")
+
+    def answer(self, requests: Sequence[Request], watch: Watch, steps: int = 8) -> list[list[Answer]]:
+        """The samples of each request, best first. Without beam search, `watch` is called every `steps` tokens."""
+        if isinstance(self._decoding, BeamSearch):
+            size = self._decoding.batch_size
+            batches = [requests[start : start + size] for start in range(0, len(requests), size)]
+            return [samples for batch in batches for samples in self._beams(batch)]
+        counts = [self._decoding.num_samples if one.max_tokens else 1 for one in requests]
+        samples = [
+            dataclasses.replace(one, number=one.number * count + sample)
+            for one, count in zip(requests, counts, strict=True)
+            for sample in range(count)
+        ]
+        answers = iter(self._samples(samples, watch, steps))
+        groups = (itertools.islice(answers, count) for count in counts)
+        return [sorted(group, key=lambda one: one.score, reverse=True) for group in groups]
+
+    def _samples(self, requests: Sequence[Request], watch: Watch, steps: int) -> list[Answer]:
+        slots, size = min(self._decoding.batch_size, _power_of_two(len(requests))), self._size(requests)
+        waiting, active, answers = collections.deque(enumerate(requests)), {}, {}
+        state = None
+        while waiting or active:
+            free = [slot for slot in range(slots) if slot not in active]
+            new = {slot: waiting.popleft() for slot in free[: len(waiting)]}
+            if new:
+                rows = slots if state is None else _power_of_two(len(new))
+                found = self._start([request for _, request in new.values()], requests, rows, size)
+                at = np.array([*new, *[slots] * (rows - len(new))])
+                state = found if state is None else self._insert(self._params, state, found, at)
+                active |= new
+            state = self._advance(self._params, state, steps)
+            ids, log_probs, lengths, ended, done = jax.device_get((*state[:4], state.done))
+            for slot, (index, request) in list(active.items()):
+                part = slice(request.answer_start, int(lengths[slot]))
+                cut = watch(index, ids[slot, part], bool(done[slot])) if request.max_tokens else None
+                if cut is not None or done[slot]:
+                    reason = "stop" if cut is not None else "eos" if ended[slot] else "length"
+                    reason = reason if request.max_tokens else "given"
+                    scores = log_probs[slot, part][:cut]
+                    answers[index] = Answer(ids[slot, part][:cut], scores, reason, float(scores.sum()))
+                    del active[slot]
+        return [answers[index] for index in range(len(requests))]
+
+    def _beams(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        prompts = self._start(requests, requests, len(requests), self._size(requests))
+        max_tokens = max(one.max_tokens for one in requests)
+        found = jax.device_get(self._search(self._params, prompts, max_tokens=max_tokens))
+        return [
+            [
+                Answer(ids[:length], log_probs[:length], "eos" if ended else "length", float(score))
+                for ids, log_probs, length, ended, score in zip(*row, strict=True)
+                if np.isfinite(score)
+            ][: self._decoding.num_samples]
+            for row in zip(*found, strict=True)
+        ]
+
+    def _size(self, requests: Sequence[Request]) -> int:
+        """The length of the sequences."""
+        starts = [1 if isinstance(self._model, Seq2SeqModel) else len(one.ids) for one in requests]
+        return self._round_up(max(start + one.max_tokens for start, one in zip(starts, requests, strict=True)))
+
+    def _round_up(self, length: int) -> int:
+        """A multiple of 32, so that few shapes are compiled."""
+        return min(-(-length // 32) * 32, self._model.max_decode_len)
+
+    def _start(self, new: Sequence[Request], requests: Sequence[Request], rows: int, size: int) -> DecodeState:
+        """The prefilled sequences of some of the requests. Sources are as long as the longest of all."""
+        padded = requests if isinstance(self._model, Seq2SeqModel) else new
+        ids = np.zeros((rows, self._round_up(max(len(one.ids) for one in padded))), np.int32)
+        for row, one in zip(ids, new, strict=False):
+            row[: len(one.ids)] = one.ids
+        rest = [0] * (rows - len(new))
+        lengths = np.array([*(len(one.ids) for one in new), *(1 for _ in rest)], np.int32)
+        max_tokens = np.array([*(one.max_tokens for one in new), *rest], np.int32)
+        temperatures = np.array([*(one.temperature for one in new), *rest], np.float32)
+        numbers = np.array([*(one.number for one in new), *rest], np.int32)
+        return self._prefill(self._params, ids, lengths, max_tokens, temperatures, numbers, size=size)
+
+    def _insert_rows(self, params: dict, state: DecodeState, new: DecodeState, slots: jax.Array) -> DecodeState:
+        return insert(state, new, slots, cache_axes(self._model, params, state.ids.shape[1]))
+
+    def _advance_all(self, params: dict, state: DecodeState, steps: jax.Array) -> DecodeState:
+        assert isinstance(self._decoding, Sampling)
+        return advance(self._model, params, state, self._key, steps, self._eos_ids, self._decoding)
+
+    def _search_beams(self, params: dict, prompts: DecodeState, max_tokens: int) -> Beams:
+        assert isinstance(self._decoding, BeamSearch)
+        axes = cache_axes(self._model, params, prompts.ids.shape[1])
+        return beam_search(self._model, params, prompts, axes, max_tokens, self._eos_ids, self._decoding)
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,203 @@
+"""Decoding of prompts: in batches and alone, on meshes, scored, stopped; and mistakes in them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import fiddle as fdl
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paxcli as pax
+from paxcli.errors import ConfigError
+from paxcli.inputs.tokenizers import ByteTokenizer
+from paxcli.models.beam_search import BeamSearch
+from paxcli.models.language_model import LanguageModel
+from paxcli.models.sampling import Decoding, Sampling
+from paxcli.nested_map import NestedMap
+from paxcli.training.decode import Decoder, Prompt, override, parse_prompt
+from tests.conftest import ROOT
+from tests.tolerances import FLOAT32
+
+MODEL = fdl.build(
+    LanguageModel.config(
+        vocab_size=259, max_seq_len=80, model_dims=32, hidden_dims=64, num_layers=2, num_heads=4, num_kv_heads=2
+    )
+)
+TOKENIZER = ByteTokenizer()
+# Of unequal length, more than a batch, with limits of their own: one long answer among short ones.
+PROMPTS = [Prompt("def f(x):\n" * (i % 3) + "ab"[i % 2], max_tokens=40 if i == 1 else 3 + 2 * i) for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def params():
+    ones = jnp.ones((1, 4), jnp.int32)
+    batch = NestedMap(ids=ones, labels=ones, weights=jnp.ones((1, 4)), segment_ids=ones, segment_pos=ones)
+    return jax.tree.map(lambda p: 3 * p, nn.meta.unbox(jax.jit(MODEL.init)(jax.random.key(0), batch)["params"]))
+
+
+def decode(params, prompts=PROMPTS, decoding: Decoding = Sampling(), seed: int = 0, on_text=None):  # noqa: B008
+    return Decoder(MODEL, params, TOKENIZER, decoding, seed).continue_prompts(prompts, on_text)
+
+
+@pytest.fixture(scope="module")
+def greedy(params):
+    return decode(params)
+
+
+@jax.jit
+def _forward(params, ids):
+    logits, _ = MODEL.apply({"params": params}, ids, jnp.ones_like(ids), jnp.arange(80)[None], None, method="extend")
+    return jax.nn.log_softmax(logits[0])
+
+
+def full_pass(params, ids) -> np.ndarray:
+    """Log-probabilities [T, V] after the BOS token and each of `ids` but the last, by one pass without a cache."""
+    row = np.zeros((1, 80), np.int32)
+    row[0, : len(ids) + 1] = [TOKENIZER.bos_id, *ids]
+    return np.asarray(_forward(params, row)[: len(ids)])
+
+
+def log_probs_of(params, ids) -> np.ndarray:
+    return full_pass(params, ids)[np.arange(len(ids)), ids]
+
+
+def test_greedy_is_the_argmax_of_full_passes(params, greedy):
+    for prompt, output in zip(PROMPTS, greedy, strict=True):
+        given = TOKENIZER.encode(prompt.prompt).tolist()
+        log_probs = full_pass(params, [*given, *output["ids"]])[len(given) :]
+        assert np.argmax(log_probs, axis=-1).tolist() == output["ids"]
+        np.testing.assert_allclose(output["log_probs"], log_probs.max(axis=-1), **FLOAT32)
+        np.testing.assert_allclose(output["score"], sum(output["log_probs"]), rtol=1e-5)
+        assert output["finish_reason"] == "length" and len(output["ids"]) == prompt.max_tokens
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_any_batch_size_gives_the_same_text(params, temperature):
+    """Slots are refilled at different times, and sampling depends on the prompt's number alone."""
+    together, few, alone = (
+        decode(params, decoding=Sampling(temperature=temperature, batch_size=size)) for size in (16, 3, 1)
+    )
+    assert [one["ids"] for one in together] == [one["ids"] for one in few] == [one["ids"] for one in alone]
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one["log_probs"], other["log_probs"], **FLOAT32)
+    if temperature:
+        other_seed = decode(params, decoding=Sampling(temperature=temperature), seed=1)
+        assert [one["ids"] for one in together] != [one["ids"] for one in other_seed]
+
+
+def test_a_prompt_may_have_a_temperature_of_its_own(params, greedy):
+    hot = [
+        Prompt(one.prompt, max_tokens=one.max_tokens, temperature=0.0 if i % 2 else 2.0)
+        for i, one in enumerate(PROMPTS)
+    ]
+    found = decode(params, hot)
+    same = [a["ids"] == b["ids"] for a, b in zip(found, greedy, strict=True)]
+    assert same[1::2] == [True] * 4 and not all(same[::2])
+
+
+def test_samples_are_sorted_by_score(params):
+    found = decode(params, PROMPTS[:2], Sampling(temperature=1.5, num_samples=4))
+    scores = [one["score"] for one in found]
+    assert [one["prompt"] for one in found] == [PROMPTS[0].prompt] * 4 + [PROMPTS[1].prompt] * 4
+    assert scores[:4] == sorted(scores[:4], reverse=True) and scores[4:] == sorted(scores[4:], reverse=True)
+    assert len({tuple(one["ids"]) for one in found}) == 8
+
+
+def test_a_continuation_is_scored(params):
+    rows = [Prompt("def ", continuation="main():"), Prompt("x"), Prompt(ids=[2, 103], continuation="bc")]
+    scored, generated, by_ids = decode(params, rows)
+    assert (scored["text"], scored["finish_reason"]) == ("main():", "given")
+    expected = log_probs_of(params, TOKENIZER.encode("def main():"))[4:]
+    np.testing.assert_allclose(scored["log_probs"], expected, **FLOAT32)
+    assert generated["finish_reason"] == "length" and len(generated["ids"]) == 78  # as many as fit
+    np.testing.assert_allclose(by_ids["log_probs"], log_probs_of(params, TOKENIZER.encode("dbc"))[1:], **FLOAT32)
+
+
+@pytest.mark.parametrize("batch_size", [1, 16])
+def test_a_stop_text_ends_the_text_before_it(params, greedy, batch_size):
+    answers = [TOKENIZER.decode(np.array(one["ids"])) for one in greedy]
+    stop = answers[1][4:6]
+    found = decode(params, decoding=Sampling(stop=(stop, "\0\0\0"), batch_size=batch_size))
+    for one, text, whole in zip(found, answers, greedy, strict=True):
+        before, cut, _ = text.partition(stop)
+        assert one["text"] == before and one["finish_reason"] == ("stop" if cut else "length")
+        assert one["ids"] == whole["ids"][: len(one["ids"])]
+        assert not cut or TOKENIZER.decode(np.array(one["ids"])).endswith(stop)
+
+
+def test_text_is_received_while_it_is_generated(params, greedy):
+    received: dict[int, list[tuple[str, bool]]] = {}
+    decode(params, on_text=lambda number, prompt, text, done: received.setdefault(number, []).append((text, done)))
+    for number, output in enumerate(greedy):
+        texts = [text for text, _ in received[number]]
+        assert len(texts) == len(output["ids"]) and texts[-1] == output["text"]
+        assert all(len(text) <= i + 1 for i, text in enumerate(texts))
+        assert [done for _, done in received[number]] == [False] * (len(texts) - 1) + [True]
+
+
+def test_beam_search_of_text(params, greedy):
+    single = decode(params, decoding=BeamSearch(beam_size=1, batch_size=3, eos_ids=()))
+    assert [one["ids"] for one in single] == [one["ids"] for one in greedy]  # nothing ends, so it is greedy
+    several = decode(params, PROMPTS[:2], BeamSearch(beam_size=4, num_samples=2, eos_ids=()))
+    assert [one["prompt"] for one in several] == [PROMPTS[0].prompt] * 2 + [PROMPTS[1].prompt] * 2
+    assert several[0]["score"] >= several[1]["score"] and several[0]["score"] >= single[0]["score"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "decoding", "message"),
+    [
+        (Prompt("x" * 80), Sampling(), "has 81 tokens; with 1 more it is longer than max_seq_len=80"),
+        (Prompt("x"), Sampling(max_tokens=79), "has 2 tokens; with 79 more"),
+        (Prompt("x", continuation="y" * 79), Sampling(), "has 81 tokens"),
+        (Prompt(ids=[3, 259]), Sampling(), "has id 259, but the model's vocab_size is 259"),
+        (Prompt(ids=[]), Sampling(), "A prompt is empty"),
+        (Prompt("x"), Sampling(eos_ids=(1, 300)), "`decoding.eos_ids` has id 300"),
+        (Prompt("x", temperature=1.0), BeamSearch(), "With beam search"),
+    ],
+)
+def test_mistakes_are_config_errors(params, prompt, decoding, message):
+    with pytest.raises(ConfigError, match=message):
+        decode(params, [prompt], decoding)
+
+
+def test_settings_of_a_call_replace_the_recipes():
+    assert override(Sampling(top_k=3), temperature=0.5, top_p=None) == Sampling(top_k=3, temperature=0.5)
+    with pytest.raises(ConfigError, match="BeamSearch has no `temperature`"):
+        override(BeamSearch(), temperature=0.5)
+    with pytest.raises(ConfigError, match="top_p must be above 0"):
+        override(Sampling(), top_p=0.0)
+
+
+def test_recipes_of_pax_select_the_nucleus_before_the_temperature():
+    for name, before in {"c4-1b": True, "lm-cloud-2b": True, "c4-gpt3-175b": True, "tiny": False}.items():
+        assert pax.load(name).config.decoding.truncate_before_temperature == before, name
+    beams = pax.load("tiny", set={"decoding": "BeamSearch", "decoding.beam_size": 3, "decoding.stop": ["\n"]}).config
+    assert fdl.build(beams.decoding) == BeamSearch(beam_size=3, stop=("\n",))
+
+
+@pytest.mark.slow
+def test_eight_devices_equal_one():
+    command = [sys.executable, "-m", "tests.training.decode_on_eight_devices"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x", "temprature": 1.0}, "unknown field `temprature`"),
+        ({"prompt": "x", "max_tokens": True}, "`max_tokens` of a prompt is True"),
+        ({"prompt": "x", "max_tokens": 0}, "A prompt's max_tokens must be at least 1"),
+        ({"prompt": "x", "ids": [1]}, "both or neither"),
+        ({"ids": ["a"]}, "`ids` of a prompt|ids.0"),
+        ({}, "both or neither"),
+    ],
+)
+def test_rows_of_a_prompts_file_are_checked(row, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_prompt(row)
