@@ -18,8 +18,8 @@ from paxcli.convert.paxml import paxml_layout
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.mesh.weights import weights_of
 from paxcli.models.decoding import generate
-from paxcli.models.sampling import Sampling
 from paxcli.models.language_model import LanguageModel
+from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
 from paxcli.optim.adam import Adam
 from paxcli.optim.schedules import Constant, LinearRampupCosineDecay, LinearRampupExponentialDecay, Schedule
