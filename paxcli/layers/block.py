@@ -47,6 +47,7 @@ class TransformerBlock(CachedLayer):
       feed_forward: Template of the feed-forward layer.
       post_norms: Whether a norm also follows attention and feed-forward, before the residual is added ("sandwich" norm:
         Ding et al., 2021).
+      pre_norms: Whether a norm precedes attention and feed-forward. Without, set `post_norms` (OLMo et al., 2024).
       zero_padding: Whether the feed-forward adds 0 at padding (segment 0), as in Pax. No token depends on it.
       precision: `fp8` computes matmuls with weights in 8 bits in training; None = in the dtype of the activations.
       params_init: Initializer of the weights.
@@ -61,14 +62,15 @@ class TransformerBlock(CachedLayer):
     attention: functools.partial = template(Attention)
     feed_forward: functools.partial = template(FeedForward)
     post_norms: bool = False
+    pre_norms: bool = True
     zero_padding: bool = False
     precision: Precision | None = None
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        self.attention_norm = self.norm(dims=self.model_dims)
+        self.attention_norm = self.norm(dims=self.model_dims) if self.pre_norms else _identity
         self._attention = self._attention_template(name=ATTENTION)
-        self.feed_forward_norm = self.norm(dims=self.model_dims)
+        self.feed_forward_norm = self.norm(dims=self.model_dims) if self.pre_norms else _identity
         self._feed_forward = self._feed_forward_template(name="feed_forward")
         if self.post_norms:
             self.attention_post_norm = self.norm(dims=self.model_dims)
@@ -173,6 +175,10 @@ def as_residual(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
 def as_matmul_input(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
     """`x` with the sharding that matmuls with weights need."""
     return constrain(x, *_MATMUL_INPUT) if _differ(x) else x
+
+
+def _identity(x: jax.Array) -> jax.Array:
+    return x
 
 
 def _differ(x: jax.Array) -> bool:

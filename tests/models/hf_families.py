@@ -132,7 +132,7 @@ def layout_of(family: str) -> Layout:
     kind = "llama" if family.startswith("llama") else family
     batch = NestedMap(language_spec(1, 4))
     shapes = jax.eval_shape(fdl.build(model).init, jax.random.key(0), batch)["params"]
-    return huggingface_layout(kind, sizes_of(model, kind), list(named_leaves(nn.meta.unbox(shapes))))
+    return huggingface_layout(kind, sizes_of(model, kind), named_leaves(nn.meta.unbox(shapes)))
 
 
 def as_saved(hf: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 import importlib.resources
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import fiddle as fdl
@@ -22,67 +21,27 @@ from paxcli.layers.positions import LearnedPositions
 
 MODEL = "task.model"
 _LONGEST = 8192  # rows of a model with a longer context are this long, unless the user sets `max_seq_len`
-_GELU = ("gelu_pytorch_tanh", "gelu_new")
+_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A family of models.
-
-    Attributes:
-      architecture: The class in `transformers`.
-      recipe: The recipe whose training settings imported models get.
-      defaults: Values of keys that a `config.json` may leave out.
-      required: Values that a key must have, if it is present; the first one is the default.
-    """
+    """A family of models; `data/families.yaml` describes the fields."""
 
     architecture: str
     recipe: str
+    traits: tuple[str, ...]
     defaults: Mapping[str, Any]
-    required: Mapping[str, tuple[Any, ...]]
+    required: Mapping[str, list[Any]]
+    pattern: tuple[bool, ...] | None = None
 
 
-_NO_BIAS = {"hidden_act": ("silu",), "attention_bias": (False,), "mlp_bias": (False,)}
-_LLAMA = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6, "rope_theta": 10_000.0, "sliding_window": None}
-FAMILIES = {
-    "llama": Family("LlamaForCausalLM", "llama-1b", _LLAMA, _NO_BIAS),
-    "mistral": Family("MistralForCausalLM", "llama-1b", {**_LLAMA, "sliding_window": 4096}, _NO_BIAS),
-    "mixtral": Family(
-        "MixtralForCausalLM",
-        "llama-1b",
-        {**_LLAMA, "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2},
-        _NO_BIAS,
-    ),
-    "qwen3": Family(
-        "Qwen3ForCausalLM", "llama-1b", {**_LLAMA, "head_dim": 128}, {**_NO_BIAS, "use_sliding_window": (False,)}
-    ),
-    "gemma2": Family(
-        "Gemma2ForCausalLM",
-        "llama-1b",
-        {
-            **_LLAMA,
-            "tie_word_embeddings": True,
-            "head_dim": 256,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
-        {"hidden_activation": _GELU, "attention_bias": (False,)},
-    ),
-    "gpt2": Family(
-        "GPT2LMHeadModel",
-        "gpt2-124m",
-        {"n_inner": None, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
-        {
-            "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-            "scale_attn_weights": (True,),
-            "scale_attn_by_inverse_layer_idx": (False,),
-            "add_cross_attention": (False,),
-            "tie_word_embeddings": (True,),
-        },
-    ),
-}
+def _read(name: str) -> dict[str, Any]:
+    package = importlib.resources.files("paxcli.convert.huggingface")
+    return yaml.safe_load((package / "data" / name).read_text("utf-8"))
+
+
+FAMILIES = {kind: Family(**fields) for kind, fields in _read("families.yaml").items()}
 
 # Fields that do not change what the parameters compute, or that a `config.json` has no key for.
 _UNRELATED = {
@@ -90,12 +49,6 @@ _UNRELATED = {
     "direct_scale", "reductions_in_fp32", "segmented", "kernel", "precision", "remat_policy", "unroll", "scan",
     "capacity_factor", "table_stddev", "stddev",
 }  # fmt: skip
-
-
-@functools.cache
-def _missing_parts() -> dict[str, str]:
-    package = importlib.resources.files("paxcli.convert.huggingface")
-    return yaml.safe_load((package / "data" / "unsupported.yaml").read_text("utf-8"))
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -108,7 +61,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     if kind in FAMILIES:
         return str(kind)
     architectures = config.get("architectures") or [f"model_type {kind!r}"]
-    lacks = _missing_parts().get(str(kind), "a conversion for it")
+    lacks = _read("unsupported.yaml").get(str(kind), "a conversion for it")
     raise ConfigError(f"Pax cannot import {architectures[0]}: it lacks {lacks}.", f"It imports {', '.join(FAMILIES)}.")
 
 
@@ -126,10 +79,10 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
             "Its weights are quantized, and pax imports weights in float32, bfloat16 or float16.",
             "Import the weights that it was quantized from.",
         )
-    for key, allowed in family.required.items():
-        if config.get(key, allowed[0]) not in allowed:
-            raise ConfigError(f"{key}={config[key]!r} is not supported in {kind}.", f"Supported: {allowed[0]!r}.")
     full = {**family.defaults, **config}
+    for key, allowed in family.required.items():
+        if full.get(key, allowed[0]) not in allowed:
+            raise ConfigError(f"{key}={full[key]!r} is not supported in {kind}.", f"Supported: {allowed[0]!r}.")
     try:
         values = _gpt2_values(full) if kind == "gpt2" else _llama_values(kind, full)
     except KeyError as error:
@@ -141,7 +94,8 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
-    heads, dims, gemma = c["num_attention_heads"], c["hidden_size"], kind == "gemma2"
+    traits = FAMILIES[kind].traits
+    heads, dims, gemma = c["num_attention_heads"], c["hidden_size"], "gemma" in traits
     size = c.get("head_dim") or dims // heads
     kv_heads = c.get("num_key_value_heads") or heads
     table = "embedding" if c["tie_word_embeddings"] else "head"
@@ -149,7 +103,7 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         "vocab_size": c["vocab_size"],
         "max_seq_len": min(c["max_position_embeddings"], _LONGEST),
         "model_dims": dims,
-        "hidden_dims": c["intermediate_size"],
+        "hidden_dims": c.get("moe_intermediate_size") or c["intermediate_size"],
         "num_layers": c["num_hidden_layers"],
         "num_heads": heads,
         "num_kv_heads": kv_heads if kv_heads != heads else None,
@@ -158,49 +112,68 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         "embedding.scale_sqrt_depth": gemma,
         "head": None if c["tie_word_embeddings"] else "OutputHead",
     }
-    if gemma:
+    if "final_logit_softcapping" in c:
         values[f"{table}.logit_cap"] = c["final_logit_softcapping"]
     norm = {"": "RmsNorm", ".epsilon": c["rms_norm_eps"], ".direct_scale": not gemma}
     values |= {f"final_norm{field}": value for field, value in norm.items()}
     windows = _windows(kind, c)
     blocks = [f"stack.turns.{i}" for i in range(len(windows))] if len(windows) > 1 else ["stack.block"]
-    values |= {"stack": "PatternedStack", "stack.turns": ["TransformerBlock"] * len(windows)} if gemma else {
-        "stack": "Stack",
-        "stack.block": "TransformerBlock",
-    }  # fmt: skip
+    if len(windows) > 1:
+        values |= {"stack": "PatternedStack", "stack.turns": ["TransformerBlock"] * len(windows)}
+        values["stack.scan"] = c["num_hidden_layers"] % len(windows) == 0
+    else:
+        values |= {"stack": "Stack", "stack.block": "TransformerBlock"}
     values["stack.remat_policy"] = "nothing"
     for block, window in zip(blocks, windows, strict=True):
+        attention = f"{block}.attention"
         values |= {f"{block}.norm{field}": value for field, value in norm.items()}
-        values |= {f"{block}.post_norms": gemma, f"{block}.attention.window": window}
-        if gemma:
+        values |= {f"{block}.post_norms": "post_norms" in traits, f"{attention}.window": window}
+        if "no_pre_norms" in traits:
+            values[f"{block}.pre_norms"] = False
+        if "query_pre_attn_scalar" in c:
             scalar = c["query_pre_attn_scalar"]
-            values[f"{block}.attention.query_scale"] = scalar**-0.5 if scalar != size else None
-            values[f"{block}.attention.logit_cap"] = c["attn_logit_softcapping"]
-        if kind == "qwen3":
-            values |= {f"{block}.attention.qk_norm{field}": value for field, value in norm.items()}
-        values |= {f"{block}.attention.rotary{field}": value for field, value in _rotary(c).items()}
-        values |= {f"{block}.feed_forward{field}": value for field, value in _feed_forward(kind, c).items()}
+            values[f"{attention}.query_scale"] = scalar**-0.5 if scalar != size else None
+            values[f"{attention}.logit_cap"] = c["attn_logit_softcapping"]
+        if "qkv_bias" in traits:
+            values |= {f"{attention}.use_bias": True, f"{attention}.output_bias": False}
+        if "qk_norm" in traits:
+            values |= {f"{attention}.qk_norm{field}": value for field, value in norm.items()}
+            values[f"{attention}.qk_norm_joint"] = "qk_norm_joint" in traits
+        is_local = len(windows) > 1 and window is not None
+        values |= {f"{attention}.rotary{field}": value for field, value in _rotary(c, is_local).items()}
+        values |= {f"{block}.feed_forward{field}": value for field, value in _feed_forward(traits, c).items()}
     return values
 
 
 def _windows(kind: str, c: Mapping[str, Any]) -> list[int | None]:
     """The sliding window of each of the interleaved kinds of layers."""
-    types, window, layers = c.get("layer_types"), c["sliding_window"], c["num_hidden_layers"]
-    pattern = {"gemma2": ["sliding_attention", "full_attention"]}.get(kind)
-    if pattern is None and types:
-        window = window if types[0] == "sliding_attention" else None
-        pattern = [types[0]]
-    if types and types != (pattern * layers)[:layers]:
+    family, types, window = FAMILIES[kind], c.get("layer_types"), c["sliding_window"]
+    if family.pattern is not None:
+        windows = [window if is_local else None for is_local in family.pattern]
+    elif types:
+        windows = [window if types[0] == _LOCAL else None]
+    else:
+        windows = [window if "window" in family.traits else None]
+    if types and types != _layer_types(windows, c["num_hidden_layers"]):
         raise ConfigError(f"layer_types={types} of {kind} is not a pattern that pax has.")
-    if kind == "gemma2":
-        return [window, None]
-    return [None if kind in ("llama", "qwen3") else window]
+    return windows
 
 
-def _rotary(c: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_types(windows: list[int | None], num_layers: int) -> list[str]:
+    return [_GLOBAL if windows[i % len(windows)] is None else _LOCAL for i in range(num_layers)]
+
+
+def _rotary(c: Mapping[str, Any], is_local: bool) -> dict[str, Any]:
     scaling = c.get("rope_parameters") or c.get("rope_scaling") or {}
+    if _GLOBAL in scaling:
+        scaling = scaling[_LOCAL if is_local else _GLOBAL]
+    elif is_local and "rope_local_base_freq" in c:  # as transformers 4 writes it
+        scaling = {"rope_theta": c["rope_local_base_freq"]}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     values = {"": "Rotary", ".max_timescale": float(scaling.get("rope_theta", c["rope_theta"]))}
+    fraction = scaling.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
+    if fraction != 1:
+        values[".fraction"] = fraction
     if kind == "llama3":
         return values | {
             ".scaling": "Llama31Scaling",
@@ -216,14 +189,15 @@ def _rotary(c: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _feed_forward(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
-    if kind != "mixtral":
-        activation = "gelu" if kind == "gemma2" else "silu"
-        return {"": "FeedForward", ".activation": activation, ".gated": True, ".use_bias": False}
+def _feed_forward(traits: Collection[str], c: Mapping[str, Any]) -> dict[str, Any]:
+    if "experts" in traits:
+        experts = c["num_local_experts"] if "num_local_experts" in c else c["num_experts"]
+        return {"": "MoeFeedForward", ".num_experts": experts, ".num_experts_per_token": c["num_experts_per_tok"]}
     return {
-        "": "MoeFeedForward",
-        ".num_experts": c["num_local_experts"],
-        ".num_experts_per_token": c["num_experts_per_tok"],
+        "": "FeedForward",
+        ".activation": "gelu" if "gemma" in traits else "silu",
+        ".gated": True,
+        ".use_bias": False,
     }
 
 
@@ -298,14 +272,13 @@ def differing_fields(config: fdl.Config, huggingface: Mapping[str, Any]) -> list
 def _new_config(model: fdl.Config) -> dict[str, Any]:
     """The keys of the family that is nearest to a model."""
     patterned = issubclass(fdl.get_callable(model.stack), PatternedStack)  # pyrefly: ignore
-    block = model.stack.turns[0] if patterned else model.stack.block
-    attention, feed_forward = block.attention, block.feed_forward
-    has_experts = fdl.get_callable(feed_forward) is MoeFeedForward
+    blocks = model.stack.turns if patterned else [model.stack.block]
+    attention, feed_forward = blocks[-1].attention, blocks[0].feed_forward
     if model.position is not None and fdl.get_callable(model.position) is LearnedPositions:
         return _new_gpt2(model)
-    kind = "llama" if attention.window is None else "mistral"
-    kind = "qwen3" if attention.qk_norm is not None else "mixtral" if has_experts else kind
-    kind = "gemma2" if patterned else kind
+    has_experts = fdl.get_callable(feed_forward) is MoeFeedForward
+    window = blocks[0].attention.window
+    kind = _nearest(model, blocks[0], patterned, has_experts)
     size = model.dims_per_head or model.model_dims // model.num_heads
     found = {
         "architectures": [FAMILIES[kind].architecture],
@@ -320,22 +293,42 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         "max_position_embeddings": model.max_seq_len,
         "rms_norm_eps": model.final_norm.epsilon,
         "tie_word_embeddings": model.head is None,
-        "hidden_act": "silu",
+        "hidden_act": "gelu_pytorch_tanh" if "gemma" in FAMILIES[kind].traits else "silu",
     }
     if attention.rotary is not None:
         found |= _new_rope(attention.rotary)
-    if kind in ("mistral", "mixtral", "gemma2"):
-        found["sliding_window"] = attention.window
+    if "sliding_window" in FAMILIES[kind].defaults:
+        found["sliding_window"] = window
     if has_experts:
-        found["num_local_experts"] = feed_forward.num_experts
+        found |= {"num_experts": feed_forward.num_experts, "num_local_experts": feed_forward.num_experts}
         found["num_experts_per_tok"] = feed_forward.num_experts_per_token
-    if kind == "gemma2":
-        found["hidden_act"] = found["hidden_activation"] = _GELU[0]
+    if kind == "qwen3_moe":
+        found |= {"moe_intermediate_size": model.hidden_dims, "norm_topk_prob": True}
+    if patterned:
+        found["hidden_activation"] = found["hidden_act"]
+        found["layer_types"] = _layer_types([one.attention.window for one in blocks], model.num_layers)
         found["attn_logit_softcapping"] = attention.logit_cap
         found["final_logit_softcapping"] = (model.embedding if model.head is None else model.head).logit_cap
         scale = attention.query_scale
         found["query_pre_attn_scalar"] = size if scale is None else round(scale**-2)
+    if kind == "gemma3_text":
+        found["rope_local_base_freq"] = blocks[0].attention.rotary.max_timescale
     return found
+
+
+def _nearest(model: fdl.Config, block: fdl.Config, patterned: bool, has_experts: bool) -> str:
+    attention = block.attention
+    if patterned:
+        return "gemma2" if attention.qk_norm is None else "gemma3_text"
+    if not block.pre_norms:
+        return "olmo2"
+    if model.embedding.scale_sqrt_depth:
+        return "gemma"
+    if attention.qk_norm is not None:
+        return "qwen3_moe" if has_experts else "qwen3"
+    if attention.use_bias:
+        return "qwen2"
+    return "mixtral" if has_experts else "llama" if attention.window is None else "mistral"
 
 
 def _new_rope(rotary: fdl.Partial) -> dict[str, Any]:

@@ -7,17 +7,19 @@ query, key and value as one tensor. Mixtral has tensors of their own for each ex
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import fiddle as fdl
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing
+from paxcli.convert.huggingface.config import FAMILIES
 from paxcli.convert.layout import Layers, Layout, Rule, Step, pax_layers, reshape, split, transpose, unstack
 from paxcli.errors import ConfigError
 from paxcli.layers.patterned_stack import PatternedStack
 
 _TRANSPOSED = (transpose(1, 0),)
+_QKV = ("query", "key", "value")
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
 
 
@@ -31,6 +33,7 @@ class ModelSizes:
       num_heads: N.
       num_kv_heads: K.
       dims_per_head: H.
+      hidden_dims: F.
       num_experts: E; 0 = no experts.
       norm_shift: Pax's scale of the norms in layers minus Hugging Face's.
       qk_norm_shift: The same of the norms of queries and keys.
@@ -42,6 +45,7 @@ class ModelSizes:
     num_heads: int
     num_kv_heads: int
     dims_per_head: int
+    hidden_dims: int
     num_experts: int = 0
     norm_shift: float = 0.0
     qk_norm_shift: float = 0.0
@@ -50,12 +54,13 @@ class ModelSizes:
 
 def sizes_of(model: fdl.Config, family: str) -> ModelSizes:
     """The sizes of a recipe's model."""
+    traits = FAMILIES[family].traits
     patterned = issubclass(fdl.get_callable(model.stack), PatternedStack)  # pyrefly: ignore
     block = model.stack.turns[0] if patterned else model.stack.block
 
     def shift(norm: fdl.Partial | None) -> float:  # Gemma stores the factor less 1, the others the factor
         less_one = norm is not None and not norm.direct_scale
-        return float(family == "gemma2") - float(less_one) if norm is not None else 0.0
+        return float("gemma" in traits) - float(less_one) if norm is not None else 0.0
 
     return ModelSizes(
         num_layers=model.num_layers,
@@ -63,7 +68,8 @@ def sizes_of(model: fdl.Config, family: str) -> ModelSizes:
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads or model.num_heads,
         dims_per_head=model.dims_per_head or model.model_dims // model.num_heads,
-        num_experts=block.feed_forward.num_experts if family == "mixtral" else 0,
+        hidden_dims=model.hidden_dims,
+        num_experts=block.feed_forward.num_experts if "experts" in traits else 0,
         norm_shift=shift(block.norm),
         qk_norm_shift=shift(block.attention.qk_norm),
         final_norm_shift=shift(model.final_norm),
@@ -97,23 +103,44 @@ def saved_names(names: Collection[str], family: str, tied: bool) -> dict[str, st
     return {f"transformer.{name}" if bare else name: name for name in kept}
 
 
+def _rule(layers: str, foreign: str | list[str], pax: str | list[str], *steps: Step, shift: float = 0.0) -> Rule:
+    """A rule for a parameter within a layer, or for several that are one on the other side."""
+    theirs, ours = ([names] if isinstance(names, str) else names for names in (foreign, pax))
+    names = tuple(f"{layers}.{{layer}}.{name}" for name in theirs), tuple(f"stack.{{layer}}.{name}" for name in ours)
+    return Rule(*names, steps, shift=shift)
+
+
 def _llama_rules(family: str, sizes: ModelSizes) -> tuple[Rule, ...]:
     dims, heads, size = sizes.model_dims, sizes.num_heads, sizes.dims_per_head
 
-    def rule(foreign: str, pax: str, *steps: Step, shift: float = 0.0) -> Rule:
-        return Rule(f"model.layers.{{layer}}.{foreign}", f"stack.{{layer}}.{pax}", steps, shift=shift)
+    def rule(foreign: str | list[str], pax: str | list[str], *steps: Step, shift: float = 0.0) -> Rule:
+        return _rule("model.layers", foreign, pax, *steps, shift=shift)
 
     def to_heads(count: int) -> tuple[Step, ...]:  # [N H, D] -> [D, N, H]
         return (*_TRANSPOSED, reshape((dims, count * size), (dims, count, size)))
 
-    gemma = family == "gemma2"
+    traits, kv_heads = FAMILIES[family].traits, sizes.num_kv_heads
+    after, before = "attention_post_norm", "feed_forward_norm"
     norms = {
         "input_layernorm": "attention_norm",
-        "post_attention_layernorm": "attention_post_norm" if gemma else "feed_forward_norm",
-        "pre_feedforward_layernorm": "feed_forward_norm",
+        "post_attention_layernorm": after if "post_norms" in traits else before,
+        "pre_feedforward_layernorm": before,
         "post_feedforward_layernorm": "feed_forward_post_norm",
     }
-    norms = norms if gemma else dict(list(norms.items())[:2])
+    norms = norms if "post_norms" in traits else dict(list(norms.items())[:2])
+    projections = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+    qkv = [
+        rule(f"self_attn.{name}.weight", f"attention.{pax}", *to_heads(count))
+        for (name, count), pax in zip(projections.items(), _QKV, strict=True)
+    ]
+    if "fused" in traits:
+        count = heads + 2 * kv_heads
+        steps = *_TRANSPOSED, reshape((dims, count * size), (dims, count, size)), split(1, heads, kv_heads, kv_heads)
+        qkv = [rule("self_attn.qkv_proj.weight", [f"attention.{x}" for x in _QKV], *steps)]
+    qkv += [
+        rule(f"self_attn.{name}.bias", f"attention.{pax}_bias", reshape((count * size,), (count, size)))
+        for (name, count), pax in zip(projections.items(), _QKV, strict=True)
+    ]
     return (
         Rule("model.embed_tokens.weight", "embedding.table"),
         Rule("model.norm.weight", "final_norm.scale", shift=sizes.final_norm_shift),
@@ -121,53 +148,52 @@ def _llama_rules(family: str, sizes: ModelSizes) -> tuple[Rule, ...]:
         *(rule(f"{name}.weight", f"{pax}.scale", shift=sizes.norm_shift) for name, pax in norms.items()),
         rule("self_attn.q_norm.weight", "attention.query_norm.scale", shift=sizes.qk_norm_shift),
         rule("self_attn.k_norm.weight", "attention.key_norm.scale", shift=sizes.qk_norm_shift),
-        rule("self_attn.q_proj.weight", "attention.query", *to_heads(heads)),
-        rule("self_attn.k_proj.weight", "attention.key", *to_heads(sizes.num_kv_heads)),
-        rule("self_attn.v_proj.weight", "attention.value", *to_heads(sizes.num_kv_heads)),
+        *qkv,
         rule(
             "self_attn.o_proj.weight",
             "attention.post",
             *_TRANSPOSED,
             reshape((heads * size, dims), (heads, size, dims)),
         ),
-        *(_expert_rules(sizes.num_experts) if sizes.num_experts else _gated_rules(rule)),
+        *_feed_forward_rules(family, sizes, rule),
     )
 
 
-def _gated_rules(rule) -> list[Rule]:
-    return [
-        rule("mlp.gate_proj.weight", "feed_forward.w_gate", *_TRANSPOSED),
-        rule("mlp.up_proj.weight", "feed_forward.w_in", *_TRANSPOSED),
-        rule("mlp.down_proj.weight", "feed_forward.w_out"),
+def _feed_forward_rules(family: str, sizes: ModelSizes, rule: Callable[..., Rule]) -> list[Rule]:
+    names = {"gate_proj": "w_gate", "up_proj": "w_in", "down_proj": "w_out"}
+    if not sizes.num_experts:
+        gate_up = [
+            rule(f"mlp.{name}.weight", f"feed_forward.{names[name]}", *_TRANSPOSED) for name in ("gate_proj", "up_proj")
+        ]
+        if "fused" in FAMILIES[family].traits:
+            halves = ["feed_forward.w_gate", "feed_forward.w_in"]
+            gate_up = [
+                rule("mlp.gate_up_proj.weight", halves, *_TRANSPOSED, split(1, sizes.hidden_dims, sizes.hidden_dims))
+            ]
+        return [*gate_up, rule("mlp.down_proj.weight", "feed_forward.w_out")]
+    mlp = "block_sparse_moe" if family == "mixtral" else "mlp"
+    names = {"w1": "w_gate", "w2": "w_out", "w3": "w_in"} if family == "mixtral" else names
+    experts = [
+        rule(
+            [f"{mlp}.experts.{expert}.{name}.weight" for expert in range(sizes.num_experts)],
+            f"feed_forward.{pax}",
+            unstack(0).inverse,
+            transpose(0, 2, 1),
+        )
+        for name, pax in names.items()
     ]
-
-
-def _expert_rules(count: int) -> list[Rule]:
-    names = {"w1": "w_gate", "w2": "w_out", "w3": "w_in"}
-    prefix = "model.layers.{layer}.block_sparse_moe"
-    return [
-        Rule(f"{prefix}.gate.weight", "stack.{layer}.feed_forward.router", _TRANSPOSED),
-        *(
-            Rule(
-                tuple(f"{prefix}.experts.{expert}.{name}.weight" for expert in range(count)),
-                f"stack.{{layer}}.feed_forward.{pax}",
-                (unstack(0).inverse, transpose(0, 2, 1)),
-            )
-            for name, pax in names.items()
-        ),
-    ]
+    return [rule(f"{mlp}.gate.weight", "feed_forward.router", *_TRANSPOSED), *experts]
 
 
 def _gpt2_rules(sizes: ModelSizes) -> tuple[Rule, ...]:
     dims, shape = sizes.model_dims, (sizes.num_heads, sizes.dims_per_head)
     thirds = (dims, dims, dims)
 
-    def rule(foreign: str, pax: str | tuple[str, ...], *steps: Step, shift: float = 0.0) -> Rule:
-        names = tuple(f"stack.{{layer}}.{name}" for name in ([pax] if isinstance(pax, str) else pax))
-        return Rule(f"transformer.h.{{layer}}.{foreign}", names, steps, shift=shift)
+    def rule(foreign: str, pax: str | list[str], *steps: Step, shift: float = 0.0) -> Rule:
+        return _rule("transformer.h", foreign, pax, *steps, shift=shift)
 
-    qkv = tuple(f"attention.{name}" for name in ("query", "key", "value"))
-    biases = tuple(f"{name}_bias" for name in qkv)
+    qkv = [f"attention.{name}" for name in _QKV]
+    biases = [f"{name}_bias" for name in qkv]
     return (
         Rule("transformer.wte.weight", "embedding.table"),
         Rule("transformer.wpe.weight", "position.table"),

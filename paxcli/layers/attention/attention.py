@@ -52,10 +52,12 @@ class Attention(CachedLayer):
       num_kv_heads: K, a divisor of N; None = N.
       value_dims_per_head: Hv, the head size of values; None = H. Fused kernels need Hv = H; others run on `xla`.
       use_bias: Whether the projections have biases.
+      output_bias: Whether the output projection has one; None = as `use_bias`.
       query_scale: What queries are multiplied by; None = 1 / sqrt(H). The initial query weights are scaled inversely,
         so that with 1, as in T5, they carry the 1 / sqrt(H) themselves.
       per_dim_scale: Whether queries are also multiplied by a learned `softplus(s) / ln 2` per feature, initially 1.
       qk_norm: Template of a norm of each head's queries and keys (QK-norm), such as `RmsNorm.partial()`; None = off.
+      qk_norm_joint: Whether it is over the features of all heads together (OLMo et al., 2024).
       logit_cap: `cap * tanh(logit / cap)` before masking (soft cap); None = off.
       causal: Whether a position sees only itself and earlier ones.
       window: Sliding window: number of positions seen, the query's own included (Beltagy et al., 2020); None = all.
@@ -76,9 +78,11 @@ class Attention(CachedLayer):
     dims_per_head: PositiveInt
     num_kv_heads: PositiveInt | None = None
     use_bias: bool = False
+    output_bias: bool | None = None
     query_scale: PositiveFloat | None = None
     per_dim_scale: bool = False
     qk_norm: functools.partial[RmsNorm] | None = None
+    qk_norm_joint: bool = False
     logit_cap: PositiveFloat | None = None
     causal: bool = True
     window: Tokens | None = None
@@ -118,12 +122,13 @@ class Attention(CachedLayer):
         )
         self.query_product, self.key_product = product(self.precision), product(self.precision)
         self.value_product, self.post_product = product(self.precision), product(self.precision)
-        if self.use_bias:
+        if self._output_bias:
             self.post_bias = self.weight("post_bias", nn.initializers.zeros, (self.model_dims,), ("norm",))
         if self.per_dim_scale:
             self.scale = self.weight("per_dim_scale", nn.initializers.zeros, (dims,), ("norm",))
         if self.qk_norm is not None:
-            self.query_norm, self.key_norm = self.qk_norm(dims=dims), self.qk_norm(dims=dims)
+            query_heads, key_heads = (self.num_heads, self._kv_heads) if self.qk_norm_joint else (1, 1)
+            self.query_norm, self.key_norm = self.qk_norm(dims=query_heads * dims), self.qk_norm(dims=key_heads * dims)
         if self.relative_bias is not None:
             self._distance_bias = self.relative_bias(
                 name="relative_bias", num_heads=self.num_heads, bidirectional=not self.causal
@@ -196,6 +201,10 @@ class Attention(CachedLayer):
         return None if self.relative_bias is None else self._distance_bias(distance)
 
     @property
+    def _output_bias(self) -> bool:
+        return self.use_bias if self.output_bias is None else self.output_bias
+
+    @property
     def _kv_heads(self) -> int:
         return self.num_kv_heads or self.num_heads
 
@@ -231,7 +240,7 @@ class Attention(CachedLayer):
         """Scaled queries [B, N, T, H] of [B, T, D]."""
         query = _project(self.query_product, x, self.query, self.query_bias)
         if self.qk_norm is not None:
-            query = self.query_norm(query)
+            query = self._norm_heads(self.query_norm, query)
         scale = self.dims_per_head**-0.5 if self.query_scale is None else self.query_scale
         if self.per_dim_scale:
             return query * (jax.nn.softplus(self.scale) * (scale / jnp.log(2.0))).astype(query.dtype)
@@ -242,7 +251,13 @@ class Attention(CachedLayer):
         """Keys [B, K, S, H] and values [B, K, S, Hv] of [B, S, D]."""
         key = _project(self.key_product, x, self.key, self.key_bias)
         value = _project(self.value_product, x, self.value, self.value_bias)
-        return key if self.qk_norm is None else self.key_norm(key), value
+        return key if self.qk_norm is None else self._norm_heads(self.key_norm, key), value
+
+    def _norm_heads(self, norm: nn.Module, heads: Float[jax.Array, "B N T H"]) -> Float[jax.Array, "B N T H"]:
+        if not self.qk_norm_joint:
+            return norm(heads)
+        rows = jnp.swapaxes(heads, 1, 2)
+        return jnp.swapaxes(norm(rows.reshape(*rows.shape[:2], -1)).reshape(rows.shape), 1, 2)
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _project_output(self, context: jax.Array, is_named: bool = False) -> jax.Array:
@@ -250,7 +265,7 @@ class Attention(CachedLayer):
         context = constrain(context, *HEADS)
         context = context if is_named else save_as(CONTEXT, context)
         y = self.post_product("bnth,nhd->btd", context, self.post)
-        y = y + self.post_bias if self.use_bias else y
+        y = y + self.post_bias if self._output_bias else y
         return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
 
 

@@ -35,8 +35,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+# Families whose tensors and config.json are stored as transformers saved them.
+with np.load(hf_families.DATA.with_name("hf_more_families.npz")) as _file:
+    _SAVED = {name: _file[name] for name in _file}
+CONFIGS |= {name.partition("/")[0]: json.loads(str(x)) for name, x in _SAVED.items() if name.endswith("/config")}
+
+
 def arrays_of(family: str) -> dict[str, np.ndarray]:
     """Parameters, ids and logits."""
+    if f"{family}/config" in _SAVED:
+        found = {name.removeprefix(f"{family}/"): x for name, x in _SAVED.items() if name.startswith(f"{family}/")}
+        return {name: x.astype(np.float32) if x.dtype == np.float16 else x for name, x in found.items()}
     if family != "gpt2":
         return hf_families.arrays_of(family)
     with np.load(hf_families.DATA.with_name("hf_gpt2.npz")) as file:
@@ -49,6 +58,8 @@ def tensors_of(family: str) -> dict[str, np.ndarray]:
     params = {name.removeprefix("param/"): x for name, x in arrays.items() if name.startswith("param/")}
     if family == "gpt2":
         return {f"transformer.{name}": x for name, x in params.items()}
+    if f"{family}/config" in _SAVED:
+        return params
     return hf_families.as_saved(params)
 
 
