@@ -19,14 +19,13 @@ from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, Layer
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
-from paxcli.layers.lora import Lora, use_lora
+from paxcli.layers.lora import REFERENCE, Lora, use_lora
 from paxcli.layers.scopes import CAST, LOSS
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
 
-REFERENCE = "reference"
 _STEP_OVER_FORWARD = 3  # the backward pass computes two matmuls for each of the forward pass
 
 

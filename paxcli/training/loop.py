@@ -21,6 +21,7 @@ from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
 from paxcli.errors import DataError, Stopped
+from paxcli.layers.lora import REFERENCE
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe, libtpu_arguments
 from paxcli.mesh.sharding import put_batch
@@ -28,7 +29,6 @@ from paxcli.mesh.startup import return_free_memory, start_distributed
 from paxcli.metrics.curves import FILE_NAME, read_runs
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
-from paxcli.models.base import REFERENCE
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
 from paxcli.training.evaluate import evaluate

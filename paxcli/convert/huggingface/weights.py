@@ -36,7 +36,6 @@ from paxcli.convert.layout import Source, compare_to_model, fill_pax, foreign_sh
 from paxcli.convert.new_run import check_new, state_shapes, write_run
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.layers.lora import adapted_weights, without_adapters
-from paxcli.models.base import REFERENCE
 from paxcli.training.experiment import Experiment
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -197,7 +196,7 @@ def export_huggingface(
     content = config_json(config, carried, dtype)
     family = family_of(content)
     lora, state = fdl.build(config.task.model).lora, state_shapes(config)
-    params = without_adapters(named_leaves({n: x for n, x in state.params.items() if n != REFERENCE}))
+    params = without_adapters(named_leaves(state.params))
     layout = huggingface_layout(family, sizes_of(config.task.model, family), list(params))
     arrays = _read_params(store.directory / str(step), named_leaves(state.params))
     adapted = adapted_weights(arrays, dict(zip(arrays, state.weights, strict=True)), lora)
