@@ -38,5 +38,5 @@ def export_weights(
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only
     done = pax.export_weights(run_dir, out, step, dtype, adapter)
-    size = f"{done.parameters:,} parameters of step {done.step}"
+    size = f"{'the adapters' if adapter else f'{done.parameters:,} parameters'} of step {done.step}"
     say_result(dataclasses.asdict(done), f"Wrote {size} as {done.family} in {done.dtype} to {done.directory}.", as_json)
