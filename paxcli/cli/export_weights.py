@@ -38,6 +38,7 @@ def export_weights(
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only
     done = pax.export_weights(run_dir, out, step, dtype, format, adapter)
-    what = f"{done.parameters:,} parameters" + (" and the optimizer's state" if done.with_optimizer else "")
+    what = "the adapters" if adapter else f"{done.parameters:,} parameters"
+    what += " and the optimizer's state" if done.with_optimizer else ""
     text = f"Wrote {what} of step {done.step} as {done.family} in {done.dtype} to {done.directory}."
     say_result(dataclasses.asdict(done), text, as_json)

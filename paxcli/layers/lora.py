@@ -20,6 +20,9 @@ A, B, MAGNITUDE = "_lora_a", "_lora_b", "_lora_magnitude"
 ADAPTERS = f"({A}|{B}|{MAGNITUDE})$"
 """Regular expression of the adapters' parameters."""
 
+REFERENCE = "reference"
+"""Subtree of the parameters with their frozen copy from the start of the run, if the loss compares with it (DPO)."""
+
 # Letters of dimensions in einsum equations: those of a weight, and the rank.
 _LETTERS, _RANK = "abcdefgh", "R"
 
@@ -183,8 +186,8 @@ def adapted_weights(
 
 
 def without_adapters(params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of the model without adapters, by name."""
-    return {name: x for name, x in params.items() if not re.search(ADAPTERS, name)}
+    """The parameters of the model without adapters and without the copy of them, by name."""
+    return {name: x for name, x in params.items() if not re.search(rf"^{REFERENCE}\.|{ADAPTERS}", name)}
 
 
 def _factors(letters: str, facts: Weight) -> tuple[str, str]:

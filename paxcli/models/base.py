@@ -19,7 +19,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, Layer
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
-from paxcli.layers.lora import Lora, use_lora
+from paxcli.layers.lora import REFERENCE, Lora, use_lora
 from paxcli.layers.scopes import CAST, LOSS
 from paxcli.layers.summaries import SUMMARIES, activations_by_layer
 from paxcli.mesh.axes import Axis
@@ -27,7 +27,6 @@ from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
 
-REFERENCE = "reference"
 _STEP_OVER_FORWARD = 3  # the backward pass computes two matmuls for each of the forward pass
 
 

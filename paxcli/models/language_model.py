@@ -18,10 +18,11 @@ from paxcli.layers.base import Cache, cache_of, flops_of
 from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
+from paxcli.layers.lora import REFERENCE
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack, find_stacks
-from paxcli.models.base import REFERENCE, CausalModel
+from paxcli.models.base import CausalModel
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
 from paxcli.models.dpo import REJECTED, Dpo, interleave_pairs
 from paxcli.models.losses import WeightedScalars, token_metrics

@@ -14,9 +14,8 @@ from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import NotCompiled, SafeOnResume
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, Prompts
-from paxcli.layers.lora import ADAPTERS
+from paxcli.layers.lora import ADAPTERS, REFERENCE
 from paxcli.mesh.mesh import Mesh
-from paxcli.models.base import REFERENCE
 from paxcli.models.sampling import Decoding, Sampling
 from paxcli.training.task import SingleTask
 

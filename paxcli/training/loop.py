@@ -25,6 +25,7 @@ from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
 from paxcli.errors import DataError, Stopped
 from paxcli.inputs.base_input import BaseInput
+from paxcli.layers.lora import REFERENCE
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
@@ -33,7 +34,6 @@ from paxcli.metrics.curves import FILE_NAME, read_runs
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
-from paxcli.models.base import REFERENCE
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
 from paxcli.training.early_stopping import EarlyStopping

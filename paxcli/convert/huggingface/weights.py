@@ -42,7 +42,6 @@ from paxcli.convert.runs import (
 )
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.layers.lora import adapted_weights, without_adapters
-from paxcli.models.base import REFERENCE
 from paxcli.training.experiment import Experiment
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -152,7 +151,7 @@ def export_huggingface(
     family = family_of(content)
     lora, state = fdl.build(config.task.model).lora, state_shapes(config)
     stored = named_leaves(state.params)
-    params = without_adapters({name: x for name, x in stored.items() if not name.startswith(f"{REFERENCE}.")})
+    params = without_adapters(stored)
     layout = huggingface_layout(family, sizes_of(config.task.model, family), params)
     arrays = read_run(run_dir, step, {f"params.{name}": x for name, x in stored.items()})
     arrays = {name: arrays[f"params.{name}"] for name in stored}
