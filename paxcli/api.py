@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
     from paxcli.convert.formats import Format
     from paxcli.convert.runs import ExportedWeights, ImportedWeights
+    from paxcli.inference.decode import OnText
+    from paxcli.inference.trained import TrainedRun
     from paxcli.programs.ahead_of_time import Compiled, Step
-    from paxcli.training.decode import OnText
     from paxcli.training.experiment import Experiment
     from paxcli.training.inspect_input import InspectedInputs, Split
     from paxcli.training.progress import Reporter
     from paxcli.training.run_dir import RunDir
-    from paxcli.training.trained import TrainedRun
 
 PathLike = str | os.PathLike[str]
 
@@ -247,7 +247,7 @@ class Run:
         Settings that are None are those of the recipe's `decoding`.
 
         Args:
-          prompts: One text, or several; or dicts with the fields of `training.decode.Prompt`.
+          prompts: One text, or several; or dicts with the fields of `inference.decode.Prompt`.
           max_tokens: The most tokens to generate for each.
           temperature: Divides the logits; 0 = the most probable token each time (greedy).
           top_k: Sample from the k most probable tokens.
@@ -263,7 +263,7 @@ class Run:
           DataError: There is no such checkpoint.
           ConfigError: The model cannot decode, or a prompt is too long or has ids outside the vocabulary.
         """
-        from paxcli.training.decode import parse_prompt
+        from paxcli.inference.decode import parse_prompt
 
         rows = [parse_prompt(one) for one in ([prompts] if isinstance(prompts, str) else prompts)]
         settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
@@ -320,7 +320,7 @@ class Run:
 
     @functools.cached_property
     def _trained(self) -> TrainedRun:
-        from paxcli.training.trained import open_trained
+        from paxcli.inference.trained import open_trained
 
         return open_trained(self.config, self._directory)
 

@@ -324,3 +324,18 @@ class Prompts(Configurable):
     """
 
     prompts: list[str] = dataclasses.field(default_factory=list)
+
+
+def tokenizer_of(source: BaseInput) -> Any:
+    """The tokenizer of an input.
+
+    Raises:
+      ConfigError: It has none.
+    """
+    tokenizer = source.text_tokenizer
+    if tokenizer is None:
+        raise ConfigError(
+            f"{type(source).__name__} has no tokenizer, so text cannot be decoded.",
+            "Decode a run that was trained on text.",
+        )
+    return tokenizer

@@ -8,9 +8,8 @@ from typing import Any, Literal, NamedTuple
 import fiddle as fdl
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.base_input import BaseInput
+from paxcli.inputs.base_input import BaseInput, tokenizer_of
 from paxcli.inputs.inspection import Inspection, count_shared_rows, inspect_batches
-from paxcli.training.decode import tokenizer_of
 from paxcli.training.experiment import Experiment, data_of, with_derived_sizes
 
 Split = Literal["train", "eval", "decode"]

@@ -11,6 +11,7 @@ import pytest
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
+from paxcli.inference.trained import TrainedRun
 from paxcli.optim.adafactor import ShardedAdafactor
 from paxcli.optim.from_optax import Optax
 from paxcli.optim.muon import Muon
@@ -20,7 +21,6 @@ from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_eval_step, make_train_step
-from paxcli.training.trained import TrainedRun
 from paxcli.training.validate import validate
 
 

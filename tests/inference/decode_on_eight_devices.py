@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from paxcli.inference.decode import Decoder, Prompt
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
@@ -19,7 +20,6 @@ from paxcli.models.beam_search import BeamSearch
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
-from paxcli.training.decode import Decoder, Prompt
 from tests.tolerances import FLOAT32
 
 MODEL = LanguageModel(vocab_size=259, max_seq_len=64, model_dims=32, hidden_dims=64, num_layers=2, num_heads=4)

@@ -11,13 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxcli.inference.decode import Decoder
+from paxcli.inference.trained import TrainedRun
+from paxcli.inputs.base_input import tokenizer_of
 from paxcli.inputs.seqio_features import LanguageModelFeatures, SequenceModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Sampling
 from paxcli.models.sequence_model import SequenceModel
 from paxcli.nested_map import NestedMap
-from paxcli.training.decode import Decoder, tokenizer_of
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
@@ -25,7 +27,6 @@ from paxcli.training.session import build_session, open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_eval_step, make_score_step
 from paxcli.training.task import SingleTask
-from paxcli.training.trained import TrainedRun
 from tests.inputs.seqio_tasks import NUM_EXAMPLES, register
 
 LENGTHS = {"inputs": 6, "targets": 12}

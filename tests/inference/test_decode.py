@@ -14,12 +14,12 @@ import pytest
 
 import paxcli as pax
 from paxcli.errors import ConfigError
+from paxcli.inference.decode import Decoder, Prompt, override, parse_prompt
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.models.beam_search import BeamSearch
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Decoding, Sampling
 from paxcli.nested_map import NestedMap
-from paxcli.training.decode import Decoder, Prompt, override, parse_prompt
 from tests.conftest import ROOT
 from tests.tolerances import FLOAT32
 
@@ -182,7 +182,7 @@ def test_recipes_of_pax_select_the_nucleus_before_the_temperature():
 
 @pytest.mark.slow
 def test_eight_devices_equal_one():
-    command = [sys.executable, "-m", "tests.training.decode_on_eight_devices"]
+    command = [sys.executable, "-m", "tests.inference.decode_on_eight_devices"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
 

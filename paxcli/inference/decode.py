@@ -11,11 +11,11 @@ import numpy as np
 from paxcli.config.facts import check_fields
 from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, Tokens
 from paxcli.errors import ConfigError, did_you_mean
+from paxcli.inference.continuous_batching import Answer, Generator, Request
 from paxcli.inputs.base_input import BaseInput
 from paxcli.models.base import CausalModel, DecodingModel, Model, Seq2SeqModel
 from paxcli.models.beam_search import BeamSearch
 from paxcli.models.sampling import Decoding, Sampling
-from paxcli.training.continuous_batching import Answer, Generator, Request
 
 _MAX_TOKENS = 128
 
@@ -96,21 +96,6 @@ def check_continues_prompts(model: Model) -> None:
             f"{type(model).__name__} has no decode of prompts: it generates the targets of sources.",
             "Decode the recipe's `decode_inputs`, without `--prompt`.",
         )
-
-
-def tokenizer_of(source: BaseInput) -> Any:
-    """The tokenizer of an input.
-
-    Raises:
-      ConfigError: It has none.
-    """
-    tokenizer = source.text_tokenizer
-    if tokenizer is None:
-        raise ConfigError(
-            f"{type(source).__name__} has no tokenizer, so text cannot be decoded.",
-            "Decode a run that was trained on text.",
-        )
-    return tokenizer
 
 
 class Decoder:

@@ -15,18 +15,17 @@ from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.warm_start import load_params
 from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, DataError, DivergedError
-from paxcli.inputs.base_input import BaseInput, Prompts
-from paxcli.log import log
-from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
-from paxcli.training.decode import (
+from paxcli.inference.decode import (
     Decoder,
     OnText,
     Prompt,
     check_continues_prompts,
     check_decodes,
     override,
-    tokenizer_of,
 )
+from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
+from paxcli.log import log
+from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment, data_of
 from paxcli.training.learner import Averaged
