@@ -15,6 +15,7 @@ import typer
 
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.usage_hints import usage_hint
+from paxcli.cli.user_code import explain
 from paxcli.errors import MissingError, PaxError, first_line, machine_fault
 from paxcli.log import use_color
 
@@ -46,7 +47,11 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
             return _fail(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT, 3, as_json)
         if _is_bucket_error(error):
             return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, _REMOTE, as_json)
-        traceback.print_exc()
+        explained = explain(error)
+        if explained is None or os.environ.get("PAX_DEBUG"):
+            traceback.print_exc()
+        if explained is not None:
+            return _fail(*explained, 2, as_json)
         return _fail(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT, 1, as_json)
 
 

@@ -20,6 +20,7 @@ from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from paxcli.api import Recipe
+    from paxcli.profiling.instruments import Instrumentation
 
 FromOption = Annotated[
     str | None,
@@ -135,7 +136,7 @@ def train(
         run_dir = recipe
     loaded = load_recipe(recipe if run_dir != recipe else f"{recipe}/recipe.yaml", overlays, sets)
     if dry_run:
-        _describe(loaded, run_dir, allow_changed, as_json)
+        _describe(loaded, run_dir, source, allow_changed, observed, as_json)
         return
     run = pax.train(
         loaded,
@@ -150,10 +151,24 @@ def train(
         say_result(run.result, run_text(run.result), as_json)
 
 
-def _describe(recipe: Recipe, run_dir: str | None, allow_changed: bool, as_json: bool) -> None:
-    """Prints whether training would start, resume or do nothing. Raises the error of a run that refuses the recipe."""
+def _describe(
+    recipe: Recipe,
+    run_dir: str | None,
+    source: str | None,
+    allow_changed: bool,
+    observed: Instrumentation,
+    as_json: bool,
+) -> None:
+    """Prints whether training would start, resume or do nothing, and on what. Writes nothing.
+
+    Raises what training would raise before it reads data or compiles.
+    """
+    from paxcli.checkpoint.warm_start import parse_source
+    from paxcli.mesh.mesh import describe
     from paxcli.training.loop import resume_step
     from paxcli.training.run_dir import RunDir, default_run_dir
+    from paxcli.training.session import build_session, device_name
+    from paxcli.training.state import bytes_per_device
 
     recipe.validate()
     run_dir = default_run_dir(recipe.name) if run_dir is None else run_dir
@@ -161,8 +176,16 @@ def _describe(recipe: Recipe, run_dir: str | None, allow_changed: bool, as_json:
     would = "start" if done is None else f"resume at step {done:,}"
     if is_finished:
         would = "do nothing: the run is finished"
+    observed.instrument(recipe.config, RunDir(run_dir))
+    if source is not None:
+        RunDir(parse_source(source)[0]).require_checkpoint()
+    session = build_session(recipe.config)
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir}
     sizes |= {"steps": recipe.config.task.train.num_train_steps}
+    sizes |= {"devices": device_name(session.mesh), "mesh": describe(session.mesh.shape)}
+    sizes |= {"state_bytes_per_device": bytes_per_device(session.abstract)}
+    sources = (session.experiment.train_input, *session.experiment.eval_inputs)
+    sizes["data"] = {str(source.name): source.describe_data() for source in sources}
     shown = [f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}" for name, value in sizes.items()]
     say_result(sizes, f"Would {would}. Nothing was written.\n" + "\n".join(shown[1:]), as_json)
 

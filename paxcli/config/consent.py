@@ -12,6 +12,9 @@ from paxcli.log import log
 RUN_RECIPE = "recipe.yaml"
 """The YAML recipe of a run directory."""
 
+RECIPE_FILE = "pax_recipe_file."
+"""Prefix of the module name of a Python file with recipes."""
+
 code_consent: ContextVar[Callable[[str], bool]] = ContextVar("code_consent", default=lambda question: False)
 """Answers the question whether to run code that the user did not name."""
 

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import fiddle as fdl
 
-from paxcli.config.consent import RUN_RECIPE, require_consent
+from paxcli.config.consent import RECIPE_FILE, RUN_RECIPE, require_consent
 from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
 from paxcli.config.overlay import YAML_SUFFIXES, Assignments, read_overlay, read_yaml_recipe
 from paxcli.config.paths import resolve_path
@@ -123,7 +123,7 @@ def _import_file(path: Path) -> ModuleType:
     resolved = path.resolve()
     if str(resolved.parent) not in sys.path:
         sys.path.append(str(resolved.parent))
-    name = f"pax_recipe_file.{resolved.stem}"
+    name = f"{RECIPE_FILE}{resolved.stem}"
     spec = importlib.util.spec_from_file_location(name, resolved)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     sys.modules[name] = module

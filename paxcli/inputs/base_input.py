@@ -244,6 +244,10 @@ class BaseInput(Configurable, abc.ABC):
     def check_data(self) -> None:
         """Reads and checks the data before training starts. Raises DataError."""
 
+    def describe_data(self) -> str:
+        """The source of the data, for a dry run. Reads no data; raises DataError if it does not exist."""
+        return type(self).__name__
+
 
 @dataclasses.dataclass(kw_only=True)
 class RandomAccessInput(BaseInput):

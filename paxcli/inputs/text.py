@@ -111,6 +111,9 @@ class TextInput(RandomAccessInput):
         self.validate()
         self.num_rows()
 
+    def describe_data(self) -> str:
+        return f"{super().describe_data()}: {len(self._files)} files, {self._files[0].path} first"
+
     def element_spec(self) -> NestedMap:
         return language_spec(self.batch_size, self.seq_len)
 

@@ -95,8 +95,18 @@ def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys)
 
     assert dry_run()[1]["would"] == "do nothing: the run is finished"
     assert dry_run(*more)[1]["would"] == "resume at step 20"
-    code, refused = dry_run("--set=num_layers=2")
-    assert code == 2 and "num_layers" in refused["error"]["message"]
+    assert dry_run()[1]["data"].keys() == {"train", "stdlib"}
+    assert dry_run()[1]["mesh"] == "data=1" and dry_run()[1]["state_bytes_per_device"] > 1e4
+    for arguments, exit_code, message in (
+        (["--set=num_layers=2"], 2, "num_layers"),
+        (["--set=learning_rate=-1"], 2, "learning_rate must be at least 0"),
+        (["--set=ici_mesh_shape={data: 8}", "--allow-changed"], 2, "needs 8 devices"),
+        (["--profile-steps=5"], 2, "--profile-steps 5 is not a range"),
+        (["--from=nowhere"], 5, "no checkpoint in nowhere"),
+        (["--set=eval_inputs=[TextInput]", "--set=eval_inputs.0.files=[no.txt]", "--allow-changed"], 5, "no.txt"),
+    ):
+        code, refused = dry_run(*arguments)
+        assert code == exit_code and message in refused["error"]["message"], refused
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     done = pax("train", "mine", *more, "--json")
     assert done.returncode == 0, done.stderr
