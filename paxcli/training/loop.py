@@ -30,7 +30,7 @@ from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
-from paxcli.training.early_stopping import EarlyStopping
+from paxcli.training.early_stopping import EarlyStopping, logged_lines
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
@@ -77,7 +77,7 @@ class TrainingRun:
         self.recipe = plain_values(session.config)
         self.seconds = 0.0
         self.last_step = self.store.latest_step() or 0
-        self.eval_values = self.task.early_stopping_fn.logged_values(run_dir.path, self.last_step)
+        self.lines = [line for line in logged_lines(run_dir.path) if line["step"] <= self.last_step]
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
@@ -188,7 +188,7 @@ class TrainingRun:
 
     def early_stop(self) -> str | None:
         """Why the run ends before its last step, by its evaluations so far; None = it does not."""
-        return self.task.early_stopping_fn.reason(self.eval_values)
+        return self.task.early_stopping_fn.reason(self.lines, self.last_step)
 
     def _evaluate(self, step: int, state: TrainState) -> None:
         self._emit(self.meter.flush())
@@ -204,8 +204,8 @@ class TrainingRun:
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
         for name, values in metrics.items():
             self.writer.write(step, values, split=f"eval/{name}")
+            self.lines.append({"step": step, "split": f"eval/{name}", **values})
         self.report.evaluation(step, metrics)
-        self.eval_values |= self.task.early_stopping_fn.value(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
         for record in records:
@@ -311,7 +311,7 @@ def resume_step(
     run_dir.check_same_recipe(config, allow_changed)
     step = CheckpointStore(run_dir.checkpoints).latest_step()
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
-    early = step is not None and rule.reason(rule.logged_values(run_dir.path, step)) is not None
+    early = rule.reason(logged_lines(run_dir.path), step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps
 
 

@@ -55,9 +55,8 @@ def make_train_step(
         metrics = task.metrics.select_reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
         if task.summary_verbosity:
             scale = task.train.learner.grad_scale(metrics["grad_norm"])
-            metrics |= step_summaries(
-                task.summary_verbosity, batch, weight, scale, grads, state.params, params, activations
-            )
+            metrics |= {"num_predictions": weight, "grad_scale": scale}
+            metrics |= step_summaries(task.summary_verbosity, batch, grads, state.params, params, activations)
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
         return state, metrics
 
