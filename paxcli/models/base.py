@@ -101,7 +101,12 @@ class Model(Layer):
         return None
 
     def loss_and_metrics(
-        self, params: dict, batch: NestedMap, key: jax.Array | None = None, fp8: Any = None, activations: bool = False
+        self,
+        params: dict,
+        batch: NestedMap,
+        key: jax.Array | None = None,
+        fp8: Any = None,
+        with_activations: bool = False,
     ) -> tuple[WeightedScalars, NestedMap]:
         """What `compute_loss` returns, with the metrics that layers report added.
 
@@ -113,13 +118,13 @@ class Model(Layer):
           batch: The batch.
           key: PRNG key of training (dropout, masking); None in evaluation.
           fp8: State of FP8 matmuls in training; None in evaluation, and without FP8.
-          activations: Whether to add, to the second, `activations`: the sums that `activations_by_layer` returns.
+          with_activations: Whether to add, to the second, `activations`: the sums that `activations_by_layer` returns.
         """
         variables = {"params": params, FP8_STATE: fp8} if fp8 else {"params": params}
         rngs = None if key is None else {"dropout": key}
-        mutable = ["metrics", SUMMARIES] if activations else ["metrics"]
+        mutable = ["metrics", SUMMARIES] if with_activations else ["metrics"]
         (metrics, examples), reported = self.apply(variables, batch, rngs=rngs, mutable=mutable)
-        if activations:
+        if with_activations:
             examples = NestedMap(examples, activations=activations_by_layer(reported.get(SUMMARIES, {})))
         found: dict[str, list[jax.Array]] = {}
         for path, values in jax.tree.leaves_with_path(reported.get("metrics", {})):
