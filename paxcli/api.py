@@ -215,11 +215,12 @@ class Run:
             save_figure(figure, path)
         return figure
 
-    def evaluate(self, step: int | None = None) -> dict[str, dict[str, float]]:
+    def evaluate(self, step: int | None = None, files: Sequence[str] = ()) -> dict[str, dict[str, float]]:
         """Evaluates a checkpoint on the recipe's evaluation inputs. Also writes the metrics to `eval/`.
 
         Args:
           step: The checkpoint; None = the latest.
+          files: Paths and globs of text files to evaluate on instead, in full, as the input `files`.
 
         Returns:
           Input name → metric → value.
@@ -228,7 +229,7 @@ class Run:
           DataError: There is no such checkpoint.
           ConfigError: The recipe has no evaluation input.
         """
-        return self._trained.evaluate(self.step(step))
+        return self._trained.evaluate(self.step(step), files)
 
     def generate(
         self,

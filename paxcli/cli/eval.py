@@ -16,6 +16,14 @@ WatchOption = Annotated[
     bool,
     typer.Option("--watch", help="Evaluate every checkpoint as it appears, up to the last step. Default: only one."),
 ]
+FilesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--files",
+        metavar="PATH",
+        help="Evaluate on all text of this file or glob instead; repeatable. Default: the recipe's evaluation inputs.",
+    ),
+]
 
 
 def evaluate(
@@ -26,15 +34,17 @@ def evaluate(
     run_dir: RunDirOption = None,
     step: StepOption = None,
     watch: WatchOption = False,
+    files: FilesOption = None,
     as_json: JsonOption = False,
     on: OnOption = None,
 ) -> None:
-    """Evaluate a run's checkpoint on the recipe's evaluation inputs.
+    """Evaluate a run's checkpoint on the recipe's evaluation inputs, or on text files.
 
     \b
     Examples:
       pax eval runs/tiny
       pax eval tiny --step 400 --json
+      pax eval runs/tiny --files README.md --files "docs/*.md"
     """
     if on is not None:
         return run_on(on, ctx)
@@ -42,7 +52,7 @@ def evaluate(
     run = open_run(target, overlays, sets, run_dir)
     evaluations = []
     for at in run.watch() if watch else [run.step(step)]:
-        metrics = run.evaluate(at)
+        metrics = run.evaluate(at, files or ())
         evaluations.append({"step": at, "metrics": metrics})
         if not as_json:
             say(metrics_text(at, metrics))

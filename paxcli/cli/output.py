@@ -18,6 +18,7 @@ from paxcli.cli.usage_hints import usage_hint
 from paxcli.cli.user_code import explain
 from paxcli.errors import MissingError, PaxError, first_line, machine_fault
 from paxcli.log import use_color
+from paxcli.metrics.text import values_text
 
 _BUG_HINT = "Please report it with the lines above."
 _BUCKET_HINT = "Check that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
@@ -95,10 +96,7 @@ def say_result(result: Any, text: str, as_json: bool) -> None:
 
 def metrics_text(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:
     """A line for each input's metrics."""
-    return "\n".join(
-        f"step {step} · {name} · " + " · ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-        for name, values in metrics.items()
-    )
+    return "\n".join(f"step {step} · {name} · {values_text(values)}" for name, values in metrics.items())
 
 
 def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:

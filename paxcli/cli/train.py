@@ -17,6 +17,7 @@ from paxcli.cli.restarts import keep_restarting
 from paxcli.cli.runs import is_run_dir, load_recipe
 from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
+from paxcli.metrics.text import values_text
 
 if TYPE_CHECKING:
     from paxcli.api import Recipe
@@ -194,6 +195,6 @@ def run_text(result: dict[str, Any]) -> str:
     """The summary of a training run, as text."""
     lines = [f"{result['run_dir']}: {result['steps']} steps, loss {result['loss']:.4f}"]
     for name, metrics in result["eval"].items():
-        lines.append(f"eval {name}: " + ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items()))
+        lines.append(f"eval {name}: {values_text(metrics)}")
     lines.append(f"Next: pax plot {result['run_dir']}, pax decode {result['run_dir']}")
     return "\n".join(lines)

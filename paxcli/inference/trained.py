@@ -24,10 +24,12 @@ from paxcli.inference.decode import (
     override,
 )
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
+from paxcli.inputs.text import TextInput
 from paxcli.log import log
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
+from paxcli.training.early_stopping import logged_lines
 from paxcli.training.evaluate import evaluate
-from paxcli.training.experiment import Experiment, data_of
+from paxcli.training.experiment import Experiment, data_of, with_derived_sizes
 from paxcli.training.learner import Averaged
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, build_session
@@ -79,18 +81,24 @@ class TrainedRun:
             )
         return steps[-1] if wanted is None else wanted
 
-    def evaluate(self, step: int) -> dict[str, dict[str, float]]:
+    def evaluate(self, step: int, files: Sequence[str] = ()) -> dict[str, dict[str, float]]:
         """Metrics of one checkpoint on all evaluation inputs: input name → metric → value. Written to `eval/` too.
 
         Each evaluation starts the inputs over, so that checkpoints are compared on the same examples.
 
+        Args:
+          step: The checkpoint.
+          files: Instead of the evaluation inputs, all text of these files; the name of the input is then `files`.
+
         Raises:
-          ConfigError: The recipe has no evaluation input.
+          ConfigError: The recipe has no evaluation input, or no tokenizer to read `files` with.
           DivergedError: A loss is not finite.
         """
-        inputs = self._session.experiment.eval_inputs
+        inputs = [self._files_input(list(files))] if files else self._session.experiment.eval_inputs
         if not inputs:
-            raise ConfigError("The recipe has no evaluation input.", "Give it `eval_inputs`.")
+            raise ConfigError(
+                "The recipe has no evaluation input.", "Give it `eval_inputs`, or text files with `--files`."
+            )
         if self._has_evaluated:
             for source in inputs:
                 source.reset()
@@ -104,11 +112,23 @@ class TrainedRun:
                     f"Evaluate an earlier one with `--step`. There are {format_steps(self.steps())}.",
                 )
         try:
-            self._write("eval", f"{step}.json", json.dumps({"step": step, "metrics": metrics}) + "\n")
+            name = f"{step}-files.json" if files else f"{step}.json"
+            self._write("eval", name, json.dumps({"step": step, "metrics": metrics}) + "\n")
             self._write_metrics("eval", step, metrics)
         except OSError as error:  # the result is worth more than its file
             log.warning("The metrics of step %d were not written to %s: %s", step, self._run_dir.path / "eval", error)
         return metrics
+
+    def _files_input(self, files: list[str]) -> TextInput:
+        """All text of these files, with the tokenizer and the batch size of training."""
+        training = self._session.experiment.train_input
+        tokenizer, hosts = tokenizer_of(training), (training.num_infeed_hosts, training.infeed_host_index)
+        source = TextInput.config(name="files", files=files, reset_for_eval=True, eval_loop_num_batches=None)
+        source.tokenizer = lambda: tokenizer
+        config = fdl.copy_with(self._session.config, eval_inputs=[source])
+        source = fdl.build(with_derived_sizes(config, self._session.mesh.size, *hosts).eval_inputs[0])
+        source.check_data()
+        return source
 
     def watch(self) -> Iterator[int]:
         """The step of every checkpoint, as it appears, up to the last training step or an early stop."""
@@ -119,7 +139,7 @@ class TrainedRun:
                 if step > seen:
                     seen = step
                     yield step
-            if seen >= task.train.num_train_steps or rule.reason(rule.logged_values(self._run_dir.path, seen)):
+            if seen >= task.train.num_train_steps or rule.reason(logged_lines(self._run_dir.path), seen):
                 return
             time.sleep(_POLL_SECONDS)
 

@@ -144,6 +144,10 @@ class BaseInput(Configurable, abc.ABC):
         """
         return [" ".join(map(str, row[:length])) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
+    def data_share(self, num_batches: int) -> float | None:
+        """The share of this input's data that an evaluation of so many batches covers; None = unknown."""
+        return 1.0 if self.reset_for_eval else None
+
     @property
     def text_tokenizer(self) -> Any:
         """The tokenizer of this input's text; None if it has none."""
@@ -269,6 +273,10 @@ class RandomAccessInput(BaseInput):
     @abc.abstractmethod
     def rows(self, numbers: np.ndarray) -> NestedMap:
         """The rows with these numbers [B]; -1 is a row of padding."""
+
+    def data_share(self, num_batches: int) -> float | None:
+        rows, num_rows = num_batches * (self.batch_size or 0) * self.num_infeed_hosts, self.num_rows()
+        return None if num_rows is None else min(1.0, rows / num_rows)
 
     def order(self, positions: np.ndarray) -> np.ndarray:
         """The row number [B] at each position [B] of the infinite stream."""

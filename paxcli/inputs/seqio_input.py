@@ -87,6 +87,9 @@ class SeqIOInput(BaseInput):
             )
         return seqio.get_mixture_or_task(self.mixture_name)
 
+    def data_share(self, num_batches: int) -> float | None:
+        return None if self.eval_num_examples is not None else super().data_share(num_batches)
+
     @property
     def lengths(self) -> dict[str, int]:
         """`task_feature_lengths`, or its default."""

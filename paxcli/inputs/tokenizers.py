@@ -50,6 +50,15 @@ class Tokenizer(Protocol):
         """The text of ids [T], without special tokens."""
 
 
+def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
+    """UTF-8 bytes of the text of ids [T], in which end tokens separate documents.
+
+    An incomplete character at the start or end of `ids` counts as one byte.
+    """
+    documents = np.split(ids, np.flatnonzero(ids == tokenizer.eos_id) + 1)
+    return sum(len(tokenizer.decode(document).replace("\ufffd", "?").encode()) for document in documents)
+
+
 class TokenizerConfig(Configurable):
     """Base class of the tokenizers that YAML and `--set` may name."""
 

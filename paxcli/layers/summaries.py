@@ -31,18 +31,14 @@ class ActivationSums(NamedTuple):
 
     def add(self, other: ActivationSums) -> ActivationSums:
         """The sums over the tokens of both."""
-        sums = (one + two for one, two in zip(self[:3], other[:3], strict=True))
-        return ActivationSums(*sums, abs_max=jnp.maximum(self.abs_max, other.abs_max))
+        total, squares, count = map(jnp.add, self[:3], other[:3])
+        return ActivationSums(total, squares, count, jnp.maximum(self.abs_max, other.abs_max))
 
     def statistics(self) -> dict[str, jax.Array]:
         """`activation_mean`, `activation_std` and `activation_abs_max` (praxis: those of `xformer_input`)."""
-        mean = self.total / jnp.maximum(self.count, 1)
-        variance = self.squares / jnp.maximum(self.count, 1) - jnp.square(mean)
-        return {
-            "activation_mean": mean,
-            "activation_std": jnp.sqrt(jnp.maximum(variance, 0)),
-            "activation_abs_max": self.abs_max,
-        }
+        mean, square = self.total / jnp.maximum(self.count, 1), self.squares / jnp.maximum(self.count, 1)
+        std = jnp.sqrt(jnp.maximum(square - jnp.square(mean), 0))
+        return {"activation_mean": mean, "activation_std": std, "activation_abs_max": self.abs_max}
 
 
 def report_activation(layer: nn.Module, x: Float[jax.Array, "B T D"], segment_ids: Int[jax.Array, "B T"]) -> None:

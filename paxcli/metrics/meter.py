@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
 from paxcli.metrics.peaks import mfu
 
@@ -144,7 +143,8 @@ class Meter:
         steps = mark.step - self._window.step
         paused = mark.paused_seconds - self._window.paused_seconds
         step_seconds = (mark.seconds - self._window.seconds - paused) / steps
-        return _by_name(jax.device_get(device_metrics)) | {
+        values: dict[str, MetricValue] = {name: value.item() for name, value in jax.device_get(device_metrics).items()}
+        return values | {
             "tokens_per_second": _per_second(self._tokens_per_step, step_seconds),
             "step_seconds": step_seconds,
             "mfu": mfu(_per_second(self._flops_per_step, step_seconds), self._peak_flops_total),
@@ -159,15 +159,6 @@ class Meter:
             return None
         pace = (mark.seconds - self._first.seconds) / (mark.step - self._first.step)
         return pace * (self._num_train_steps - mark.step)
-
-
-def _by_name(metrics: dict[str, np.ndarray]) -> dict[str, MetricValue]:
-    """The numbers in metrics. Those of a metric [L] of scanned layers are `name_0`, `name_1`, … as if unrolled."""
-    values: dict[str, MetricValue] = {}
-    for name, array in metrics.items():
-        names = [f"{name}_{i}" for i in range(len(array))] if array.ndim else [name]
-        values |= zip(names, array.ravel().tolist(), strict=True)
-    return values
 
 
 def _finish_time(metrics: dict[str, jax.Array]) -> float:

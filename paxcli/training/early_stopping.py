@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from etils import epath
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import AnyFloat, PositiveInt
 from paxcli.errors import ConfigError
-from paxcli.metrics.curves import FILE_NAME, read_runs
+from paxcli.metrics.curves import FILE_NAME
+from paxcli.metrics.writers import TRAIN, parse_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,37 +46,24 @@ class EarlyStopping(Configurable):
                 "Set it to the name of one, or set `target` and `patience` to null.",
             )
 
-    def logged_values(self, run_dir: epath.Path, last_step: int) -> dict[int, float]:
-        """The metric in each evaluation that a run has logged up to a step, by step; empty when this is off."""
-        if not self._is_on or not (run_dir / FILE_NAME).exists():
-            return {}
-        found: dict[int, float] = {}
-        for line in read_runs([run_dir])[0].lines:
-            kind, _, name = line["split"].partition("/")
-            if kind == "eval" and line["step"] <= last_step:
-                found |= self.value(line["step"], {name: line})
-        return found
-
-    def value(self, step: int, metrics: Mapping[str, Mapping[str, float | None]]) -> dict[int, float]:
-        """The metric in the evaluation of a step, by step; empty when this is off, or the value not finite.
+    def reason(self, lines: Iterable[Mapping[str, Any]], last_step: int) -> str | None:
+        """Why a run ends, given its lines of metrics; those of later steps do not count. None = it continues.
 
         Raises:
-          ConfigError: The evaluation has no such metric.
+          ConfigError: An evaluation has no such metric.
         """
-        followed = [values for name, values in metrics.items() if self._is_on and self.input in (None, name)]
-        if followed and self.metric not in followed[0]:
-            raise ConfigError(
-                f"task.early_stopping_fn: the evaluation has no metric `{self.metric}`.",
-                f"It has {', '.join(followed[0])}.",
-            )
-        value = followed[0][self.metric] if followed else None
-        return {} if value is None or not math.isfinite(value) else {step: value}
-
-    def reason(self, values: Mapping[int, float]) -> str | None:
-        """Why a run with these values at its evaluated steps ends; None = it continues."""
         sign = -1 if self.maximize else 1
         best, best_step, waited = math.inf, 0, 0
-        for step, value in sorted(values.items()):
+        for line in lines if self._is_on else ():
+            step, split = line["step"], line["split"]
+            if step > last_step or split == TRAIN or self.input not in (None, split.partition("/")[2]):
+                continue
+            if self.metric not in line:
+                hint = f"It has {', '.join(line)}."
+                raise ConfigError(f"task.early_stopping_fn: an evaluation has no metric `{self.metric}`.", hint)
+            value = line[self.metric]
+            if value is None or not math.isfinite(value):
+                continue
             if self.target is not None and sign * value <= sign * self.target:
                 return f"{self.metric} reached {value:.4f} at step {step} (target {self.target:g})"
             waited += 1
@@ -87,3 +76,9 @@ class EarlyStopping(Configurable):
     @property
     def _is_on(self) -> bool:
         return self.target is not None or self.patience is not None
+
+
+def logged_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
+    """The lines of a run's `metrics.jsonl`; none before the first."""
+    path = run_dir / FILE_NAME
+    return [line for line in map(parse_line, path.read_text().splitlines()) if line] if path.exists() else []

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
+from paxcli.errors import PaxError
 from paxcli.inputs.base_input import BaseInput
+from paxcli.inputs.tokenizers import Tokenizer, count_bytes
 from paxcli.mesh.sharding import put_batch
+from paxcli.nested_map import NestedMap
+from paxcli.training.summaries import count_examples
 from paxcli.training.task import Metrics
+
+_count_examples = jax.jit(count_examples)
+_TARGETS, _BYTES = "targets", "bytes"
 
 
 def evaluate(
@@ -23,6 +34,8 @@ def evaluate(
 ) -> dict[str, dict[str, float]]:
     """Metrics of one evaluation run on each input: input name → metric → value.
 
+    Besides the model's metrics: `perplexity`; `bits_per_byte`, where the input has a tokenizer; what was read, as
+    `num_examples`, `num_tokens` and `num_batches`; and `data_share`, the share of the input's data, where it is known.
     With a `score_step`, inputs with metrics of their own also compute those, from the scores of their examples.
     `check_stop` is called before each batch with its number; it raises an exception to end the evaluation.
     """
@@ -43,9 +56,12 @@ def _evaluate_one(
     check_stop: Callable[[int], None],
 ) -> dict[str, float]:
     of_scores = source.example_metrics("scores") if score_step is not None else None
-    total, scored = None, []
+    total, scored, num_batches = None, [], 0
+    tokenizer, counts = _tokenizer_of(source), Counter[str]()
     for number, batch in enumerate(source.eval_batches()):
         check_stop(number)
+        counts.update(_count(batch, tokenizer))
+        num_batches = number + 1
         batch = put_batch(batch, mesh)
         if of_scores is None or score_step is None:
             sums = eval_step(params, batch)
@@ -57,7 +73,34 @@ def _evaluate_one(
     if total is None:
         return {}
     values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
-    return values if of_scores is None else values | of_scores(_by_example(scored))
+    if of_scores is not None:
+        values |= of_scores(_by_example(scored))
+    counts = {name: int(np.sum(each)) for name, each in multihost_utils.process_allgather(dict(counts)).items()}
+    if "log_pplx" in values:
+        values["perplexity"] = math.exp(min(values["log_pplx"], 700))
+        # Unless the targets are weighted otherwise than by 1, as masked tokens are.
+        if counts.get(_BYTES) and abs(float(total["log_pplx"][1]) - counts[_TARGETS]) < 0.5:
+            values["bits_per_byte"] = values["log_pplx"] * counts[_TARGETS] / counts[_BYTES] / math.log(2)
+    values |= {name: counts[name] for name in ("num_examples", "num_tokens") if name in counts}
+    share = source.data_share(num_batches)
+    return values | {"num_batches": num_batches} | ({} if share is None else {"data_share": share})
+
+
+def _tokenizer_of(source: BaseInput) -> Tokenizer | None:
+    try:
+        return source.text_tokenizer
+    except PaxError:  # token files, whose tokenizer need not be here
+        return None
+
+
+def _count(batch: NestedMap, tokenizer: Tokenizer | None) -> Counter[str]:
+    """Counts of this process's part of a batch: examples, tokens, and the targets and bytes of text of its labels."""
+    counts: Counter[str] = Counter({name: int(count) for name, count in _count_examples(batch).items()})
+    if tokenizer is not None and "labels" in batch:
+        for labels, weights in zip(batch.labels, batch.weights, strict=True):
+            targets = labels[weights > 0]
+            counts.update({_TARGETS: len(targets), _BYTES: count_bytes(tokenizer, targets)})
+    return counts
 
 
 def _by_example(batches: list[dict[str, jax.Array]]) -> dict[int, float]:

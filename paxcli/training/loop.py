@@ -36,7 +36,7 @@ from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
-from paxcli.training.early_stopping import EarlyStopping
+from paxcli.training.early_stopping import EarlyStopping, logged_lines
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
@@ -90,7 +90,7 @@ class TrainingRun:
         self.eval_positions = self._eval_positions()
         self.seconds = 0.0
         self.last_step = self.store.latest_step() or 0
-        self.eval_values = self.task.early_stopping_fn.logged_values(run_dir.path, self.last_step)
+        self.lines = [line for line in logged_lines(run_dir.path) if line["step"] <= self.last_step]
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
@@ -248,7 +248,7 @@ class TrainingRun:
 
     def early_stop(self) -> str | None:
         """Why the run ends before its last step, by its evaluations so far; None = it does not."""
-        return self.task.early_stopping_fn.reason(self.eval_values)
+        return self.task.early_stopping_fn.reason(self.lines, self.last_step)
 
     def _evaluate(self, step: int, state: TrainState, logged: Set[str] = frozenset()) -> None:
         """Evaluates, and writes the metrics of all splits but those in `logged`."""
@@ -268,8 +268,8 @@ class TrainingRun:
         for name, values in metrics.items():
             if (split := f"eval/{name}") not in logged:
                 self.writer.write(step, values, split)
+            self.lines.append({"step": step, "split": f"eval/{name}", **values})
         self.report.evaluation(step, metrics)
-        self.eval_values |= self.task.early_stopping_fn.value(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
         if records:
@@ -392,7 +392,7 @@ def resume_step(
     run_dir.check_same_recipe(config, allow_changed)
     step = CheckpointStore(run_dir.checkpoints).latest_step()
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
-    early = step is not None and rule.reason(rule.logged_values(run_dir.path, step)) is not None
+    early = rule.reason(logged_lines(run_dir.path), step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps
 
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from paxcli.log import use_color
 from paxcli.metrics.meter import Record
+from paxcli.metrics.text import values_text
 
 _UNWRAPPED = 10_000  # the width of a console whose lines are not wrapped, in characters
 
@@ -117,8 +118,7 @@ class ProgressPrinter:
     def evaluation(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
         """Prints a line for each evaluation input."""
         for name, values in metrics.items():
-            shown = " · ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-            self.message(f"step {step} · eval {name} · {shown}")
+            self.message(f"step {step} · eval {name} · {values_text(values)}")
 
     def message(self, text: str) -> None:
         """Prints a line."""

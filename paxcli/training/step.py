@@ -70,10 +70,8 @@ def make_train_step(
             norm = optax.tree.norm(params)
         metrics = task.metrics.select_reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
         if task.summary_verbosity:
-            scale = learner.grad_scale(metrics["grad_norm"])
-            metrics |= step_summaries(
-                task.summary_verbosity, batch, num_predictions, scale, grads, state.params, params, activations
-            )
+            metrics |= {"num_predictions": num_predictions, "grad_scale": learner.grad_scale(metrics["grad_norm"])}
+            metrics |= step_summaries(task.summary_verbosity, batch, grads, state.params, params, activations)
         state = state.replace(step=state.step + 1, params=params, opt_state=opt_state, fp8=fp8, skipped_steps=skipped)
         return state, metrics
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from paxcli.layers.scopes import METRICS
 from paxcli.layers.summaries import ActivationSums
@@ -14,7 +14,7 @@ from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
 
-COUNTS, NORMS, ACTIVATIONS = 1, 2, 3  # each level includes those below it
+NORMS, ACTIVATIONS = 2, 3  # levels; each includes those below it
 
 
 def count_examples(batch: NestedMap) -> dict[str, jax.Array]:
@@ -30,63 +30,39 @@ def count_examples(batch: NestedMap) -> dict[str, jax.Array]:
 
 
 def strict_accuracy(examples: NestedMap) -> WeightedScalars:
-    """Share of the rows whose weighted tokens are all correct (Pax: `acc_strict`); none without such a row."""
+    """Share of the rows whose weighted tokens are all correct (Pax: `acc_strict`); none of a model without tokens."""
     if "correct" not in examples:
         return {}
     weighted = examples.weights > 0
     rows = jnp.any(weighted, axis=-1)
-    right = rows & jnp.all(examples.correct | ~weighted, axis=-1)
-    count = jnp.sum(rows, dtype=jnp.float32)
+    right, count = rows & jnp.all(examples.correct | ~weighted, axis=-1), jnp.sum(rows, dtype=jnp.float32)
     return {"accuracy_strict": (jnp.sum(right) / jnp.maximum(count, 1), count)}
 
 
 @jax.named_scope(METRICS)
 def step_summaries(
-    verbosity: int,
-    batch: NestedMap,
-    num_predictions: jax.Array,
-    grad_scale: jax.Array,
-    grads: Any,
-    params: Any,
-    new_params: Any,
-    activations: Mapping[str, ActivationSums],
+    verbosity: int, batch: NestedMap, grads: Any, params: Any, new_params: Any, activations: dict[str, ActivationSums]
 ) -> dict[str, jax.Array]:
-    """The summaries of one step at this level.
+    """The summaries of one step at this level, `task.summary_verbosity`.
 
-    Args:
-      verbosity: `task.summary_verbosity`.
-      batch: The batch of the step.
-      num_predictions: Sum of the weights of its tokens or rows.
-      grad_scale: Factor by which the global norm clips gradients.
-      grads: Gradients before clipping.
-      params: Parameters before the update.
-      new_params: Parameters after it.
-      activations: What `activations_by_layer` returns.
-
-    Returns:
-      From level 1 on counts, `grad_scale`, and `applied_grad_norm`, the norm of the change of all parameters; from 2 on
-      `grad_norm`, `update_norm` and `param_norm` of each parameter; from 3 on statistics of activations, [L] for
-      scanned layers.
+    From level 1 on counts, and `applied_grad_norm`, the norm of the change of all parameters; from 2 on `grad_norm`
+    (before clipping), `update_norm` and `param_norm` of each parameter; from 3 on the statistics of activations.
     """
     updates = _norms(jax.tree.map(jnp.subtract, new_params, params))
-    found = count_examples(batch) | {
-        "num_predictions": num_predictions,
-        "grad_scale": grad_scale,
-        "applied_grad_norm": jnp.linalg.norm(jnp.stack(list(updates.values()))),
-    }
+    found = count_examples(batch) | {"applied_grad_norm": optax.tree.norm(updates)}
     if "segment_ids" in batch:
         found["ratio_unpadded_tokens"] = found["num_tokens"] / batch.segment_ids.size
     if verbosity >= NORMS:
         kinds = {"grad_norm": _norms(grads), "update_norm": updates, "param_norm": _norms(new_params)}
         found |= {f"{kind}/{path}": norm for kind, norms in kinds.items() for path, norm in norms.items()}
     for path, sums in activations.items():
-        found |= {f"{name}/{path}": value for name, value in sums.statistics().items()}
+        for name, value in sums.statistics().items():
+            layers = {f"_{i}": one for i, one in enumerate(value)} if value.ndim else {"": value}  # [L] if scanned
+            found |= {f"{name}/{path}{number}": one for number, one in layers.items()}
     return found
 
 
 def _norms(tree: Any) -> dict[str, jax.Array]:
     """Path → norm of each array."""
-    return {
-        "/".join(path_of(path)): jnp.sqrt(jnp.sum(jnp.square(leaf.astype(jnp.float32))))
-        for path, leaf in jax.tree.leaves_with_path(tree)
-    }
+    leaves = jax.tree.leaves_with_path(tree)
+    return {"/".join(path_of(path)): optax.tree.norm(leaf.astype(jnp.float32)) for path, leaf in leaves}

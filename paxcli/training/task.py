@@ -181,8 +181,8 @@ class SingleTask(Configurable):
 
         The arguments are those of `Model.loss_and_metrics`.
         """
-        with_activations = self.summary_verbosity >= ACTIVATIONS
-        metrics, examples = self.model.loss_and_metrics(params, batch, key, fp8, with_activations)
+        activations = self.summary_verbosity >= ACTIVATIONS
+        metrics, examples = self.model.loss_and_metrics(params, batch, key, fp8, activations)
         loss, weight = self.loss_aggregator(metrics)
         loss = loss.astype(jnp.float32)
         metrics = metrics | self.more_metrics(examples) | {"loss": (loss, weight)}

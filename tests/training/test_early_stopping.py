@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import pathlib
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import paxcli as pax
+from paxcli.cli.train import _describe
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.training.early_stopping import EarlyStopping
@@ -38,7 +40,11 @@ from tests.training.test_loop import Messages, small_recipe
     ],
 )
 def test_reasons(rule: EarlyStopping, values: dict[int, float], reason: str | None) -> None:
-    assert rule.reason(values) == reason
+    lines = [{"step": step, "split": "eval/a", rule.metric: values[step]} for step in sorted(values)]
+    others = [{"step": 1, "split": "train"}, {"step": 1, "split": "eval/a", rule.metric: None}]
+    others += [{"step": 99, "split": "eval/a", rule.metric: -1.0 if not rule.maximize else 9.0}]
+    assert rule.reason([*lines, *others], last_step=50) == reason
+    assert dataclasses.replace(rule, input="b").reason(lines, last_step=50) is None
 
 
 def recipe(**sets: Any) -> pax.Recipe:
@@ -54,7 +60,7 @@ def run(run_dir: pathlib.Path, **sets: Any) -> tuple[dict[str, Any], list[str]]:
     return result, progress.lines
 
 
-def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path) -> None:
+def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     result, lines = run(tmp_path, **{"early_stopping_fn.target": 5.5})
     steps = sorted(evals(tmp_path))
     reached = [step for step in steps if evals(tmp_path)[step]["log_pplx"] <= 5.5]
@@ -68,22 +74,16 @@ def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path) -> Non
     assert "is finished: log_pplx reached" in lines[-1]
     assert list(pax.Run(tmp_path).watch()) == [reached[0]]
 
+    _describe(recipe(**{"early_stopping_fn.target": 5.5}), str(tmp_path), allow_changed=True, as_json=True)
+    assert json.loads(capsys.readouterr().out)["would"] == "do nothing: the run is finished"
+
     more, _ = run(tmp_path, **{"early_stopping_fn.target": None, "num_train_steps": reached[0] + 2})
     assert more["steps"] == reached[0] + 2
     assert {step: losses(tmp_path)[step] for step in before} == before
 
 
-def test_a_dry_run_knows_that_a_run_has_stopped(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from paxcli.cli.train import _describe
-
-    rule = {"early_stopping_fn.patience": 1, "early_stopping_fn.metric": "accuracy"}  # smaller is better: it rises
-    run(tmp_path, **rule)
-    _describe(recipe(**rule), str(tmp_path), allow_changed=True, as_json=True)
-    assert json.loads(capsys.readouterr().out)["would"] == "do nothing: the run is finished"
-
-
 def test_an_unknown_input_or_metric_is_refused(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(ConfigError, match="the evaluation has no metric `f1`"):
+    with pytest.raises(ConfigError, match="an evaluation has no metric `f1`"):
         run(tmp_path, **{"early_stopping_fn.target": 1.0, "early_stopping_fn.metric": "f1"})
     config = recipe(**{"early_stopping_fn.target": 1.0, "early_stopping_fn.input": "test"}).config
     with pytest.raises(ConfigError, match="early_stopping_fn.input=test is not one of the eval inputs: "):

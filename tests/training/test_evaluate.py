@@ -1,0 +1,69 @@
+"""What an evaluation reads, and the metrics that follow from it."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+import paxcli as pax
+from paxcli.errors import DataError
+from paxcli.inputs.tokenizers import ByteTokenizer, count_bytes
+from paxcli.metrics.text import values_text
+from tests.training.test_loop import Messages, small_recipe
+
+TEXTS = {"a.txt": "Größe: 3 µm\n" * 7, "b.txt": "one line\n", "c.md": ""}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> pax.Run:
+    directory = tmp_path_factory.mktemp("run")
+    pax.train(small_recipe(1), directory, progress=Messages())
+    return pax.Run(directory)
+
+
+@pytest.fixture(scope="module")
+def text_files(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("texts")
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_files_are_read_to_the_last_byte(run: pax.Run, text_files: pathlib.Path) -> None:
+    ((name, values),) = run.evaluate(files=[f"{text_files}/*.txt"]).items()
+    num_bytes = sum(len(TEXTS[name].encode()) for name in ("a.txt", "b.txt"))
+    num_targets = num_bytes + 2  # the end of each document
+    rows = math.ceil(num_targets / 16)
+    assert name == "files"
+    assert (values["num_tokens"], values["num_batches"], values["data_share"]) == (num_targets, math.ceil(rows / 4), 1)
+    np.testing.assert_allclose(values["perplexity"], np.exp(values["log_pplx"]), rtol=1e-6)
+    bits = values["log_pplx"] * num_targets / np.log(2)
+    np.testing.assert_allclose(values["bits_per_byte"], bits / num_bytes, rtol=0.02)  # characters split between rows
+    written = json.loads((pathlib.Path(run.path) / "eval" / "1-files.json").read_text())
+    assert written["metrics"]["files"] == values
+
+
+def test_a_missing_file_is_an_error(run: pax.Run, text_files: pathlib.Path) -> None:
+    with pytest.raises(DataError, match=r"d\.txt"):
+        run.evaluate(files=[f"{text_files}/a.txt", f"{text_files}/d.txt"])
+
+
+def test_a_part_of_the_data_is_reported_as_such(tmp_path: pathlib.Path) -> None:
+    sets: dict[str, Any] = {"eval_inputs": None, "eval_inputs.0.reset_for_eval": False}
+    result = pax.train(small_recipe(1, **sets, **{"eval_inputs.0.eval_loop_num_batches": 3}), tmp_path).result
+    assert result is not None
+    (values,) = result["eval"].values()
+    assert values["num_batches"] == 3 and values["num_tokens"] == 3 * 4 * 16 and 0 < values["data_share"] < 0.01
+    assert values_text(values).endswith(f"num_batches 3 · on {values['data_share']:.2%} of its data")
+    assert "data" not in values_text(values | {"data_share": 1.0})
+
+
+@pytest.mark.parametrize("text", ["", "plain", "µ€😀", "two\x00documents"])
+def test_bytes_of_text(text: str) -> None:
+    ids = np.concatenate([np.append(ByteTokenizer().encode(part), 1) for part in text.split("\x00")])
+    assert count_bytes(ByteTokenizer(), ids) == len(text.replace("\x00", "").encode())
