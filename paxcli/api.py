@@ -245,11 +245,9 @@ class Run:
     ) -> list[Generation]:
         """Continues prompts with a checkpoint. Also writes the continuations to `decoded/`.
 
-        Settings that are None are those of the recipe's `decoding`.
-
         Args:
           prompts: One text, or several; or dicts with the fields of `inference.decode.Prompt`.
-          max_tokens: The most tokens to generate for each.
+          max_tokens: The most tokens to generate for each. None = as in the recipe's `decoding`, here and below.
           temperature: Divides the logits; 0 = the most probable token each time (greedy).
           top_k: Sample from the k most probable tokens.
           top_p: Sample from the most probable tokens whose probabilities sum to p.
@@ -264,9 +262,7 @@ class Run:
           DataError: There is no such checkpoint.
           ConfigError: The model cannot decode, or a prompt is too long or has ids outside the vocabulary.
         """
-        from paxcli.inference.decode import parse_prompt
-
-        rows = [parse_prompt(one) for one in ([prompts] if isinstance(prompts, str) else prompts)]
+        rows = [prompts] if isinstance(prompts, str) else prompts
         settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         outputs = self._trained.continue_prompts(self.step(step), rows, settings, seed, on_text)
         return [Generation(**output) for output in outputs]
@@ -290,6 +286,11 @@ class Run:
         settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         outputs, metrics = self._trained.answer_inputs(self.step(step), settings, seed, on_text)
         return [Generation(**output) for output in outputs], metrics
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `generate` takes conversations: dicts with `messages`."""
+        return self._trained.has_chat_template
 
     def params(self, step: int | None = None) -> dict[str, Any]:
         """The parameters of a checkpoint, sharded over this machine's devices: nested dicts of `jax.Array`.

@@ -18,7 +18,7 @@ from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
-    from paxcli.api import Generation
+    from paxcli.api import Generation, Run
 
 PromptOption = Annotated[
     list[str] | None,
@@ -29,9 +29,13 @@ PromptsFileOption = Annotated[
     typer.Option(
         "--prompts-file",
         metavar="FILE",
-        help="A file with one prompt per line, or .jsonl: objects with `prompt` or `ids`, and optionally "
+        help="A file with one prompt per line, or .jsonl: objects with `prompt`, `ids` or `messages`, and optionally "
         "`temperature`, `max_tokens`, or a `continuation` to score. Default: none.",
     ),
+]
+InteractiveOption = Annotated[
+    bool,
+    typer.Option("--interactive", help="Chat: read prompts from the terminal, one per line. Default: decode once."),
 ]
 MaxTokensOption = Annotated[
     int | None,
@@ -58,6 +62,7 @@ def decode(
     target: RunOrRecipeArgument,
     prompts: PromptOption = None,
     prompts_file: PromptsFileOption = None,
+    interactive: InteractiveOption = False,
     run_dir: RunDirOption = None,
     step: StepOption = None,
     overlays: OverlayOption = None,
@@ -83,10 +88,14 @@ def decode(
     if on is not None:
         return run_on(on, ctx)
     rows = [*(prompts or ()), *_rows(prompts_file)]
+    if interactive and (rows or as_json):
+        raise ConfigError("--interactive reads prompts from the terminal.", "Leave out --prompt, files and --json.")
     restart_tuned()
     run = open_run(target, overlays, sets, run_dir)
     step = run.step(step)
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "step": step}
+    if interactive:
+        return _chat(run, max_tokens, settings)
     printer = None if as_json or not sys.stdout.isatty() else _Printer()
     metrics = {}
     if rows:
@@ -103,12 +112,33 @@ def decode(
         print(metrics_text(step, metrics), file=sys.stderr)
 
 
+def _chat(run: Run, max_tokens: int | None, settings: dict[str, Any]) -> None:
+    """Reads lines and answers each: as a conversation if the run has a chat template, else as prompts."""
+    messages: list[dict[str, str]] = []
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print("Type a line and press Enter. Ctrl-D ends.", file=sys.stderr)
+    while True:
+        try:
+            line = input("> " if is_terminal else "")
+        except EOFError:
+            return
+        if not line:
+            continue
+        messages.append({"role": "user", "content": line})
+        printer = _Printer(shows_prompts=False)
+        row = {"messages": messages} if run.has_chat_template else {"prompt": line}
+        generations = run.generate([row], max_tokens, on_text=printer, **settings)
+        printer.finish(generations[:1])
+        messages.append({"role": "assistant", "content": generations[0].text})
+
+
 class _Printer:
     """Prints continuations in order, each while it is generated."""
 
-    def __init__(self) -> None:
+    def __init__(self, shows_prompts: bool = True) -> None:
         self._texts: dict[int, tuple[str, str, bool]] = {}
-        self._number, self._printed = 0, 0
+        self._number, self._printed, self._shows_prompts = 0, 0, shows_prompts
 
     def __call__(self, number: int, prompt: str, text: str, is_complete: bool) -> None:
         """Receives the continuation so far of one prompt."""
@@ -116,7 +146,11 @@ class _Printer:
         while self._number in self._texts:
             prompt, text, is_complete = self._texts[self._number]
             shown = text if is_complete else text.rstrip("\ufffd")  # the first bytes of a character
-            start = f"\x1b[1m{prompt}\x1b[0m" if not self._printed and shown else ""
+            start = (
+                f"\x1b[1m{prompt}\x1b[0m"
+                if self._shows_prompts and not self._printed and (shown or is_complete)
+                else ""
+            )
             say(start + shown[self._printed :], end="\n" if is_complete else "")
             self._printed = len(shown)
             if not is_complete:
@@ -135,14 +169,12 @@ def _rows(path: Path | None) -> list[Any]:
     if path is None:
         return []
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line]
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {path}: {error}.") from None
-    return (
-        [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1)]
-        if path.suffix == ".jsonl"
-        else lines
-    )
+    if path.suffix != ".jsonl":
+        return [line for line in lines if line]
+    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line]
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, Tokens
 from paxcli.errors import ConfigError, did_you_mean
 from paxcli.inference.continuous_batching import Answer, Generator, Request
 from paxcli.inputs.base_input import BaseInput
+from paxcli.inputs.chat_template import ChatTemplate
+from paxcli.inputs.conversations import messages_of
 from paxcli.models.base import CausalModel, DecodingModel, Model, Seq2SeqModel
 from paxcli.models.beam_search import BeamSearch
 from paxcli.models.sampling import Decoding, Sampling
@@ -30,6 +32,7 @@ class Prompt:
     Attributes:
       prompt: Its text; None = `ids`.
       ids: Its tokens, instead of the text.
+      messages: A conversation, instead of the text: `role` and `content` of each message. The answer is the next one.
       continuation: Text after it whose log-probabilities are computed; nothing is generated.
       max_tokens: The most tokens to generate; None = as for all prompts.
       temperature: Temperature; None = as for all prompts.
@@ -37,6 +40,7 @@ class Prompt:
 
     prompt: str | None = None
     ids: list[NonNegativeInt] | None = None
+    messages: list[dict[str, Any]] | None = None
     continuation: str | None = None
     max_tokens: Tokens | None = None
     temperature: NonNegativeFloat | None = None
@@ -46,21 +50,23 @@ def parse_prompt(row: str | Mapping[str, Any]) -> Prompt:
     """A prompt from its text, or from the fields of `Prompt`.
 
     Raises:
-      ConfigError: A field is unknown or has a wrong value, or there are not either a text or ids.
+      ConfigError: A field is unknown or has a wrong value, or there is not one of text, ids and messages.
     """
-    kinds = {"prompt": str, "ids": list, "continuation": str, "max_tokens": int, "temperature": int | float}
+    kinds = {"prompt": str, "ids": list, "messages": list, "continuation": str, "max_tokens": int, "temperature": float}
     fields: dict[str, Any] = {"prompt": row} if isinstance(row, str) else dict(row)
     for name, value in fields.items():
         if name not in kinds:
             raise ConfigError(f"A prompt has the unknown field `{name}`.", did_you_mean(name, kinds))
-        is_wrong = any(type(one) is not int for one in value) if isinstance(value, list) else isinstance(value, bool)
-        if is_wrong or not isinstance(value, kinds[name]):
+        fields[name] = value = float(value) if kinds[name] is float and type(value) is int else value
+        items = value if type(value) is list else []
+        if type(value) is not kinds[name] or any(type(one) is not (int if name == "ids" else dict) for one in items):
             raise ConfigError(f"`{name}` of a prompt is {value!r}.", "See the documentation of `pax decode`.")
-    temperature = fields.pop("temperature", None)
-    found = Prompt(**fields, temperature=None if temperature is None else float(temperature))
+    found = Prompt(**fields)
     check_fields(found, "A prompt's ")
-    if (found.prompt is None) == (found.ids is None):
-        raise ConfigError("A prompt has both or neither of `prompt` and `ids`.", "Give it one of them.")
+    if [found.prompt, found.ids, found.messages].count(None) != 2:
+        raise ConfigError("A prompt has one of `prompt`, `ids` and `messages`.", "Give it exactly one of them.")
+    if found.messages is not None:
+        messages_of({"messages": [*found.messages, {"role": "assistant", "content": "-"}]}, "messages", "A prompt")
     return found
 
 
@@ -105,6 +111,7 @@ class Decoder:
       model: The model.
       params: Its parameters.
       tokenizer: The tokenizer.
+      template: The chat template that renders messages, if there is one.
       decoding: How to generate.
       seed: Seed of sampling.
 
@@ -112,10 +119,18 @@ class Decoder:
       ConfigError: The model has no decode, or an end token is outside its vocabulary.
     """
 
-    def __init__(self, model: Model, params: dict, tokenizer: Any, decoding: Decoding, seed: int):
+    def __init__(
+        self,
+        model: Model,
+        params: dict,
+        tokenizer: Any,
+        decoding: Decoding,
+        seed: int,
+        template: ChatTemplate | None = None,
+    ):
         check_decodes(model)
         assert isinstance(model, DecodingModel)
-        self._model, self._tokenizer, self._decoding = model, tokenizer, decoding
+        self._model, self._tokenizer, self._decoding, self._template = model, tokenizer, decoding, template
         eos_ids = (tokenizer.eos_id,) if decoding.eos_ids is None else decoding.eos_ids
         self._check_vocabulary("`decoding.eos_ids`", eos_ids)
         self._generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0, seed)
@@ -136,7 +151,8 @@ class Decoder:
         """
         check_continues_prompts(self._model)
         requests = [self._request(prompt, number) for number, prompt in enumerate(prompts)]
-        texts = [self._tokenizer.decode(np.array(one.ids)) if one.prompt is None else one.prompt for one in prompts]
+        ids = [one.ids[: one.answer_start] for one in requests]
+        texts = [self._tokenizer.decode(i) if p.prompt is None else p.prompt for p, i in zip(prompts, ids, strict=True)]
 
         def watch(index: int, ids: np.ndarray, is_done: bool) -> int | None:
             cut = self._stop_at(ids)
@@ -192,12 +208,10 @@ class Decoder:
                 "With beam search, a prompt has no `continuation` or `temperature` of its own.",
                 "Set `decoding` to Sampling.",
             )
-        encode, bos = self._tokenizer.encode, [] if self._tokenizer.bos_id is None else [self._tokenizer.bos_id]
-        ids = np.concatenate([bos, encode(prompt.prompt)]) if prompt.ids is None else np.array(prompt.ids)
-        shown = repr(prompt.prompt or prompt.ids)
+        ids, shown = self._encode(prompt), repr(prompt.prompt or prompt.ids or prompt.messages)
         shown = f"Prompt {shown if len(shown) <= 40 else shown[:38] + '…'}"
         if prompt.continuation is not None:
-            given = np.concatenate([ids, encode(prompt.continuation)])
+            given = np.concatenate([ids, self._tokenizer.encode(prompt.continuation)])
             self._check_vocabulary(shown, given)
             self._check_length(shown, len(given), 0)
             return Request(given.astype(np.int32), len(ids), 0, 0.0, number)
@@ -206,6 +220,16 @@ class Decoder:
         fit = self._check_length(shown, len(ids), wanted or 1)
         temperature = self._temperature if prompt.temperature is None else prompt.temperature
         return Request(ids.astype(np.int32), len(ids), wanted or min(_MAX_TOKENS, fit), temperature, number)
+
+    def _encode(self, prompt: Prompt) -> np.ndarray:
+        if prompt.ids is not None:
+            return np.array(prompt.ids)
+        if prompt.messages is None:
+            bos = [] if self._tokenizer.bos_id is None else [self._tokenizer.bos_id]
+            return np.concatenate([bos, self._tokenizer.encode(str(prompt.prompt))])
+        if self._template is None:
+            raise ConfigError("The run has no chat template for `messages`.", "Give a `prompt`.")
+        return self._tokenizer.encode_chat(self._template.render_prompt(prompt.messages))[0]
 
     @property
     def _temperature(self) -> float:

@@ -22,6 +22,7 @@ from paxcli.inference.decode import (
     check_continues_prompts,
     check_decodes,
     override,
+    parse_prompt,
 )
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
 from paxcli.inputs.text import TextInput
@@ -146,7 +147,7 @@ class TrainedRun:
     def continue_prompts(
         self,
         step: int,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[str | Mapping[str, Any]],
         settings: Mapping[str, Any],
         seed: int,
         on_text: OnText | None = None,
@@ -155,15 +156,16 @@ class TrainedRun:
 
         Args:
           step: The checkpoint.
-          prompts: The prompts.
+          prompts: Texts, or the fields of `Prompt`.
           settings: Fields of the recipe's `decoding` to replace; None = the recipe's value.
           seed: Seed of sampling.
           on_text: Receives the text while it is generated.
         """
         check_continues_prompts(self._session.experiment.task.model)
+        parsed = [parse_prompt(one) for one in prompts]
         with self._session.active():
             decoder = self._decoder(step, self._session.experiment.train_input, settings, seed)
-            outputs = decoder.continue_prompts(prompts, on_text)
+            outputs = decoder.continue_prompts(parsed, on_text)
         self._write_outputs(step, outputs)
         return outputs
 
@@ -198,13 +200,19 @@ class TrainedRun:
         self._write_metrics("decoded", step, metrics)
         return outputs, metrics
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether prompts may be conversations."""
+        return self._session.experiment.train_input.prompt_template() is not None
+
     def _decoder(self, step: int, source: BaseInput, settings: Mapping[str, Any], seed: int) -> Decoder:
         """A decoder with the tokenizer of `source`. The last one is kept, with what it has compiled."""
         experiment, params = self._session.experiment, self.params(step)
         decoding = override(experiment.decoding, **settings)
         key = (step, id(source), decoding, seed)
         if self._last_decoder is None or self._last_decoder[0] != key:
-            decoder = Decoder(experiment.task.model, params, tokenizer_of(source), decoding, seed)
+            tokenizer, template = tokenizer_of(source), source.prompt_template()
+            decoder = Decoder(experiment.task.model, params, tokenizer, decoding, seed, template)
             self._last_decoder = key, decoder
         return self._last_decoder[1]
 

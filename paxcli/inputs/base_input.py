@@ -51,7 +51,7 @@ class BaseInput(Configurable, abc.ABC):
       reset: Restarts the stream.
       get_state, set_state: Save and restore the position, for resuming a run and for `peek`.
       element_spec: Optional. The default reads one batch and returns its shapes and dtypes.
-      check_data, ids_to_strings, special_tokens, example_metrics: Optional.
+      check_data, ids_to_strings, special_tokens, prompt_template, example_metrics: Optional.
 
     A subclass of a concrete input may override `get_next` alone, to change the batches of its parent. Its
     `element_spec` is then the default one, not the parent's.
@@ -151,6 +151,10 @@ class BaseInput(Configurable, abc.ABC):
     @property
     def text_tokenizer(self) -> Any:
         """The tokenizer of this input's text; None if it has none."""
+        return None
+
+    def prompt_template(self) -> Any:
+        """The chat template of prompts (`paxcli.inputs.chat_template.ChatTemplate`); None if there is none."""
         return None
 
     def special_tokens(self) -> dict[int, str]:

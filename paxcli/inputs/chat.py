@@ -76,6 +76,11 @@ class ChatInput(TextInput):
     def _reading(self) -> type[ChatReading]:
         return ChatReading
 
+    def prompt_template(self) -> ChatTemplate:
+        """The template that renders the conversations."""
+        date = datetime.datetime.fromisoformat(self.template_date)
+        return load_chat_template(self.chat_template, self.text_tokenizer, date)
+
     def _read_corpus(self) -> Corpus:
         assert self.seq_len is not None
         self._check_formats()

@@ -54,6 +54,9 @@ class RenderedChat(NamedTuple):
 class ChatTemplate:
     """Renders conversations.
 
+    Attributes:
+      is_default: Whether it is `DEFAULT_TEMPLATE`.
+
     Args:
       source: The Jinja template. It is rendered as by `apply_chat_template` of Hugging Face transformers.
       variables: Variables besides the messages, such as `eos_token`.
@@ -69,7 +72,7 @@ class ChatTemplate:
             raise ConfigError(f"The chat template of {origin} has {len(source)} characters.", f"At most {_MAX_SOURCE}.")
         self._environment = _Environment(date)
         self._variables = {"tools": None, "documents": None, **variables}
-        self._origin = origin
+        self._origin, self.is_default = origin, source is DEFAULT_TEMPLATE
         try:
             self._template = self._environment.from_string(_within_limits(self._environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
@@ -97,6 +100,14 @@ class ChatTemplate:
         if not self._environment.has_generation_block:
             spans = self._spans_by_prefix(messages, text, place)
         return RenderedChat(text, spans)
+
+    def render_prompt(self, messages: Sequence[Message]) -> str:
+        """Renders a conversation up to the start of the assistant's next turn.
+
+        Raises:
+          DataError: The template fails or exceeds its limits.
+        """
+        return self._render(messages, True, "The conversation")[0]
 
     def _render(self, messages: Sequence[Message], prompt: bool, place: str) -> tuple[str, list[tuple[int, int]]]:
         environment, chunks = self._environment, []

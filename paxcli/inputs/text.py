@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from paxcli.config.configurable import template
 from paxcli.config.fields import Derived, NonNegativeInt, PositiveInt, Range, Tokens
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
+from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
 from paxcli.inputs.corpus import Corpus, Packing, open_token_files, tokenize_text
 from paxcli.inputs.documents import FORMATS, TOKENS, Reading, format_of
 from paxcli.inputs.files import SourceFile, find_files
@@ -163,6 +165,11 @@ class TextInput(RandomAccessInput):
         import grain
 
         return grain.MapDataset.range(self.num_rows()).shuffle(seed=self.seed).repeat()
+
+    def prompt_template(self) -> ChatTemplate | None:
+        """The template of the tokenizer's directory, if it has one."""
+        found = load_chat_template(None, self.text_tokenizer, datetime.datetime.now())
+        return None if found.is_default else found
 
     @functools.cached_property
     def text_tokenizer(self) -> Tokenizer:

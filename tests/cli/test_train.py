@@ -6,7 +6,10 @@ import fcntl
 import json
 import os
 import pathlib
+import pty
 import re
+import subprocess
+import sys
 import textwrap
 
 import pytest
@@ -144,6 +147,46 @@ def test_decode(trained, pax):
     assert output["finish_reason"] in ("eos", "length")
     assert max(output["log_probs"]) <= 0
     assert (run_dir / "decoded" / "20.jsonl").exists()
+
+
+def test_lines_are_answered_on_a_terminal(trained, pax):
+    """The tokenizer of `tiny` has no chat template, so each line is a prompt of its own."""
+    run_dir, *_ = trained
+    options = ("--max-tokens=5", "--temperature=0")
+    terminal, screen = pty.openpty()
+    command = [sys.executable, "-m", "paxcli", "decode", str(run_dir), "--interactive", *options]
+    done = subprocess.run(command, input=b"import\n\nx\n", stdout=screen, stderr=subprocess.PIPE, timeout=600)
+    os.close(screen)
+    assert done.returncode == 0, done.stderr
+    shown = os.read(terminal, 10_000).decode(errors="replace").replace("\r\n", "\n")
+    os.close(terminal)
+    written = json.loads((run_dir / "decoded" / "20.jsonl").read_text())  # the last answer
+    assert written["prompt"] == "x" and shown.endswith("\n" + written["text"] + "\n") and "import" not in shown
+
+
+@pytest.mark.slow
+def test_decode_a_file_of_prompts_and_settings_of_the_recipe(trained, tmp_path, pax):
+    run_dir, *_ = trained
+    (tmp_path / "prompts.jsonl").write_text(
+        '{"prompt": "de", "continuation": "f "}\n{"ids": [2, 103], "max_tokens": 3}\n'
+    )
+    sets = ("--set", "decoding.num_samples=2", "--set", "decoding.temperature=1")
+    done = pax("decode", str(run_dir), "--prompts-file=prompts.jsonl", *sets, "--json")
+    scored, first, second = json.loads(done.stdout)["outputs"]
+    assert (scored["text"], scored["finish_reason"]) == ("f ", "given")
+    assert first["score"] >= second["score"] and len(first["ids"]) <= 3
+    beams = pax("decode", str(run_dir), "--prompt=de", "--set=decoding=BeamSearch", "--max-tokens=4", "--json")
+    assert len(json.loads(beams.stdout)["outputs"]) == 1
+    (tmp_path / "bad.jsonl").write_text("{}\n\nnot JSON\n")
+    for arguments, message in {
+        ("--prompts-file=bad.jsonl",): "bad.jsonl, line 3 is not JSON",
+        ("--interactive", "--prompt=x"): "reads prompts from the terminal",
+        ("--prompt", "x" * 256): "longer than max_seq_len=32",
+        ("--prompt=x", "--set=decoding.eos_ids=[400]"): "vocab_size is 259",
+        ("--prompt=x", "--set=decoding=BeamSearch", "--temperature=1"): "BeamSearch has no `temperature`",
+    }.items():
+        failed = pax("decode", str(run_dir), *arguments)
+        assert failed.returncode == 2 and message in failed.stderr, failed.stderr
 
 
 @pytest.mark.slow

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import paxcli as pax
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, DataError
 from paxcli.inference.decode import Decoder, Prompt, override, parse_prompt
+from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.models.beam_search import BeamSearch
 from paxcli.models.language_model import LanguageModel
@@ -118,6 +119,23 @@ def test_a_continuation_is_scored(params):
     np.testing.assert_allclose(by_ids["log_probs"], log_probs_of(params, TOKENIZER.encode("dbc"))[1:], **FLOAT32)
 
 
+def test_a_conversation_is_rendered_by_the_chat_template(params):
+    source = ChatInput(files=["none.jsonl"], chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}<bos>")
+    decoder = Decoder(MODEL, params, TOKENIZER, Sampling(max_tokens=4), 0, source.prompt_template())
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    ids = [*TOKENIZER.encode("[a][b][c]").tolist(), TOKENIZER.bos_id]
+    chat, plain = decoder.continue_prompts([parse_prompt({"messages": messages}), Prompt(ids=ids)])
+    assert chat == plain
+    with pytest.raises(ConfigError, match="no chat template"):
+        decode(params, [parse_prompt({"messages": messages})])
+    with pytest.raises(DataError, match="unknown role 'usr'"):
+        parse_prompt({"messages": [{"role": "usr", "content": "a"}]})
+
+
 @pytest.mark.parametrize("batch_size", [1, 16])
 def test_a_stop_text_ends_the_text_before_it(params, greedy, batch_size):
     answers = [TOKENIZER.decode(np.array(one["ids"])) for one in greedy]
@@ -193,9 +211,10 @@ def test_eight_devices_equal_one():
         ({"prompt": "x", "temprature": 1.0}, "unknown field `temprature`"),
         ({"prompt": "x", "max_tokens": True}, "`max_tokens` of a prompt is True"),
         ({"prompt": "x", "max_tokens": 0}, "A prompt's max_tokens must be at least 1"),
-        ({"prompt": "x", "ids": [1]}, "both or neither"),
+        ({"prompt": "x", "ids": [1]}, "exactly one|one of"),
         ({"ids": ["a"]}, "`ids` of a prompt|ids.0"),
-        ({}, "both or neither"),
+        ({}, "one of `prompt`"),
+        ({"messages": ["hello"]}, "`messages` of a prompt"),
     ],
 )
 def test_rows_of_a_prompts_file_are_checked(row, message):
