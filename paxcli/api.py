@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-import dataclasses
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from paxcli.config.consent import code_consent
 from paxcli.config.render import recipe_yaml, render_text
 from paxcli.config.resolve import Resolved, SourcedValue, resolve
 from paxcli.errors import ConfigError
+from paxcli.inference.generation import Generation
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,35 +81,6 @@ class Recipe:
 
     def __repr__(self) -> str:
         return f"<Recipe {self.name}>"
-
-
-@dataclasses.dataclass(frozen=True)
-class Generation:
-    """A continuation of one prompt.
-
-    Attributes:
-      prompt: The prompt.
-      text: The continuation.
-      ids: Its token ids.
-      log_probs: The log-probability of each id, in nats.
-      score: Their sum, or the length-normalized score of beam search.
-      finish_reason: `eos`, `stop` at a stop text, `length` at the limit on tokens, or `given` for a given continuation.
-      input: The name of the decode input that the prompt came from, if any.
-      example_id: The example's number in that input.
-    """
-
-    prompt: str
-    text: str
-    ids: list[int]
-    log_probs: list[float]
-    score: float
-    finish_reason: Literal["eos", "stop", "length", "given"]
-    input: str | None = None
-    example_id: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields that have a value: a line of `pax decode --json`."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
 
 def load(
