@@ -80,7 +80,8 @@ class Model(Layer):
 
         Returns:
           Metric name → (mean, weight of the mean), `loss` among them; and arrays with leading dimension B, among them
-          `scores` (log-probability of the example's targets) if inputs with metrics of their own can be evaluated.
+          `scores` (log-probability of the example's targets) if inputs with metrics of their own can be evaluated, and
+          `correct` and `weights` [B, T] if strict accuracy is to be known.
         """
         raise NotImplementedError
 
