@@ -8,9 +8,10 @@ import pathlib
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import paxcli as pax
-from paxcli.cli.train import _describe
+from paxcli.cli.main import app
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.training.early_stopping import EarlyStopping
@@ -60,7 +61,7 @@ def run(run_dir: pathlib.Path, **sets: Any) -> tuple[dict[str, Any], list[str]]:
     return result, progress.lines
 
 
-def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path) -> None:
     result, lines = run(tmp_path, **{"early_stopping_fn.target": 5.5})
     steps = sorted(evals(tmp_path))
     reached = [step for step in steps if evals(tmp_path)[step]["log_pplx"] <= 5.5]
@@ -75,8 +76,8 @@ def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path, capsys
     assert "is finished: log_pplx reached" in lines[-1]
     assert list(pax.Run(tmp_path).watch()) == [reached[0]]
 
-    _describe(recipe(**{"early_stopping_fn.target": 5.5}), str(tmp_path), allow_changed=True, as_json=True)
-    assert json.loads(capsys.readouterr().out)["would"] == "do nothing: the run is finished"
+    told = CliRunner().invoke(app, ["train", str(tmp_path), "--dry-run", "--json"]).stdout
+    assert json.loads(told)["would"] == "do nothing: the run is finished"
 
     more, _ = run(tmp_path, **{"early_stopping_fn.target": None, "num_train_steps": reached[0] + 2})
     assert more["steps"] == reached[0] + 2
