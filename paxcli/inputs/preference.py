@@ -52,10 +52,8 @@ class PreferenceInput(ChatInput):
     def validate(self) -> None:
         super().validate()
         if (self.packing, self.on_bad_record, self.drop_longer_than) != (ONE_PER_ROW, "error", None):
-            raise ConfigError(
-                f"Input `{self.name}`: packing, on_bad_record and drop_longer_than would separate pairs.",
-                "Leave them at their defaults.",
-            )
+            fields = "packing, on_bad_record and drop_longer_than"
+            raise ConfigError(f"Input `{self.name}`: {fields} would separate pairs.", "Leave them at their defaults.")
 
     def element_spec(self) -> NestedMap:
         spec = super().element_spec()
@@ -74,11 +72,9 @@ class PreferenceInput(ChatInput):
     def _read_corpus(self) -> Corpus:
         corpus = super()._read_corpus()
         if corpus.num_dropped:
-            raise DataError(
-                f"Input `{self.name}`: {corpus.num_dropped} `{self.text_field}` conversations have no assistant token "
-                f"in their first {self.seq_len} tokens.",
-                "Raise seq_len (the model's max_seq_len), or shorten their prompts.",
-            )
+            problem = f"no assistant token in their first {self.seq_len} tokens"
+            what = f"Input `{self.name}`: {corpus.num_dropped} `{self.text_field}` conversations have {problem}."
+            raise DataError(what, "Raise seq_len (the model's max_seq_len), or shorten their prompts.")
         return corpus
 
     @functools.cached_property

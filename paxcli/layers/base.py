@@ -75,10 +75,8 @@ class Layer(Configurable, nn.Module):
         if factored:
             return adapted
         if lora.dropout:
-            raise ConfigError(
-                f"`lora.dropout` does not apply to {'/'.join((*self.path, name))}.",
-                "Set `lora.dropout=0`, or `lora.targets` to matrices of attention and feed-forward layers.",
-            )
+            path = "/".join((*self.path, name))
+            raise ConfigError(f"`lora.dropout` does not apply to {path}.", "Set it to 0, or change `lora.targets`.")
         return adapted.merge()
 
     def _has_adapter(self, name: str, lora: Lora) -> bool:

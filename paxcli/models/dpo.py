@@ -35,10 +35,7 @@ class Dpo(Configurable):
     label_smoothing: Annotated[float, Range(min=0, below=0.5)] = 0.0
 
     def metrics(
-        self,
-        scores: Float[jax.Array, "B 2"],
-        reference: Float[jax.Array, "B 2"],
-        weights: Float[jax.Array, " B"],
+        self, scores: Float[jax.Array, "B 2"], reference: Float[jax.Array, "B 2"], weights: Float[jax.Array, " B"]
     ) -> WeightedScalars:
         """Means over pairs: `loss`, `reward_margin`, and `reward_accuracy`, the share of pairs with a positive margin.
 
@@ -56,9 +53,5 @@ class Dpo(Configurable):
 
 def interleave_pairs(batch: NestedMap) -> NestedMap:
     """Rows [2B, T] of a batch of pairs: each chosen answer, then the rejected one. No row moves to another device."""
-    return NestedMap(
-        {
-            name: jnp.stack([batch[name], rejected], 1).reshape(-1, *rejected.shape[1:])
-            for name, rejected in batch[REJECTED].items()
-        }
-    )
+    stacked = {name: jnp.stack([batch[name], rejected], 1) for name, rejected in batch[REJECTED].items()}
+    return NestedMap({name: pairs.reshape(-1, *pairs.shape[2:]) for name, pairs in stacked.items()})

@@ -83,9 +83,7 @@ def with_derived_sizes(
         learner.bprop_variable_inclusion = learner.bprop_variable_inclusion or (ADAPTERS,)
     if model.keeps_reference:
         if learner.bprop_variable_inclusion:
-            raise ConfigError(
-                "With `dpo`, parameters are frozen by `bprop_variable_exclusion` only.", "Use it instead."
-            )
+            raise ConfigError("`dpo` has no `bprop_variable_inclusion`.", "Use `bprop_variable_exclusion`, or LoRA.")
         learner.bprop_variable_exclusion = (*learner.bprop_variable_exclusion, f"^{REFERENCE}/")
     for schedule in (learner.schedule, *(group.schedule for group in learner.parameter_groups)):
         for end in ("decay_end", "total_steps") if schedule is not None else ():
