@@ -285,7 +285,7 @@ def train(
         if is_first:
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
-        goodput = stack.enter_context(Goodput(run_dir.path if is_first else None, done))
+        goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:
             with explain_out_of_memory(session, run_dir.profile):
                 run.run(warm_start, goodput)
