@@ -29,7 +29,7 @@ from paxcli.checkpoint.reading import (
     read_manifest,
 )
 from paxcli.config.paths import resolve_path
-from paxcli.errors import DataError, MissingError, PaxError, Stopped, first_line, machine_fault
+from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped, first_line, machine_fault
 
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
@@ -106,6 +106,7 @@ class CheckpointStore:
 
         Raises:
           MissingError: The directory is not writable: no space, no permission.
+          RemoteError: A bucket does not answer.
           DataError: Any other failure of this save or of the previous one.
         """
         if not (self.should_save(step) or force):
@@ -273,7 +274,8 @@ class CheckpointStore:
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
                 raise MissingError(f"Cannot write a checkpoint to {self.directory}: {fault}.", hint) from error
             message = f"Saving a checkpoint to {self.directory} failed: {first_line(error)}"
-            raise DataError(message, f"Run the same command again: it resumes. {kept}") from error
+            kind = RemoteError if "://" in os.fspath(self.directory) else DataError
+            raise kind(message, f"Run the same command again: it resumes. {kept}") from error
 
     @contextlib.contextmanager
     def _translate_read_errors(self, step: int) -> Iterator[None]:

@@ -22,6 +22,7 @@ from paxcli.metrics.text import values_text
 
 _BUG_HINT = "Please report it with the lines above."
 _BUCKET_HINT = "Check that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
+_BUCKET_CLIENTS = {"gcsfs", "s3fs", "google", "aiohttp", "botocore"}
 _REMOTE = 4
 _INTERRUPTED, _TERMINATED = 130, 143  # What a shell reports for Ctrl-C and for SIGTERM.
 _MACHINE_HINT = "Fix that, and run the same command again."
@@ -110,10 +111,12 @@ def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
 
 
 def _is_bucket_error(error: Exception) -> bool:
-    """Whether TensorFlow failed to read or write a bucket; its errors do not derive from `OSError`."""
-    return "://" in str(error) and any(
-        kind.__module__.startswith("tensorflow.") and kind.__name__ == "OpError" for kind in type(error).mro()
-    )
+    """Whether a bucket could not be read or written, after its client's retries. Not all derive from `OSError`."""
+    kinds = type(error).mro()
+    if any(kind.__module__.partition(".")[0] in _BUCKET_CLIENTS for kind in kinds):
+        return True
+    of_tensorflow = any(kind.__module__.startswith("tensorflow.") and kind.__name__ == "OpError" for kind in kinds)
+    return of_tensorflow and "://" in str(error)
 
 
 def _strict(value: Any) -> Any:

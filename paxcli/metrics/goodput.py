@@ -9,21 +9,17 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 from etils import epath
 
 from paxcli.config.paths import replace_text
+from paxcli.errors import first_line
 from paxcli.log import log
 
-GOODPUT_FILE = "goodput.json"
-
 # The causes, in the order in which they are printed. Only the first is progress.
-STEP, INPUT_WAIT, START_UP, COMPILE, RESTORE = "step", "input_wait", "start_up", "compile", "restore"
-EVAL, SAVE, LOST, STOPPED = "eval", "save", "lost", "stopped"
-CAUSES = (STEP, INPUT_WAIT, START_UP, COMPILE, RESTORE, EVAL, SAVE, LOST, STOPPED)
-
-_WRITE_SECONDS = 2.0
+CAUSES = ("step", "input_wait", "start_up", "compile", "restore", "eval", "save", "lost", "stopped")
+STEP, INPUT_WAIT, START_UP, COMPILE, RESTORE, EVAL, SAVE, LOST, STOPPED = CAUSES
 
 
 class Goodput:
@@ -31,7 +27,7 @@ class Goodput:
 
     The time goes to one cause at a time: the one that the main thread works on. Steps that this start has to repeat
     move from `step` to `lost`, by their share of the steps of the start that computed them first. A thread writes the
-    file every two seconds: after a kill, the time since then counts as stopped.
+    file every two seconds, in a bucket every minute: after a kill, the time since then counts as stopped.
 
     Args:
       directory: The run directory; None on the processes of a job that write nothing.
@@ -44,10 +40,8 @@ class Goodput:
     _is_first_in_process = True
 
     def __init__(self, directory: epath.Path | None, resume_step: int):
-        self._path = directory / GOODPUT_FILE if directory is not None else None
-        self._earlier = _read_starts(self._path) if self._path is not None else []
-        for start in self._earlier:
-            _move_lost_steps(start, resume_step)
+        self._path = directory / "goodput.json" if directory is not None else None
+        self._earlier = _read_starts(self._path, resume_step) if self._path is not None else []
         ended = self._earlier[-1]["ended"] if self._earlier else 0.0
         now = time.time()
         self._began = max(now - (_process_age() if Goodput._is_first_in_process else 0.0), ended)
@@ -58,11 +52,10 @@ class Goodput:
         self._lock, self._closed = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._write_regularly, name="goodput", daemon=True)
 
-    def __enter__(self) -> Self:
         self._thread.start()
-        return self
 
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Writes the file a last time."""
         self._closed.set()
         self._thread.join()
         self._write()
@@ -93,8 +86,7 @@ class Goodput:
     def report(self) -> dict[str, Any]:
         """`goodput` (share of the wall time), `wall_seconds`, `seconds` by cause, and the same of each of `starts`."""
         with self._lock:
-            running = time.perf_counter() - self._since
-            seconds = self._seconds | {self._cause: self._seconds[self._cause] + running}
+            seconds = self._seconds | {self._cause: self._seconds[self._cause] + time.perf_counter() - self._since}
         ended = self._began + sum(seconds.values()) - seconds[STOPPED]
         steps = {"first_step": self._first_step, "last_step": self.step}
         starts: list[dict[str, Any]] = [
@@ -113,7 +105,7 @@ class Goodput:
         return " · ".join([f"goodput {report['goodput']:.1%} of {wall:,.0f} s", *others])
 
     def _write_regularly(self) -> None:
-        while not self._closed.wait(_WRITE_SECONDS):
+        while not self._closed.wait(60.0 if "://" in os.fspath(self._path or "") else 2.0):
             self._write()
 
     def _write(self) -> None:
@@ -121,36 +113,34 @@ class Goodput:
         if self._path is not None:
             try:
                 replace_text(self._path, json.dumps(self.report(), indent=1) + "\n")
-            except OSError as error:
-                log.warning("Cannot write %s: %s", self._path, error.strerror or error)
+            except Exception as error:  # each file system raises its own types
+                log.warning("The accounts of the run's wall time are not written: %s", first_line(error))
 
 
-def _read_starts(path: epath.Path) -> list[dict[str, Any]]:
-    """The starts in the file; none if there is no file, or a damaged one, which is logged."""
-    numbers = ("began", "ended", "first_step", "last_step")
+def _read_starts(path: epath.Path, resume_step: int) -> list[dict[str, Any]]:
+    """The starts in the file; none if there is no file, or a damaged one, which is logged.
+
+    The time of their steps after `resume_step` is moved from `step` to `lost`.
+    """
     try:
         starts = json.loads(path.read_text())["starts"] if path.exists() else []
-        return [
-            {name: start[name] + 0 for name in numbers} | {"seconds": {c: start["seconds"][c] + 0 for c in CAUSES}}
-            for start in starts
-        ]
+        for start in starts:
+            seconds, steps = start["seconds"], start["last_step"] - start["first_step"]
+            kept = max(start["first_step"], min(start["last_step"], resume_step))
+            lost = seconds[STEP] * (start["last_step"] - kept) / max(steps, 1)
+            seconds |= {STEP: seconds[STEP] - lost, LOST: seconds[LOST] + lost}
+            start["last_step"] = kept
+            sum([*(seconds[cause] for cause in CAUSES), start["began"], start["ended"]])  # all there, and numbers
+        return starts
     except (ValueError, KeyError, TypeError):
         log.warning("%s is damaged: the accounts of the run's wall time start again.", path)
         return []
-
-
-def _move_lost_steps(start: dict[str, Any], resume_step: int) -> None:
-    """Moves the time of the steps after `resume_step` from `step` to `lost`."""
-    kept, seconds = max(start["first_step"], resume_step), start["seconds"]
-    if start["last_step"] > kept:
-        lost = seconds[STEP] * (start["last_step"] - kept) / (start["last_step"] - start["first_step"])
-        seconds[STEP], seconds[LOST], start["last_step"] = seconds[STEP] - lost, seconds[LOST] + lost, kept
 
 
 def _process_age() -> float:
     """Seconds since this process started, on Linux. 0 elsewhere, and in a notebook, whose kernel outlives its runs."""
     if sys.platform != "linux" or "ipykernel" in sys.modules:
         return 0.0
-    with open("/proc/self/stat") as file:
-        started = int(file.read().rpartition(")")[2].split()[19])  # clock ticks since boot
+    stat = epath.Path("/proc/self/stat").read_text()
+    started = int(stat.rpartition(")")[2].split()[19])  # clock ticks since boot
     return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")

@@ -12,6 +12,7 @@ from typing import IO, Any, Protocol
 from etils import epath
 
 from paxcli.config.paths import replace_text
+from paxcli.errors import first_line
 from paxcli.log import log
 
 TRAIN = "train"
@@ -91,9 +92,12 @@ class TensorBoardWriter:
                 writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Closes the files of all splits."""
+        """Closes the files of all splits. If a bucket does not answer, that is only logged: this is the second copy."""
         for writer in self._splits.values():
-            writer.close()
+            try:
+                writer.close()
+            except Exception as error:  # each file system raises its own types
+                log.warning("TensorBoard events are not written: %s", first_line(error))
 
     def _open(self, split: str) -> Any:
         from tensorboardX import SummaryWriter

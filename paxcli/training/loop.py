@@ -364,7 +364,7 @@ def train(
             copy_tokenizers(config, run_dir.path)
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
-        goodput = stack.enter_context(Goodput(run_dir.path if is_first else None, done))
+        goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:
             with run_dir.explain_rename(), explain_out_of_memory(session, run_dir.profile):
                 run.run(warm_start, goodput)

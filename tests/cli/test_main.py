@@ -12,6 +12,8 @@ from collections.abc import Callable
 
 import pytest
 import typer
+from gcsfs.retry import HttpError
+from google.api_core.exceptions import RetryError
 
 from paxcli.cli.output import run
 
@@ -104,3 +106,19 @@ def test_faults_of_the_machine_are_not_bugs(number: int, capsys: pytest.CaptureF
 
     assert run(app, []) == 3
     assert "runs/a/metrics.jsonl.tmp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RetryError("Timeout of 120.0s exceeded", None), HttpError({"code": 503, "message": "unavailable"})],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_bucket_that_does_not_answer_is_a_remote_failure(capsys: pytest.CaptureFixture[str], error: Exception):
+    app = typer.Typer()
+
+    @app.command()
+    def save() -> None:
+        raise error
+
+    assert run(app, []) == 4
+    assert "Cannot access a bucket" in capsys.readouterr().err

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import time
 
 import pytest
 from etils import epath
+from gcsfs.retry import HttpError
 
 from paxcli.metrics.goodput import CAUSES, COMPILE, EVAL, INPUT_WAIT, LOST, SAVE, STEP, STOPPED, Goodput
 
 
 def start(directory: pathlib.Path, resume_step: int = 0, steps: int = 0, seconds: float = 0.0) -> dict:
     """One start of a run that trains for so many steps and seconds; the file that it leaves."""
-    with Goodput(epath.Path(directory), resume_step) as goodput:
+    with contextlib.closing(Goodput(epath.Path(directory), resume_step)) as goodput:
         with goodput.time(COMPILE):
             time.sleep(0.05)
         goodput.switch(STEP)
@@ -34,7 +36,7 @@ def check_sums(report: dict) -> None:
 
 
 def test_every_second_has_one_cause(tmp_path):
-    with Goodput(epath.Path(tmp_path), 0) as goodput:
+    with contextlib.closing(Goodput(epath.Path(tmp_path), 0)) as goodput:
         begin = time.perf_counter()
         goodput.switch(STEP)
         time.sleep(0.1)
@@ -69,12 +71,11 @@ def test_restarts_are_appended_and_repeated_steps_are_lost(tmp_path):
 
 def test_the_file_grows_while_the_run_does_and_survives_a_kill(tmp_path):
     goodput = Goodput(epath.Path(tmp_path), 0)
-    goodput.__enter__()
     goodput.switch(EVAL)
     time.sleep(2.3)
     report = json.loads((tmp_path / "goodput.json").read_text())  # what a SIGKILL now would leave
     assert report["seconds"][EVAL] > 1.8
-    goodput.__exit__()
+    goodput.close()
 
 
 @pytest.mark.parametrize("content", ["", "{}", '{"starts": [{"began": "x"}]}', '{"starts": 3}', "\ud83d"])
@@ -84,15 +85,24 @@ def test_a_damaged_file_does_not_stop_a_run(tmp_path, content):
 
 
 def test_only_the_writing_process_of_a_job_writes(tmp_path):
-    with Goodput(None, 0) as goodput:
+    with contextlib.closing(Goodput(None, 0)) as goodput:
         goodput.switch(STEP)
     assert goodput.report()["goodput"] > 0 and list(tmp_path.iterdir()) == []
 
 
 def test_accounting_costs_microseconds(tmp_path):
-    with Goodput(epath.Path(tmp_path), 0) as goodput:
+    with contextlib.closing(Goodput(epath.Path(tmp_path), 0)) as goodput:
         begin = time.perf_counter()
         for _ in range(1000):
             goodput.switch(INPUT_WAIT)
             goodput.switch(STEP)
         assert (time.perf_counter() - begin) / 1000 < 1e-4
+
+
+def test_a_bucket_that_fails_does_not_end_the_run(tmp_path, monkeypatch, caplog):
+    def fail(path: object, text: str) -> None:
+        raise HttpError({"code": 503, "message": "unavailable"})
+
+    monkeypatch.setattr("paxcli.metrics.goodput.replace_text", fail)
+    Goodput(epath.Path(tmp_path), 0).close()
+    assert "unavailable" in caplog.text
