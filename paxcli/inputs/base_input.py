@@ -331,6 +331,13 @@ def language_spec(batch_size: int | None, seq_len: int | None) -> NestedMap:
     return NestedMap({n: jax.ShapeDtypeStruct(shape, np.float32 if n == "weights" else np.int32) for n in names})
 
 
+def sequence_spec(batch_size: int | None, source_len: int | None, seq_len: int | None) -> NestedMap:
+    """The element spec of an encoder-decoder batch: that of its target [B, T], and fields of its source [B, S]."""
+    source = language_spec(batch_size, source_len)
+    names = ("ids", "segment_ids", "segment_pos")
+    return NestedMap(language_spec(batch_size, seq_len), **{f"source_{name}": source[name] for name in names})
+
+
 @dataclasses.dataclass(kw_only=True)
 class Prompts(Configurable):
     """Default prompts of `pax decode`.

@@ -18,7 +18,7 @@ from paxcli.config.fields import TokenizerFile
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
-from paxcli.inputs.seqio_library import load, translate_errors, without_autograph
+from paxcli.inputs.seqio_library import load, map_in_parallel, translate_errors, without_autograph
 
 # Values of Pax's recipes: documents are concatenated in groups of this size, and rows go through this shuffle buffer.
 _DOCUMENTS_PER_GROUP = 4096
@@ -122,11 +122,10 @@ class C4(Configurable):
         tf = load("tensorflow")
 
         def tokenize(record: Mapping[str, Any]) -> dict[str, Any]:
-            if self.tokenized:
-                return {"targets": tf.cast(record["ids"], tf.int32)}
-            return {"targets": tf.cast(self._vocabulary.encode_tf(record["text"]), tf.int32)}
+            ids = record["ids"] if self.tokenized else self._vocabulary.encode_tf(record["text"])
+            return {"targets": tf.cast(ids, tf.int32)}
 
-        return ds.map(without_autograph(tokenize), num_parallel_calls=tf.data.AUTOTUNE)
+        return map_in_parallel(ds, tokenize)
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -170,8 +169,8 @@ def _split_into_rows(ds: Any, sequence_length: Mapping[str, int], *, concatenate
 
     def split(example: Mapping[str, Any]) -> Any:
         tokens = example["targets"]
-        rows = tf.RaggedTensor.from_row_lengths(tokens, _row_lengths(tf, tf.size(tokens), length))
-        return tf.data.Dataset.from_tensor_slices({"targets": rows}).map(without_autograph(_to_dense))
+        starts = tf.data.Dataset.range(0, tf.size(tokens, tf.int64), length)
+        return starts.map(without_autograph(lambda start: {"targets": tokens[start : start + length]}))
 
     def join(group: Mapping[str, Any]) -> dict[str, Any]:
         return {"targets": group["targets"].flat_values}
@@ -179,16 +178,3 @@ def _split_into_rows(ds: Any, sequence_length: Mapping[str, int], *, concatenate
     if concatenate:
         ds = ds.ragged_batch(_DOCUMENTS_PER_GROUP).map(without_autograph(join))
     return ds.flat_map(without_autograph(split))
-
-
-def _row_lengths(tf: Any, total: Any, length: int) -> Any:
-    """The lengths of the rows of `total` tokens: `length`, and the remainder for the last row."""
-    rest = total % length
-    return tf.concat([tf.fill([total // length], length), tf.fill([tf.minimum(rest, 1)], rest)], axis=0)
-
-
-def _to_dense(row: Mapping[str, Any]) -> dict[str, Any]:
-    tokens = row["targets"]
-    tokens = tokens.to_tensor() if hasattr(tokens, "to_tensor") else tokens
-    tokens.set_shape([None])
-    return {"targets": tokens}

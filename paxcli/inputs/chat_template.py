@@ -16,6 +16,7 @@ from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.tokenizers import Tokenizer
@@ -74,7 +75,7 @@ class ChatTemplate:
         self._variables = {"tools": None, "documents": None, **variables}
         self._origin, self.is_default = origin, source is DEFAULT_TEMPLATE
         try:
-            self._template = self._environment.from_string(_within_limits(self._environment.parse(source)))
+            self._template = self._environment.from_string(_Limits().visit(self._environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(
                 f"The chat template of {origin}, line {error.lineno}, is not valid Jinja: {error.message}.",
@@ -311,22 +312,19 @@ class _GenerationBlock(Extension):
         return self.environment
 
 
-def _within_limits(template: nodes.Template) -> nodes.Template:
+class _Limits(NodeTransformer):
     """Adds filters to a template that count iterations of loops and limit the size of text in variables."""
-    for loop in list(template.find_all(nodes.For)):
-        loop.iter = _apply_filter(loop.iter, "count_steps")
-    for block in list(template.find_all(nodes.AssignBlock)):
-        if block.filter is None:
-            block.filter = _apply_filter(None, "limit_size")
-    for parent in [template, *template.find_all(nodes.Node)]:
-        for field, value in list(parent.iter_fields()):
-            if isinstance(value, nodes.Concat):
-                setattr(parent, field, _apply_filter(value, "limit_size"))
-            elif isinstance(value, list):
-                setattr(
-                    parent, field, [_apply_filter(v, "limit_size") if isinstance(v, nodes.Concat) else v for v in value]
-                )
-    return template
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:  # noqa: N802
+        node.iter = _apply_filter(node.iter, "count_steps")
+        return self.generic_visit(node)
+
+    def visit_AssignBlock(self, node: nodes.AssignBlock) -> nodes.Node:  # noqa: N802
+        node.filter = node.filter or _apply_filter(None, "limit_size")
+        return self.generic_visit(node)
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:  # noqa: N802
+        return _apply_filter(self.generic_visit(node), "limit_size")
 
 
 def _apply_filter(node: Any, name: str) -> nodes.Filter:

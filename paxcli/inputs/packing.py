@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import zlib
-from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -50,14 +49,6 @@ class PackedTokens:
     packing: str = CONCAT
     begins: np.ndarray | None = None
     loss_weights: np.ndarray | None = None
-
-    @classmethod
-    def pack(cls, documents: Iterable[np.ndarray], *, seq_len: int, pad_id: int, eos_id: int) -> Self:
-        """Concatenates documents, arrays of ids [length]; the label of each one's last token is `eos_id`."""
-        kept = [np.append(document, np.array(eos_id, document.dtype)) for document in documents if len(document)]
-        starts = np.cumsum([0, *(len(document) - 1 for document in kept)], dtype=np.int64)
-        tokens = np.concatenate(kept) if kept else np.zeros(0, np.int32)
-        return cls(tokens=tokens, starts=starts, seq_len=seq_len, pad_id=pad_id)
 
     def drop_longer(self, limit: int) -> Self:
         """A copy without the documents of more than `limit` tokens."""

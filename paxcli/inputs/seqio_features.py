@@ -8,8 +8,8 @@ from typing import Any
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import NonNegativeInt
-from paxcli.inputs.base_input import language_spec
-from paxcli.inputs.seqio_library import load, without_autograph
+from paxcli.inputs.base_input import language_spec, sequence_spec
+from paxcli.inputs.seqio_library import load, map_in_parallel
 from paxcli.nested_map import NestedMap
 
 Lengths = Mapping[str, int]
@@ -26,6 +26,14 @@ class Features(Configurable):
           ds: The examples of a task, with the features of `task_feature_lengths`.
           task_feature_lengths: Maximum length of each feature.
         """
+        return map_in_parallel(self._convert(ds, task_feature_lengths), self.fields)
+
+    def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
+        """Converts the examples to rows with the features of SeqIO's converter."""
+        raise NotImplementedError
+
+    def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Converts the features of SeqIO's converter to the fields of a row."""
         raise NotImplementedError
 
     def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
@@ -64,13 +72,11 @@ class LanguageModelFeatures(Features):
     eos_id: NonNegativeInt = 1
     use_custom_packing_ops: bool = False
 
-    def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        seqio, tf = load("seqio"), load("tensorflow")
-        convert = seqio.DecoderFeatureConverter(
+    def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
+        convert = load("seqio").DecoderFeatureConverter(
             pack=self.pack, use_custom_packing_ops=self.use_custom_packing_ops, bos_id=self.bos_id
         )
-        rows = convert(ds, task_feature_lengths)
-        return rows.map(without_autograph(self.fields), num_parallel_calls=tf.data.AUTOTUNE)
+        return convert(ds, task_feature_lengths)
 
     def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
         spec = language_spec(batch_size, self.row_length(task_feature_lengths))
@@ -82,7 +88,6 @@ class LanguageModelFeatures(Features):
         return sum(task_feature_lengths.values())
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts the features of SeqIO's converter to the fields of a row."""
         tf = load("tensorflow")
         labels = row["decoder_target_tokens"]
         is_target = row["decoder_loss_weights"] > 0
@@ -128,9 +133,8 @@ class PackedLanguageModelFeatures(LanguageModelFeatures):
     `decoder_input_tokens`, `decoder_target_tokens`, `decoder_loss_weights`, `decoder_segment_ids`, `decoder_positions`.
     """
 
-    def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        rows = _check_lengths(ds, task_feature_lengths)
-        return rows.map(without_autograph(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE)
+    def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
+        return _check_lengths(ds, task_feature_lengths)
 
     def row_length(self, task_feature_lengths: Lengths) -> int:
         return max(task_feature_lengths.values())
@@ -150,21 +154,15 @@ class SequenceModelFeatures(Features):
     pack: bool = False
     bos_id: NonNegativeInt = 0
 
-    def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        seqio, tf = load("seqio"), load("tensorflow")
-        rows = seqio.EncDecFeatureConverter(pack=self.pack, bos_id=self.bos_id)(ds, task_feature_lengths)
-        return rows.map(without_autograph(self.fields), num_parallel_calls=tf.data.AUTOTUNE)
+    def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
+        return load("seqio").EncDecFeatureConverter(pack=self.pack, bos_id=self.bos_id)(ds, task_feature_lengths)
 
     def spec(self, batch_size: int | None, task_feature_lengths: Lengths) -> NestedMap:
         lengths = task_feature_lengths
-        spec = language_spec(batch_size, lengths.get("targets", lengths.get("decoder_target_tokens")))
-        source = language_spec(batch_size, lengths.get("inputs", lengths.get("encoder_input_tokens")))
-        for name in ("ids", "segment_ids", "segment_pos"):
-            spec[f"source_{name}"] = source[name]
-        return spec
+        source_len = lengths.get("inputs", lengths.get("encoder_input_tokens"))
+        return sequence_spec(batch_size, source_len, lengths.get("targets", lengths.get("decoder_target_tokens")))
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts the features of SeqIO's converter to the fields of a row."""
         tf = load("tensorflow")
         source = row["encoder_input_tokens"]
         is_target = row["decoder_loss_weights"] > 0
@@ -186,9 +184,8 @@ class PackedSequenceModelFeatures(SequenceModelFeatures):
     The task has the features of SeqIO's `EncDecFeatureConverter(pack=True)`, at full length.
     """
 
-    def __call__(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        rows = _check_lengths(ds, task_feature_lengths)
-        return rows.map(without_autograph(self.fields), num_parallel_calls=load("tensorflow").data.AUTOTUNE)
+    def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
+        return _check_lengths(ds, task_feature_lengths)
 
 
 def _segments(row: Mapping[str, Any], side: str, is_token: Any) -> dict[str, Any]:
@@ -207,4 +204,4 @@ def _check_lengths(ds: Any, lengths: Lengths) -> Any:
     def check(row: Mapping[str, Any]) -> dict[str, Any]:
         return {name: tf.ensure_shape(tf.cast(row[name], tf.int32), [length]) for name, length in lengths.items()}
 
-    return ds.map(without_autograph(check), num_parallel_calls=tf.data.AUTOTUNE)
+    return map_in_parallel(ds, check)

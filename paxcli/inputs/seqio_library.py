@@ -55,6 +55,11 @@ def without_autograph(function: Callable) -> Callable:
     return load("tensorflow").autograph.experimental.do_not_convert(function)
 
 
+def map_in_parallel(ds: Any, function: Callable) -> Any:
+    """Applies a function that only uses TensorFlow ops to the elements of a `tf.data.Dataset`."""
+    return ds.map(without_autograph(function), num_parallel_calls=load("tensorflow").data.AUTOTUNE)
+
+
 @contextlib.contextmanager
 def _no_stderr() -> Iterator[None]:
     stderr = os.dup(2)

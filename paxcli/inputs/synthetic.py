@@ -48,14 +48,7 @@ class SyntheticInput(RandomAccessInput):
         assert self.seq_len is not None and self.vocab_size is not None
         tokens = self._tokens(numbers, self.seq_len + 1, self.vocab_size)
         is_token = np.broadcast_to(numbers[:, None] >= 0, (len(numbers), self.seq_len))
-        column = np.arange(self.seq_len, dtype=np.int32)
-        return NestedMap(
-            ids=np.where(is_token, tokens[:, :-1], 0),
-            labels=np.where(is_token, tokens[:, 1:], 0),
-            weights=is_token.astype(np.float32),
-            segment_ids=is_token.astype(np.int32),
-            segment_pos=np.where(is_token, column, 0),
-        )
+        return language_batch(tokens[:, :-1], tokens[:, 1:], is_token)
 
     def _tokens(self, numbers: np.ndarray, length: int, vocab_size: int) -> np.ndarray:
         """Tokens [B, length]: a fixed cycle of ids from a random start, with a tenth of them replaced at random."""
@@ -68,6 +61,18 @@ class SyntheticInput(RandomAccessInput):
         draw = _mix(_mix(seed)[:, None] + column.astype(np.uint64))
         other = ((draw & np.uint64(0xFFFF)) * np.uint64(alphabet) >> np.uint64(16)).astype(np.int32)
         return np.where(draw >> np.uint64(32) < int(_NOISE * 2**32), other, walk)
+
+
+def language_batch(ids: np.ndarray, labels: np.ndarray, is_token: np.ndarray) -> NestedMap:
+    """A language-model batch of rows with one segment each; all fields are 0 where `is_token` is False [B, T]."""
+    segment_ids = is_token.astype(np.int32)
+    return NestedMap(
+        ids=ids * segment_ids,
+        labels=labels * segment_ids,
+        weights=is_token.astype(np.float32),
+        segment_ids=segment_ids,
+        segment_pos=np.arange(ids.shape[1], dtype=np.int32) * segment_ids,
+    )
 
 
 def check_sizes(source: RandomAccessInput, *fields: str) -> None:

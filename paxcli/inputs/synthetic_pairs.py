@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.base_input import language_spec
-from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.inputs.base_input import sequence_spec
+from paxcli.inputs.synthetic import SyntheticInput, language_batch
 from paxcli.nested_map import NestedMap
 
 BOS_ID, EOS_ID = 0, 1
@@ -38,10 +38,7 @@ class SyntheticPairs(SyntheticInput):
             )
 
     def element_spec(self) -> NestedMap:
-        spec = language_spec(self.batch_size, self.seq_len)
-        for name in ("ids", "segment_ids", "segment_pos"):
-            spec[f"source_{name}"] = spec[name]
-        return spec
+        return sequence_spec(self.batch_size, self.seq_len, self.seq_len)
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
         assert self.seq_len is not None and self.vocab_size is not None
@@ -57,17 +54,9 @@ class SyntheticPairs(SyntheticInput):
                 num_tokens[index] = count
                 source[index, :count] = [*tokens, EOS_ID]
                 labels[index, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
-        column = np.arange(length, dtype=np.int32)
-        is_token = column < num_tokens
-        ids = np.where(is_token, np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS_ID)[:, :-1], 0)
-        segment_ids, segment_pos = is_token.astype(np.int32), np.where(is_token, column, 0)
-        return NestedMap(
-            ids=ids,
-            labels=labels,
-            weights=is_token.astype(np.float32),
-            segment_ids=segment_ids,
-            segment_pos=segment_pos,
-            source_ids=source,
-            source_segment_ids=segment_ids,
-            source_segment_pos=segment_pos,
-        )
+        is_token = np.arange(length) < num_tokens
+        ids = np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS_ID)[:, :-1]
+        batch = language_batch(ids, labels, is_token)
+        batch.source_ids = source
+        batch.source_segment_ids, batch.source_segment_pos = batch.segment_ids, batch.segment_pos
+        return batch

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 from etils import epath
 
-from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.errors import ConfigError, MissingError
 from paxcli.inputs.documents import BadRecords, Reading
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.token_files import TokenFileInfo, dtype_for, read_info, write_token_file
@@ -123,19 +123,16 @@ class Tokenizing:
           MissingError: A process was killed, usually because memory ran out.
           DataError: A file cannot be read, or the parts skipped more records than the budget.
         """
-        num_skipped = sum(len(info.bad_records) for info in done)
+        bad = BadRecords(self.reading.policy, self.reading.budget)
+        bad.found += [record for info in done for record in info.bad_records]
         if num_workers:
             results = map_in_processes(self.write, parts, num_workers)
         else:
             results = ((part, self.write(part)) for part in parts)
         for part, info in results:
             yield part, info
-            num_skipped += len(info.bad_records)
-            if self.reading.policy == "skip" and num_skipped > self.reading.budget:
-                raise DataError(
-                    f"More than {self.reading.budget} records cannot be read. The last one: {info.bad_records[-1]}",
-                    "Fix the data, or raise bad_record_budget.",
-                )
+            if self.reading.policy == "skip":
+                bad.add_skipped(info.bad_records)
 
 
 _DIRECTORY_HINT = "Choose another directory, or delete this one."

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 from hypothesis import given
@@ -9,6 +10,14 @@ from hypothesis import strategies as st
 from paxcli.inputs.packing import PACKINGS, PackedTokens, first_fit
 
 PAD, EOS = 0, 1
+
+
+def pack(documents: Iterable[np.ndarray], seq_len: int) -> PackedTokens:
+    """The documents, arrays of ids [length], each followed by its end token."""
+    kept = [np.append(document, np.array(EOS, document.dtype)) for document in documents if len(document)]
+    starts = np.cumsum([0, *(len(document) - 1 for document in kept)], dtype=np.int64)
+    tokens = np.concatenate(kept) if kept else np.zeros(0, np.int32)
+    return PackedTokens(tokens=tokens, starts=starts, seq_len=seq_len, pad_id=PAD)
 
 
 def pack_slowly(documents: list[list[int]], seq_len: int) -> list[dict[str, list]]:
@@ -38,9 +47,7 @@ documents = st.lists(st.lists(st.integers(2, 300), max_size=12), max_size=12)
 
 @given(documents, st.integers(1, 10))
 def test_agrees_with_packing_a_token_at_a_time(documents, seq_len):
-    packed = PackedTokens.pack(
-        [np.array(document, np.uint16) for document in documents], seq_len=seq_len, pad_id=PAD, eos_id=EOS
-    )
+    packed = pack([np.array(document, np.uint16) for document in documents], seq_len=seq_len)
     expected = pack_slowly(documents, seq_len)
     assert packed.num_rows == len(expected)
     if expected:
@@ -50,7 +57,7 @@ def test_agrees_with_packing_a_token_at_a_time(documents, seq_len):
 
 
 def test_minus_one_is_a_row_of_padding():
-    packed = PackedTokens.pack([np.array([5, 6, 7, 8, 9])], seq_len=2, pad_id=PAD, eos_id=EOS)
+    packed = pack([np.array([5, 6, 7, 8, 9])], seq_len=2)
     batch = packed.rows(np.array([-1, 2, -1]))
     assert batch.ids.tolist() == [[0, 0], [9, 0], [0, 0]]
     assert batch.labels.tolist() == [[0, 0], [1, 0], [0, 0]]
@@ -61,7 +68,7 @@ def test_minus_one_is_a_row_of_padding():
 def test_checksums_of_packings_differ():
     def checksum(documents, seq_len=4):
         arrays = [np.array(document, np.uint16) for document in documents]
-        return PackedTokens.pack(arrays, seq_len=seq_len, pad_id=PAD, eos_id=EOS).checksum
+        return pack(arrays, seq_len=seq_len).checksum
 
     base = checksum([[5, 6], [7]])
     assert base == checksum([[5, 6], [7]])
@@ -71,7 +78,7 @@ def test_checksums_of_packings_differ():
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(1, 12))
 def test_first_fit_keeps_every_token_and_splits_only_long_documents(lengths, seq_len):
     documents = [np.arange(length) + 1000 * (1 + number) for number, length in enumerate(lengths)]
-    concat = PackedTokens.pack(documents, seq_len=seq_len, pad_id=PAD, eos_id=EOS)
+    concat = pack(documents, seq_len=seq_len)
     packed = dataclasses.replace(concat, packing="first_fit")
     segments = []
     if packed.num_rows:
@@ -96,7 +103,7 @@ def test_first_fit_uses_the_first_row_with_space():
 
 def test_one_per_row_gives_each_document_rows_of_its_own():
     documents = [np.array(ids) for ids in ([5, 6], [7, 8, 9, 10, 11], [12])]
-    packed = PackedTokens.pack(documents, seq_len=3, pad_id=PAD, eos_id=EOS)
+    packed = pack(documents, seq_len=3)
     batch = dataclasses.replace(packed, packing="one_per_row").rows(np.arange(4))
     assert batch.ids.tolist() == [[5, 6, 0], [7, 8, 9], [10, 11, 0], [12, 0, 0]]
     assert batch.labels.tolist() == [[6, 1, 0], [8, 9, 10], [11, 1, 0], [1, 0, 0]]
@@ -105,7 +112,7 @@ def test_one_per_row_gives_each_document_rows_of_its_own():
 
 @given(documents.filter(any), st.integers(1, 10), st.sampled_from(PACKINGS))
 def test_loss_weights_are_those_of_the_labels(documents, seq_len, packing):
-    packed = PackedTokens.pack([np.array(ids, np.int64) for ids in documents], seq_len=seq_len, pad_id=PAD, eos_id=EOS)
+    packed = pack([np.array(ids, np.int64) for ids in documents], seq_len=seq_len)
     weighted = dataclasses.replace(packed, packing=packing, loss_weights=packed.tokens % 3)
     batch = weighted.rows(np.arange(weighted.num_rows))
     assert (batch.weights == np.where(batch.segment_ids > 0, batch.labels % 3, 0)).all()
