@@ -75,7 +75,9 @@ def _evaluate_one(
     values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
     if of_scores is not None:
         values |= of_scores(_by_example(scored))
-    counts = {name: int(np.sum(each)) for name, each in multihost_utils.process_allgather(dict(counts)).items()}
+    # Over all processes: JAX gathers 32-bit integers.
+    parts = multihost_utils.process_allgather({name: np.array(divmod(n, 2**31)) for name, n in counts.items()})
+    counts = {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
     if "log_pplx" in values:
         values["perplexity"] = math.exp(min(values["log_pplx"], 700))
         # Unless the targets are weighted otherwise than by 1, as masked tokens are.
