@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt, SafeOnResume
+from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
 from paxcli.layers.block import EncoderBlock, TransformerBlock
 from paxcli.layers.flops import Flops, sum_flops
@@ -75,6 +76,13 @@ class Stack(CachedLayer):
     def matmul_flops(self, *shape: int) -> Flops | None:
         counts = [flops_of(block, *shape) for block in self._unbound_blocks()]
         return sum_flops(counts[i % len(counts)] for i in range(self.num_layers))
+
+    @property
+    def has_prefix(self) -> bool:
+        found = [isinstance(block, CachedLayer) and block.has_prefix for block in self._unbound_blocks()]
+        if any(found) != all(found):
+            raise ConfigError("Some blocks have `bidirectional_prefix`, others do not.", "Set it for all or none.")
+        return all(found)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
