@@ -74,7 +74,7 @@ def test_greedy_is_the_argmax_of_full_passes(params, greedy):
         assert output["finish_reason"] == "length" and len(output["ids"]) == prompt.max_tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_any_batch_size_gives_the_same_text(params, temperature):
     """Slots are refilled at different times, and sampling depends on the prompt's number alone."""
     together, few, alone = (
