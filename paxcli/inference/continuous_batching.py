@@ -152,10 +152,11 @@ class Generator:
             row[: len(one.ids)] = one.ids
         rest = [0] * (rows - len(new))
         lengths = np.array([*(len(one.ids) for one in new), *(1 for _ in rest)], np.int32)
+        starts = np.array([*(one.answer_start for one in new), *(1 for _ in rest)], np.int32)
         max_tokens = np.array([*(one.max_tokens for one in new), *rest], np.int32)
         temperatures = np.array([*(one.temperature for one in new), *rest], np.float32)
         numbers = np.array([*(one.number for one in new), *rest], np.int32)
-        return self._prefill(self._params, ids, lengths, max_tokens, temperatures, numbers, size=size)
+        return self._prefill(self._params, ids, lengths, starts, max_tokens, temperatures, numbers, size=size)
 
     def _insert_rows(self, params: dict, state: DecodeState, new: DecodeState, slots: jax.Array) -> DecodeState:
         return insert(state, new, slots, cache_axes(self._model, params, state.ids.shape[1]))

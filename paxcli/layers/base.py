@@ -135,6 +135,11 @@ class CachedLayer(Layer):
     It is called with a cache and returns the updated one; without a cache it gets and returns None.
     """
 
+    @property
+    def has_prefix(self) -> bool:
+        """Whether negative segment ids mark a prefix that its whole segment sees (prefix-LM)."""
+        return False
+
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
         """An empty decode cache (KV cache) for `length` tokens in each of `batch_size` rows: any pytree of arrays.

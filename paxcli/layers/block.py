@@ -94,6 +94,11 @@ class TransformerBlock(CachedLayer):
         layers = (self._attention_template(parent=None), self._feed_forward_template(parent=None))
         return sum_flops(flops_of(layer, *shape) for layer in layers)
 
+    @property
+    def has_prefix(self) -> bool:
+        attention = self._attention_template(parent=None)
+        return isinstance(attention, CachedLayer) and attention.has_prefix
+
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
         return cache_of(self._attention_template(parent=None), batch_size, length, dtype)

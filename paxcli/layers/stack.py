@@ -14,6 +14,7 @@ from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt, SafeOnResume
+from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
 from paxcli.layers.block import EncoderBlock, TransformerBlock
 from paxcli.layers.flops import Flops, sum_flops
@@ -78,6 +79,13 @@ class Stack(CachedLayer):
         counts = [flops_of(block, *shape) for block in self._unbound_blocks()]
         times = [(self.num_layers - i + len(counts) - 1) // len(counts) for i in range(len(counts))]
         return sum_flops(count and count * n for count, n in zip(counts, times, strict=True))
+
+    @property
+    def has_prefix(self) -> bool:
+        found = [isinstance(block, CachedLayer) and block.has_prefix for block in self._unbound_blocks()]
+        if any(found) != all(found):
+            raise ConfigError("Some blocks have `bidirectional_prefix`, others do not.", "Set it for all or none.")
+        return all(found)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:

@@ -194,7 +194,7 @@ class DecodingModel(Model):
 
         Args:
           ids: Tokens that follow those in the cache.
-          segment_ids: 1 at tokens.
+          segment_ids: 1 at tokens, `prompt_segment_id` at those of a prompt.
           segment_pos: Positions of the tokens in their sequences.
           cache: Decode cache of the earlier tokens.
 
@@ -202,6 +202,11 @@ class DecodingModel(Model):
           The logits, and the cache with these tokens added.
         """
         raise NotImplementedError
+
+    @property
+    def prompt_segment_id(self) -> int:
+        """Segment id of prompts; negative if their tokens see each other in both directions (prefix-LM)."""
+        return 1
 
     @property
     def max_decode_len(self) -> int:

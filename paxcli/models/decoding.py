@@ -24,7 +24,7 @@ class DecodeState(NamedTuple):
       log_probs: Log-probability of each token given those before it; 0 at position 0 and after the end.
       lengths: Tokens of prompt and continuation, the end token included, [B].
       ended: Whether an end token was generated, [B].
-      starts: Tokens of the prompts, [B].
+      starts: Tokens of the prompts, without a given continuation, [B].
       limits: Tokens of prompt and continuation at the most, [B].
       temperatures: [B].
       numbers: The sequence's number, which seeds its sampling: it does not depend on the other rows, [B].
@@ -66,7 +66,7 @@ def generate(
       The sequences, of up to P + `max_tokens` tokens, or 1 + `max_tokens` in a target; the cache is None.
     """
     size, numbers = max_tokens + (1 if isinstance(model, Seq2SeqModel) else ids.shape[1]), jnp.arange(len(ids))
-    state = prefill(model, params, ids, lengths, max_tokens, sampling.temperature, numbers, size, bos_id)
+    state = prefill(model, params, ids, lengths, lengths, max_tokens, sampling.temperature, numbers, size, bos_id)
     return advance(model, params, state, key, max_tokens, eos_ids, sampling)._replace(cache=None)
 
 
@@ -80,6 +80,7 @@ def prefill(
     params: dict,
     ids: Int[jax.Array, "B P"],
     lengths: Int[jax.Array, " B"],
+    starts: Int[jax.Array, " B"],
     max_tokens: int | Int[jax.Array, " B"],
     temperatures: float | jax.Array,
     numbers: Int[jax.Array, " B"],
@@ -93,6 +94,7 @@ def prefill(
       params: Its parameters.
       ids: Prompts or sources.
       lengths: Tokens of each.
+      starts: Tokens of each prompt without its given continuation.
       max_tokens: The most tokens to generate.
       temperatures: Temperatures.
       numbers: Numbers of the sequences.
@@ -103,12 +105,14 @@ def prefill(
     if isinstance(model, Seq2SeqModel):
         cache = model.apply({"params": params}, ids, in_prompt.astype(jnp.int32), size, method="encode_source")
         ids, lengths = jnp.full((len(ids), 1), bos_id, jnp.int32), jnp.ones(len(ids), jnp.int32)
-        in_prompt = jnp.ones_like(ids, bool)
+        starts, in_prompt = lengths, jnp.ones_like(ids, bool)
     else:
         assert isinstance(model, CausalModel)
         cache = model.init_cache(len(ids), size)
     batch, width = ids.shape
-    logits, cache = extend(model, params, ids, jnp.broadcast_to(jnp.arange(width), ids.shape), cache)
+    positions = jnp.broadcast_to(jnp.arange(width), ids.shape)
+    segment_ids = jnp.where(positions < starts[:, None], model.prompt_segment_id, 1)
+    logits, cache = extend(model, params, ids, positions, cache, segment_ids)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), ids[:, 1:, None], axis=-1)[..., 0]
     log_probs = jnp.where(in_prompt[:, 1:], log_probs, 0.0)
     return DecodeState(
@@ -116,7 +120,7 @@ def prefill(
         log_probs=jnp.pad(log_probs, ((0, 0), (1, size - width))),
         lengths=lengths,
         ended=jnp.zeros(batch, bool),
-        starts=lengths,
+        starts=starts,
         limits=lengths + max_tokens,
         temperatures=jnp.broadcast_to(jnp.float32(temperatures), (batch,)),
         numbers=numbers,
@@ -166,10 +170,16 @@ def advance(
 
 
 def extend(
-    model: DecodingModel, params: dict, ids: jax.Array, positions: jax.Array, cache: Cache
+    model: DecodingModel,
+    params: dict,
+    ids: jax.Array,
+    positions: jax.Array,
+    cache: Cache,
+    segment_ids: jax.Array | None = None,
 ) -> tuple[Float[jax.Array, "B T V"], Cache]:
-    """`DecodingModel.extend` with these parameters; float32 logits."""
-    logits, cache = model.apply({"params": params}, ids, jnp.ones_like(ids), positions, cache, method="extend")
+    """`DecodingModel.extend` with these parameters; float32 logits. `segment_ids`: None = 1."""
+    segment_ids = jnp.ones_like(ids) if segment_ids is None else segment_ids
+    logits, cache = model.apply({"params": params}, ids, segment_ids, positions, cache, method="extend")
     return logits.astype(jnp.float32), cache
 
 
@@ -194,7 +204,7 @@ def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:
 
     def cache_of(rows: int) -> Cache:
         ids, one = jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
-        return prefill(model, params, ids, one, one, one, one, size).cache
+        return prefill(model, params, ids, one, one, one, one, one, size).cache
 
     small, large = (jax.eval_shape(functools.partial(cache_of, rows)) for rows in (1, 2))
     return jax.tree.map(lambda a, b: [m != n for m, n in zip(a.shape, b.shape, strict=True)].index(True), small, large)

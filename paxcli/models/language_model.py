@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, NonNegativeFloat, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, cache_of, flops_of
+from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
 from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
@@ -72,6 +72,8 @@ class TransformerLm(TransformerModel):
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
         """Logits [B, T, V] of packed sequences: `ids`, `segment_ids` and `segment_pos`, all [B, T].
 
+        With `bidirectional_prefix` in its attention, tokens with an `inputs_indicator` [B, T] are the prefix.
+
         With a chunked loss, `features` [B, T, D] instead, from which the loss computes logits.
         """
         return self._predict(batch.ids, batch)
@@ -105,8 +107,16 @@ class TransformerLm(TransformerModel):
     def _stack_template(self) -> functools.partial:
         return functools.partial(self.stack, num_layers=self.num_layers, **self._widths)
 
+    @property
+    def _has_prefix(self) -> bool:
+        stack = self._stack_template(parent=None)
+        return isinstance(stack, CachedLayer) and stack.has_prefix
+
     def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
-        x, _ = self._features(ids, batch.segment_ids, batch.segment_pos, None)
+        segment_ids = batch.segment_ids
+        if self._has_prefix and "inputs_indicator" in batch:
+            segment_ids = jnp.where(batch.inputs_indicator > 0, -segment_ids, segment_ids)
+        x, _ = self._features(ids, segment_ids, batch.segment_pos, None)
         if chunk_size(self.loss_chunk, ids.shape, self.vocab_size) is None:
             return NestedMap(logits=self._head.logits(x))
         return NestedMap(features=x)
@@ -175,6 +185,10 @@ class LanguageModel(TransformerLm, CausalModel):
         """As `DecodingModel.extend`; without a cache, of whole sequences."""
         x, cache = self._features(ids, segment_ids, segment_pos, cache)
         return self._head.logits(x), cache
+
+    @property
+    def prompt_segment_id(self) -> int:
+        return -1 if self._has_prefix else 1
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int) -> Cache:

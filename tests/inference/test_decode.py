@@ -24,11 +24,8 @@ from paxcli.nested_map import NestedMap
 from tests.conftest import ROOT
 from tests.tolerances import FLOAT32
 
-MODEL = fdl.build(
-    LanguageModel.config(
-        vocab_size=259, max_seq_len=80, model_dims=32, hidden_dims=64, num_layers=2, num_heads=4, num_kv_heads=2
-    )
-)
+SIZES = dict(vocab_size=259, max_seq_len=80, model_dims=32, hidden_dims=64, num_layers=2, num_heads=4, num_kv_heads=2)
+MODEL = LanguageModel(**SIZES)
 TOKENIZER = ByteTokenizer()
 # Of unequal length, more than a batch, with limits of their own: one long answer among short ones.
 PROMPTS = [Prompt("def f(x):\n" * (i % 3) + "ab"[i % 2], max_tokens=40 if i == 1 else 3 + 2 * i) for i in range(8)]
@@ -77,7 +74,7 @@ def test_greedy_is_the_argmax_of_full_passes(params, greedy):
         assert output["finish_reason"] == "length" and len(output["ids"]) == prompt.max_tokens
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 def test_any_batch_size_gives_the_same_text(params, temperature):
     """Slots are refilled at different times, and sampling depends on the prompt's number alone."""
     together, few, alone = (
@@ -196,6 +193,35 @@ def test_recipes_of_pax_select_the_nucleus_before_the_temperature():
         assert pax.load(name).config.decoding.truncate_before_temperature == before, name
     beams = pax.load("tiny", set={"decoding": "BeamSearch", "decoding.beam_size": 3, "decoding.stop": ["\n"]}).config
     assert fdl.build(beams.decoding) == BeamSearch(beam_size=3, stop=("\n",))
+
+
+def test_a_prefix_lm_reads_the_prompt_in_both_directions(params):
+    """Decoding with the cache against full passes in which `inputs_indicator` marks the prompt."""
+    config = LanguageModel.config(**SIZES)
+    config.stack.block.attention.bidirectional_prefix = True
+    model = fdl.build(config)
+    assert (model.prompt_segment_id, MODEL.prompt_segment_id) == (-1, 1)
+    decoder = Decoder(model, params, TOKENIZER, Sampling(max_tokens=9, eos_ids=()), 0)
+
+    @jax.jit
+    def full_pass(ids, indicator):
+        ones, positions = jnp.ones_like(ids), jnp.arange(80)[None]
+        batch = NestedMap(ids=ids, segment_ids=ones, segment_pos=positions, inputs_indicator=indicator)
+        return jax.nn.log_softmax(model.apply({"params": params}, batch, method="compute_predictions").logits[0])
+
+    rows = [Prompt("def f(x)"), Prompt("a"), Prompt("def f", continuation="(x)")]
+    found = decoder.continue_prompts(rows)
+    for row, output in zip(rows, found, strict=True):
+        given = 1 + len(row.prompt)
+        ids = np.zeros((1, 80), np.int32)
+        ids[0, : given + len(output["ids"])] = [TOKENIZER.bos_id, *TOKENIZER.encode(row.prompt), *output["ids"]]
+        log_probs = np.asarray(full_pass(ids, (np.arange(80) < given)[None].astype(np.int32)))
+        log_probs = log_probs[given - 1 : given - 1 + len(output["ids"])]
+        if row.continuation is None:
+            assert log_probs.argmax(axis=-1).tolist() == output["ids"]
+        np.testing.assert_allclose(output["log_probs"], log_probs[np.arange(len(log_probs)), output["ids"]], **FLOAT32)
+    causal = decode(params, rows[:1], Sampling(max_tokens=9, eos_ids=()))
+    assert causal[0]["log_probs"] != found[0]["log_probs"]
 
 
 @pytest.mark.slow

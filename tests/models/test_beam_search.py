@@ -45,7 +45,16 @@ def search(kind: type, limits: list[int], **settings) -> Beams:
         size = 4 + longest
         zeros = jnp.zeros(2, jnp.int32)
         prompts = prefill(
-            model, params, jnp.array(PROMPTS), jnp.array(LENGTHS), jnp.array(limits), 0.0, zeros, size, BOS
+            model,
+            params,
+            jnp.array(PROMPTS),
+            jnp.array(LENGTHS),
+            jnp.array(LENGTHS),
+            jnp.array(limits),
+            0.0,
+            zeros,
+            size,
+            BOS,
         )
         return beam_search(model, params, prompts, cache_axes(model, params, size), longest, EOS, beam)
 

@@ -63,6 +63,8 @@ class Attention(CachedLayer):
       window: Sliding window: number of positions seen, the query's own included (Beltagy et al., 2020); None = all.
       segmented: Whether a position sees only its own segment (packed document). False: also the documents before it in
         its row, as GPT-2 was trained; requires `causal`, and saves kernels the mask.
+      bidirectional_prefix: Whether positions also see the prefix of their segment where it is ahead (prefix-LM: Raffel
+        et al., 2020; Pax: `LMModelType.PREFIX`). Tokens of the prefix have negative segment ids. Runs on `xla`.
       relative_bias: Template of a learned bias by distance, such as `RelativeBias.partial()`; None = off.
       rotary: Template of RoPE for queries and keys, such as `Rotary.partial()`; None = off.
       kernel: Backend in training and evaluation: `splash` (TPU), `cudnn` (GPU), or plain `xla`; `auto` uses the kernel
@@ -94,6 +96,7 @@ class Attention(CachedLayer):
     params_init: Init = Xavier()
     value_dims_per_head: PositiveInt | None = None
     combine_qkv: bool = True
+    bidirectional_prefix: bool = False
 
     def setup(self) -> None:
         if self.window is not None and not self.causal:
@@ -101,6 +104,8 @@ class Attention(CachedLayer):
                 f"window={self.window}: a sliding window requires causal attention.",
                 "Set `window` to null, or `causal` to true.",
             )
+        if self.bidirectional_prefix and not (self.causal and self.segmented and self.window is None):
+            raise ConfigError("bidirectional_prefix=true requires `causal` and `segmented`, and no `window`.")
         if not (self.segmented or self.causal):
             raise ConfigError(
                 "segmented=false: attention that is not causal would also see the padding of its row.",
@@ -152,14 +157,26 @@ class Attention(CachedLayer):
             cache = _write(cache, key, value, segment_pos[:, 0])
             distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
             visible = is_visible(distance, self.window)
+            if self.bidirectional_prefix:
+                in_prefix = jnp.arange(cache.key.shape[2]) < jnp.sum(segment_ids < 0, axis=1)[:, None]
+                visible = visible | in_prefix[:, None]
             context = dot_product_attention(query, *cache, visible, self.logit_cap, self._bias(distance))
             return self._project_output(context), cache
+        if self.bidirectional_prefix:
+            same = jnp.abs(segment_ids)[:, :, None] == jnp.abs(segment_ids)[:, None]
+            visible = same & (is_visible(distances(x.shape[1]), None) | (segment_ids < 0)[:, None])
+            bias = self._bias(distances(x.shape[1]))
+            return self._project_output(dot_product_attention(query, key, value, visible, self.logit_cap, bias)), None
         demand = self._demand(query, value)
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
         bias = self._bias(distances(x.shape[1])) if demand.biased else None
         context = backend.attend(query, key, value, segment_ids if self.segmented else None, bias, demand)
         return self._project_output(context, is_named=backend.names_context), None
+
+    @property
+    def has_prefix(self) -> bool:
+        return self.bidirectional_prefix
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
