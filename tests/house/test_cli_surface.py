@@ -17,7 +17,8 @@ from paxcli.cli.main import app
 MAX_OPTIONS = 12
 # Terms of a cloud order, as in gcloud's own command, are not part of a recipe.
 # Tracing and scheduling options of a run must not change its recipe.
-WIDE = {("provision", "create"): 20, ("train",): 15}
+# A conversion has options for its source, its result and its report.
+WIDE = {("provision", "create"): 20, ("train",): 15, ("maxtext-convert",): 13}
 HEAVY = {"fiddle", "flax", "grain", "jax", "jaxlib", "matplotlib", "numpy", "optax", "orbax", "seqio", "tensorflow"}
 
 
