@@ -59,6 +59,9 @@ PythonOption = Annotated[bool, typer.Option("--python", help="Write a Python rec
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Validate the recipe, and compare its FLOPs with MaxText's. Default: no.")
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", help="List all values in the report, defaults too. Default: those of the launch.")
+]
 BackOption = Annotated[
     str | None,
     typer.Option(
@@ -85,6 +88,7 @@ def maxtext_convert(
     out: OutOption = None,
     python: PythonOption = False,
     check: CheckOption = False,
+    verbose: VerboseOption = False,
     to_maxtext: BackOption = None,
     checkpoint: CheckpointOption = None,
     dry_run: DryRunOption = False,
@@ -115,7 +119,7 @@ def maxtext_convert(
     )
     if checkpoint is not None:
         run_dir = _check_run_dir(out, len(conversions), python)
-        result = describe(conversions[0], source, python, check)
+        result = describe(conversions[0], source, python, check, verbose)
         block = conversions[0].settings["decoder_block"]
         config = config_with(conversions[0].values)
         done = import_weights(config, result["recipe"], checkpoint, run_dir, dry_run, block)
@@ -123,7 +127,7 @@ def maxtext_convert(
         print(result["report"], file=sys.stderr, end="\n\n")
         return say_result({**result, "checkpoint": done.source}, _import_text(done, run_dir, dry_run), as_json)
     files = _output_files(Path(out) if out else None, len(conversions), python, as_json)
-    results = [describe(one, source, python, check) for one in conversions]
+    results = [describe(one, source, python, check, verbose) for one in conversions]
     for file, result in zip(files, results, strict=False):
         if not dry_run:
             _write(file, result["recipe"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import fiddle as fdl
 from etils import epath
@@ -17,9 +17,7 @@ from paxcli.convert.maxtext.convert import import_weights as import_maxtext
 from paxcli.convert.paxml import find_paxml, import_paxml
 from paxcli.convert.runs import ExportedWeights, ImportedWeights
 from paxcli.errors import ConfigError, DataError
-
-if TYPE_CHECKING:
-    from paxcli.training.experiment import Experiment
+from paxcli.training.experiment import Experiment
 
 Format = Literal["hf", "paxml", "maxtext"]
 PathLike = str | os.PathLike[str]

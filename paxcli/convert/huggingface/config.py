@@ -43,13 +43,6 @@ def _read(name: str) -> dict[str, Any]:
 
 FAMILIES = {kind: Family(**fields) for kind, fields in _read("families.yaml").items()}
 
-# Fields that do not change what the parameters compute, or that a `config.json` has no key for.
-_UNRELATED = {
-    "fprop_dtype", "params_init", "loss_chunk", "label_smoothing", "z_loss_weight", "max_seq_len", "num_positions",
-    "direct_scale", "reductions_in_fp32", "segmented", "kernel", "precision", "remat_policy", "unroll", "scan",
-    "capacity_factor", "table_stddev", "stddev",
-}  # fmt: skip
-
 
 def family_of(config: Mapping[str, Any]) -> str:
     """The family of a `config.json`, a key of `FAMILIES`.
@@ -261,11 +254,12 @@ def differing_fields(config: fdl.Config, huggingface: Mapping[str, Any]) -> list
     model.dims_per_head = size if size is not None and size * model.num_heads != model.model_dims else None
     for path, value in model_values(huggingface).items():
         assign(theirs, f"{MODEL}.{path}", value)
+    unrelated = _read("unrelated_fields.yaml")
     a, b = ({p: x for p, x in plain_values(one).items() if p.startswith(MODEL)} for one in (ours, theirs))
     return [
         f"{path.removeprefix(MODEL + '.')} is {a.get(path)!r}, not {b.get(path)!r}"
         for path in sorted(a.keys() | b.keys())
-        if path.rpartition(".")[2] not in _UNRELATED and ".params_init." not in path and a.get(path) != b.get(path)
+        if path.rpartition(".")[2] not in unrelated and ".params_init." not in path and a.get(path) != b.get(path)
     ]
 
 

@@ -55,26 +55,24 @@ def convert_script(
     else:
         file = read_source(words, arguments)
         name = Path(words[0]).name if len(words) == 1 and "=" not in words[0] else "maxtext"
+    names = [name, *(f"{name}, line {launch.line}" for launch in file.launches[1:])]
     conversions = [
-        convert(
-            launch,
-            name if not index else f"{name}, line {launch.line}",
-            date=date,
-            topology=topology,
-            slices=slices,
-        )
-        for index, launch in enumerate(file.launches)
+        convert(launch, named, date=date, topology=topology, slices=slices)
+        for launch, named in zip(file.launches, names, strict=False)
     ]
     return conversions, file
 
 
-def describe(conversion: Conversion, file: LaunchFile, python: bool = False, check: bool = False) -> dict[str, Any]:
+def describe(
+    conversion: Conversion, file: LaunchFile, python: bool = False, check: bool = False, verbose: bool = False
+) -> dict[str, Any]:
     """The recipe, its sizes, and a report.
 
     Args:
       conversion: A launch as a recipe.
       file: What the launch was read from.
       python: Whether to write a Python recipe instead of YAML.
+      verbose: Whether the report lists all values.
       check: Whether to validate the recipe, and compare its FLOPs with those of MaxText's formula.
 
     Raises:
@@ -85,7 +83,7 @@ def describe(conversion: Conversion, file: LaunchFile, python: bool = False, che
     if check:
         validate(config)
     sizes = summarize(config)
-    text = report(conversion, sizes["parameters"])
+    text = report(conversion, sizes["parameters"], verbose)
     skipped = [f"line {found.line}: {found.text}: {found.reason}" for found in (*file.skipped, *file.others)]
     text += "".join(["\n\nSkipped:", *(f"\n  {printable(line)}" for line in skipped)]) if skipped else ""
     result = {

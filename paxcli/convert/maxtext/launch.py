@@ -85,7 +85,7 @@ def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
     """The program that a command runs with Python; None if it does not start Python.
 
     Returns:
-      Its kind (`train`, `post-train`, `wrapper` or `other`), its name, and how many words that took.
+      Its kind (`train`, `rl`, `post-train`, `wrapper` or `other`), its name, and how many words that took.
     """
     start = _python_at([word.text for word in words])
     if start is None:
@@ -113,6 +113,8 @@ def _python_at(words: Sequence[str]) -> int | None:
 
 
 def _kind(name: str, is_module: bool) -> str:
+    if re.search(r"(?i)\b(train_rl|rl|grpo\w*)\b", name.replace("/", ".")) and "maxtext" in name.lower():
+        return "rl"
     if is_module:
         if _POST_TRAIN.fullmatch(name):
             return "post-train"

@@ -77,11 +77,6 @@ def _refuse(settings: Settings) -> None:
     kind = settings["attention_type"]
     if kind not in ("global", "local_sliding"):
         raise ConfigError(f"attention_type={kind} is not one that pax has.", "Pax has global and local_sliding.")
-    if settings["shared_experts"] or settings["first_num_dense_layers"]:
-        raise ConfigError(
-            "Pax has no shared experts or dense first layers (shared_experts, first_num_dense_layers).",
-            "The nearest is decoder_block=mixtral, in which each layer has the same experts.",
-        )
     if tables.local_layers(block) and _is_pipelined(settings):
         raise ConfigError(
             f"decoder_block={block}: interleaved kinds of layers cannot be pipelined.",
@@ -250,5 +245,11 @@ def _note_differences(draft: Draft) -> None:
         "Weights are initialized from normal distributions with MaxText's deviations; MaxText truncates MLP and head "
         "weights at two deviations."
     )
+    if settings["logits_via_embedding"] and settings["dtype"] == "float32":
+        draft.note_approximation(
+            "logits_via_embedding: MaxText rounds the table to bfloat16 for the logits, also in float32; pax does not."
+        )
+    for key in ("shared_experts", "first_num_dense_layers"):
+        draft.drop(key, f"MaxText ignores it in decoder_block={settings['decoder_block']}")
     for key in ("fused_qkv", "fused_mlp", "use_iota_embed", "attention", "num_vocab_tiling"):
         draft.drop(key, "an implementation choice that pax makes itself")

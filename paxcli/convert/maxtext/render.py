@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
+import textwrap
 from typing import Any
 
 from paxcli.convert.maxtext.draft import Row
@@ -20,75 +22,78 @@ def recipe_yaml(converted: Conversion) -> str:
     return "\n".join([*head, f"recipe: {BASE_RECIPE}", "set:", *body, ""])
 
 
+_PYTHON = '''"""{title}"""
+
+import fiddle as fdl
+
+from paxcli.config.assign import assign
+from paxcli.config.recipe import recipe
+from paxcli.training.experiment import Experiment
+from pax_recipes.maxtext import maxtext_base
+
+VALUES = {{
+{values}
+}}
+
+
+@recipe()
+def {name}() -> fdl.Config[Experiment]:
+    """{title}
+{description}
+    """
+    config = maxtext_base()
+    for path, value in VALUES.items():
+        assign(config, path, value)
+    return config
+'''
+
+
 def recipe_python(converted: Conversion) -> str:
     """A Python recipe with the same values."""
     sources = _sources(converted)
     name = re.sub(r"\W+", "_", f"{converted.name.rpartition('.')[0] or converted.name}").strip("_").lower()
-    name = f"lm_{name}" if not name[:1].isalpha() else name
-    description = "\n".join(f"    {line}".rstrip() for line in _description(converted)[1:])
+    title, *more = map(_plain, _description(converted))
     values = [
         f"    {json.dumps(path)}: {value!r},  # {sources.get(path, '')}".rstrip(" #")
         for path, value in converted.values.items()
     ]
-    title = _description(converted)[0]
-    return "\n".join(
-        [
-            f'"""{_plain(title)}"""',
-            "",
-            "import fiddle as fdl",
-            "",
-            "from paxcli.config.assign import assign",
-            "from paxcli.config.recipe import recipe",
-            "from paxcli.training.experiment import Experiment",
-            "from pax_recipes.maxtext import maxtext_base",
-            "",
-            "VALUES = {",
-            *values,
-            "}",
-            "",
-            "",
-            "@recipe()",
-            f"def {name}() -> fdl.Config[Experiment]:",
-            f'    """{_plain(title)}',
-            _plain(description),
-            '    """',
-            "    config = maxtext_base()",
-            "    for path, value in VALUES.items():",
-            "        assign(config, path, value)",
-            "    return config",
-            "",
-        ]
+    return _PYTHON.format(
+        title=title,
+        name=name if name[:1].isalpha() else f"lm_{name}",
+        description="\n".join(f"    {line}".rstrip() for line in more),
+        values="\n".join(values),
     )
 
 
-def report(converted: Conversion, parameters: int | None = None) -> str:
-    """The report of a conversion: sizes, the table of values, and everything that is not exact."""
-    rows = [("MaxText", "value", "after scale", "pax", "value", "from")]
-    rows += [tuple(map(_cell, _columns(row))) for row in converted.rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(6)]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+def report(converted: Conversion, parameters: int | None = None, verbose: bool = False) -> str:
+    """The report of a conversion: sizes, what is not exact, and the launch's values; with `verbose` all values."""
+    settings, flags = converted.settings, converted.flags
     sizes = [
-        f"{converted.name}: MaxText of {converted.settings.era.text()}",
-        f"  parameters: {converted.parameters:,} by MaxText's sizes"
+        f"parameters: {converted.parameters:,} by MaxText's sizes"
         + (f", {parameters:,} by the recipe" if parameters is not None else ""),
-        f"  devices: {converted.num_devices or 'all available'}"
+        f"devices: {converted.num_devices or 'all available'}"
         + (f" ({converted.topology.source})" if converted.topology.source else "")
         + ("; as many slices as the DCN axes have" if converted.topology.slices is None else ""),
+        *([f"tokens per step: {converted.tokens_per_step:,}"] if converted.tokens_per_step is not None else []),
+        f"TFLOPs per step and device: {converted.flops.total:,.2f} ({converted.flops.formula})",
+        *expectation(converted),
     ]
-    if converted.tokens_per_step is not None:
-        sizes.append(f"  tokens per step: {converted.tokens_per_step:,}")
-    sizes.append(f"  TFLOPs per step and device: {converted.flops.total:,.2f} ({converted.flops.formula})")
-    sizes += [f"  {line}" for line in expectation(converted)]
-    notes = []
+    shown = [row for row in converted.rows if verbose or row.line is not None or row.origin == "environment"]
+    hidden = len(converted.rows) - len(shown)
+    lines: list[str] = []
     for title, found in (
-        ("Warnings", converted.settings.warnings),
-        ("Dropped", [_drop_text(dropped) for dropped in converted.dropped]),
-        ("Approximated", converted.approximated),
-        ("For you to decide", converted.settings.undecided),
-        ("Environment variables to set", [f"{name}={value}" for name, value in converted.flags.items()]),
+        (f"{converted.name}: MaxText of {settings.era.text()}", sizes),
+        ("Warnings:", settings.warnings),
+        ("For you to decide:", settings.undecided),
+        ("Approximated:", converted.approximated),
+        ("Dropped:", [_drop_text(dropped) for dropped in converted.dropped]),
+        ("Environment variables to set:", [f"{name}={value}" for name, value in flags.items()]),
+        ("Values:", [f"{row.pax} = {_cell(row.pax_value)}".ljust(48) + f"  {_from(row)}" for row in shown]),
+        (f"And {hidden} values of MaxText's models and defaults: `--verbose` shows them.", [""] if hidden else []),
     ):
-        notes += ["", f"{title}:", *(f"  {line}" for line in found)] if found else []
-    return "\n".join(map(printable, [*sizes, "", *table, *notes]))
+        texts = [textwrap.wrap(printable(line), 100, initial_indent="  ", subsequent_indent="    ") for line in found]
+        lines += ["", *textwrap.wrap(printable(title), 100), *itertools.chain(*texts)] if found else []
+    return "\n".join(lines[1:])
 
 
 def table_of(converted: Conversion) -> list[dict[str, Any]]:
@@ -143,11 +148,6 @@ def _from(row: Row) -> str:
     where = f"line {row.line}" if row.line is not None else f"MaxText's {row.origin}"
     text = f"{row.maxtext}={value}{scaled}, {where}" if row.maxtext != "(fixed)" else "fixed in MaxText"
     return printable(text)
-
-
-def _columns(row: Row) -> tuple[Any, ...]:
-    where = f"line {row.line}" if row.line is not None else row.origin
-    return row.maxtext, row.value, row.scaled, row.pax, row.pax_value, where
 
 
 def _cell(value: Any) -> str:

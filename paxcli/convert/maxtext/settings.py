@@ -90,6 +90,12 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     name = next((pair.value for pair in reversed(pairs) if pair.key == "model_name"), "default") or "default"
     model = _model(name)
     settings.model_name = name
+    for pair in pairs:
+        if pair.value.lower() == "true" and (method := tables.training_refusals().get(pair.key)):
+            raise ConfigError(
+                f"Line {pair.line}: {pair.key}=true trains with {method}, which pax does not convert.",
+                f"To convert the model and its training without it, remove {pair.key}.",
+            )
     settings.era = era_of(launch, {*model, *(pair.key for pair in pairs)}, date)
     if settings.era.open_keys:
         settings.undecided.append(
@@ -110,8 +116,8 @@ def _model(name: str) -> Mapping[str, Any]:
     if name == "default":
         return {}
     if name not in models:
-        hint = did_you_mean(name, models) or f"Known are {', '.join(list(models)[:8])}, …"
-        raise ConfigError(f"MaxText has no model `{name}`.", hint)
+        hint = did_you_mean(name, models) or "Give the keys of its .yml instead."
+        raise ConfigError(f"Pax's tables have no model `{name}` of MaxText.", hint)
     return models[name]
 
 
@@ -152,6 +158,8 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
         if pair.missing:
             settings.undecided.append(_needs(pair, f"it is left as `{pair.value}`" if pair.value else "it is left out"))
         value = parse_value(pair)
+        if value is None:
+            continue
         if pair.key in model and model[pair.key] != value and not overrides:
             settings.warnings.append(
                 f"Line {pair.line}: {pair.key}={pair.value} contradicts model {settings.model_name}, which has "
@@ -167,16 +175,12 @@ def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any])
     taken = []
     for pair in launch.overrides:
         key = pair.key.lower()
-        problem = None
-        if not pair.key.isupper():
-            problem = "is not in upper case"
-        elif key not in tables.known_keys():
-            problem = "is not a key"
-        elif key in given:
-            problem = "is also on the command line, which applies here"
+        problem = "is also on the command line, which applies here" if key in given else None
+        problem = problem if key in tables.known_keys() else "is not a key"
+        problem = problem if pair.key.isupper() else "is not in upper case"
         if problem:
             settings.warnings.append(f"Line {pair.line}: M_{pair.key} {problem}, which MaxText rejects.")
-        if problem is None:
+        else:
             taken.append(dataclasses.replace(pair, key=key))
     _put(_rename_keys(taken, settings), "environment", settings, model)
 
@@ -194,7 +198,7 @@ def _is_text(key: str) -> bool:
 
 
 def parse_value(pair: Pair) -> Any:
-    """The value of a pair, in the type of the key's default.
+    """The value of a pair, in the type of the key's default; None for `null`, which means that default.
 
     Raises:
       ConfigError: It is not of that type.
@@ -204,6 +208,8 @@ def parse_value(pair: Pair) -> Any:
         return pair.value
     like = list(timeline.values())[-1]
     text = pair.value.strip()
+    if text.lower() in ("none", "null") and type(like) is not str:
+        return None
     try:
         if isinstance(like, bool):
             return _BOOLS[text.lower()]
@@ -215,10 +221,10 @@ def parse_value(pair: Pair) -> Any:
             )  # which has a policy called `none`
             return "" if is_null else text
         if isinstance(like, int) and not any(isinstance(value, float) for value in timeline.values()):
-            return _within(int(text))
+            return _within(int(text.rstrip("0").rstrip(".") if "." in text else text))
         return _within(float(text))
     except (ValueError, KeyError, yaml.YAMLError):
-        kind = {bool: "true or false", int: "an integer", float: "a number", list: "a list"}[type(like)]
+        kind = {"bool": "true or false", "int": "an integer", "float": "a number"}.get(type(like).__name__, "a list")
         raise ConfigError(
             f"Line {pair.line}: {pair.key}={pair.value} is not {kind}.", f"Correct it; MaxText's default is {like}."
         ) from None

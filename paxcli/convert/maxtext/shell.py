@@ -43,6 +43,7 @@ _MAX_STATEMENTS = 20_000
 _MAX_SCRIPTS = 8  # scripts and commands in strings, inside each other
 _MAX_DEPTH = 40
 _MAX_SECONDS = 1.0
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
 _MAX_ITEMS = 4096  # of an array
 
 
@@ -307,7 +308,7 @@ class _Evaluator:
         words, lines = self._words(node)
         while words and words[0].text == "env":
             words, lines = words[1:], lines[1:]
-            while words and (match := re.match(r"([A-Za-z_]\w*)=", words[0].text)):
+            while words and (match := _ASSIGNMENT.match(words[0].text)):
                 self.variables.named[match[1]] = words[0].slice(match.end())
                 prefix.append(match[1])
                 words, lines = words[1:], lines[1:]
@@ -328,9 +329,9 @@ class _Evaluator:
             inner = words[1:] if name == "eval" else words[2:3]
             self._string(node, " ".join(word.as_script() for word in inner), self.options)
         elif name in ("source", "."):
-            self._source(node, words[1:])
+            self._script(node, words[1:], is_sourced=True)
         elif name in _RUNS_SCRIPT or words[0].text.endswith(".sh"):
-            self._script(node, words if words[0].text.endswith(".sh") else words[1:])
+            self._script(node, words if words[0].text.endswith(".sh") else words[1:], is_sourced=False)
         elif name not in _QUIET and not name.endswith("["):
             self._skip(node, "not a command that pax knows")
 
@@ -339,7 +340,8 @@ class _Evaluator:
         if kind == "wrapper":
             return self._wrapper(node, words[used:])
         if kind != "train":
-            reason = "post-training, which pax does not do" if kind == "post-train" else "not a training command"
+            reason = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}.get(kind)
+            reason = reason or "not a training command"
             self.found.others.append(Diagnostic(line, name, reason))
             return None
         if error := _syntax_error(node):
@@ -392,34 +394,21 @@ class _Evaluator:
             launch.note = launch.note or _comment_after(node)
         return None
 
-    def _source(self, node: Node, words: Sequence[Word]) -> None:
-        """Evaluates another script with the variables of this one, which keep its assignments."""
+    def _script(self, node: Node, words: Sequence[Word], is_sourced: bool) -> None:
+        """Evaluates another script: with this one's variables if it is sourced, else with the words as arguments."""
         name = words[0].text if words else ""
         text = self.open_script(name) if name and self.depth < _MAX_SCRIPTS else None
         if text is None:
-            return self._skip(node, "a script that was not found; the variables that it sets are unknown")
+            lost = "; the variables that it sets are unknown" if is_sourced else ""
+            return self._skip(node, f"a script that was not found{lost}")
         inner = dataclasses.replace(self, depth=self.depth + 1, line=self.line or node.start_point[0] + 1)
-        inner.run(_parse(text))
-        return None
-
-    def _script(self, node: Node, words: Sequence[Word]) -> None:
-        """Evaluates another script, with the rest of the words as its arguments."""
-        name = words[0].text if words else ""
-        text = self.open_script(name) if name and self.depth < _MAX_SCRIPTS else None
-        if text is None:
-            return self._skip(node, "a script that was not found")
-        arguments = [word for word in words[1:] if not re.match(r"[A-Za-z_]\w*=", word.text)]
-        given = dict(word.text.split("=", 1) for word in words[1:] if re.match(r"[A-Za-z_]\w*=", word.text))
-        pinned = {**{key: Word(value) for key, value in given.items()}, **self.pinned}
-        exported = {name: value for name, value in self.variables.named.items() if name in self.exported}
-        inner = dataclasses.replace(
-            self,
-            variables=Variables({**exported, **pinned}, arguments),
-            pinned=pinned,
-            depth=self.depth + 1,
-            exported=set(self.exported),
-            line=node.start_point[0] + 1,
-        )
+        if not is_sourced:
+            arguments = [word for word in words[1:] if not _ASSIGNMENT.match(word.text)]
+            given = dict(word.text.split("=", 1) for word in words[1:] if _ASSIGNMENT.match(word.text))
+            inner.pinned = {**{key: Word(value) for key, value in given.items()}, **self.pinned}
+            exported = {name: value for name, value in self.variables.named.items() if name in self.exported}
+            inner.variables = Variables({**exported, **inner.pinned}, arguments)
+            inner.exported = set(self.exported)
         inner.run(_parse(text))
         return None
 

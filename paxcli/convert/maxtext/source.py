@@ -109,13 +109,15 @@ def _bare_pairs(text: str) -> Launch | None:
 
 def _read_config(launch: Launch, path: Path) -> None:
     """Adds the keys of the config that a command names; its own keys override them."""
-    name = (launch.config or BASE).rpartition("/")[2]
+    named = launch.config or BASE
+    name = named.rpartition("/")[2]
     inherited = [pair.value for pair in launch.pairs if pair.key == "base_config"]
     launch.pairs = [pair for pair in launch.pairs if pair.key != "base_config"]
-    name = name if name != BASE or not inherited else inherited[-1]
+    named = named if name != BASE or not inherited else inherited[-1]
+    name = named.rpartition("/")[2]
     if name == BASE:
         return
-    beside = find_beside(path, name)
+    beside = find_beside(path, named)
     if beside is not None:
         config = read_yml(read_text(beside), beside)
         below = [dataclasses.replace(pair, line=launch.line) for pair in config.pairs]

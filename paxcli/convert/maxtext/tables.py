@@ -81,6 +81,11 @@ def _has_prefix(key: str, name: str) -> bool:
     return name.endswith("*") and key.startswith(name[:-1])
 
 
+def training_refusals() -> dict[str, str]:
+    """Key -> the kind of training that it switches on, which has no recipe."""
+    return _read("keys.yaml")["refused"]
+
+
 def silent_keys() -> set[str]:
     """Keys that the report does not call dropped: they act through others, or change no recipe."""
     return set(_read("keys.yaml")["silent"])

@@ -45,8 +45,13 @@ def topology_of(launch: Launch, draft: Draft, file_name: str, given: str | None,
         (settings["compile_topology"], "compile_topology"),
         (launch.topology, "the command that wraps it"),
     ):
-        if name:
-            return Topology(devices_of(name), count or 1, f"{name}, from {source}")
+        try:
+            if name:
+                return Topology(devices_of(name), count or 1, f"{name}, from {source}")
+        except ConfigError:
+            if given:
+                raise
+            draft.note_undecided(f"The devices: pax does not know `{name}`, from {source}; give `--topology`.")
     match = _IN_FILE.search(file_name.lower())
     if match:
         name = f"{match[2]}-{match[3]}"
@@ -114,7 +119,8 @@ def _group(draft: Draft, group: str, total: int | None) -> dict[str, int] | None
     wrong = next((key for key, size in sizes.items() if size < 1 and size != -1), None)
     if wrong or len(free) > 1:
         problem = f"{wrong}={sizes[wrong]}" if wrong else f"{' and '.join(free)} are all -1"
-        raise ConfigError(f"{problem}.", "A size is a positive integer, or -1 for one axis of a group.")
+        hint = "; with one slice, give `--topology v4-128 --slices 1`." if group == "dcn" else "."
+        raise ConfigError(f"{problem}.", f"A size is a positive integer, or -1 for one axis of a group{hint}")
     known = math.prod(size for size in sizes.values() if size != -1)
     if free:
         if total is None:

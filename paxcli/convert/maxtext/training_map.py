@@ -43,6 +43,11 @@ def _set_batch(draft: Draft) -> None:
             f"per_device_batch_size={rows} with gradient_accumulation_steps={slices} is not a batch size.",
             "Both have to be positive.",
         )
+    if draft.num_devices is None and rows * slices != int(rows * slices):
+        raise ConfigError(
+            f"per_device_batch_size={rows} is a fraction of a row, and the number of devices is unknown.",
+            "Give it: `--topology v4-128`, and `--slices` if there are several.",
+        )
     keys = ("per_device_batch_size", "gradient_accumulation_steps")
     if draft.num_devices is not None and rows * slices != int(rows * slices):
         global_rows = int(draft.num_devices * rows) * slices

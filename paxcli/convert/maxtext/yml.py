@@ -29,13 +29,18 @@ def read_yml(text: str, path: Path) -> Launch:
 
 
 def find_beside(path: Path, name: str) -> Path | None:
-    """Finds a file that `path` refers to: by its name beside `path` or one directory up, or by its relative path."""
+    """Finds a file that `path` refers to: by its name beside it or one directory up, or by its path from a parent."""
     last = name.replace("\\", "/").rpartition("/")[2]
     if not last or last in (".", ".."):
         return None
-    candidates = (path.parent / last, path.parent / name.lstrip("/"), path.parent.parent / last)
+    near = path.resolve()
+    candidates = [
+        near.parent / last,
+        *(parent / name.lstrip("/") for parent in near.parents),
+        near.parent.parent / last,
+    ]
     try:
-        return next((found for found in candidates if found.is_file() and found != path), None)
+        return next((found for found in candidates if found.is_file() and found != near), None)
     except (OSError, ValueError):  # not a valid file name
         return None
 
@@ -46,7 +51,7 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
     own = _pairs(text, path)
     base = next((pair for pair in own if pair.key == "base_config"), None)
     rest = [pair for pair in own if pair.key != "base_config"]
-    if base is None or not base.value:
+    if base is None or base.value in ("", "null"):
         return rest
     beside = find_beside(path, base.value)
     if beside is not None:
@@ -73,6 +78,6 @@ def _pairs(text: str, path: Path) -> list[Pair]:
 def _value(node: yaml.Node) -> str:
     """A value as on a command line."""
     if isinstance(node, yaml.ScalarNode):
-        return "" if node.tag.endswith(":null") else node.value
+        return "null" if node.tag.endswith(":null") else node.value
     items = node.value if isinstance(node, yaml.SequenceNode) else []
     return f"[{','.join(str(item.value) for item in items)}]"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import pathlib
 
 import pytest
 
+from paxcli.convert.maxtext.launch_to_recipe import convert
+from paxcli.convert.maxtext.render import report
 from paxcli.convert.maxtext.settings import settings_of
 from paxcli.convert.maxtext.source import read_file, read_source
 from paxcli.errors import ConfigError
@@ -32,6 +35,74 @@ def test_bare_keys_and_a_config_that_inherits_itself(tmp_path: pathlib.Path) -> 
     (tmp_path / "b.yml").write_text("base_config: a.yml\nsteps: 2\n")
     with pytest.raises(ConfigError, match="inherits itself"):
         read_source([str(tmp_path / "a.yml")])
+
+
+def test_a_config_is_found_by_its_path_in_the_repository(tmp_path: pathlib.Path) -> None:
+    configs = tmp_path / "src/MaxText/configs"
+    (configs / "tpu/v5p").mkdir(parents=True)
+    (configs / "mine").mkdir()
+    (configs / "mine/small.yml").write_text("base_config: base.yml\nsteps: 17\nmax_target_length: 64\n")
+    script = configs / "tpu/v5p/run.sh"
+    script.write_text("python3 -m MaxText.train src/MaxText/configs/mine/small.yml model_name=gpt3-52k\n")
+    (launch,) = read_file(script).launches
+    assert keys(launch) == {"steps": "17", "max_target_length": "64", "model_name": "gpt3-52k"}
+    assert not launch.diagnostics
+
+
+def test_a_base_config_at_hand_gives_its_values(tmp_path: pathlib.Path) -> None:
+    """Keys without a value have MaxText's default; a number may be written with a point."""
+    (tmp_path / "base.yml").write_text(
+        "steps: 21\nmax_num_checkpoints_to_keep: None\nlog_period: null\nrope_max_timescale: 1000000.0\n"
+        "shared_experts: 1\nmodel_name: llama2-7b\n"
+    )
+    (tmp_path / "mine.yml").write_text("base_config: base.yml\nmax_target_length: 64\n")
+    for name in ("base.yml", "mine.yml"):
+        (launch,) = read_file(tmp_path / name).launches
+        converted = convert(launch, name)
+        assert converted.values["task.train.num_train_steps"] == 21
+        assert converted.values["checkpoint.save_max_to_keep"] is None
+        assert converted.values["task.train.summary_interval_steps"] == 100
+        assert converted.values["task.model.stack.block.attention.rotary.max_timescale"] == 1e6
+    assert converted.values["task.model.max_seq_len"] == 64
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("python3 -m maxtext.trainers.post_train.rl.train_rl rl.yml model_name=llama2-7b", "reinforcement learning"),
+        ("python3 src/MaxText/rl/train_rl.py rl.yml model_name=llama2-7b", "reinforcement learning"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-7b use_dpo=true", "use_dpo=true trains with DPO"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-7b per_device_batch_size=0.5", "--topology"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-7b dcn_fsdp_parallelism=-1", "--slices"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-8b", "Pax's tables have no model `llama2-8b`"),
+    ],
+)
+def test_a_refusal_names_its_reason_and_the_next_step(tmp_path: pathlib.Path, command: str, reason: str) -> None:
+    (tmp_path / "run.sh").write_text(f"{command} steps=3\n")
+    with pytest.raises(ConfigError) as refused:
+        convert(read_file(tmp_path / "run.sh").launches[0], "run.sh")
+    assert reason in f"{refused.value.message} {refused.value.hint}" and refused.value.hint
+
+
+def test_an_unknown_device_of_a_wrapper_is_a_question(tmp_path: pathlib.Path) -> None:
+    train = "python3 MaxText/train.py base.yml model_name=gpt3-52k steps=5"
+    (tmp_path / "run.sh").write_text(
+        f"xpk workload create --device-type=h100-80gb-8 --num-nodes=2 --command='{train}'\n"
+    )
+    converted = convert(read_file(tmp_path / "run.sh").launches[0], "run.sh")
+    assert any("h100-80gb-8" in text and "--topology" in text for text in converted.settings.undecided)
+
+
+def test_a_report_begins_with_what_is_not_exact_and_is_narrow(tmp_path: pathlib.Path) -> None:
+    words = ["model_name=gpt3-22b", "steps=10", "dtype=float32", "stepz=3"]
+    converted = convert(read_source(words).launches[0], "maxtext", date=datetime.date(2024, 6, 1))
+    brief, full = report(converted), report(converted, verbose=True)
+    assert max(map(len, [*brief.splitlines(), *full.splitlines()])) <= 100
+    assert brief.index("For you to decide:") < brief.index("Approximated:") < brief.index("Values:")
+    assert "rounds the table to bfloat16" in " ".join(brief.split())
+    values = brief[brief.index("Values:") :]
+    assert "num_train_steps = 10" in values and "model_dims" not in values and "`--verbose` shows them" in values
+    assert "task.model.model_dims = 6144" in full and "--verbose" not in full
 
 
 def test_a_python_file_of_benchmarks_is_read_as_syntax(tmp_path: pathlib.Path, monkeypatch) -> None:
