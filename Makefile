@@ -21,7 +21,7 @@ LINGVO_MISSING := 3
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-tpu test-lingvo test-slurm lint check format docs constraints clean
+.PHONY: help demo test test-all test-faults test-tpu test-lingvo test-slurm lint check format docs constraints clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -36,8 +36,15 @@ test: $(VENV)/installed-dev ## Run every test that is not marked slow, tpu or gp
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu"
 
 test-all: $(VENV)/installed-dev ## Run the slow tests too, and Lingvo's where Lingvo can be loaded.
-	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu and not lingvo"
+	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu and not lingvo and not faults"
 	@$(MAKE) --no-print-directory test-lingvo LINGVO_MISSING=0
+
+# A tenth of the repetitions: make test-faults FAULTS_SCALE=0.1
+FAULTS_SCALE := 1
+
+test-faults: $(VENV)/installed-dev ## Do damage to many real runs: kills, signals, full disks, lost processes.
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(BIN)/python -m pytest -n 0 -m "faults or slow" --faults-scale $(FAULTS_SCALE) \
+	  tests/faults tests/cli/test_restarts.py
 
 # One compilation at a time: the largest take gigabytes of memory, and each takes minutes.
 test-tpu: $(VENV)/installed-dev ## Compile every TPU recipe for its slices; takes hours, needs no TPU.

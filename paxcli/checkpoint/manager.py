@@ -29,7 +29,7 @@ from paxcli.checkpoint.reading import (
     read_manifest,
 )
 from paxcli.config.paths import resolve_path
-from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped, first_line, machine_fault
+from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped, exit_now, first_line, machine_fault
 
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
@@ -130,8 +130,8 @@ class CheckpointStore:
     def restore_newest(self, abstract_state: Any, announce: Callable[[str], object]) -> tuple[int, Any, dict[str, Any]]:
         """Restores the newest checkpoint, or, with `on_corrupt="previous"`, the newest one that is sound.
 
-        In a job of several processes only some may notice the damage. Each that does renames the checkpoint and stops;
-        all then resume together from an earlier one.
+        In a job of several processes only some may notice the damage. Each that does renames the checkpoint and exits
+        with code 75, which ends the others; started again, all resume from an earlier one.
 
         Args:
           abstract_state: As for `restore`.
@@ -142,7 +142,6 @@ class CheckpointStore:
 
         Raises:
           DataError: As for `restore`; also if there is no checkpoint, or the oldest is damaged too.
-          Stopped: One of several processes skipped a checkpoint.
         """
         assert self._policy is not None
         steps = self.steps()
@@ -154,7 +153,7 @@ class CheckpointStore:
                     raise
                 announce(f"{error.message} It is now {self._set_aside(step)}, and an earlier one takes its place.")
                 if jax.process_count() > 1:
-                    raise Stopped(error.message, "Start the job again: it resumes from an earlier one.") from error
+                    exit_now(Stopped(error.message, "Start the job again: it resumes from an earlier one."))
         raise DataError(f"There is no checkpoint in {self.directory}.")
 
     def _set_aside(self, step: int) -> str:

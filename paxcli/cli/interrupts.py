@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
-_GRACE_SECONDS = 5.0  # for clean-up; also when the exception was lost in a callback, or a library does not return
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_GRACE_SECONDS = 5.0  # for clean-up; also when a library does not return
 
 
 class Interrupts:
@@ -23,10 +27,23 @@ class Interrupts:
         self._report: Callable[[int], object] = lambda code: None
 
     def install(self, report: Callable[[int], object]) -> None:
-        """Replaces the handlers of SIGINT and SIGTERM. `report` is called with the exit code before a forced exit."""
+        """Replaces the handlers of SIGINT and SIGTERM, and delays both until `release`.
+
+        `report` is called with the exit code before a forced exit.
+        """
+        self.hold()
         self._report = report
-        for number in (signal.SIGINT, signal.SIGTERM):
+        sys.unraisablehook = functools.partial(self._exit_if_lost, sys.unraisablehook)
+        for number in _SIGNALS:
             signal.signal(number, self._handle)
+
+    def hold(self) -> None:
+        """Delays signals until `release`, also in a program that replaces this one: `exec` drops handlers."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def release(self) -> None:
+        """Delivers signals from here on: KeyboardInterrupt is caught."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     def restore(self) -> None:
         """Restores Python's own handlers, for a command that asks the user what Ctrl-C means."""
@@ -41,6 +58,12 @@ class Interrupts:
         timer.daemon = True
         timer.start()
         raise KeyboardInterrupt
+
+    def _exit_if_lost(self, hook: Callable[[Any], object], unraisable: Any) -> None:
+        """An unraisable hook: Python drops an exception that a callback raises, such as JAX's at garbage collection."""
+        if unraisable.exc_type is KeyboardInterrupt:
+            self._force_exit()
+        hook(unraisable)
 
     def _force_exit(self) -> None:
         try:

@@ -32,6 +32,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     """Runs a command line and returns its exit code. Prints every failure, as text or as JSON."""
     options, as_json = list(arguments), _wants_json(arguments)
     try:
+        interrupts.release()
         code = app(args=options, prog_name="pax", standalone_mode=False)
         return say_interrupted(arguments, code) if code == _INTERRUPTED else code or 0
     except typer.TyperException as error:

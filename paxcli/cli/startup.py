@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from paxcli.cli.interrupts import interrupts
+
 _STARTED = "PAX_STARTED"
 _TUNABLE = "glibc.malloc.hugetlb"
 
@@ -26,6 +28,7 @@ def restart_tuned() -> None:
     os.environ[_STARTED] = "1"
     sys.stdout.flush()
     sys.stderr.flush()
+    interrupts.hold()
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 

@@ -122,3 +122,21 @@ def test_a_bucket_that_does_not_answer_is_a_remote_failure(capsys: pytest.Captur
 
     assert run(app, []) == 4
     assert "Cannot access a bucket" in capsys.readouterr().err
+
+
+def test_an_interrupt_that_a_callback_drops_still_ends_the_command():
+    """As JAX's callback at garbage collection does; the exit is at once, and prints no traceback."""
+    code = """
+import gc, os, signal, time
+from paxcli.cli import main
+from paxcli.cli.interrupts import interrupts
+
+started = time.monotonic()
+interrupts.install(lambda code: print(f"reported {code}, at once: {time.monotonic() - started < 3}", flush=True))
+interrupts.release()
+gc.callbacks.append(lambda phase, _: phase == "start" and os.kill(os.getpid(), signal.SIGTERM))
+gc.collect()
+time.sleep(60)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "reported 143, at once: True\n", "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import signal
 import socket
 import subprocess
 import sys
@@ -108,8 +107,3 @@ def start_job(folder: pathlib.Path, options: Sequence[str], count: int = 2, devi
         command = ("train", "tiny-synthetic", *options, "--run-dir=run")
         jobs.append(Process(folder, *command, env=env, name=f"process-{index}"))
     return jobs
-
-
-def number_of(name: str) -> int:
-    """The number of a signal."""
-    return signal.Signals[name]

@@ -1,0 +1,97 @@
+"""SIGKILL while files of a run are written: the run resumes, and ends like one that nobody killed, bit for bit."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import signal
+import time
+
+import pytest
+
+from tests.faults.processes import Process, assert_same_run, killed_at, train, wait_until
+
+KILLS = {"recipe.yaml": 5, "config.txt": 5, "environment.json": 5, "metrics.jsonl": 5}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The directory of a run that nobody interrupts."""
+    folder = tmp_path_factory.mktemp("straight")
+    with train(folder) as process:
+        code, report = process.end()
+    assert code == 0, report
+    return folder / "run"
+
+
+def _finish(folder, straight) -> None:
+    with train(folder) as process:
+        code, report = process.end()
+    assert code == 0, report
+    assert_same_run(folder / "run", straight)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("file", KILLS)
+def test_kills_at_each_operation_on_a_file_of_the_start(straight, tmp_path, counts, scale, file):
+    """The operations: open, fsync, before the rename, after it."""
+    for number in range(scale(KILLS[file])):
+        with train(tmp_path, env=killed_at(file, number % 4 + 1)) as process:
+            assert process.end()[0] == -signal.SIGKILL
+        counts.add("SIGKILL", f"at a write of {file}")
+    _finish(tmp_path, straight)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_kills_at_operations_of_a_save(straight, tmp_path, counts, scale):
+    moments = random.Random(0)
+    for number in range(scale(10)):
+        with train(tmp_path, env=killed_at("orbax-checkpoint-tmp", moments.randint(1, 70))) as process:
+            code, report = process.end()
+            assert code == -signal.SIGKILL, (number, report)
+        counts.add("SIGKILL", "at a file operation of a save")
+        if number % 4 == 3:
+            _finish(tmp_path, straight)
+            tmp_path = tmp_path / str(number)
+            tmp_path.mkdir()
+    _finish(tmp_path, straight)
+
+
+def _wait_for_save(checkpoints: pathlib.Path, process: Process) -> None:
+    """Waits until a save begins; what an earlier one left does not count."""
+    seen = set(checkpoints.glob("*"))
+    wait_until(lambda: set(checkpoints.glob("*tmp*")) - seen, process)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_kills_at_any_time_of_a_save(straight, tmp_path, counts, scale):
+    moments = random.Random(1)
+    for number in range(scale(10)):
+        with train(tmp_path) as process:
+            _wait_for_save(tmp_path / "run" / "checkpoints", process)
+            time.sleep(moments.uniform(0, 0.05))
+            process.process.kill()
+            assert process.end()[0] == -signal.SIGKILL
+        counts.add("SIGKILL", "during a save")
+        if number % 4 == 3:
+            _finish(tmp_path, straight)
+            tmp_path = tmp_path / str(number)
+            tmp_path.mkdir()
+    _finish(tmp_path, straight)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+def test_kills_at_any_time(straight, tmp_path, counts, scale):
+    moments = random.Random(2)
+    for _ in range(scale(10)):
+        with train(tmp_path) as process:
+            time.sleep(moments.uniform(0, 8))
+            if process.process.poll() is not None:
+                break
+            process.process.kill()
+        counts.add("SIGKILL", "at any time")
+    _finish(tmp_path, straight)
