@@ -76,6 +76,7 @@ def test_merged_equals_unmerged(use_dora: bool, fields: dict) -> None:
     assert distance(params) > 0.01  # without its adapters, the model is the base
 
 
+@pytest.mark.slow
 def test_a_new_adapter_changes_nothing() -> None:
     """Neither does DoRA's: its magnitude is the difference from the base, whatever the base is."""
     network = model(Lora(targets=".", use_dora=True))
