@@ -56,26 +56,16 @@ def is_of_another_class(config: fdl.Buildable, path: str) -> bool:
         return True
     holder = find(config, head)[0]
     cls = class_of(holder.value) or next(filter(None, map(class_of, union_members(holder.annotation))), None)
-    return cls is not None and any(name in _field_names(other) for other in choices(cls).values())
-
-
-def _field_names(cls: type) -> set[str]:
-    return {field.name for field in dataclasses.fields(cls)}  # pyrefly: ignore
+    others = choices(cls).values() if cls is not None else ()
+    return any(name == field.name for other in others for field in dataclasses.fields(other))  # pyrefly: ignore
 
 
 @functools.cache
 def _classes(room: str) -> list[type]:
-    modules = [
-        importlib.import_module(module.name)
-        for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}.")
-    ]
-    return [
-        value
-        for module in modules
-        for name, value in vars(module).items()
-        if not name.startswith("_") and _is_own_class(value, module.__name__)
-    ]
-
-
-def _is_own_class(value: Any, module: str) -> bool:
-    return isinstance(value, type) and issubclass(value, Configurable) and value.__module__ == module
+    found = []
+    for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."):
+        for name, value in vars(importlib.import_module(module.name)).items():
+            is_configurable = isinstance(value, type) and issubclass(value, Configurable)
+            if is_configurable and value.__module__ == module.name and not name.startswith("_"):
+                found.append(value)
+    return found

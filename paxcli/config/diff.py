@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-
-class _Absent(enum.Enum):
-    ABSENT = "absent"
-
-
-ABSENT: Final = _Absent.ABSENT
+ABSENT: Final = object()
 """The value of a path that only the other config has."""
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxcli.config.fields import Mark, annotation_of, facts_of, out_of_range
+from paxcli.config.fields import Mark, annotation_of, marks_of, out_of_range
 from paxcli.config.tree import walk
 from paxcli.errors import ConfigError
 
@@ -34,7 +34,7 @@ def check_fields(instance: Any, prefix: str = "") -> None:
 
 def marked_paths(config: fdl.Buildable, mark: Mark) -> tuple[str, ...]:
     """The full paths of the fields of a config tree that carry `mark`."""
-    return tuple(node.path for node in walk(config) if mark in facts_of(node.annotation).marks)
+    return tuple(node.path for node in walk(config) if mark in marks_of(node.annotation))
 
 
 def is_at_or_below(path: str, roots: tuple[str, ...]) -> bool:

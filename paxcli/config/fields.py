@@ -19,7 +19,6 @@ import itertools
 import sys
 import types
 import typing
-from collections.abc import Iterator
 from typing import Annotated, Any, TypeVar
 
 T = TypeVar("T")
@@ -97,34 +96,9 @@ Derived = Annotated[T, Mark.DERIVED]
 TokenizerFile = Annotated[str | None, Mark.COPIED]
 
 
-@dataclasses.dataclass(frozen=True)
-class FieldFacts:
-    """Range, unit and marks that the type of a field states.
-
-    Attributes:
-      range: The numbers that it takes; None for a field that is not a number.
-      unit: The unit of the number, if it has one.
-      marks: What a change affects.
-    """
-
-    range: Range | None
-    unit: str | None
-    marks: frozenset[Mark]
-
-
-def field_facts(cls: type) -> dict[str, FieldFacts]:
-    """Field name → facts, for every field of a dataclass or Flax module."""
-    return {field.name: facts_of(annotation_of(cls, field.name)) for field in dataclasses.fields(cls)}  # pyrefly: ignore
-
-
-def facts_of(annotation: Any) -> FieldFacts:
-    """The facts in one annotation. Of several ranges and units, as in a union, the first counts."""
-    found = list(_nested_facts(annotation))
-    return FieldFacts(
-        range=next((fact for fact in found if isinstance(fact, Range)), None),
-        unit=next((fact.name for fact in found if isinstance(fact, Unit)), None),
-        marks=frozenset(fact for fact in _split(annotation)[1] if isinstance(fact, Mark)),
-    )
+def marks_of(annotation: Any) -> frozenset[Mark]:
+    """The marks that an annotation states: what a change of the field affects."""
+    return frozenset(fact for fact in _split(annotation)[1] if isinstance(fact, Mark))
 
 
 def out_of_range(path: str, value: Any, annotation: Any) -> str | None:
@@ -179,13 +153,6 @@ def _split(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
         base, *facts = typing.get_args(annotation)
         return base, tuple(facts)
     return annotation, ()
-
-
-def _nested_facts(annotation: Any) -> Iterator[Any]:
-    base, facts = _split(annotation)
-    yield from facts
-    for arg in typing.get_args(base):
-        yield from _nested_facts(arg)
 
 
 def _items(value: Any, kind: Any) -> list[tuple[Any, Any, Any]]:

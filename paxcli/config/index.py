@@ -53,11 +53,11 @@ def recipes_in(path: Path, module: str | None = None) -> list[RecipeEntry]:
     """The recipes that a file defines, in file order."""
     entries = []
     for node in parse(path).body:
-        decorator = _recipe_decorator(node)
-        if decorator and not node.name.startswith("_"):  # type: ignore[attr-defined]
-            summary = (ast.get_docstring(node) or "").partition("\n")[0]  # type: ignore[arg-type]
-            name = node.name  # type: ignore[attr-defined]
-            pax_name = _pax_name(decorator)
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        for decorator in filter(is_recipe_decorator, node.decorator_list):
+            summary = (ast.get_docstring(node) or "").partition("\n")[0]
+            name, pax_name = node.name, _pax_name(decorator)
             entries.append(RecipeEntry(recipe_name(name), pax_name, summary, module, name, path, node.lineno))
     return entries
 
@@ -82,11 +82,6 @@ def is_recipe_decorator(node: ast.expr) -> bool:
     """Whether a decorator is `@recipe(...)`, with or without a module in front."""
     target = node.func if isinstance(node, ast.Call) else node
     return getattr(target, "id", getattr(target, "attr", None)) == "recipe"
-
-
-def _recipe_decorator(node: ast.stmt) -> ast.expr | None:
-    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
-    return next(filter(is_recipe_decorator, decorators), None)
 
 
 def _pax_name(decorator: ast.expr) -> str | None:

@@ -50,12 +50,13 @@ def load(target: str) -> Loaded:
       ConfigError: There is no such recipe, it raises an error, or it is Python code that a run directory names and
         there is no consent to run it.
     """
-    if _is_path(target) and (of_run := resolve_path(target) / RUN_RECIPE).exists():
+    if ("/" in target or os.sep in target) and (of_run := resolve_path(target) / RUN_RECIPE).exists():
         return _load_yaml(of_run)
     if Path(target).suffix in YAML_SUFFIXES:
         return dataclasses.replace(_load_yaml(resolve_path(target)), name=Path(target).stem, pax_name=None)
     entry = find_entry(target)
-    return Loaded(entry.name, entry.pax_name, _target(entry), _call(entry))
+    own_target = entry.name if entry.module else f"{entry.path.resolve()}:{entry.function}"
+    return Loaded(entry.name, entry.pax_name, own_target, _call(entry))
 
 
 def find_entry(target: str) -> RecipeEntry:
@@ -86,14 +87,6 @@ def _entry_in_file(path: Path, function: str) -> RecipeEntry:
         known = f"It has {', '.join(entries)}."
         raise ConfigError(f"{path} has no recipe `{function}`.", did_you_mean(function, entries) or known)
     return entry
-
-
-def _is_path(target: str) -> bool:
-    return "/" in target or os.sep in target
-
-
-def _target(entry: RecipeEntry) -> str:
-    return entry.name if entry.module else f"{entry.path.resolve()}:{entry.function}"
 
 
 def _call(entry: RecipeEntry) -> fdl.Config:

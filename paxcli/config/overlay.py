@@ -42,9 +42,8 @@ def read_overlay(name_or_path: str) -> Assignments:
     Raises:
       ConfigError: There is no such overlay, or it is not a mapping of paths to values.
     """
-    if Path(name_or_path).suffix in YAML_SUFFIXES:
-        return Assignments(f"overlay {name_or_path}", _read_mapping(resolve_path(name_or_path)))
-    overlays = find_overlays()
+    is_file = Path(name_or_path).suffix in YAML_SUFFIXES
+    overlays = {name_or_path: resolve_path(name_or_path)} if is_file else find_overlays()
     if name_or_path not in overlays:
         known = f"Overlays are: {', '.join(sorted(overlays)) or 'none'}; or give a .yaml file."
         raise ConfigError(f"There is no overlay `{name_or_path}`.", did_you_mean(name_or_path, overlays) or known)

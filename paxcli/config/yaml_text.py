@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -24,7 +25,7 @@ def parse_yaml(text: str) -> Any:
         node = loader.get_single_node()
         if node is None:
             return None
-        _Checker().check(node)
+        _check(node)
         return loader.construct_document(node)
     except RecursionError:
         raise yaml.YAMLError(f"nested more than {_MAX_DEPTH} levels deep") from None
@@ -32,43 +33,38 @@ def parse_yaml(text: str) -> Any:
         loader.dispose()
 
 
-class _Checker:
-    """Walks a document as if its aliases were copies."""
-
-    def __init__(self) -> None:
-        self._values = 0
-        self._above: list[yaml.Node] = []
-
-    def check(self, node: yaml.Node) -> None:
-        """Raises a MarkedYAMLError at the first value that is refused."""
-        self._values += 1
-        if self._values > _MAX_VALUES:
+def _check(document: yaml.Node) -> None:
+    """Raises a MarkedYAMLError at the first value that is refused."""
+    for number, node in enumerate(_values(document, ()), start=1):
+        if number > _MAX_VALUES:
             raise _error(node, f"more than {_MAX_VALUES:,} values, with aliases expanded")
-        if any(node is above for above in self._above):
-            raise _error(node, "an alias refers to a value that contains it")
-        if len(self._above) > _MAX_DEPTH:
-            raise _error(node, f"nested more than {_MAX_DEPTH} levels deep")
-        self._above.append(node)
         if isinstance(node, yaml.MappingNode):
-            self._check_keys(node)
-            for _, value in node.value:
-                self.check(value)
-        elif isinstance(node, yaml.SequenceNode):
-            for item in node.value:
-                self.check(item)
+            _check_keys(node)
         elif node.tag == "tag:yaml.org,2002:int" and len(node.value) > _MAX_DIGITS:
             raise _error(node, f"a number of {len(node.value)} digits")
-        self._above.pop()
 
-    def _check_keys(self, node: yaml.MappingNode) -> None:
-        """Refuses keys that are not names, and equal keys: YAML itself silently takes the last of them."""
-        seen = set()
-        for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise _error(key, "a key is not a name")
-            if key.value in seen:
-                raise _error(key, f"`{key.value}` occurs twice")
-            seen.add(key.value)
+
+def _values(node: yaml.Node, above: tuple[yaml.Node, ...]) -> Iterator[yaml.Node]:
+    """A value and all below it, as if aliases were copies."""
+    if any(node is each for each in above):
+        raise _error(node, "an alias refers to a value that contains it")
+    if len(above) > _MAX_DEPTH:
+        raise _error(node, f"nested more than {_MAX_DEPTH} levels deep")
+    yield node
+    if isinstance(node, yaml.CollectionNode):
+        for item in node.value:
+            yield from _values(item[1] if isinstance(item, tuple) else item, (*above, node))
+
+
+def _check_keys(node: yaml.MappingNode) -> None:
+    """Refuses keys that are not names, and equal keys: YAML itself silently takes the last of them."""
+    seen = set()
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _error(key, "a key is not a name")
+        if key.value in seen:
+            raise _error(key, f"`{key.value}` occurs twice")
+        seen.add(key.value)
 
 
 def _error(node: yaml.Node, problem: str) -> yaml.MarkedYAMLError:

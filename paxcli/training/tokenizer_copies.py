@@ -9,7 +9,7 @@ import json
 import fiddle as fdl
 from etils import epath
 
-from paxcli.config.fields import Mark, facts_of
+from paxcli.config.fields import Mark, marks_of
 from paxcli.config.paths import replace_text
 from paxcli.config.tree import Node, walk
 from paxcli.errors import DataError
@@ -69,7 +69,7 @@ def with_copied_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) 
 
 def _nodes(config: fdl.Config[Experiment]) -> list[Node]:
     """The fields of a recipe that name a tokenizer file."""
-    return [node for node in walk(config) if Mark.COPIED in facts_of(node.annotation).marks and node.value]
+    return [node for node in walk(config) if Mark.COPIED in marks_of(node.annotation) and node.value]
 
 
 def _files(tokenizer: epath.PathLike) -> tuple[list[epath.Path], str]:

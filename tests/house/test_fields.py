@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import pytest
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.fields import AnyFloat, PositiveInt, Range, annotation_of, field_facts
+from paxcli.config.fields import AnyFloat, Mark, PositiveInt, Range, annotation_of, marks_of, out_of_range
 
 ROOMS = ("layers", "models", "optim", "inputs", "mesh", "checkpoint", "training")
 
@@ -59,6 +59,7 @@ def test_every_number_states_its_range():
 def test_facts_can_be_read():
     from paxcli.training.task import Train
 
-    facts = field_facts(Train)
-    assert str(facts["num_train_steps"].range) == "at least 1" and facts["num_train_steps"].unit == "steps"
-    assert facts["learner"].range is None and facts["learner"].marks
+    steps = annotation_of(Train, "num_train_steps")
+    assert out_of_range("steps", 0, steps) == "steps must be at least 1 (steps), not 0."
+    assert marks_of(steps) == {Mark.SAFE_ON_RESUME}
+    assert marks_of(annotation_of(Train, "learner"))
