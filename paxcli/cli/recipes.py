@@ -56,8 +56,10 @@ def show(
       pax recipes show tiny --overlay cpu --set num_layers=4
     """
     from paxcli.config.render import to_json_values
+    from paxcli.training.validate import validate
 
     loaded = load_recipe(recipe, overlays, sets)
+    validate(loaded.config, reads_data=False)
     sizes = loaded.sizes()
     values = to_json_values(loaded.values)
     result = {"name": loaded.name, "pax_name": loaded.pax_name, **sizes, "values": values}

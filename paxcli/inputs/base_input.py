@@ -316,7 +316,7 @@ class RandomAccessInput(BaseInput):
         return {"next_row": self._next_row, "data": self.data_fingerprint()}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        if state["data"] != self.data_fingerprint():
+        if state.get("data") != self.data_fingerprint() or not isinstance(state.get("next_row"), int):
             raise DataError(
                 f"The data of input `{self.name}` has changed since its position was saved.",
                 "Restore the old data, or start a new run from the old one's parameters (--from).",

@@ -149,7 +149,7 @@ class Reading:
         with _open_stream(file) as stream:
             try:
                 table = pyarrow.parquet.ParquetFile(stream)
-            except pyarrow.ArrowException as error:
+            except (pyarrow.ArrowException, OSError) as error:
                 raise DataError(f"{file.path} is not a Parquet file: {error}") from None
             columns = self.columns(table.schema_arrow, file)
             number = 0

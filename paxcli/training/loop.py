@@ -113,20 +113,11 @@ class TrainingRun:
         changed = next((f"`{path}` changed" for path in evals if self.recipe.get(path) != recipe[path]), None)
         for split, source in {TRAIN: self.input, **self.continued}.items():
             if split in saved and (split == TRAIN or changed is None):
-                self._set_state(source, saved[split])
+                source.set_state(saved[split])
             else:  # otherwise a converted checkpoint, or one that an earlier version wrote
                 reason = changed if split in saved else "the checkpoint has no position of it"
                 self.report.message(f"Input `{source.name}` starts at its beginning: {reason}.")
         self.eval_positions = self._eval_positions()
-
-    def _set_state(self, source: BaseInput, position: Any) -> None:
-        try:
-            source.set_state(position)
-        except (LookupError, TypeError, ValueError) as error:
-            raise DataError(
-                f"Input `{source.name}` cannot resume at the checkpoint's position: {type(error).__name__}: {error}.",
-                "The position was saved by another kind of input, or is damaged. Resume from another checkpoint.",
-            ) from error
 
     def _eval_positions(self) -> dict[str, Any]:
         return {split: source.get_state() for split, source in self.continued.items()}

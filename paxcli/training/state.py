@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
+import flax.errors
 import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from paxcli.config.consent import RECIPE_FILE
+from paxcli.errors import ConfigError, first_line
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.rules import Rules
 from paxcli.mesh.sharding import param_shardings, shardings_like_params
@@ -41,6 +46,24 @@ class TrainState(flax.struct.PyTreeNode):
     weights: tuple[Weight, ...] = flax.struct.field(pytree_node=False)
 
 
+_MISFITS = (TypeError, ValueError, AttributeError, ArithmeticError, flax.errors.FlaxError)
+
+
+def _trace(function: Callable[[], Any]) -> Any:
+    """`jax.eval_shape` of a function that initializes a model.
+
+    Raises:
+      ConfigError: The parts that the recipe puts together do not fit each other.
+    """
+    try:
+        return jax.eval_shape(function)
+    except _MISFITS as error:
+        if any(name.startswith(RECIPE_FILE) for name in sys.modules):  # perhaps a mistake in the user's own part
+            raise
+        message = f"The model cannot be built: {type(error).__name__}: {first_line(error)}"
+        raise ConfigError(message, "Choose layers and sizes that fit each other.") from error
+
+
 def _create(task: SingleTask, batch: NestedMap, seed: jax.Array) -> TrainState:
     """A new state whose parameters still have their boxes."""
     root = jax.random.key(seed)
@@ -65,7 +88,7 @@ def example_batch(spec: NestedMap, rows: int) -> NestedMap:
 
 def abstract_params(task: SingleTask, spec: NestedMap) -> dict:
     """Shapes of the parameters, in boxes with their facts (`mesh/weights.py`). Starts no device."""
-    return jax.eval_shape(lambda: task.model.init({"params": jax.random.key(0)}, example_batch(spec, 1))["params"])
+    return _trace(lambda: task.model.init({"params": jax.random.key(0)}, example_batch(spec, 1))["params"])
 
 
 def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) -> TrainState:
@@ -77,7 +100,7 @@ def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) 
       mesh: The device mesh.
       rules: Logical axis → mesh axes.
     """
-    boxed = jax.eval_shape(lambda: _create(task, example_batch(spec, 1), jnp.uint32(0)))
+    boxed = _trace(lambda: _create(task, example_batch(spec, 1), jnp.uint32(0)))
     state = nn.meta.unbox(boxed)
     shardings = shardings_like_params(state, state.params, param_shardings(mesh, rules, boxed.params), mesh)
     return jax.tree.map(

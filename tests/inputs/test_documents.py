@@ -171,6 +171,10 @@ class TestBadFiles:
         pyarrow.parquet.write_table(pyarrow.table({"txt": ["a"], "number": [1]}), tmp_path / "a.parquet")
         self.check("no column `text`; it has txt, number", tmp_path / "a.parquet")
         self.check("column `number` has type int64", tmp_path / "a.parquet", text_field="number")
+        whole = (tmp_path / "a.parquet").read_bytes()
+        length = int.from_bytes(whole[-8:-4], "little")  # of the footer
+        (tmp_path / "c.parquet").write_bytes(whole[: -8 - length] + b"\xff" * length + whole[-8:])
+        self.check("c.parquet is not a Parquet file", tmp_path / "c.parquet")
         (tmp_path / "b.parquet").write_bytes(b"nonsense")
         self.check("b.parquet is not a Parquet file", tmp_path / "b.parquet")
 
