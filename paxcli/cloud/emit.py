@@ -152,7 +152,7 @@ def gke(task: Task) -> str:
 
 
 def slurm(task: Task) -> str:
-    """A batch script with one process per GPU, as JAX expects under Slurm. A stopped and saved run is requeued."""
+    """A batch script with one process per GPU, as JAX expects under Slurm. A stopped or killed run is requeued."""
     if not isinstance(task.machine, Gpus):
         raise ConfigError(
             "--target slurm requires GPUs.", "Example, 4 machines of 8 GPUs: --accelerator h100:8 --slices 4"
@@ -173,8 +173,10 @@ set -u
 # Processes that stop do not end at the same moment: the first one to exit must not get the others killed.
 srun --kill-on-bad-exit=0 --wait={_STOP_SECONDS} --label {shlex.join(task.command)}
 code=$?
-# Stopped by a signal after saving a checkpoint: resume.
-if [ "$code" -eq {_CODE_SAVED} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# The code of srun is the highest of all processes. Resume what stopped after saving, or lost a process to a signal.
+if [ "$code" -eq {_CODE_SAVED} ] || [ "$code" -gt 128 ]; then
+  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+fi
 exit "$code"
 """
 

@@ -48,7 +48,11 @@ sys.exit(max(codes))
 
 def run_bash(script: str, folder, **env: str) -> tuple[int, list[dict]]:
     """Runs a script with a `pax` and an `srun` that only take note; returns its code and the calls of pax."""
-    for name, text in {"pax": PAX, "srun": SRUN, "scontrol": "#!/bin/sh\necho $@ > {folder}/scontrol\n"}.items():
+    for name, text in {
+        "pax": PAX,
+        "srun": SRUN,
+        "scontrol": "#!/bin/sh\n[ \"$*\" = 'requeue 77' ] && touch {folder}/scontrol.log\n",
+    }.items():
         (folder / name).write_text(text.format(python=sys.executable, folder=str(folder)))
         (folder / name).chmod(0o755)
     path = f"{folder}:{os.environ['PATH']}"
@@ -80,8 +84,10 @@ def test_slurm_starts_a_process_per_gpu_that_jax_detects(tmp_path, monkeypatch):
         assert SlurmCluster.is_env_present() and SlurmCluster.get_process_count() == 4
         places.add((SlurmCluster.get_coordinator_address(None, None), SlurmCluster.get_process_id()))
     assert {number for _, number in places} == {0, 1, 2, 3} and {address for address, _ in places} == {"node001:61517"}
-    assert run_bash(script, tmp_path, **job, PAX_CODE="75")[0] == 75
-    assert (tmp_path / "scontrol").read_text() == "requeue 77\n"
+    for code, restarts, requeued in [(75, "0", True), (137, "3", True), (75, "20", False), (6, "0", False)]:
+        (tmp_path / "scontrol.log").unlink(missing_ok=True)
+        assert run_bash(script, tmp_path, **job, PAX_CODE=str(code), SLURM_RESTART_COUNT=restarts)[0] == code
+        assert (tmp_path / "scontrol.log").exists() == requeued
 
 
 def test_gke_starts_a_pod_per_host_and_a_job_per_slice():

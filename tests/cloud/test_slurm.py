@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from tests.training.runs import losses, small
 
 DAEMONS = ("slurmctld", "slurmd")
 PATH = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}:/usr/sbin"
-STEPS = 400
+STEPS = 600
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,7 +115,18 @@ def _sinfo(env: dict[str, str]) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=30).stdout
 
 
-def test_a_job_is_preempted_requeued_and_ends(slurm, tmp_path):
+def process_id(run_dir: pathlib.Path, rank: int) -> int:
+    """The process of a job with this rank."""
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            words, env = ((process / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
+            is_pax = b"train" in words and any(os.fsencode(run_dir) in word for word in words)
+            if is_pax and f"SLURM_PROCID={rank}".encode() in env:
+                return int(process.name)
+    raise AssertionError(f"no process of rank {rank}")
+
+
+def test_a_job_is_preempted_loses_a_process_and_ends(slurm, tmp_path):
     run_dir, script = tmp_path / "run", tmp_path / "job.sh"
     sizes = small(num_train_steps=STEPS, save_interval_steps=10_000, eval_interval_steps=None)
     where = ["--target", "slurm", "--accelerator", "h100:1", "--slices", "2", "--run-dir", str(run_dir)]
@@ -142,9 +155,15 @@ def test_a_job_is_preempted_requeued_and_ends(slurm, tmp_path):
 
     # Slurm starts a requeued job after two minutes; an administrator may have it start at once.
     slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
+    wait_for(lambda: last_step() > stopped_at, 180, state)
+    os.kill(process_id(run_dir, rank=1), signal.SIGKILL)  # as when a machine runs out of memory
+    wait_for(lambda: job()["Restarts"] == "2", 200, state)
+    slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
     wait_for(lambda: job()["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), 240, state)
     assert job()["JobState"] == "COMPLETED" and job()["ExitCode"] == "0:0", state()
-    assert f"at step {stopped_at}." in log() and log().count("2 × cpu") == 2, log()
+    assert log().count(f"at step {stopped_at}.") == 2 and log().count("2 × cpu") == 3, log()
     assert list(losses(run_dir)) == [1, *range(10, STEPS + 1, 10)]
     starts = json.loads((run_dir / "goodput.json").read_text())["starts"]
-    assert [(start["first_step"], start["last_step"]) for start in starts] == [(0, stopped_at), (stopped_at, STEPS)]
+    kept = [(start["first_step"], start["last_step"]) for start in starts]
+    assert kept == [(0, stopped_at), (stopped_at, stopped_at), (stopped_at, STEPS)]  # the killed start lost its steps
+    assert starts[1]["seconds"]["lost"] > 0
