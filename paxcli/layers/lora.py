@@ -110,8 +110,8 @@ class AdaptedWeight:
         inputs, letters = operands.split(",")
         a, b = _factors(letters, self.facts)
         hidden = "".join(letter for letter in inputs if letter not in a) + _RANK
-        low_rank = jnp.einsum(f"{inputs},{a}->{hidden}", self.dropout(x), self.a)
-        y = einsum(equation, x, self.base) + self.scale * jnp.einsum(f"{hidden},{b}->{result}", low_rank, self.b)
+        low_rank = self.scale * jnp.einsum(f"{inputs},{a}->{hidden}", self.dropout(x), self.a)
+        y = einsum(equation, x, self.base) + jnp.einsum(f"{hidden},{b}->{result}", low_rank, self.b)
         return y if self.magnitude is None else y * self._gain().astype(y.dtype)
 
     def norm(self, w: jax.Array) -> jax.Array:
