@@ -172,6 +172,12 @@ class BaseInput(Configurable, abc.ABC):
         """
         return None
 
+    def remaining_batches(self) -> Iterator[NestedMap]:
+        """The batches from here to the end of the data."""
+        with contextlib.suppress(StopIteration):
+            while True:
+                yield self.get_next()
+
     def eval_batches(self) -> Iterator[NestedMap]:
         """The batches of one eval or decode run: an epoch, or the next `eval_loop_num_batches` batches."""
         self.validate()
@@ -180,10 +186,7 @@ class BaseInput(Configurable, abc.ABC):
     def _read_epoch(self) -> Iterator[NestedMap]:
         self.reset()
         try:
-            with contextlib.suppress(StopIteration):
-                while True:
-                    batch = self.get_next()
-                    yield batch
+            yield from self.remaining_batches()
         finally:
             self.reset()
 
@@ -322,6 +325,52 @@ class RandomAccessInput(BaseInput):
                 "Restore the old data, or start a new run from the old one's parameters (--from).",
             )
         self._next_row = state["next_row"]
+
+
+@dataclasses.dataclass(kw_only=True)
+class StreamInput(BaseInput):
+    """An input that reads its batches in order. A subclass implements `read_batches`, `get_state` and `set_state`.
+
+    Attributes:
+      position: The position before the next batch, as `read_batches` returned it.
+    """
+
+    START: ClassVar[Any] = (0, 0)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.seek(self.START)
+
+    @abc.abstractmethod
+    def read_batches(self, position: Any) -> Iterator[tuple[NestedMap, Any]]:
+        """The batches from a position to the end of the data, each with the position after it."""
+
+    def seek(self, position: Any) -> None:
+        """Continues at a position; `START` is that of the first batch."""
+        self.position = position
+        self._stream: Iterator[tuple[NestedMap, Any]] | None = None
+        self._peeked: tuple[NestedMap, Any] | None = None
+
+    def get_next(self) -> NestedMap:
+        batch, self.position = self._peeked or self._read()
+        self._peeked = None
+        return batch
+
+    def peek(self) -> NestedMap | None:
+        try:
+            self._peeked = self._peeked or self._read()
+        except StopIteration:
+            return None
+        return self._peeked[0]
+
+    def reset(self) -> None:
+        self.seek(self.START)
+
+    def _read(self) -> tuple[NestedMap, Any]:
+        if self._stream is None:
+            self.validate()
+            self._stream = self.read_batches(self.position)
+        return next(self._stream)
 
 
 def language_spec(batch_size: int | None, seq_len: int | None) -> NestedMap:

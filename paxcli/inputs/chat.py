@@ -118,14 +118,10 @@ class ChatInput(TextInput):
             chat_template=self.chat_template,
             date=datetime.datetime.fromisoformat(self.template_date),
         )
-        by_file: dict[SourceFile, TokenizedChats] = {}
-        if self.num_workers:
-            by_file.update(map_in_processes(reading.tokenize, self._files, self.num_workers))
-        bad, parts = BadRecords(self.on_bad_record, self.bad_record_budget), []
-        for file in self._files:
-            part = by_file[file] if file in by_file else reading.tokenize(file)
+        by_file = dict(map_in_processes(reading.tokenize, self._files, self.num_workers))
+        bad, parts = BadRecords(self.on_bad_record, self.bad_record_budget), [by_file[file] for file in self._files]
+        for part in parts:
             bad.add_skipped(part.bad_records)
-            parts.append(part)
         ids, is_target, lengths = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
         return TokenizedChats(ids, is_target, lengths, bad.found)
 

@@ -122,9 +122,8 @@ class ChatTemplate:
         except _LimitExceededError as error:
             raise DataError(f"{place}: the chat template of {self._origin} {error}.", _FIX_HINT) from None
         except Exception as error:  # a template may raise any type
-            raise DataError(
-                f"{place}: the chat template of {self._origin} fails: {_message_of(error)}.", _FIX_HINT
-            ) from None
+            cause = f"{type(error).__name__}: {error}".removeprefix("TemplateError: ").rstrip(".")[:500]
+            raise DataError(f"{place}: the chat template of {self._origin} fails: {cause}.", _FIX_HINT) from None
         text = "".join(chunks)
         if any(text[start : start + len(turn)] != turn for start, turn in environment.turns):
             raise DataError(
@@ -231,10 +230,6 @@ def _without_separator(turn: str, content: str) -> str:
     """Removes white space after the end-of-turn token. Without such a token, the white space itself ends the turn."""
     stripped = turn.rstrip()
     return turn if content and stripped.endswith(content) else stripped
-
-
-def _message_of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".removeprefix("TemplateError: ").rstrip(".")[:500]
 
 
 class _LimitExceededError(Exception):

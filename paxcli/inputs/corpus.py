@@ -10,7 +10,7 @@ import resource
 import tempfile
 import zlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from etils import epath
@@ -35,21 +35,8 @@ _SPARE_FILES = 256
 _CHECKED_BYTES = 2**32  # the ids of this many bytes of token files, read in a few seconds, are checked at the start
 
 
-@dataclasses.dataclass(frozen=True)
-class Packing:
-    """Packing options (see `PackedTokens`). Documents of more than `drop_longer_than` tokens are dropped."""
-
-    seq_len: int
-    packing: str
-    drop_longer_than: int | None
-
-    def pack(self, tokens: np.ndarray, starts: np.ndarray, pad_id: int) -> tuple[PackedTokens, int]:
-        """Packs documents; returns them and the number of dropped documents."""
-        packed = PackedTokens(tokens=tokens, starts=starts, seq_len=self.seq_len, pad_id=pad_id, packing=self.packing)
-        if self.drop_longer_than is None:
-            return packed, 0
-        kept = packed.drop_longer(self.drop_longer_than)
-        return kept, packed.num_documents - kept.num_documents
+# Packs documents: tokens, starts and the id of padding (see `PackedTokens`), without those that are too long.
+Pack = Callable[[np.ndarray, np.ndarray, int], PackedTokens]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +90,7 @@ def tokenize_text(
     files: Sequence[SourceFile],
     tokenizing: Tokenizing,
     tokenizer: Tokenizer,
-    packing: Packing,
+    make_pack: Pack,
     num_workers: int,
 ) -> Corpus:
     """Reads and tokenizes text files.
@@ -127,7 +114,8 @@ def tokenize_text(
             ids_of_documents = tokenize_files(files, tokenizing.reading, tokenizer, bad)
             documents = ((ids, np.append(start, len(ids) - 1)) for ids in ids_of_documents)
         tokens, starts = _concatenate(documents, dtype, on_disk)
-    pack, num_dropped = packing.pack(tokens, starts, tokenizer.pad_id)
+    pack = make_pack(tokens, starts, tokenizer.pad_id)
+    num_dropped = len(starts) - 1 - pack.num_documents
     return Corpus([pack], bad.found, num_dropped, [], tokenizer.vocab_size, pack.checksum)
 
 
@@ -153,7 +141,7 @@ def _concatenate(
 
 
 def open_token_files(
-    files: Sequence[SourceFile], info: TokenFileInfo, packing: Packing, cache_dir: str | None
+    files: Sequence[SourceFile], info: TokenFileInfo, make_pack: Pack, cache_dir: str | None
 ) -> Corpus:
     """Memory-maps token files; `info` is the first file's. Checks their ids, unless they have more than 4 GiB.
 
@@ -175,12 +163,12 @@ def open_token_files(
         tokens, starts = open_token_file(file.path, found, cache_dir)
         if is_checked:
             check_contents(file.path, tokens, found)
-        pack, num_dropped = packing.pack(tokens, starts, info.pad_id)
+        pack = make_pack(tokens, starts, info.pad_id)
         packs.append(pack)
         bad += found.bad_records
-        dropped += num_dropped
+        dropped += len(starts) - 1 - pack.num_documents
         identities.append([pack.num_documents, pack.num_tokens, *identity(file.path, found, cache_dir)])
-    checksum = zlib.crc32(json.dumps([identities, packing.seq_len, packing.packing]).encode())
+    checksum = zlib.crc32(json.dumps([identities, packs[0].seq_len, packs[0].packing]).encode())
     return Corpus(packs, bad, dropped, [file.path for file in files], info.vocab_size, checksum)
 
 

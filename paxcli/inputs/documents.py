@@ -90,11 +90,12 @@ class Reading:
           DataError: The file cannot be read, or a bad record must not be skipped.
         """
         format = self.format or format_of(file.name)
-        if format == TEXT:
-            yield from _read_text(file, bad)
-            return
-        read = {JSONL: _read_lines, PARQUET: self._read_rows, ARRAY_RECORD: self._read_array_records}[format]
-        parse = self.document_of if format == PARQUET else self._parse_record
+        read, parse = {
+            TEXT: (_read_text, _decode_text),
+            JSONL: (_read_lines, self._parse_record),
+            PARQUET: (self._read_rows, self.document_of),
+            ARRAY_RECORD: (self._read_array_records, self._parse_record),
+        }[format]
         for place, record in read(file):
             try:
                 document = parse(record, place)
@@ -191,23 +192,22 @@ class Reading:
 FIX_HINT = "Fix it, or set on_bad_record=skip and a bad_record_budget."
 
 
-def _read_text(file: SourceFile, bad: BadRecords) -> Iterator[str]:
+def _read_text(file: SourceFile) -> Iterator[tuple[str, Any]]:
     with _open_stream(file) as stream:
-        content = _read_checked(lambda: stream.read(), file, "")
-    try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        found = error.object[error.start]
-        bad.add(
-            DataError(
-                f"{file.path} is not UTF-8 text: byte {error.start} is 0x{found:02x}.",
-                "Convert it (iconv -t utf-8), or remove it from the input's `files`.",
-            )
-        )
-        return
-    if not text and not file.by_wildcard:
+        content = _read_checked(stream.read, file, "")
+    if not content and not file.by_wildcard:
         raise DataError(f"{file.path} is empty.", "Remove it from the input's `files`.")
-    yield text
+    yield str(file.path), content
+
+
+def _decode_text(content: bytes, place: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{place} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}.",
+            "Convert it (iconv -t utf-8), or remove it from the input's `files`.",
+        ) from None
 
 
 @contextlib.contextmanager

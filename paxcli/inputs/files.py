@@ -43,36 +43,36 @@ def find_files(patterns: Iterable[str]) -> list[SourceFile]:
 def _find_local(pattern: str) -> list[SourceFile]:
     path = os.path.abspath(os.path.expanduser(pattern))
     if not _has_wildcard(path) or os.path.exists(path):
-        if not os.path.exists(path):
-            raise DataError(f"There is no file {pattern}.", "Correct the input's `files`.")
-        return [SourceFile(os.path.basename(path), epath.Path(path), by_wildcard=False)]
+        return _one_file(pattern, epath.Path(path))
     fixed, _ = _split_at_wildcard(path)
-    matches = [epath.Path(match) for match in glob.glob(path, recursive=True) if not os.path.isdir(match)]
-    return _to_source_files(pattern, epath.Path(fixed or os.sep), matches)
+    return _files_below(pattern, epath.Path(fixed or os.sep), map(epath.Path, glob.glob(path, recursive=True)))
 
 
 def _find_remote(pattern: str) -> list[SourceFile]:
     try:
-        path = epath.Path(pattern)
         if not _has_wildcard(pattern):
-            if not path.exists():
-                raise DataError(f"There is no file {pattern}.", "Correct the input's `files`.")
-            return [SourceFile(path.name, path, by_wildcard=False)]
+            return _one_file(pattern, epath.Path(pattern))
         fixed, rest = _split_at_wildcard(pattern)
-        matches = [match for match in epath.Path(fixed).glob(rest) if not match.is_dir()]
+        return _files_below(pattern, epath.Path(fixed), epath.Path(fixed).glob(rest))
     except ImportError as error:
         raise MissingError(f"Reading {pattern} needs a package: {error}.", "pip install gcsfs") from None
     except DataError:
         raise
     except Exception as error:  # each file system raises its own types
         raise DataError(f"Cannot list {pattern}: {error}.", "Check the bucket's name and your permissions.") from error
-    return _to_source_files(pattern, epath.Path(fixed), matches)
 
 
-def _to_source_files(pattern: str, root: epath.Path, matches: list[epath.Path]) -> list[SourceFile]:
-    if not matches:
+def _one_file(pattern: str, path: epath.Path) -> list[SourceFile]:
+    if not path.exists():
+        raise DataError(f"There is no file {pattern}.", "Correct the input's `files`.")
+    return [SourceFile(path.name, path, by_wildcard=False)]
+
+
+def _files_below(pattern: str, root: epath.Path, matches: Iterable[epath.Path]) -> list[SourceFile]:
+    files = [SourceFile(match.relative_to(root).as_posix(), match) for match in matches if not match.is_dir()]
+    if not files:
         raise DataError(f"No file matches {pattern}.", "Correct the input's `files`.")
-    return [SourceFile(match.relative_to(root).as_posix(), match) for match in matches]
+    return files
 
 
 def _has_wildcard(path: str) -> bool:

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -114,17 +114,8 @@ def count_shared_rows(makers: Sequence[Callable[[], BaseInput]], num_batches: in
     return sum(len(seen) > 1 for seen in hosts.values())
 
 
-def _until_end(data: BaseInput) -> Iterator[NestedMap]:
-    while True:
-        try:
-            batch = data.get_next()
-        except StopIteration:
-            return
-        yield batch
-
-
 def _take(data: BaseInput, count: int) -> list[NestedMap]:
-    return list(itertools.islice(_until_end(data), count))
+    return list(itertools.islice(data.remaining_batches(), count))
 
 
 def _num_rows(leaves: Leaves) -> int:
@@ -239,7 +230,7 @@ def _decode(data: BaseInput, ids: np.ndarray, field: str) -> str:
 def _measure_rows_per_second(data: BaseInput) -> float:
     began, rows, seconds = time.perf_counter(), 0, 0.0
     data.reset()
-    for batch in _until_end(data):
+    for batch in data.remaining_batches():
         rows += _num_rows(dict(batch.flatten_items()))
         seconds = time.perf_counter() - began
         if seconds > _RATE_SECONDS:

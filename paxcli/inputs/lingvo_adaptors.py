@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.base_input import BaseInput, RandomAccessInput
+from paxcli.inputs.base_input import BaseInput, RandomAccessInput, StreamInput
 from paxcli.inputs.lingvo_generator import LingvoGenerator, copy_params
 from paxcli.log import log
 from paxcli.nested_map import NestedMap, num_rows
@@ -92,6 +93,10 @@ class _LingvoInput(BaseInput):
             self._check_finite_epoch()
         return generator
 
+    def _epoch(self) -> Iterator[NestedMap]:
+        """The generator's batches from here to its end, or `num_batches` of them."""
+        return itertools.islice(iter(self._generator.batch, None), self.num_batches)
+
     def _set_seed(self, params: Any) -> None:
         """Replaces the file seed 0 (any seed, in Lingvo) by one derived from this input's seed and host."""
         if "file_random_seed" not in params or params.use_per_host_infeed:
@@ -104,7 +109,7 @@ class _LingvoInput(BaseInput):
 
 
 @dataclasses.dataclass(kw_only=True)
-class LingvoInputAdaptor(_LingvoInput):
+class LingvoInputAdaptor(_LingvoInput, StreamInput):
     """The batches of a Lingvo input generator, in its order (Pax: `LingvoInputAdaptor`).
 
     The generator determines the batch size (`bucket_batch_limit`, `batch_size`, `args`). A shorter last batch is padded
@@ -117,17 +122,7 @@ class LingvoInputAdaptor(_LingvoInput):
     """
 
     sizes_own_batches: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._clear()
-
-    def _clear(self) -> None:
-        """Resets the adaptor's state to that before the first batch."""
-        self._num_taken = self._num_generated = 0
-        self._last: NestedMap | None = None
-        self._pending: NestedMap | None = None
-        self._num_rows: int | None = None
+    START: ClassVar[Any] = (0, None)  # number of batches read, and the last one
 
     def validate(self) -> None:
         super().validate()
@@ -144,29 +139,14 @@ class LingvoInputAdaptor(_LingvoInput):
                 "Use LingvoEvalAdaptor, or set num_batches.",
             )
 
-    def get_next(self) -> NestedMap:
-        self._last = self._pending or self._next_batch()
-        self._pending = None
-        self._num_taken += 1
-        return jax.tree.map(lambda array: array, self._last)
-
-    def peek(self) -> NestedMap | None:
-        try:
-            batch = self.get_next()
-        except StopIteration:
-            return None
-        self._pending = self._last
-        self._num_taken -= 1
-        return batch
-
     def reset(self) -> None:
         self._generator.reset()
-        self._clear()
+        super().reset()
 
     def get_state(self) -> dict[str, Any]:
-        last = self._last if self._pending is None else None
+        num_taken, last = self.position
         return {
-            "num_taken": self._num_taken,
+            "num_taken": num_taken,
             "host": [self.infeed_host_index, self.num_infeed_hosts],
             "last": None if last is None else _digest(last),
         }
@@ -181,41 +161,45 @@ class LingvoInputAdaptor(_LingvoInput):
         self.reset()
         for _ in range(state["num_taken"]):
             self.get_next()
-        if index == self.infeed_host_index and self._last and state["last"] not in (None, _digest(self._last)):
+        last = self.position[1]
+        if index == self.infeed_host_index and last and state["last"] not in (None, _digest(last)):
             log.warning(
                 "Input %s resumes in a different order, since Lingvo reads several files in parallel. For an exact "
                 "resume, set file_parallelism=1 and num_batcher_threads=1.",
                 self.name,
             )
 
-    def _next_batch(self) -> NestedMap:
-        """The generator's next batch, padded to the size of its first one."""
-        batch = self._generate()
-        rows = num_rows(batch)
-        self._num_rows = self._num_rows or rows
-        if rows > self._num_rows:
-            raise DataError(f"Input `{self.name}`: a batch of {rows} rows follows one of {self._num_rows}.")
-        return _select_rows(batch, np.where(np.arange(self._num_rows) < rows, np.arange(self._num_rows), -1))
+    def read_batches(self, position: tuple[int, NestedMap | None]) -> Iterator[tuple[NestedMap, Any]]:
+        for number, batch in enumerate(self._batches(), start=position[0] + 1):
+            yield batch, (number, jax.tree.map(lambda array: array, batch))
 
-    def _generate(self) -> NestedMap:
-        """The generator's next batch. Restarts the generator at its end if the stream repeats."""
+    def _batches(self) -> Iterator[NestedMap]:
+        """The generator's batches, padded to the size of its first one."""
+        size = None
+        for batch in self._generator_batches():
+            rows = num_rows(batch)
+            size = size or rows
+            if rows > size:
+                raise DataError(f"Input `{self.name}`: a batch of {rows} rows follows one of {size}.")
+            yield _select_rows(batch, np.where(np.arange(size) < rows, np.arange(size), -1))
+
+    def _generator_batches(self) -> Iterator[NestedMap]:
+        """The generator's batches. Restarts the generator at its end if the stream repeats."""
         while True:
-            if self.num_batches is None or self._num_generated < self.num_batches:
-                batch = self._generator.batch()
-                if batch is not None:
-                    self._num_generated += 1
-                    return batch
-                if self.num_batches is not None and self.num_infeed_hosts > 1:
-                    raise DataError(
-                        f"Input `{self.name}` has only {self._num_generated} batches, but num_batches="
-                        f"{self.num_batches}: other hosts would wait for the rest."
-                    )
-            if not self._num_generated:
+            count = 0
+            for batch in self._epoch():
+                count += 1
+                yield batch
+            if self.num_batches is not None and count < self.num_batches and self.num_infeed_hosts > 1:
+                raise DataError(
+                    f"Input `{self.name}` has only {count} batches, but num_batches="
+                    f"{self.num_batches}: other hosts would wait for the rest."
+                )
+            if not count:
                 raise DataError(f"Input `{self.name}`: its Lingvo generator has no batches.")
             if not self.repeats:
-                raise StopIteration
+                return
             self._generator.reset()
-            self._num_generated = 0
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -228,26 +212,18 @@ class LingvoInputAdaptorNewBatchSize(LingvoInputAdaptor):
 
     sizes_own_batches: ClassVar[bool] = False
 
-    def _clear(self) -> None:
-        super()._clear()
-        self._slices: Iterator[NestedMap] = iter(())
-
-    def _next_batch(self) -> NestedMap:
-        batch = next(self._slices, None)
-        if batch is None:
-            self._slices = self._split(super()._next_batch())
-            batch = next(self._slices)
-        return batch
-
-    def _split(self, large: NestedMap) -> Iterator[NestedMap]:
-        rows, size = num_rows(large), self.batch_size
+    def _batches(self) -> Iterator[NestedMap]:
+        size = self.batch_size
         assert size is not None
-        if rows % size:
-            raise ConfigError(
-                f"Input `{self.name}`: the Lingvo batch of {rows} rows is not a multiple of batch_size={size}.",
-                "Change the generator's bucket_batch_limit, or batch_size.",
-            )
-        return (_select_rows(large, np.arange(start, start + size)) for start in range(0, rows, size))
+        for large in super()._batches():
+            rows = num_rows(large)
+            if rows % size:
+                raise ConfigError(
+                    f"Input `{self.name}`: the Lingvo batch of {rows} rows is not a multiple of batch_size={size}.",
+                    "Change the generator's bucket_batch_limit, or batch_size.",
+                )
+            for start in range(0, rows, size):
+                yield _select_rows(large, np.arange(start, start + size))
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -281,9 +257,7 @@ class LingvoEvalAdaptor(RandomAccessInput, _LingvoInput):
 
     @functools.cached_property
     def _data(self) -> NestedMap:
-        batches = list(iter(self._generator.batch, None)) if self.num_batches is None else []
-        while len(batches) < (self.num_batches or 0) and (batch := self._generator.batch()) is not None:
-            batches.append(batch)
+        batches = list(self._epoch())
         if not batches:
             raise DataError(f"Input `{self.name}`: its Lingvo generator has no batches.")
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)

@@ -79,11 +79,9 @@ class MultiInput(BaseInput):
             child.set_state(state[name])
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
-        return self._child_of(key).ids_to_strings(ids, lengths, key.partition(".")[2] or key)
-
-    def _child_of(self, field: str) -> BaseInput:
-        name = field.partition(".")[0]
-        return self.inputs[name if name in self.inputs else self.default_input or next(iter(self.inputs))]
+        name, _, field = key.partition(".")
+        child = self.inputs[name if name in self.inputs else self.default_input or next(iter(self.inputs))]
+        return child.ids_to_strings(ids, lengths, field or key)
 
 
 def _combine(batches: dict[str, Any]) -> NestedMap:

@@ -95,19 +95,13 @@ class PackedTokens:
         numbers = np.asarray(numbers)
         batch, seq_len = len(numbers), self.seq_len
         pieces = self._pieces_concat(numbers) if self.packing == CONCAT else self._pieces_of_rows(numbers)
+        _, nth = _enumerate_counts(np.bincount(pieces.row, minlength=batch))
         # A piece of padding is added at the end of each row.
-        count = np.bincount(pieces.row, minlength=batch)
-        padding = np.cumsum(count) + np.arange(batch)
-        text = np.arange(len(pieces.row)) + pieces.row
-        total = len(text) + batch
-        begin = np.zeros(total, np.int64)
-        begin[text] = pieces.begin
-        length = np.zeros(total, np.int64)
-        length[text] = pieces.length
-        length[padding] = seq_len - np.bincount(pieces.row, pieces.length, minlength=batch).astype(np.int64)
-        segment = np.zeros(total, np.int32)
-        segment[text] = text - np.repeat(padding - count, count) + 1
-        segment_ids = np.repeat(segment, length)
+        ends = np.searchsorted(pieces.row, np.arange(batch), side="right")
+        missing = seq_len - np.bincount(pieces.row, pieces.length, minlength=batch).astype(np.int64)
+        begin = np.insert(pieces.begin, ends, 0)
+        length = np.insert(pieces.length, ends, missing)
+        segment_ids = np.repeat(np.insert(nth + 1, ends, 0).astype(np.int32), length)
         first = (np.cumsum(length) - length).astype(np.int32)
         segment_pos = np.arange(batch * seq_len, dtype=np.int32) - np.repeat(first, length)
         is_token = segment_ids > 0

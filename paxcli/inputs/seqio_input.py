@@ -13,7 +13,7 @@ import numpy as np
 from paxcli.config.configurable import part
 from paxcli.config.fields import Derived, Examples, PositiveInt, Tokens
 from paxcli.errors import ConfigError, DataError, did_you_mean
-from paxcli.inputs.base_input import BaseInput, ExampleMetrics
+from paxcli.inputs.base_input import ExampleMetrics, StreamInput
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_library import load, translate_errors
 from paxcli.inputs.seqio_metrics import TaskMetrics, VocabularyTokenizer
@@ -24,7 +24,7 @@ _ID_FIELDS = ("ids", "labels", "source_ids")
 
 
 @dataclasses.dataclass(kw_only=True)
-class SeqIOInput(BaseInput):
+class SeqIOInput(StreamInput):
     """Batches of a SeqIO task or mixture (Pax: `SeqIOInput`). The recipe must import the module that registers it.
 
     Training reads epoch after epoch. Each epoch is `seqio.get_dataset` with one epoch: the first with this input's
@@ -63,10 +63,6 @@ class SeqIOInput(BaseInput):
     eval_num_examples: Examples | None = None
     seq_len: Derived[Tokens | None] = None
     vocab_size: Derived[PositiveInt | None] = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.reset()
 
     @functools.cached_property
     def task(self) -> Any:
@@ -127,25 +123,11 @@ class SeqIOInput(BaseInput):
 
     def _rows(self, epoch: int) -> Any:
         rows = self.feature_converter(self.examples(epoch), task_feature_lengths=self.lengths)
-        return rows if self.eval_num_examples is None else rows.take(self.eval_num_examples)
-
-    def get_next(self) -> NestedMap:
-        batch, self._position = self._peeked or self._read_next()
-        self._peeked = None
-        return batch
-
-    def peek(self) -> NestedMap | None:
-        try:
-            self._peeked = self._peeked or self._read_next()
-        except StopIteration:
-            return None
-        return self._peeked[0]
-
-    def reset(self) -> None:
-        self._seek(0, 0)
+        return rows.take(self.eval_num_examples or -1)
 
     def get_state(self) -> dict[str, Any]:
-        return {"pass": self._position[0], "row": self._position[1], **self._position_context()}
+        epoch, row = self.position
+        return {"pass": epoch, "row": row, **self._position_context()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         for name, value in self._position_context().items():
@@ -156,32 +138,22 @@ class SeqIOInput(BaseInput):
                 )
         if state["row"]:
             log.info("Input `%s` resumes: skipping the %d rows of this epoch already read.", self.name, state["row"])
-        self._seek(state["pass"], state["row"])
+        self.seek((state["pass"], state["row"]))
 
     def _position_context(self) -> dict[str, Any]:
         """The settings that a saved position depends on."""
         hosts = f"{self.infeed_host_index} of {self.num_infeed_hosts}" if self.is_sharded else "any"
         return {"data": f"{self.task.name}/{self.split_name}", "host": hosts, "seed": self.seed}
 
-    def _seek(self, epoch: int, row: int) -> None:
-        self._position = (epoch, row)
-        self._stream: Iterator[tuple[NestedMap, tuple[int, int]]] | None = None
-        self._peeked: tuple[NestedMap, tuple[int, int]] | None = None
-
-    def _read_next(self) -> tuple[NestedMap, tuple[int, int]]:
-        if self._stream is None:
-            self.validate()
-            self._warn_of_few_shards()
-            self._stream = self._batches(*self._position)
-        return next(self._stream)
-
-    def _batches(self, epoch: int, row: int) -> Iterator[tuple[NestedMap, tuple[int, int]]]:
+    def read_batches(self, position: tuple[int, int]) -> Iterator[tuple[NestedMap, tuple[int, int]]]:
         """This host's batches from a row of an epoch, each with the position after it."""
+        self._warn_of_few_shards()
+        epoch, row = position
         assert self.batch_size is not None
         size = self.batch_size * (1 if self.is_sharded else self.num_infeed_hosts)
         remainder: list[NestedMap] = []  # fewer rows than a batch
         while True:
-            for new in self._read(epoch, row, size):
+            for new in self._read_epoch_rows(epoch, row, size):
                 row += num_rows(new)
                 rows = _join([*remainder, new])
                 rest = num_rows(rows) % size
@@ -199,23 +171,18 @@ class SeqIOInput(BaseInput):
             epoch += 1
             row = 0
 
-    def _read(self, epoch: int, row: int, size: int) -> Iterator[NestedMap]:
+    def _read_epoch_rows(self, epoch: int, row: int, size: int) -> Iterator[NestedMap]:
         """The rows of an epoch from `row`, `size` at a time; the last ones may be fewer."""
-        tf = load("tensorflow")
         with translate_errors(self._where):
-            rows = iter(self._rows(epoch).skip(row).batch(size).prefetch(tf.data.AUTOTUNE).as_numpy_iterator())
-        while True:
-            with translate_errors(self._where):
-                batch = next(rows, None)
-            if batch is None:
-                return
-            batch = NestedMap(jax.tree.map(self._to_device_dtype, batch))
-            count = num_rows(batch)
-            if not self.is_training:
-                batch.example_id = np.arange(row, row + count, dtype=np.int32)
-                batch.eval_sample_weights = np.ones(count, np.float32)
-            row += count
-            yield batch
+            batches = self._rows(epoch).skip(row).batch(size).prefetch(load("tensorflow").data.AUTOTUNE)
+            for arrays in batches.as_numpy_iterator():
+                batch = NestedMap(jax.tree.map(self._to_device_dtype, arrays))
+                count = num_rows(batch)
+                if not self.is_training:
+                    batch.example_id = np.arange(row, row + count, dtype=np.int32)
+                    batch.eval_sample_weights = np.ones(count, np.float32)
+                row += count
+                yield batch
 
     def _to_device_dtype(self, array: Any) -> np.ndarray:
         if not isinstance(array, np.ndarray) or array.dtype == object:
@@ -366,10 +333,7 @@ class SeqIOInput(BaseInput):
     def _targets(self) -> Iterator[Mapping[str, Any]]:
         """The examples of an eval epoch, ordered by `example_id`."""
         with translate_errors(self._where):
-            examples = self.examples()
-            if self.eval_num_examples is not None:
-                examples = examples.take(self.eval_num_examples)
-            yield from examples.as_numpy_iterator()
+            yield from self.examples().take(self.eval_num_examples or -1).as_numpy_iterator()
 
     @property
     def _where(self) -> str:
@@ -385,11 +349,9 @@ def _slice(rows: NestedMap, start: int, stop: int | None) -> NestedMap:
 
 
 def _pad(rows: NestedMap, size: int) -> NestedMap:
-    """Pads a batch with rows of zeros."""
+    """Pads a batch with rows of zeros, and `example_id` -1."""
     missing = size - num_rows(rows)
-    padded = jax.tree.map(
-        lambda array: np.concatenate([array, np.zeros_like(array, shape=(missing, *array.shape[1:]))]), rows
-    )
+    padded = jax.tree.map(lambda array: np.pad(array, [(0, missing), *[(0, 0)] * (array.ndim - 1)]), rows)
     if "example_id" in padded:
         padded.example_id[size - missing :] = -1
     return padded

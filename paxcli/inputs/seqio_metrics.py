@@ -43,11 +43,11 @@ class TaskMetrics:
         for number, example in enumerate(self.examples()):
             if number not in outputs:
                 raise DataError(f"{self.where}: example {number} was not evaluated.", "Evaluate full epochs.")
-            targets.append(self._postprocess(self._target(example), example, is_target=True))
+            targets.append(self.task.postprocess_fn(self._target(example), example=example, is_target=True))
             answer = outputs[number]
             if self.of == "predictions":
                 text = self._vocabulary.decode([int(token) for token in np.asarray(answer)])
-                answer = self._postprocess(text, example, is_target=False)
+                answer = self.task.postprocess_fn(text, example=example, is_target=False)
             answers.append(answer)
         if len(targets) != len(outputs):
             raise DataError(
@@ -62,9 +62,6 @@ class TaskMetrics:
     @property
     def _vocabulary(self) -> Any:
         return self.task.output_features["targets"].vocabulary
-
-    def _postprocess(self, text: str, example: Mapping[str, Any], is_target: bool) -> Any:
-        return self.task.postprocess_fn(text, example=example, is_target=is_target)
 
     def _target(self, example: Mapping[str, Any]) -> str:
         """The original text of the targets, or the decoded ids."""

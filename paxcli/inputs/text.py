@@ -16,10 +16,10 @@ from paxcli.config.fields import Derived, NonNegativeInt, PositiveInt, Range, To
 from paxcli.errors import ConfigError, DataError, did_you_mean
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
-from paxcli.inputs.corpus import Corpus, Packing, open_token_files, tokenize_text
+from paxcli.inputs.corpus import Corpus, open_token_files, tokenize_text
 from paxcli.inputs.documents import FORMATS, TOKENS, Reading, format_of
 from paxcli.inputs.files import SourceFile, find_files
-from paxcli.inputs.packing import CONCAT, PACKINGS
+from paxcli.inputs.packing import CONCAT, PACKINGS, PackedTokens
 from paxcli.inputs.token_files import TokenFileInfo, read_info
 from paxcli.inputs.tokenizers import ByteTokenizer, Tokenizer
 from paxcli.inputs.tokenizing import Tokenizing
@@ -208,15 +208,19 @@ class TextInput(RandomAccessInput):
                 f"Set the model's vocab_size to {vocab_size} or more.",
             )
 
-    def _read_corpus(self) -> Corpus:
+    def _pack(self, tokens: np.ndarray, starts: np.ndarray, pad_id: int) -> PackedTokens:
+        """Packs documents (see `PackedTokens`), without those that are too long."""
         assert self.seq_len is not None
-        packing = Packing(self.seq_len, self.packing, self.drop_longer_than)
+        pack = PackedTokens(tokens=tokens, starts=starts, seq_len=self.seq_len, pad_id=pad_id, packing=self.packing)
+        return pack if self.drop_longer_than is None else pack.drop_longer(self.drop_longer_than)
+
+    def _read_corpus(self) -> Corpus:
         if self._names_token_files():
-            return open_token_files(self._files, self._token_info, packing, self.cache_dir)
+            return open_token_files(self._files, self._token_info, self._pack, self.cache_dir)
         self._check_no_token_files()
         reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
         tokenizing = Tokenizing(reading, self.tokenizer)
-        return tokenize_text(self._files, tokenizing, self.text_tokenizer, packing, self.num_workers)
+        return tokenize_text(self._files, tokenizing, self.text_tokenizer, self._pack, self.num_workers)
 
     @functools.cached_property
     def _corpus(self) -> Corpus:
@@ -242,9 +246,6 @@ class TextInput(RandomAccessInput):
 
     @functools.cached_property
     def _files(self) -> list[SourceFile]:
-        return self._split_files()
-
-    def _split_files(self) -> list[SourceFile]:
         """The files of the split, sorted by name."""
         files = self._source_files()
         split = self._split_name()

@@ -108,7 +108,6 @@ class SentencePieceTokenizer(TokenizerConfig):
     def _model(self) -> Any:
         library = _library("sentencepiece")
         try:
-            assert self.path is not None
             return library.SentencePieceProcessor(model_proto=_file(self.path).read_bytes())
         except RuntimeError:
             raise DataError(f"{self.path} is not a SentencePiece model.") from None
@@ -169,7 +168,6 @@ class HuggingFaceTokenizer(TokenizerConfig):
     def _model(self) -> Any:
         library = _library("tokenizers")
         try:
-            assert self.path is not None
             return library.Tokenizer.from_str(_file(self.path).read_text(encoding="utf-8"))
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"{self.path} is not a `tokenizers` file: {error}") from None
@@ -183,11 +181,7 @@ class HuggingFaceTokenizer(TokenizerConfig):
     vocab_size = property(lambda self: self._model.get_vocab_size())
     pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)
     bos_id = property(lambda self: self._id(self.bos_token) if self.bos_token is not None else None)
-
-    @property
-    def eos_id(self) -> int:
-        assert self.eos_token is not None
-        return self._id(self.eos_token)
+    eos_id = property(lambda self: self._id(self.eos_token))
 
     @property
     def special_tokens(self) -> dict[str, str]:
@@ -244,8 +238,8 @@ def _encode_around(
     return np.concatenate(ids).astype(np.int32), np.concatenate(offsets)
 
 
-def _file(path: str) -> Path:
-    found = Path(path).expanduser()
+def _file(path: str | None) -> Path:
+    found = Path(str(path)).expanduser()
     if not found.is_file():
         raise DataError(f"There is no tokenizer file {path}.", "Set the tokenizer's path.")
     return found

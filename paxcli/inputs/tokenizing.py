@@ -93,11 +93,10 @@ class Tokenizing:
         for path in sorted(directory.glob("part-*.bin.json")) if directory.exists() else []:
             if path.name.removesuffix(".json") not in names:
                 raise ConfigError(f"{path} is from an earlier run with other files.", _DIRECTORY_HINT)
-        return {part: info for part in parts if (info := self._read_existing(part)) is not None}
+        existing = [part for part in parts if part.path.with_name(part.path.name + ".json").exists()]
+        return {part: self._read_existing(part) for part in existing}
 
-    def _read_existing(self, part: Part) -> TokenFileInfo | None:
-        if not part.path.with_name(part.path.name + ".json").exists():
-            return None
+    def _read_existing(self, part: Part) -> TokenFileInfo:
         info = read_info(part.path)
         for name, value in self._provenance(part).items():
             if (info.made_from or {}).get(name) != value:
@@ -125,11 +124,7 @@ class Tokenizing:
         """
         bad = BadRecords(self.reading.policy, self.reading.budget)
         bad.found += [record for info in done for record in info.bad_records]
-        if num_workers:
-            results = map_in_processes(self.write, parts, num_workers)
-        else:
-            results = ((part, self.write(part)) for part in parts)
-        for part, info in results:
+        for part, info in map_in_processes(self.write, parts, num_workers):
             yield part, info
             if self.reading.policy == "skip":
                 bad.add_skipped(info.bad_records)
@@ -141,12 +136,18 @@ _DIRECTORY_HINT = "Choose another directory, or delete this one."
 def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
     """Applies `function` in `num_workers` processes, and yields items with their results as they complete.
 
+    With 0 workers, applies it in this process, when the next result is asked for.
+
     Raises:
       MissingError: A process was killed, usually because memory ran out.
     """
+    if not num_workers:
+        yield from ((item, function(item)) for item in items)
+        return
     # JAX and TensorFlow have threads, so processes must be spawned, not forked.
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_ignore_ctrl_c)
+    ignore_ctrl_c = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+    pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, **ignore_ctrl_c)
     try:
         running = {pool.submit(function, item): item for item in items}
         for done in concurrent.futures.as_completed(running):
@@ -157,8 +158,3 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _ignore_ctrl_c() -> None:
-    """Leaves Ctrl-C to the parent process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -135,7 +135,7 @@ def test_invalid_settings_are_named(fields, message):
 class TestStdlib:
     def test_splits_hold_all_sources_once(self):
         train, held_out = (
-            {file.path for file in StdlibInput(is_training=training)._split_files()} for training in (True, False)
+            {file.path for file in StdlibInput(is_training=training)._files} for training in (True, False)
         )
         assert not train & held_out
         root = sysconfig.get_path("stdlib")
