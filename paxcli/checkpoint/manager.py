@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,10 @@ from paxcli.checkpoint.reading import (
 from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped, exit_now, first_line, machine_fault
 
+# In the errors of a bucket that cannot be reached: its files are not at fault.
+_NO_ANSWER = re.compile(
+    r"[A-Z]+_EXCEEDED|[A-Z]+_EXHAUSTED|UNA[A-Z]+|PERMISSION_DENIED|HttpError|[Tt]imed? ?out|onnection"
+)
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"
@@ -268,8 +273,7 @@ class CheckpointStore:
             raise
         except Exception as error:
             kept = f"Complete checkpoints there: {format_steps(self.steps())}."
-            fault = machine_fault(error)
-            if fault:
+            if fault := machine_fault(error):
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
                 raise MissingError(f"Cannot write a checkpoint to {self.directory}: {fault}.", hint) from error
             message = f"Saving a checkpoint to {self.directory} failed: {first_line(error)}"
@@ -282,11 +286,15 @@ class CheckpointStore:
         try:
             yield
         except DataError as error:
-            fault = machine_fault(error)
-            if fault:
-                message = f"Cannot read the checkpoint of step {step} in {self.directory}: {fault}."
-                raise MissingError(message, "Fix that and run the same command again.") from error
-            message = f"The checkpoint of step {step} in {self.directory} is unusable: {error.message}."
+            which = f"the checkpoint of step {step} in {self.directory}"
+            if fault := machine_fault(error):
+                raise MissingError(
+                    f"Cannot read {which}: {fault}.", "Fix that and run the same command again."
+                ) from error
+            if "://" in os.fspath(self.directory) and _NO_ANSWER.search(error.message):
+                hint = "Run the same command again when the bucket answers."
+                raise RemoteError(f"Cannot read {which}: {error.message}.", hint) from error
+            message = f"T{which[1:]} is unusable: {error.message}."
             raise DamagedCheckpoint(message, self._hint_other_steps(step)) from error
 
     def _hint_other_steps(self, step: int) -> str:

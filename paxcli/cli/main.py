@@ -97,4 +97,6 @@ def main() -> None:
     code = run(app, arguments)
     if interrupts.exit_code is not None:
         os._exit(interrupts.exit_code)  # the usual exit waits for threads, and a library may crash in it
+    if code == errors.RemoteError.exit_code:
+        os._exit(code)  # the usual exit waits for threads that still ask a bucket
     sys.exit(code)

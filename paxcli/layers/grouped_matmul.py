@@ -53,10 +53,9 @@ def megablox_matmul(
       rows: Rows of a tile; divides R.
       interpret: Whether to run on any device, slowly.
     """
-    largest = _TILE * 2 // x.dtype.itemsize
 
     def tiling(_: int, contracted: int, produced: int) -> tuple[int, int, int]:
-        return rows, min(largest, contracted), min(_TILE, produced)
+        return rows, min(_TILE * 2 // x.dtype.itemsize, contracted), min(_TILE, produced)
 
     @jax.custom_vjp
     def matmul(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:

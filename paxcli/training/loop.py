@@ -30,7 +30,7 @@ from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
 from paxcli.mesh.startup import exit_on_error, return_free_memory
-from paxcli.metrics.curves import FILE_NAME, read_runs
+from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
@@ -222,13 +222,12 @@ class TrainingRun:
 
     def is_eval_missing(self, step: int) -> bool:
         """Whether the evaluation after step `step` was due and did not end: the run stopped in between."""
-        if not self._is_eval_due(step) or not (self.run_dir.path / FILE_NAME).exists():
-            return False
-        return not {_split(source) for source in self.session.experiment.eval_inputs} <= self._logged_splits(step)
+        splits = {_split(source) for source in self.session.experiment.eval_inputs}
+        return self._is_eval_due(step) and bool(self.lines) and not splits <= self._logged_splits(step)
 
     def _logged_splits(self, step: int) -> set[str]:
         """The splits of `metrics.jsonl` that have a line of `step`."""
-        return {line["split"] for line in read_runs([self.run_dir.path])[0].lines if line["step"] == step}
+        return {line["split"] for line in self.lines if line["step"] == step}
 
     def _skip_evaluation(self) -> None:
         """Moves eval inputs past an evaluation that ended after the checkpoint of its step was saved."""
@@ -345,11 +344,9 @@ def train(
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
         done = run.store.latest_step() or 0
-        early = run.early_stop()
-        if (early or done >= run.num_train_steps) and not run.is_eval_missing(done):
-            report.message(
-                f"{run_dir.path} is finished: " + (early or f"it has {done} of {run.num_train_steps} steps") + "."
-            )
+        reason = f"it has {done} of {run.num_train_steps} steps" if done >= run.num_train_steps else run.early_stop()
+        if reason and not run.is_eval_missing(done):
+            report.message(f"{run_dir.path} is finished: {reason}.")
             return run_summary(run_dir, done) if is_first else None
         if is_first:
             copy_tokenizers(config, run_dir.path)
@@ -415,7 +412,7 @@ def _draw_seed() -> int:
 
 def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
     """A run's summary, from its last logged metrics."""
-    last = {line["split"]: line for line in read_runs([run_dir.path])[0].lines}
+    last = {line["split"]: line for line in logged_lines(run_dir.path)}
     train = last.get("train", {})
     evals = {split.removeprefix("eval/"): line for split, line in last.items() if split != "train"}
     return {

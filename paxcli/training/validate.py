@@ -137,18 +137,16 @@ def _check_lora(config: Any, model: Model, lora: Lora) -> None:
 
 
 def _check_inputs(given: Any, config: Any, model: Model) -> None:
-    named = [("train_input", config.train_input)]
-    named += [(f"eval_inputs.{i}", source) for i, source in enumerate(config.eval_inputs)]
-    _check_filled_in("train_input", given.train_input)
-    for i, source in enumerate(given.eval_inputs):
-        _check_filled_in(f"eval_inputs.{i}", source)
+    paths = ["train_input", *(f"eval_inputs.{i}" for i in range(len(config.eval_inputs)))]
+    for path, source in zip(paths, (given.train_input, *given.eval_inputs), strict=True):
+        _check_filled_in(path, source)
     for kind, sources in (("evaluation", config.eval_inputs), ("decode", data_of(config.decode_inputs))):
         names = [source.name for source in sources]
         for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"Two {kind} inputs are called `{name}`.", "Give each its own `name`.")
     limit = model.input_sizes.seq_len
-    for path, source in named:
+    for path, source in zip(paths, (config.train_input, *config.eval_inputs), strict=True):
         length = fdl.ordered_arguments(source, include_defaults=True).get("seq_len")
         if length and limit and length > limit:
             raise ConfigError(

@@ -13,7 +13,7 @@ import pytest
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.manifest import _checksum
 from paxcli.checkpoint.policy import Checkpoint
-from paxcli.errors import DataError, MissingError, PaxError
+from paxcli.errors import DataError, MissingError, PaxError, RemoteError
 from tests.checkpoint.states import abstract, assert_same_bits, make_state
 
 
@@ -157,3 +157,11 @@ def test_the_input_state_is_protected_too(checkpoints, tmp_path):
     file.write_text(text.replace('"position": 3', '"position": 2'))
     with pytest.raises(DataError, match="step 3 .* manifest is damaged"):
         CheckpointStore(copy).restore(3, abstract(make_state()))
+
+
+@pytest.mark.parametrize("reason", ["UNAVAILABLE: all retries failed", "HttpError: 503", "Connection reset by peer"])
+def test_a_bucket_that_does_not_answer_is_no_damage(reason: str) -> None:
+    """Else `on_corrupt="previous"` would rename a sound checkpoint."""
+    store = CheckpointStore("gs://bucket/run/checkpoints")
+    with pytest.raises(RemoteError, match="Cannot read the checkpoint of step 3"), store._translate_read_errors(3):
+        raise DataError(f"its arrays cannot be read: {reason}")
