@@ -104,7 +104,7 @@ def check_continues_prompts(model: Model) -> None:
         )
 
 
-class Decoder:
+class PromptDecoder:
     """A decoding model that reads and writes text.
 
     Args:

@@ -16,9 +16,9 @@ from paxcli.checkpoint.warm_start import load_params
 from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inference.decode import (
-    Decoder,
     OnText,
     Prompt,
+    PromptDecoder,
     check_continues_prompts,
     check_decodes,
     override,
@@ -57,7 +57,7 @@ class TrainedRun:
     def __init__(self, session: Session, run_dir: RunDir):
         self._session, self._run_dir = session, run_dir
         self._held: tuple[int, dict] | None = None  # the parameters that were loaded last, and their step
-        self._last_decoder: tuple[Any, Decoder] | None = None
+        self._last_decoder: tuple[Any, PromptDecoder] | None = None
         self._has_evaluated = False
         self._store = CheckpointStore(run_dir.checkpoints)
         self._eval_step = make_eval_step(session.experiment.task)
@@ -205,14 +205,14 @@ class TrainedRun:
         """Whether prompts may be conversations."""
         return self._session.experiment.train_input.prompt_template() is not None
 
-    def _decoder(self, step: int, source: BaseInput, settings: Mapping[str, Any], seed: int) -> Decoder:
+    def _decoder(self, step: int, source: BaseInput, settings: Mapping[str, Any], seed: int) -> PromptDecoder:
         """A decoder with the tokenizer of `source`. The last one is kept, with what it has compiled."""
         experiment, params = self._session.experiment, self.params(step)
         decoding = override(experiment.decoding, **settings)
         key = (step, id(source), decoding, seed)
         if self._last_decoder is None or self._last_decoder[0] != key:
             tokenizer, template = tokenizer_of(source), source.prompt_template()
-            decoder = Decoder(experiment.task.model, params, tokenizer, decoding, seed, template)
+            decoder = PromptDecoder(experiment.task.model, params, tokenizer, decoding, seed, template)
             self._last_decoder = key, decoder
         return self._last_decoder[1]
 

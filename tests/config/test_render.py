@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextvars
 import json
 import pathlib
 import re
@@ -11,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paxcli.config.consent import code_consent
 from paxcli.config.diff import diff
 from paxcli.config.render import config_text, parse_config_text, recipe_yaml, render_text, to_json_values
 from paxcli.config.resolve import resolve
@@ -58,7 +60,9 @@ def test_recipe_yaml_gives_the_run_again(
     run.mkdir(parents=True)
     (run / "recipe.yaml").write_text(recipe_yaml(first))
     monkeypatch.chdir(run)
-    again = resolve("../run")
+    context = contextvars.copy_context()
+    context.run(code_consent.set, lambda question: True)
+    again = context.run(resolve, "../run")
     assert again.name == "small"
     assert fdl.build(again.config).train.global_batch_size == 8
     assert diff(plain_values(first.config), plain_values(again.config)) == []

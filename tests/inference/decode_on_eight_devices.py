@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.inference.decode import Decoder, Prompt
+from paxcli.inference.decode import Prompt, PromptDecoder
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
@@ -37,7 +37,7 @@ params = jax.tree.map(lambda p: 3 * p, nn.meta.unbox(boxed))
 
 
 def outputs(params, settings):
-    return Decoder(MODEL, params, ByteTokenizer(), settings, 0).continue_prompts(PROMPTS)
+    return PromptDecoder(MODEL, params, ByteTokenizer(), settings, 0).continue_prompts(PROMPTS)
 
 
 expected = [outputs(params, settings) for settings in SETTINGS]

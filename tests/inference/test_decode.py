@@ -14,7 +14,7 @@ import pytest
 
 import paxcli as pax
 from paxcli.errors import ConfigError, DataError
-from paxcli.inference.decode import Decoder, Prompt, override, parse_prompt
+from paxcli.inference.decode import Prompt, PromptDecoder, override, parse_prompt
 from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.models.beam_search import BeamSearch
@@ -39,7 +39,7 @@ def params():
 
 
 def decode(params, prompts=PROMPTS, decoding: Decoding = Sampling(), seed: int = 0, on_text=None):  # noqa: B008
-    return Decoder(MODEL, params, TOKENIZER, decoding, seed).continue_prompts(prompts, on_text)
+    return PromptDecoder(MODEL, params, TOKENIZER, decoding, seed).continue_prompts(prompts, on_text)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_a_continuation_is_scored(params):
 
 def test_a_conversation_is_rendered_by_the_chat_template(params):
     source = ChatInput(files=["none.jsonl"], chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}<bos>")
-    decoder = Decoder(MODEL, params, TOKENIZER, Sampling(max_tokens=4), 0, source.prompt_template())
+    decoder = PromptDecoder(MODEL, params, TOKENIZER, Sampling(max_tokens=4), 0, source.prompt_template())
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
@@ -201,7 +201,7 @@ def test_a_prefix_lm_reads_the_prompt_in_both_directions(params):
     config.stack.block.attention.bidirectional_prefix = True
     model = fdl.build(config)
     assert (model.prompt_segment_id, MODEL.prompt_segment_id) == (-1, 1)
-    decoder = Decoder(model, params, TOKENIZER, Sampling(max_tokens=9, eos_ids=()), 0)
+    decoder = PromptDecoder(model, params, TOKENIZER, Sampling(max_tokens=9, eos_ids=()), 0)
 
     @jax.jit
     def full_pass(ids, indicator):

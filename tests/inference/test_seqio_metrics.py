@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.inference.decode import Decoder
+from paxcli.inference.decode import PromptDecoder
 from paxcli.inference.trained import TrainedRun
 from paxcli.inputs.base_input import tokenizer_of
 from paxcli.inputs.seqio_features import LanguageModelFeatures, SequenceModelFeatures
@@ -140,7 +140,7 @@ def test_predictions(seqio, model):
     with open_session(experiment(model, converter)) as session:
         params = create_state(session.experiment.task, session.spec, session.abstract).params
         source = session.experiment.decode_inputs[0]
-        decoder = Decoder(session.experiment.task.model, params, tokenizer_of(source), Sampling(max_tokens=8), 0)
+        decoder = PromptDecoder(session.experiment.task.model, params, tokenizer_of(source), Sampling(max_tokens=8), 0)
         outputs, metrics = decoder.decode_data(source)
     assert sorted(output["example_id"] for output in outputs) == list(range(NUM_EXAMPLES))
     by_prompt = {output["prompt"]: output["ids"] for output in outputs}

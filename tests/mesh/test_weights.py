@@ -44,8 +44,10 @@ def test_declared_facts_survive_a_scan(module, stacked):
     weights = _weights(module)
     weights = weights if stacked == 0 else next(iter(weights.values()))
     heads = ("embed", "heads", "head_dim")
-    assert weights["w"] == Weight(heads, (0,), (1, 2), num_stacked=stacked)
-    assert weights["table"] == Weight(("vocab", "embed"), (0,), (1,), is_table=True, num_stacked=stacked)
+    limit = (6 / (4 + 2 * 2)) ** 0.5
+    assert weights["w"] == Weight(heads, (0,), (1, 2), num_stacked=stacked, init_scale=limit)
+    table = Weight(("vocab", "embed"), (0,), (1,), is_table=True, num_stacked=stacked, init_scale=4**-0.5)
+    assert weights["table"] == table
     assert decay_mask(weights) == {"w": True, "gamma": False, "table": True}
 
 
