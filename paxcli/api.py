@@ -456,6 +456,7 @@ def export_weights(
     dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     format: Literal["hf", "maxtext"] = "hf",
     adapter: bool = False,
+    dry_run: bool = False,
 ) -> ExportedWeights:
     """Writes a checkpoint as weights of Hugging Face, or as a training state of MaxText.
 
@@ -468,6 +469,7 @@ def export_weights(
       dtype: Of Hugging Face's tensors; None = that of the imported weights, else float32.
       format: `hf` or `maxtext`.
       adapter: Whether to write only the adapters, as `adapter_config.json` and `adapter_model.safetensors` of PEFT.
+      dry_run: Whether to write nothing.
 
     Raises:
       ConfigError: No architecture there computes what this model computes, or the directory has a model.
@@ -476,7 +478,7 @@ def export_weights(
     from paxcli.convert import formats
 
     run = run if isinstance(run, Run) else Run(run)
-    return formats.export_weights(run.config, run.path, directory, format, step, dtype, adapter)
+    return formats.export_weights(run.config, run.path, directory, format, step, dtype, adapter, dry_run)
 
 
 @contextlib.contextmanager

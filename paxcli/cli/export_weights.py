@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import JsonOption, StepOption
+from paxcli.cli.options import DryRunOption, JsonOption, StepOption
 from paxcli.cli.output import say_result
 
 
@@ -25,6 +25,7 @@ def export_weights(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write only the adapters, as PEFT's files. Default: merge them.")
     ] = False,
+    dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint for Hugging Face (parameters, config.json, tokenizer) or for MaxText (the training state).
@@ -37,8 +38,9 @@ def export_weights(
       pax export runs/llama-lora --out llama-adapter --adapter
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only
-    done = pax.export_weights(run_dir, out, step, dtype, format, adapter)
+    done = pax.export_weights(run_dir, out, step, dtype, format, adapter, dry_run)
     what = "the adapters" if adapter else f"{done.parameters:,} parameters"
     what += " and the optimizer's state" if done.with_optimizer else ""
-    text = f"Wrote {what} of step {done.step} as {done.family} in {done.dtype} to {done.directory}."
+    what = f"{'Would write' if dry_run else 'Wrote'} {what}"
+    text = f"{what} of step {done.step} as {done.family} in {done.dtype} to {done.directory}."
     say_result(dataclasses.asdict(done), text, as_json)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -47,13 +46,8 @@ SlicesOption = Annotated[
     int | None, typer.Option("--slices", min=1, help="Number of slices. Default: inferred from the script.")
 ]
 OutOption = Annotated[
-    # Not a Path, which would take one slash out of gs://.
-    str | None,
-    typer.Option(
-        "--out",
-        metavar="FILE|DIR",
-        help="Write the recipe to this file; with --checkpoint, the run to this directory. Default: stdout.",
-    ),
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Write the recipe to this file. Default: stdout."),
 ]
 PythonOption = Annotated[bool, typer.Option("--python", help="Write a Python recipe. Default: a YAML recipe.")]
 CheckOption = Annotated[
@@ -66,14 +60,6 @@ BackOption = Annotated[
     str | None,
     typer.Option(
         "--to-maxtext", metavar="RECIPE|RUN_DIR", help="Print the MaxText command of a recipe instead. Default: none."
-    ),
-]
-CheckpointOption = Annotated[
-    str | None,
-    typer.Option(
-        "--checkpoint",
-        metavar="DIR",
-        help="Start the run --out from this MaxText checkpoint; with --to-maxtext, write one here. Default: none.",
     ),
 ]
 
@@ -90,7 +76,6 @@ def maxtext_convert(
     check: CheckOption = False,
     verbose: VerboseOption = False,
     to_maxtext: BackOption = None,
-    checkpoint: CheckpointOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -99,15 +84,12 @@ def maxtext_convert(
     \b
     Examples:
       pax maxtext-convert 2xv4-128.sh --date 2023-07-21 --out 22b.yaml
-      pax maxtext-convert --model llama2-7b --checkpoint gs://mine/0/items --out runs/llama
+      pax maxtext-convert --model llama2-7b --out llama.yaml
       pax maxtext-convert --to-maxtext maxtext-base
     """
-    if checkpoint is not None:
-        os.environ["JAX_PLATFORMS"] = "cpu"  # a checkpoint passes through host memory alone
     if to_maxtext is not None:
-        return _print_maxtext_command(to_maxtext, checkpoint, dry_run, as_json)
-    from paxcli.convert.maxtext.convert import convert_script, describe, import_weights
-    from paxcli.convert.maxtext.launch_to_recipe import config_with
+        return _print_maxtext_command(to_maxtext, as_json)
+    from paxcli.convert.maxtext.convert import convert_script, describe
 
     conversions, source = convert_script(
         script or [],
@@ -117,16 +99,7 @@ def maxtext_convert(
         topology=topology,
         slices=slices,
     )
-    if checkpoint is not None:
-        run_dir = _check_run_dir(out, len(conversions), python)
-        result = describe(conversions[0], source, python, check, verbose)
-        block = conversions[0].settings["decoder_block"]
-        config = config_with(conversions[0].values)
-        done = import_weights(config, result["recipe"], checkpoint, run_dir, dry_run, block)
-        result |= {"run_dir": run_dir, "step": done.step, "with_optimizer": done.with_optimizer}
-        print(result["report"], file=sys.stderr, end="\n\n")
-        return say_result({**result, "checkpoint": done.source}, _import_text(done, run_dir, dry_run), as_json)
-    files = _output_files(Path(out) if out else None, len(conversions), python, as_json)
+    files = _output_files(out, len(conversions), python, as_json)
     results = [describe(one, source, python, check, verbose) for one in conversions]
     for file, result in zip(files, results, strict=False):
         if not dry_run:
@@ -168,16 +141,6 @@ def _output_files(out: Path | None, launches: int, python: bool, as_json: bool) 
     return [out.with_name(f"{out.stem}-{i + 1}{out.suffix}" if i else out.name) for i in range(launches)]
 
 
-def _check_run_dir(out: str | None, launches: int, python: bool) -> str:
-    if launches != 1:
-        raise ConfigError(
-            f"The script has {launches} trainings, and there is one checkpoint.", "Give its keys, or `--model`."
-        )
-    if out is None or python or out.endswith((".yaml", ".yml", ".py")):
-        raise ConfigError("With --checkpoint, --out is the directory of a run.", "For example `--out runs/NAME`.")
-    return out
-
-
 def _write(file: Path, text: str) -> None:
     try:
         file.write_text(text, encoding="utf-8")
@@ -185,34 +148,15 @@ def _write(file: Path, text: str) -> None:
         raise MissingError(f"Cannot write {file}: {error.strerror}.", "Choose another directory.") from None
 
 
-def _import_text(done: Any, run_dir: str, dry_run: bool) -> str:
-    what = f"the training state of step {done.step}" if done.with_optimizer else "parameters only, as step 0"
-    text = f"{'Would import' if dry_run else 'Imported'} {done.parameters:,} parameters from {done.source}: {what}."
-    if done.with_optimizer:
-        text += " Its data starts from the beginning."
-    return f"{text}\nTo train it: pax train {run_dir}/recipe.yaml --run-dir {run_dir}"
-
-
-def _print_maxtext_command(recipe: str, checkpoint: str | None, dry_run: bool, as_json: bool) -> None:
+def _print_maxtext_command(recipe: str, as_json: bool) -> None:
     from paxcli.config.paths import resolve_path
     from paxcli.config.resolve import resolve
-    from paxcli.training.run_dir import default_run_dir
-
-    run_dir = found if (found := resolve_path(recipe)).is_dir() else None
-    resolved = resolve(recipe if run_dir is None else str(run_dir))
-    from paxcli.convert.maxtext.convert import convert_recipe, export_weights
+    from paxcli.convert.maxtext.convert import convert_recipe
     from paxcli.convert.maxtext.recipe_to_launch import command_line
 
-    keys, left = convert_recipe(resolved)
+    found = resolve_path(recipe)
+    keys, left = convert_recipe(resolve(str(found) if found.is_dir() else recipe))
     if left:
         print("MaxText has no key for: " + ", ".join(left), file=sys.stderr)
-    result: dict[str, Any] = {"keys": keys, "dropped": left}
-    if checkpoint is not None:
-        run_dir = default_run_dir(recipe) if run_dir is None else run_dir
-        done = export_weights(resolved.config, run_dir, checkpoint, dry_run=dry_run)
-        keys["load_full_state_path" if done.with_optimizer else "load_parameters_path"] = done.directory
-        result |= {"step": done.step, "with_optimizer": done.with_optimizer, "checkpoint": done.directory}
-        what = f"the training state of step {done.step}" if done.with_optimizer else "the parameters"
-        print(f"{'Would write' if dry_run else 'Wrote'} {what} to {done.directory}", file=sys.stderr)
     command = command_line(keys)
-    say_result({"command": command, **result}, command, as_json)
+    say_result({"command": command, "keys": keys, "dropped": left}, command, as_json)

@@ -12,8 +12,7 @@ from paxcli.config.paths import resolve_path
 from paxcli.convert.huggingface.files import CONFIG, PICKLES
 from paxcli.convert.huggingface.weights import export_huggingface, import_huggingface
 from paxcli.convert.maxtext.checkpoint_files import find_maxtext
-from paxcli.convert.maxtext.convert import export_weights as export_maxtext
-from paxcli.convert.maxtext.convert import import_weights as import_maxtext
+from paxcli.convert.maxtext.weights import export_maxtext, import_maxtext
 from paxcli.convert.paxml import find_paxml, import_paxml
 from paxcli.convert.runs import ExportedWeights, ImportedWeights
 from paxcli.errors import ConfigError, DataError
@@ -91,6 +90,7 @@ def export_weights(
     step: int | None = None,
     dtype: str | None = None,
     adapter: bool = False,
+    dry_run: bool = False,
 ) -> ExportedWeights:
     """Writes a run's checkpoint for other tools.
 
@@ -102,6 +102,7 @@ def export_weights(
       step: The checkpoint; None = the latest.
       dtype: Of Hugging Face's tensors; None = that of the imported weights, else float32.
       adapter: Whether to write only the adapters, as PEFT's files.
+      dry_run: Whether to write nothing.
 
     Raises:
       ConfigError: The format has nothing that computes what this model computes, or the directory has a model.
@@ -109,9 +110,9 @@ def export_weights(
       MissingError: The directory cannot be written.
     """
     if format == "hf":
-        return export_huggingface(config, run_dir, directory, step, dtype, adapter)
+        return export_huggingface(config, run_dir, directory, step, dtype, adapter, dry_run)
     if adapter or config.task.model.lora is not None:
         raise ConfigError("A run with adapters cannot be exported in MaxText's format.", "Use `--format hf`.")
     if dtype is not None:
         raise ConfigError("MaxText's checkpoints have the dtypes of the run.", "Leave out `--dtype`.")
-    return export_maxtext(config, run_dir, directory, step)
+    return export_maxtext(config, run_dir, directory, step, dry_run)

@@ -27,7 +27,10 @@ def test_weights_are_imported_and_exported(tmp_path: pathlib.Path, capsys):
     assert run(app, ["import", str(source), "--out", run_dir, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["family"], len(result["tensors"]["matched"])) == ("llama", 21)
-    assert run(app, ["export", run_dir, "--out", str(tmp_path / "back"), "--dtype", "bfloat16"]) == 0
+    export_it = ["export", run_dir, "--out", str(tmp_path / "back"), "--dtype", "bfloat16"]
+    assert run(app, [*export_it, "--dry-run"]) == 0
+    assert "Would write" in capsys.readouterr().out and not (tmp_path / "back").exists()
+    assert run(app, export_it) == 0
     assert "parameters of step 0 as llama in bfloat16" in capsys.readouterr().out
     assert run(app, ["import", str(source), "--out", run_dir]) == 2
     assert "already has checkpoints" in capsys.readouterr().err

@@ -18,8 +18,7 @@ MAX_OPTIONS = 12
 # Terms of a cloud order, as in gcloud's own command, are not part of a recipe.
 # Tracing and scheduling options of a run must not change its recipe.
 # Prompts and sampling are those of one call; what a recipe should record is in its `decoding`.
-# A conversion has options for its source, its result and its report.
-WIDE = {("provision", "create"): 20, ("train",): 17, ("decode",): 15, ("maxtext-convert",): 13}
+WIDE = {("provision", "create"): 20, ("train",): 17, ("decode",): 15}
 HEAVY = {"fiddle", "flax", "grain", "jax", "jaxlib", "matplotlib", "numpy", "optax", "orbax", "seqio", "tensorflow"}
 
 

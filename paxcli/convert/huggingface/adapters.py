@@ -17,15 +17,13 @@ ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 
 
 def write_adapter(
-    directory: Path, lora: Lora | None, layout: Layout, adapted: Mapping[str, AdaptedWeight], dtype: np.dtype
+    directory: Path, lora: Lora, layout: Layout, adapted: Mapping[str, AdaptedWeight], dtype: np.dtype
 ) -> list[str]:
     """Writes `adapter_config.json` and `adapter_model.safetensors`, as PEFT does; returns their names.
 
     Raises:
-      ConfigError: The model has no adapters, or Hugging Face stores an adapted weight with others in one tensor.
+      ConfigError: Hugging Face stores an adapted weight with others in one tensor.
     """
-    if lora is None:
-        raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     found = dict(_tensors(layout, adapted))
     content = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": None, "inference_mode": True}
     content |= {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "use_dora": lora.use_dora}

@@ -123,6 +123,7 @@ def export_huggingface(
     step: int | None = None,
     dtype: str | None = None,
     adapter: bool = False,
+    dry_run: bool = False,
 ) -> ExportedWeights:
     """Writes a checkpoint's parameters as a Hugging Face directory, with adapters merged into them.
 
@@ -133,6 +134,7 @@ def export_huggingface(
       step: The checkpoint; None = the latest.
       dtype: `float32`, `bfloat16` or `float16`; None = that of the imported weights, else float32.
       adapter: Whether to write only the adapters, as PEFT's files.
+      dry_run: Whether to write nothing.
 
     Raises:
       ConfigError: No family computes what this model computes, the directory has a model, or there are no adapters.
@@ -150,6 +152,8 @@ def export_huggingface(
     content = config_json(config, carried, dtype)
     family = family_of(content)
     lora, state = fdl.build(config.task.model).lora, state_shapes(config)
+    if adapter and lora is None:
+        raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     stored = named_leaves(state.params)
     params = without_adapters(stored)
     layout = huggingface_layout(family, sizes_of(config.task.model, family), params)
@@ -157,6 +161,10 @@ def export_huggingface(
     arrays = {name: arrays[f"params.{name}"] for name in stored}
     adapted = adapted_weights(arrays, dict(zip(stored, state.weights, strict=True)), lora)
     numpy_dtype = np.dtype(DTYPES[dtype])
+    count = sum(x.size for x in params.values())
+    done = ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, [])
+    if dry_run:
+        return done
     shapes = foreign_shapes(layout, params)
     sizes = {name: math.prod(x.shape) * numpy_dtype.itemsize for name, x in shapes.items()}
     try:
@@ -170,8 +178,7 @@ def export_huggingface(
             write_json(target / CONFIG, content)
     except OSError as error:
         raise MissingError(f"{target} cannot be written: {error.strerror}.", "Choose another directory.") from error
-    count = sum(x.size for x in params.values())
-    return ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, files)
+    return dataclasses.replace(done, files=files)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
+from typing import Any
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing
@@ -73,6 +74,12 @@ class Differences:
     qk_norm_shift: float = 0.0
     final_norm_shift: float = 0.0
     adjacent_pairs: bool = False
+
+
+def maxtext_layout(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
+    """How MaxText holds a model with this `decoder_block`."""
+    scales_queries = tables.blocks()[block].get("scales_queries", False)
+    return MaxTextLayout(block, num_layers, scales_queries, len(tables.local_layers(block) or [False]), **more)
 
 
 def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differences: Differences) -> Layout:

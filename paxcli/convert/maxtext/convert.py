@@ -1,26 +1,19 @@
-"""Converts MaxText launches to recipes, recipes to MaxText commands, and the checkpoints of both."""
+"""Converts MaxText launches to recipes, and recipes to MaxText commands."""
 
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import fiddle as fdl
-
 from paxcli.config.assign import assign
 from paxcli.config.resolve import Resolved
-from paxcli.convert.maxtext import tables
-from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
 from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
-from paxcli.convert.maxtext.recipe_to_launch import decoder_block, to_maxtext
+from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
 from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report, table_of
 from paxcli.convert.maxtext.source import read_source
-from paxcli.convert.maxtext.weights import export_maxtext, import_maxtext
-from paxcli.convert.runs import ExportedWeights, ImportedWeights
 from paxcli.errors import ConfigError
 from paxcli.training.summary import num_devices, summarize
 from paxcli.training.validate import validate
@@ -119,35 +112,3 @@ def convert_recipe(resolved: Resolved) -> tuple[dict[str, str], list[str]]:
     """MaxText's keys for a recipe, and the paths that it has no key for. See `to_maxtext`."""
     has_mesh = resolved.values["mesh.ici_mesh_shape"].value is not None
     return to_maxtext(resolved.config, num_devices(resolved.config) if has_mesh else None)
-
-
-def import_weights(
-    config: fdl.Config,
-    recipe: str,
-    checkpoint: str | os.PathLike[str],
-    run_dir: str | os.PathLike[str],
-    dry_run: bool = False,
-    block: str | None = None,
-) -> ImportedWeights:
-    """Starts a run from a MaxText checkpoint. See `import_maxtext`; `block`: its `decoder_block`, None = inferred."""
-    layout = maxtext_layout(block or decoder_block(config), config.task.model.num_layers)
-    return import_maxtext(config, recipe, checkpoint, run_dir, layout, dry_run)
-
-
-def export_weights(
-    config: fdl.Config,
-    run_dir: str | os.PathLike[str],
-    checkpoint: str | os.PathLike[str],
-    step: int | None = None,
-    dry_run: bool = False,
-) -> ExportedWeights:
-    """Writes a run's checkpoint as MaxText's. See `export_maxtext`."""
-    model = config.task.model
-    layout = maxtext_layout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
-    return export_maxtext(config, run_dir, checkpoint, layout, step, dry_run)
-
-
-def maxtext_layout(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
-    """How MaxText holds a model with this `decoder_block`."""
-    scales_queries = tables.blocks()[block].get("scales_queries", False)
-    return MaxTextLayout(block, num_layers, scales_queries, len(tables.local_layers(block) or [False]), **more)

@@ -171,6 +171,9 @@ def _set_attention(draft: Draft, path: str, has_window: bool) -> None:
     elif settings.model_name == "gemma3-27b":
         s = sizes_of(settings)
         draft.set(f"{path}.query_scale", (s.emb // s.heads) ** -0.5, "model_name")
+    # Without norms of queries and keys, the recipe has nothing else that Qwen 3's block has and Llama's lacks.
+    elif settings["decoder_block"].startswith("qwen3") and not has_qk_norm(settings):
+        draft.set(f"{path}.query_scale", settings["head_dim"] ** -0.5, "decoder_block")
     window = settings["sliding_window_size"]
     if has_window and 0 < window < settings["max_target_length"]:
         draft.set(f"{path}.window", window, "sliding_window_size")

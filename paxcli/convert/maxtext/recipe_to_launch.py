@@ -125,7 +125,8 @@ def _named_model(keys: Mapping[str, Any]) -> str | None:
 
 def _block(values: Mapping[str, Any]) -> str:
     experts = values.get(f"{_BLOCK}.feed_forward.num_experts") is not None
-    qk_norm = values.get(f"{_BLOCK}.attention.qk_norm") is not None
+    is_qwen = values.get(f"{_BLOCK}.attention.qk_norm") is not None
+    is_qwen = is_qwen or values.get(f"{_BLOCK}.attention.query_scale") == _head_dim(values) ** -0.5
     if _NUM_KINDS in values:
         kinds = ((name, tables.local_layers(name) or []) for name in tables.blocks())
         return next((name for name, local in kinds if len(local) == values[_NUM_KINDS]), "gemma2")
@@ -134,9 +135,9 @@ def _block(values: Mapping[str, Any]) -> str:
     if values.get(f"{_BLOCK}.norm") == "LayerNorm":
         return "gpt3"
     if experts:
-        return "qwen3_moe" if qk_norm else "mixtral"
+        return "qwen3_moe" if is_qwen else "mixtral"
     is_gemma = values.get(f"{_BLOCK}.feed_forward.activation") == "gelu"
-    return "qwen3" if qk_norm else "gemma" if is_gemma else "llama2"
+    return "qwen3" if is_qwen else "gemma" if is_gemma else "llama2"
 
 
 def _tables(values: Mapping[str, Any]) -> dict[str, Any]:

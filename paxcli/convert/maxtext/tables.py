@@ -43,6 +43,12 @@ def nearest_block(block: str) -> str | None:
     return _read("blocks.yaml")["nearest"].get(block)
 
 
+def with_other_norm_names(block: str) -> list[str]:
+    """The other blocks that differ from one in the names of their norms alone."""
+    unnamed = {name: {**facts, "norms": None} for name, facts in blocks().items()}
+    return [name for name, facts in unnamed.items() if name != block and facts == unnamed[block]]
+
+
 def local_layers(block: str) -> list[bool] | None:
     """Whether each layer of a block with interleaved kinds has sliding-window attention; None = one kind."""
     return blocks().get(block, {}).get("local")

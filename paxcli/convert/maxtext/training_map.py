@@ -220,7 +220,7 @@ def _set_run(draft: Draft, steps: int) -> None:
     draft.drop("base_output_directory", "give it as `pax train --run-dir`")
     draft.drop("profiler", "give it as `pax train --profile-steps`")
     for key in ("load_parameters_path", "load_full_state_path"):
-        draft.drop(key, "give it as --checkpoint, to start a run from it")
+        draft.drop(key, "start a run from it with `pax import`")
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}
     reported = known | tables.silent_keys() | {dropped.key for dropped in settings.dropped}
     for key in list(settings.values):

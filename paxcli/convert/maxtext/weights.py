@@ -14,8 +14,10 @@ import optax
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
 from paxcli.convert.layout import Kind, Layout, compare_to_model, from_pax
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_folder, write_maxtext
-from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of
+from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of, maxtext_layout
+from paxcli.convert.maxtext.recipe_to_launch import decoder_block
 from paxcli.convert.runs import (
     ExportedWeights,
     ImportedWeights,
@@ -38,7 +40,6 @@ def import_maxtext(
     recipe: str,
     checkpoint: str | os.PathLike[str],
     run_dir: str | os.PathLike[str],
-    layout: MaxTextLayout,
     dry_run: bool = False,
 ) -> ImportedWeights:
     """Starts a run from a MaxText checkpoint: writes `recipe.yaml` and pax's checkpoint.
@@ -51,7 +52,6 @@ def import_maxtext(
       recipe: The recipe as YAML.
       checkpoint: MaxText's directory.
       run_dir: A run without checkpoints.
-      layout: How MaxText holds the model, by the launch; the checkpoint's own structure overrides it.
       dry_run: Whether only to compare names and shapes.
 
     Raises:
@@ -68,26 +68,32 @@ def import_maxtext(
             f"{source.path} has the state of {source.optimizer}, and the recipe's optimizer is {optimizer}.",
             f"Add opt_type={source.optimizer} to the keys.",
         )
-    rules = _layout_in(source, config, layout, params)
+    rules = _layout_in(source, config, params)
     hint = "Give the recipe of the launch that it was trained with: `pax maxtext-convert`."
-    return import_checkpoint(source, rules, config, recipe, shapes, run_dir, layout.block, hint, dry_run)
+    return import_checkpoint(source, rules, config, recipe, shapes, run_dir, decoder_block(config), hint, dry_run)
 
 
-def _layout_in(
-    source: MaxTextCheckpoint, config: fdl.Config[Experiment], layout: MaxTextLayout, params: Mapping[str, ArrayType]
-) -> Layout:
+def _layout_in(source: MaxTextCheckpoint, config: fdl.Config[Experiment], params: Mapping[str, ArrayType]) -> Layout:
     """The rules for a checkpoint: its names and shapes tell how it holds the model."""
-    found = source.arrays()
-    layout = dataclasses.replace(
-        layout,
+    found, block = source.arrays(), decoder_block(config)
+    layout = maxtext_layout(
+        block,
+        config.task.model.num_layers,
         scanned=not any(name.startswith("decoder.layers_0.") for name in found),
         fused_qkv=any(".qkv_proj." in name for name in found),
         fused_mlp=any(name.endswith("mlp.wi.kernel") for name in found),
     )
     layout = dataclasses.replace(layout, fused_heads=_fused_heads(config, layout, found))
     differences = _differences(config, layout)
-    axes = dict.fromkeys((layout.scan_axis, 0)) if layout.scanned else (layout.scan_axis,)
-    every = [layout_of(dataclasses.replace(layout, scan_axis=axis), params, differences) for axis in axes]
+    layouts = [
+        dataclasses.replace(layout, block=name, scan_axis=axis)
+        for name in (
+            block,
+            *tables.with_other_norm_names(block),
+        )  # a recipe does not tell blocks apart that differ in names only
+        for axis in (dict.fromkeys((layout.scan_axis, 0)) if layout.scanned else (layout.scan_axis,))
+    ]
+    every = [layout_of(one, params, differences) for one in layouts]
     return next((rules for rules in every if not compare_to_model(rules, params, found)), every[0])
 
 
@@ -113,7 +119,6 @@ def export_maxtext(
     config: fdl.Config[Experiment],
     run_dir: str | os.PathLike[str],
     checkpoint: str | os.PathLike[str],
-    layout: MaxTextLayout,
     step: int | None = None,
     dry_run: bool = False,
 ) -> ExportedWeights:
@@ -123,7 +128,6 @@ def export_maxtext(
       config: The run's recipe.
       run_dir: The run.
       checkpoint: MaxText's directory of all steps.
-      layout: How MaxText is to hold the model.
       step: The checkpoint; None = the latest.
       dry_run: Whether only to check.
 
@@ -138,6 +142,8 @@ def export_maxtext(
             "The layers of this recipe are in the stages of a pipeline, and pax writes MaxText's layers without.",
             "Train it without its pipeline before: `pax train RECIPE --from RUN_DIR`.",
         )
+    model = config.task.model
+    layout = maxtext_layout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
     rules = layout_of(layout, params, _differences(config, layout))
     moments, counts = arrays_per_parameter(state), [name for name in state if name.endswith(".count")]
     wanted = {name: state[name] for name in (*moments, *counts)} if step else {}

@@ -17,10 +17,10 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import named_leaves, nest_by_name, read_manifest
 from paxcli.convert.layout import compare_to_model, from_pax, to_pax
 from paxcli.convert.maxtext import checkpoint_layout
-from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
-from paxcli.convert.maxtext.convert import maxtext_layout
+from paxcli.convert.maxtext.checkpoint_layout import maxtext_layout
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
+from paxcli.convert.maxtext.recipe_to_launch import decoder_block, to_maxtext
 from paxcli.convert.maxtext.weights import _differences, export_maxtext, import_maxtext
 from paxcli.convert.runs import ImportedWeights, state_shapes
 from paxcli.errors import ConfigError, DataError
@@ -41,16 +41,12 @@ def config_of(family: str, **more: Any) -> fdl.Config:
     return config
 
 
-def layout_of(config: fdl.Config, family: str, **more: Any) -> MaxTextLayout:
-    return maxtext_layout(KEYS[family]["decoder_block"], config.task.model.num_layers, **more)
-
-
 def carried(
     tmp_path: pathlib.Path, family: str, checkpoint: pathlib.Path, name: str = "run", **more: Any
 ) -> tuple[ImportedWeights, dict[str, np.ndarray]]:
     """The checkpoint as a run; the arrays of that, by name."""
     config = config_of(family, **more)
-    done = import_maxtext(config, "recipe: x\n", str(checkpoint), tmp_path / name, layout_of(config, family))
+    done = import_maxtext(config, "recipe: x\n", str(checkpoint), tmp_path / name)
     return done, arrays_of(tmp_path / name)
 
 
@@ -95,14 +91,24 @@ def test_logits_are_those_of_transformers(tmp_path: pathlib.Path, family: str) -
 def test_there_and_back_is_the_identity(tmp_path: pathlib.Path, family: str, scanned: bool) -> None:
     params = maxtext_checkpoints.params_of(family, maxtext_checkpoints.arrays_of(family), scanned)
     checkpoint = maxtext_checkpoints.save(tmp_path / "theirs", params, step=3, with_optimizer=True)
-    done, ours = carried(tmp_path, family, checkpoint)
+    done, ours = carried(tmp_path, family, checkpoint, scan_layers=str(scanned).lower())
     assert (done.step, done.with_optimizer, int(ours["step"]), int(ours["opt_state.0.count"])) == (3, True, 3, 3)
-    config = config_of(family)
-    layout = layout_of(config, family, scanned=scanned)
-    back = export_maxtext(config, tmp_path / "run", str(tmp_path / "back"), layout)
+    config = config_of(family, scan_layers=str(scanned).lower())
+    back = export_maxtext(config, tmp_path / "run", str(tmp_path / "back"))
     assert_same(*(nested_leaves(maxtext_checkpoints.read(folder)) for folder in (checkpoint, back.directory)))
     with pytest.raises(ConfigError, match="already exists"):
-        export_maxtext(config, tmp_path / "run", str(tmp_path / "back"), layout)
+        export_maxtext(config, tmp_path / "run", str(tmp_path / "back"))
+
+
+def test_the_block_of_a_launch_is_known_without_it(tmp_path: pathlib.Path) -> None:
+    """A recipe has no `decoder_block`: the names of arrays tell what it does not, and `query_scale` the rest."""
+    params = maxtext_checkpoints.params_of("llama2", maxtext_checkpoints.arrays_of("llama2"), scanned=True)
+    checkpoint = maxtext_checkpoints.save(tmp_path / "theirs", params)
+    _, ours = carried(tmp_path, "llama2", checkpoint)
+    assert_same(carried(tmp_path, "llama2", checkpoint, "gelu", mlp_activations="[gelu,linear]")[1], ours)
+    for block in ("llama2", "qwen3"):
+        config = config_of("llama2", decoder_block=block)
+        assert decoder_block(config) == to_maxtext(config, 1)[0]["decoder_block"] == block
 
 
 @pytest.mark.parametrize("scanned", [True, False])
@@ -175,32 +181,34 @@ def test_a_run_goes_on_from_the_command_line(pax, tmp_path: pathlib.Path) -> Non
     params = maxtext_checkpoints.params_of("gpt2", maxtext_checkpoints.arrays_of("gpt2"), scanned=True)
     maxtext_checkpoints.save(tmp_path / "theirs", params, step=3, with_optimizer=True)
     keys = [f"{key}={value}" for key, value in (SIZES | KEYS["gpt2"] | {"opt_type": "adamw"}).items()]
-    convert_it = ["maxtext-convert", *keys, "--date", "2026-01-01", "--checkpoint", "theirs", "--out", "run"]
-    done = pax(*convert_it, "--json", "--dry-run")
+    assert pax("maxtext-convert", *keys, "--date", "2026-01-01", "--out", "recipe.yaml").returncode == 0
+    import_it = ["import", "theirs", "--recipe", "recipe.yaml", "--out", "run", "--json"]
+    done = pax(*import_it, "--dry-run")
+    assert done.returncode == 0 and json.loads(done.stdout)["step"] == 3, done.stderr
+    assert not (tmp_path / "run").exists()
+    done = pax(*import_it)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["step"] == 3 and not (tmp_path / "run").exists()
-    done = pax(*convert_it)
-    assert done.returncode == 0 and "state of step 3" in done.stdout, done.stderr
+    assert [json.loads(done.stdout)[key] for key in ("family", "step", "with_optimizer")] == ["gpt3", 3, True]
+    imported = arrays_of(tmp_path / "run")
     evaluated = pax("eval", "run", "--overlay", "synthetic-data", "--json")
     assert evaluated.returncode == 0, evaluated.stderr
     trained = pax("train", "run/recipe.yaml", "--run-dir", "run", "--set", "summary_interval_steps=1")
     assert trained.returncode == 0 and "Resuming run at step 3" in trained.stderr, trained.stderr
-    back = pax("maxtext-convert", "--to-maxtext", "run", "--checkpoint", "back", "--json")
+    command = pax("maxtext-convert", "--to-maxtext", "run")
+    assert command.returncode == 0 and "decoder_block=gpt3" in command.stdout, command.stderr
+    export_it = ["export", "run", "--format", "maxtext", "--out", "back", "--json"]
+    assert pax(*export_it, "--dry-run").returncode == 0 and not (tmp_path / "back").exists()
+    back = pax(*export_it)
     assert back.returncode == 0, back.stderr
-    assert json.loads(back.stdout)["keys"]["load_full_state_path"] == str(tmp_path / "back" / "4" / "items")
+    assert json.loads(back.stdout)["directory"] == str(tmp_path / "back" / "4" / "items")
     tree = maxtext_checkpoints.read(tmp_path / "back" / "4" / "items")
     assert int(tree["step"]) == int(tree["opt_state"][0]["count"]) == 4
-    assert pax("maxtext-convert", *keys, "--date", "2026-01-01", "--out", "recipe.yaml").returncode == 0
-    done = pax("import", "theirs", "--recipe", "recipe.yaml", "--out", "imported", "--json")
-    assert done.returncode == 0, done.stderr
-    assert [json.loads(done.stdout)[key] for key in ("family", "step", "with_optimizer")] == ["gpt3", 3, True]
-    assert_same(arrays_of(tmp_path / "imported"), arrays_at(tmp_path / "run", 3))
-    done = pax("export", "imported", "--format", "maxtext", "--out", "exported")
+    done = pax("export", "run", "--step", "3", "--format", "maxtext", "--out", "exported")
     assert done.returncode == 0 and "and the optimizer's state of step 3 as gpt3" in done.stdout, done.stderr
     assert pax("import", "exported", "--recipe", "recipe.yaml", "--out", "again").returncode == 0
-    assert_same(arrays_of(tmp_path / "again"), arrays_of(tmp_path / "imported"))
-    again = pax(*convert_it)
-    assert again.returncode == 2 and "already has checkpoints" in again.stderr
+    assert_same(arrays_of(tmp_path / "again"), imported)
+    again = pax(*import_it)
+    assert again.returncode == 2 and "already has checkpoints" in again.stdout
 
 
 def nested_leaves(tree: Any) -> dict[str, np.ndarray]:
