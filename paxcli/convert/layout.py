@@ -13,6 +13,7 @@ name are filled in for each layer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -33,6 +34,16 @@ class Source(Protocol):
     """Arrays by name: a dictionary, or a checkpoint that reads one at a time."""
 
     def __getitem__(self, name: str, /) -> np.ndarray: ...
+
+
+class LastKept:
+    """A `Source` that reads one array at a time, and keeps the last: each may hold many layers."""
+
+    def __init__(self, read: Callable[[str], np.ndarray]):
+        self._read = functools.lru_cache(maxsize=1)(read)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._read(name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,6 @@ or, from the pmap trainer, one flax msgpack file. The checkpoint does not descri
 from __future__ import annotations
 
 import ast
-import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -24,7 +23,7 @@ from etils import epath
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing, named_leaves
 from paxcli.config.paths import resolve_path
-from paxcli.convert.layout import Kind, Layers, Layout, Rule, Source, Step, pax_layers, transpose, unstack
+from paxcli.convert.layout import Kind, LastKept, Layers, Layout, Rule, Source, Step, pax_layers, transpose, unstack
 from paxcli.convert.runs import ImportedWeights, check_new, import_checkpoint, state_shapes
 from paxcli.errors import DataError, first_line
 from paxcli.training.experiment import Experiment
@@ -76,28 +75,17 @@ class PaxmlCheckpoint:
         }
 
     def reader(self, kind: Kind = "params") -> Source:
-        """Reads these arrays into host memory; the last one is kept, since each holds many layers."""
-        return _Reader(self._leaves[kind])
-
-
-class _Reader:
-    def __init__(self, leaves: Mapping[str, Any]):
-        self._read = functools.lru_cache(maxsize=1)(lambda name: np.asarray(leaves[name]))
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self._read(name)
+        """Reads these arrays into host memory."""
+        return LastKept(lambda name: np.asarray(self._leaves[kind][name]))
 
 
 def find_paxml(directory: str | os.PathLike[str]) -> epath.Path | None:
     """The directory of a step: this one, or that of the latest step in it; None if there is none."""
     folder = epath.Path(resolve_path(directory))
-    folders = [
-        folder,
-        *(path for parent in (folder, folder / "checkpoints") if parent.is_dir() for path in parent.iterdir()),
-    ]
-    steps = {
-        int(found[1]): path for path in folders if (found := _STEP.fullmatch(path.name)) and (path / "state").is_dir()
-    }
+    parents = [parent for parent in (folder, folder / "checkpoints") if parent.is_dir()]
+    folders = (folder, *(path for parent in parents for path in parent.iterdir()))
+    named = [(int(found[1]), path) for path in folders if (found := _STEP.fullmatch(path.name))]
+    steps = {step: path for step, path in named if (path / "state").is_dir()}
     return steps[max(steps)] if steps else None
 
 

@@ -289,11 +289,8 @@ def read_run(run_dir: str | os.PathLike[str], step: int, wanted: Mapping[str, An
     """
     step_dir = CheckpointStore(epath.Path(run_dir) / "checkpoints").directory / str(step)
     manifest = read_manifest(step_dir)
-    different = [
-        name
-        for name, x in wanted.items()
-        if name not in manifest.arrays or manifest.arrays[name].shape != tuple(x.shape)
-    ]
+    shapes = {name: entry.shape for name, entry in manifest.arrays.items()}
+    different = [name for name, x in wanted.items() if shapes.get(name) != tuple(x.shape)]
     if different:
         raise DataError(f"{step_dir} is not of this recipe: {listing(different)}.", "Use the run's own recipe.yaml.")
     return {name: np.asarray(x) for name, x in read_arrays(step_dir, manifest, wanted).items()}

@@ -52,15 +52,9 @@ def _tensors(layout: Layout, adapted: Mapping[str, AdaptedWeight]) -> Iterator[t
 
 
 def _of_layer(module: str, rule: Rule, weight: AdaptedWeight, index: int | None) -> Iterator[tuple[str, np.ndarray]]:
-    base, a, b, magnitude = (
-        np.asarray(x if index is None else x[index])
-        for x in (
-            weight.base,
-            weight.a,
-            weight.b,
-            weight.norm(weight.base) + (0 if weight.magnitude is None else weight.magnitude),
-        )
-    )
+    magnitudes = weight.norm(weight.base) + (0 if weight.magnitude is None else weight.magnitude)
+    parts = (weight.base, weight.a, weight.b, magnitudes)
+    base, a, b, magnitude = (np.asarray(x if index is None else x[index]) for x in parts)
 
     def order(dims: Collection[int]) -> np.ndarray:
         """For each entry of Hugging Face's tensor along these dimensions, its number in pax."""

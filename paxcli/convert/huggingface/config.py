@@ -31,6 +31,7 @@ class Family:
     architecture: str
     recipe: str
     traits: tuple[str, ...]
+    sizes: Mapping[str, str]
     defaults: Mapping[str, Any]
     required: Mapping[str, list[Any]]
     pattern: tuple[bool, ...] | None = None
@@ -77,7 +78,8 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
         if full.get(key, allowed[0]) not in allowed:
             raise ConfigError(f"{key}={full[key]!r} is not supported in {kind}.", f"Supported: {allowed[0]!r}.")
     try:
-        values = _gpt2_values(full) if kind == "gpt2" else _llama_values(kind, full)
+        values = {field: full[key] for key, field in family.sizes.items()}
+        values |= _gpt2_values(full) if kind == "gpt2" else _llama_values(kind, full)
     except KeyError as error:
         raise DataError(f"config.json has no {error}.", "Use the file that belongs to the weights.") from None
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
@@ -93,12 +95,8 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     kv_heads = c.get("num_key_value_heads") or heads
     table = "embedding" if c["tie_word_embeddings"] else "head"
     values: dict[str, Any] = {
-        "vocab_size": c["vocab_size"],
         "max_seq_len": min(c["max_position_embeddings"], _LONGEST),
-        "model_dims": dims,
         "hidden_dims": c.get("moe_intermediate_size") or c["intermediate_size"],
-        "num_layers": c["num_hidden_layers"],
-        "num_heads": heads,
         "num_kv_heads": kv_heads if kv_heads != heads else None,
         "dims_per_head": size if size * heads != dims else None,
         "position": None,
@@ -195,15 +193,10 @@ def _feed_forward(traits: Collection[str], c: Mapping[str, Any]) -> dict[str, An
 
 
 def _gpt2_values(c: Mapping[str, Any]) -> dict[str, Any]:
-    dims, block = c["n_embd"], "stack.block"
+    block = "stack.block"
     norm = {"": "LayerNorm", ".epsilon": c["layer_norm_epsilon"], ".direct_scale": True}
     return {
-        "vocab_size": c["vocab_size"],
-        "max_seq_len": c["n_positions"],
-        "model_dims": dims,
-        "hidden_dims": c["n_inner"] or 4 * dims,
-        "num_layers": c["n_layer"],
-        "num_heads": c["n_head"],
+        "hidden_dims": c["n_inner"] or 4 * c["n_embd"],
         "num_kv_heads": None,
         "dims_per_head": None,
         "position": "LearnedPositions",
@@ -274,14 +267,8 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     window = blocks[0].attention.window
     kind = _nearest(model, blocks[0], patterned, has_experts)
     size = model.dims_per_head or model.model_dims // model.num_heads
-    found = {
-        "architectures": [FAMILIES[kind].architecture],
-        "model_type": kind,
-        "vocab_size": model.vocab_size,
-        "hidden_size": model.model_dims,
+    found = _named_sizes(kind, model) | {
         "intermediate_size": model.hidden_dims,
-        "num_hidden_layers": model.num_layers,
-        "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads or model.num_heads,
         "head_dim": size,
         "max_position_embeddings": model.max_seq_len,
@@ -339,15 +326,15 @@ def _new_rope(rotary: fdl.Partial) -> dict[str, Any]:
     return found
 
 
+def _named_sizes(kind: str, model: fdl.Config) -> dict[str, Any]:
+    family = FAMILIES[kind]
+    sizes = {key: getattr(model, field) for key, field in family.sizes.items()}
+    return {"architectures": [family.architecture], "model_type": kind, **sizes}
+
+
 def _new_gpt2(model: fdl.Config) -> dict[str, Any]:
-    return {
-        "architectures": [FAMILIES["gpt2"].architecture],
-        "model_type": "gpt2",
-        "vocab_size": model.vocab_size,
+    return _named_sizes("gpt2", model) | {
         "n_positions": model.position.num_positions or model.max_seq_len,
-        "n_embd": model.model_dims,
-        "n_layer": model.num_layers,
-        "n_head": model.num_heads,
         "n_inner": model.hidden_dims,
         "layer_norm_epsilon": model.final_norm.epsilon,
         "activation_function": "gelu_new",

@@ -59,8 +59,7 @@ def sizes_of(model: fdl.Config, family: str) -> ModelSizes:
     block = model.stack.turns[0] if patterned else model.stack.block
 
     def shift(norm: fdl.Partial | None) -> float:  # Gemma stores the factor less 1, the others the factor
-        less_one = norm is not None and not norm.direct_scale
-        return float("gemma" in traits) - float(less_one) if norm is not None else 0.0
+        return 0.0 if norm is None else float("gemma" in traits) - float(not norm.direct_scale)
 
     return ModelSizes(
         num_layers=model.num_layers,
@@ -141,6 +140,7 @@ def _llama_rules(family: str, sizes: ModelSizes) -> tuple[Rule, ...]:
         rule(f"self_attn.{name}.bias", f"attention.{pax}_bias", reshape((count * size,), (count, size)))
         for (name, count), pax in zip(projections.items(), _QKV, strict=True)
     ]
+    to_post = reshape((heads * size, dims), (heads, size, dims))
     return (
         Rule("model.embed_tokens.weight", "embedding.table"),
         Rule("model.norm.weight", "final_norm.scale", shift=sizes.final_norm_shift),
@@ -149,12 +149,7 @@ def _llama_rules(family: str, sizes: ModelSizes) -> tuple[Rule, ...]:
         rule("self_attn.q_norm.weight", "attention.query_norm.scale", shift=sizes.qk_norm_shift),
         rule("self_attn.k_norm.weight", "attention.key_norm.scale", shift=sizes.qk_norm_shift),
         *qkv,
-        rule(
-            "self_attn.o_proj.weight",
-            "attention.post",
-            *_TRANSPOSED,
-            reshape((heads * size, dims), (heads, size, dims)),
-        ),
+        rule("self_attn.o_proj.weight", "attention.post", *_TRANSPOSED, to_post),
         *_feed_forward_rules(family, sizes, rule),
     )
 
@@ -162,15 +157,15 @@ def _llama_rules(family: str, sizes: ModelSizes) -> tuple[Rule, ...]:
 def _feed_forward_rules(family: str, sizes: ModelSizes, rule: Callable[..., Rule]) -> list[Rule]:
     names = {"gate_proj": "w_gate", "up_proj": "w_in", "down_proj": "w_out"}
     if not sizes.num_experts:
-        gate_up = [
-            rule(f"mlp.{name}.weight", f"feed_forward.{names[name]}", *_TRANSPOSED) for name in ("gate_proj", "up_proj")
-        ]
+        down = rule("mlp.down_proj.weight", "feed_forward.w_out")
         if "fused" in FAMILIES[family].traits:
-            halves = ["feed_forward.w_gate", "feed_forward.w_in"]
-            gate_up = [
-                rule("mlp.gate_up_proj.weight", halves, *_TRANSPOSED, split(1, sizes.hidden_dims, sizes.hidden_dims))
-            ]
-        return [*gate_up, rule("mlp.down_proj.weight", "feed_forward.w_out")]
+            halves, in_two = (
+                ["feed_forward.w_gate", "feed_forward.w_in"],
+                split(1, sizes.hidden_dims, sizes.hidden_dims),
+            )
+            return [rule("mlp.gate_up_proj.weight", halves, *_TRANSPOSED, in_two), down]
+        wide = ("gate_proj", "up_proj")
+        return [*(rule(f"mlp.{name}.weight", f"feed_forward.{names[name]}", *_TRANSPOSED) for name in wide), down]
     mlp = "block_sparse_moe" if family == "mixtral" else "mlp"
     names = {"w1": "w_gate", "w2": "w_out", "w3": "w_in"} if family == "mixtral" else names
     experts = [
@@ -194,15 +189,14 @@ def _gpt2_rules(sizes: ModelSizes) -> tuple[Rule, ...]:
 
     qkv = [f"attention.{name}" for name in _QKV]
     biases = [f"{name}_bias" for name in qkv]
+    norms = {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}
     return (
         Rule("transformer.wte.weight", "embedding.table"),
         Rule("transformer.wpe.weight", "position.table"),
         Rule("transformer.ln_f.weight", "final_norm.scale", shift=sizes.final_norm_shift),
         Rule("transformer.ln_f.bias", "final_norm.bias"),
-        rule("ln_1.weight", "attention_norm.scale", shift=sizes.norm_shift),
-        rule("ln_1.bias", "attention_norm.bias"),
-        rule("ln_2.weight", "feed_forward_norm.scale", shift=sizes.norm_shift),
-        rule("ln_2.bias", "feed_forward_norm.bias"),
+        *(rule(f"{name}.weight", f"{pax}.scale", shift=sizes.norm_shift) for name, pax in norms.items()),
+        *(rule(f"{name}.bias", f"{pax}.bias") for name, pax in norms.items()),
         rule("attn.c_attn.weight", qkv, split(1, *thirds), reshape((dims, dims), (dims, *shape))),
         rule("attn.c_attn.bias", biases, split(0, *thirds), reshape((dims,), shape)),
         rule("attn.c_proj.weight", "attention.post", reshape((dims, dims), (*shape, dims))),

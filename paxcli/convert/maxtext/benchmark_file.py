@@ -24,13 +24,11 @@ def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Laun
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ConfigError(f"{path} is not Python.", "Name a launch script or a .yml.") from None
     found = {}
-    reading = LaunchFile()
     for node in ast.walk(tree):
         fields = {keyword.arg: keyword.value for keyword in node.keywords} if isinstance(node, ast.Call) else {}
         params = fields.get("tuning_params")
         if isinstance(params, ast.Dict):
-            name = _text(fields.get("model_name"))
-            found[name] = _launch(node.lineno, fields, params)  # pyrefly: ignore[missing-attribute]
+            found[_text(fields.get("model_name"))] = _launch(node.lineno, fields, params)  # pyrefly: ignore[missing-attribute]
     if not found:
         raise ConfigError(f"{path} has no configuration.", "One has `model_type` and a dictionary `tuning_params`.")
     chosen = arguments.get(CHOICE)
@@ -38,8 +36,7 @@ def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Laun
         raise ConfigError(f"{path} has no configuration `{chosen}`.", did_you_mean(chosen, found) or _names(found))
     if chosen is None and len(found) > 1:
         raise ConfigError(f"{path} has {len(found)} configurations.", f"Choose: `--arg {CHOICE}=…`. {_names(found)}")
-    reading.launches = [found[chosen] if chosen is not None else next(iter(found.values()))]
-    return reading
+    return LaunchFile([found[chosen] if chosen is not None else next(iter(found.values()))])
 
 
 def _launch(line: int, fields: Mapping[str | None, ast.expr], params: ast.Dict) -> Launch:

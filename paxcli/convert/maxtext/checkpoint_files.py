@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from etils import epath
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.paths import resolve_path
-from paxcli.convert.layout import Kind
+from paxcli.convert.layout import Kind, LastKept, Source
 from paxcli.errors import ConfigError, DataError, MissingError, first_line
 
 _MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # files in a directory that holds an Orbax tree
@@ -52,7 +51,6 @@ class MaxTextCheckpoint:
                 "Check that the directory is complete, as MaxText wrote it.",
             ) from error
         self._leaves = named_leaves(self._tree)
-        self._last: dict[str, np.ndarray] = {}
         self._names: dict[Kind, dict[str, str]] = {"params": {}, "ema": {}, "mu": {}, "nu": {}}
         for full_name in self._leaves:
             found = _PARAMETER.fullmatch(full_name)
@@ -91,19 +89,9 @@ class MaxTextCheckpoint:
         """Shape and dtype of each parameter, or of its moment `mu` or `nu`, by its name from `decoder` on."""
         return {name: self._leaves[full_name] for name, full_name in self._names[kind].items()}
 
-    def reader(self, kind: Kind = "params") -> _Reader:
+    def reader(self, kind: Kind = "params") -> Source:
         """Reads parameters or moments one at a time into host memory, by the same names."""
-        return _Reader(self, self._names[kind])
-
-    def read(self, full_name: str) -> np.ndarray:
-        """One array of the tree, in host memory.
-
-        Raises:
-          DataError: It is damaged.
-        """
-        if full_name not in self._last:  # unrolled layers read the same stack repeatedly
-            self._last = {full_name: self._read(full_name)}
-        return self._last[full_name]
+        return LastKept(lambda name: self._read(self._names[kind][name]))
 
     def _scalar(self, name: str) -> Any:
         return np.asarray(self._read(name)).item()
@@ -121,15 +109,6 @@ class MaxTextCheckpoint:
                 f"`{full_name}` in {self.path} cannot be read: {first_line(error)}", "Restore it from a copy."
             ) from error
         return named_leaves(tree)[full_name]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-    checkpoint: MaxTextCheckpoint
-    names: Mapping[str, str]
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        return self.checkpoint.read(self.names[name])
 
 
 def maxtext_folder(directory: str | os.PathLike[str], step: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from paxcli.config.resolve import Resolved
 from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
 from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
-from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report, table_of
+from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.source import read_source
 from paxcli.errors import ConfigError
 from paxcli.training.summary import num_devices, summarize
@@ -88,10 +89,10 @@ def describe(
         "date": str(conversion.settings.date),
         "maxtext_tflops_per_device": conversion.flops.total,
         "flops_formula": conversion.flops.formula,
-        "table": table_of(conversion),
+        "table": [dataclasses.asdict(row) for row in conversion.rows],
         "dropped": [
             {"key": dropped.key, "value": dropped.value, "line": dropped.line, "why": dropped.reason}
-            for dropped in conversion.dropped
+            for dropped in conversion.settings.dropped
         ],
         "approximated": conversion.approximated,
         "undecided": conversion.settings.undecided,

@@ -27,7 +27,7 @@ class Era:
 
     Attributes:
       first: The first.
-      last: The last, included.
+      last: The last, included, whose defaults apply.
       reasons: What in the launch determines them.
       open_keys: Keys without a value in the launch whose defaults changed between these days.
       is_given: Whether the user gave the date.
@@ -39,15 +39,10 @@ class Era:
     open_keys: tuple[str, ...] = ()
     is_given: bool = False
 
-    @property
-    def day(self) -> datetime.date:
-        """The day whose defaults apply: the last possible one."""
-        return self.last
-
     def text(self) -> str:
         """A description for the report."""
         if self.is_given:
-            return f"{self.day}, as given"
+            return f"{self.last}, as given"
         days = f"{self.first} to {self.last}" if self.first != self.last else str(self.first)
         return f"{days}, from {', '.join(self.reasons)}" if self.reasons else f"{days}; no key narrows it down"
 
@@ -86,8 +81,6 @@ def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.dat
     names = [name for pair in launch.pairs for name in (pair.key, f"{pair.key}={pair.value}")]
     found = [(name, spans[name].get("first"), spans[name].get("last")) for name in names if name in spans]
     found += [(f"M_{pair.key}", _ENV_OVERRIDES, None) for pair in launch.overrides]
-    for begin, day in _ENTRIES:
-        if launch.entry.startswith(begin) or (begin in launch.entry and "/" in begin):
-            found.append((launch.entry, day, None))
-            break
-    return found
+    entry = launch.entry
+    days = [day for begin, day in _ENTRIES if entry.startswith(begin) or ("/" in begin and begin in entry)]
+    return found + [(entry, day, None) for day in days[:1]]

@@ -90,16 +90,13 @@ def python_program(words: Sequence[Word]) -> tuple[str, str, int] | None:
     start = _python_at([word.text for word in words])
     if start is None:
         return None
-    at, is_module = start + 1, False
-    while at < len(words) and (words[at].text.startswith("-") or not words[at].text):
-        is_module = words[at].text == "-m"
+    at = start + 1
+    while at < len(words) and words[at - 1].text != "-m" and words[at].text[:1] in ("-", ""):
         at += 1
-        if is_module:
-            break
     if at >= len(words):
         return None
     name = words[at].text
-    return _kind(name, is_module), name, at + 1
+    return _kind(name, words[at - 1].text == "-m"), name, at + 1
 
 
 def _python_at(words: Sequence[str]) -> int | None:
@@ -128,17 +125,16 @@ def _kind(name: str, is_module: bool) -> str:
 def options_of(words: Iterable[Word]) -> dict[str, Word]:
     """`--name=value` and `--name value` of a wrapper, names in lower case with `-`."""
     options: dict[str, Word] = {}
-    waiting = ""
+    name = ""
     for word in words:
         if word.text.startswith("--"):
-            name, equals, value = word.text[2:].partition("=")
-            waiting = name.lower().replace("_", "-")
-            if equals:
-                options[waiting] = word.slice(len(word.text) - len(value))
-                waiting = ""
-        elif waiting:
-            options[waiting] = word
-            waiting = ""
+            written, equals, value = word.text[2:].partition("=")
+            name, word = written.lower().replace("_", "-"), word.slice(len(word.text) - len(value))
+            if not equals:
+                continue
+        if name:
+            options[name] = word
+        name = ""
     return options
 
 

@@ -14,7 +14,7 @@ from paxcli.config.load import load
 from paxcli.convert.maxtext.draft import Draft, Row
 from paxcli.convert.maxtext.launch import Launch
 from paxcli.convert.maxtext.model_map import set_model
-from paxcli.convert.maxtext.settings import Dropped, Settings, settings_of
+from paxcli.convert.maxtext.settings import Settings, settings_of
 from paxcli.convert.maxtext.sizes import StepFlops, flops, parameters
 from paxcli.convert.maxtext.topology import Topology, set_mesh, topology_of
 from paxcli.convert.maxtext.training_map import global_batch, set_training
@@ -53,11 +53,6 @@ class Conversion:
     topology: Topology
     flags: dict[str, str]
     note: str
-
-    @property
-    def dropped(self) -> list[Dropped]:
-        """Keys that the recipe has no value for."""
-        return self.settings.dropped
 
 
 def convert(

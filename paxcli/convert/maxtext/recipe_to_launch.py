@@ -157,15 +157,13 @@ def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
 def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
     path = f"{_BLOCK}.attention"
     window = values.get(f"{path}.window")
-    scaling = values.get(f"{path}.rotary.scaling")
+    scaling, factor = (values.get(f"{path}.rotary.{name}") for name in ("scaling", "scaling.factor"))
     return {
         "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
         "sliding_window_size": window or 0,
         "attention_type": "local_sliding" if window and _NUM_KINDS not in values else "global",
         "rope_type": "llama3.1" if scaling == "Llama31Scaling" else "default",
-        "rope_linear_scaling_factor": values.get(f"{path}.rotary.scaling.factor")
-        if scaling == "LinearScaling"
-        else None,
+        "rope_linear_scaling_factor": factor if scaling == "LinearScaling" else None,
         "use_post_attn_norm": bool(values.get(f"{_BLOCK}.post_norms")),
         "use_post_ffw_norm": bool(values.get(f"{_BLOCK}.post_norms")),
     }

@@ -8,6 +8,7 @@ import re
 import textwrap
 from typing import Any
 
+from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.draft import Row
 from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, Conversion
 
@@ -22,32 +23,6 @@ def recipe_yaml(converted: Conversion) -> str:
     return "\n".join([*head, f"recipe: {BASE_RECIPE}", "set:", *body, ""])
 
 
-_PYTHON = '''"""{title}"""
-
-import fiddle as fdl
-
-from paxcli.config.assign import assign
-from paxcli.config.recipe import recipe
-from paxcli.training.experiment import Experiment
-from pax_recipes.maxtext import maxtext_base
-
-VALUES = {{
-{values}
-}}
-
-
-@recipe()
-def {name}() -> fdl.Config[Experiment]:
-    """{title}
-{description}
-    """
-    config = maxtext_base()
-    for path, value in VALUES.items():
-        assign(config, path, value)
-    return config
-'''
-
-
 def recipe_python(converted: Conversion) -> str:
     """A Python recipe with the same values."""
     sources = _sources(converted)
@@ -57,7 +32,7 @@ def recipe_python(converted: Conversion) -> str:
         f"    {json.dumps(path)}: {value!r},  # {sources.get(path, '')}".rstrip(" #")
         for path, value in converted.values.items()
     ]
-    return _PYTHON.format(
+    return tables.python_recipe().format(
         title=title,
         name=name if name[:1].isalpha() else f"lm_{name}",
         description="\n".join(f"    {line}".rstrip() for line in more),
@@ -86,7 +61,7 @@ def report(converted: Conversion, parameters: int | None = None, verbose: bool =
         ("Warnings:", settings.warnings),
         ("For you to decide:", settings.undecided),
         ("Approximated:", converted.approximated),
-        ("Dropped:", [_drop_text(dropped) for dropped in converted.dropped]),
+        ("Dropped:", [_drop_text(dropped) for dropped in settings.dropped]),
         ("Environment variables to set:", [f"{name}={value}" for name, value in flags.items()]),
         ("Values:", [f"{row.pax} = {_cell(row.pax_value)}".ljust(48) + f"  {_from(row)}" for row in shown]),
         (f"And {hidden} values of MaxText's models and defaults: `--verbose` shows them.", [""] if hidden else []),
@@ -94,12 +69,6 @@ def report(converted: Conversion, parameters: int | None = None, verbose: bool =
         texts = [textwrap.wrap(printable(line), 100, initial_indent="  ", subsequent_indent="    ") for line in found]
         lines += ["", *textwrap.wrap(printable(title), 100), *itertools.chain(*texts)] if found else []
     return "\n".join(lines[1:])
-
-
-def table_of(converted: Conversion) -> list[dict[str, Any]]:
-    """The table, for JSON."""
-    names = ("maxtext", "value", "scaled", "pax", "pax_value", "line", "origin")
-    return [{name: getattr(row, name) for name in names} for row in converted.rows]
 
 
 def expectation(converted: Conversion) -> list[str]:

@@ -68,7 +68,7 @@ class Settings:
     @property
     def date(self) -> datetime.date:
         """The day whose defaults apply."""
-        return self.era.day
+        return self.era.last
 
 
 def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
@@ -208,7 +208,8 @@ def parse_value(pair: Pair) -> Any:
         return pair.value
     like = list(timeline.values())[-1]
     text = pair.value.strip()
-    if text.lower() in ("none", "null") and type(like) is not str:
+    is_null = text.lower() in ("none", "null")
+    if is_null and type(like) is not str:
         return None
     try:
         if isinstance(like, bool):
@@ -216,10 +217,7 @@ def parse_value(pair: Pair) -> Any:
         if isinstance(like, list):
             return _list(text)
         if isinstance(like, str):
-            is_null = (
-                text.lower() in ("none", "null") and pair.key != "remat_policy"
-            )  # which has a policy called `none`
-            return "" if is_null else text
+            return "" if is_null and pair.key != "remat_policy" else text  # which has a policy called `none`
         if isinstance(like, int) and not any(isinstance(value, float) for value in timeline.values()):
             return _within(int(text.rstrip("0").rstrip(".") if "." in text else text))
         return _within(float(text))

@@ -7,6 +7,7 @@ groups, and commands in strings or in other scripts; loops, `case` and functions
 from __future__ import annotations
 
 import dataclasses
+import operator
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,6 +33,7 @@ OpenScript = Callable[[str], str | None]
 
 _QUIET = ("echo", "set", "printf", ":", "true", "exit", "sleep", "date", "shift", "cd", "popd", "pushd")
 _RUNS_SCRIPT = ("bash", "sh", "/bin/bash")
+_NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}
 _TESTS = ("test", "true", "false", ":")
 _TAKES_ARGUMENTS = re.compile(r"""(export|declare|local)?\s*["']?\$\{?KEY\}?["']?=["']?\$\{?VALUE\}?["']?""")
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
@@ -132,15 +134,11 @@ class _Evaluator:
 
     def run(self, root: Node) -> None:
         """Evaluates a script, up to where its syntax tree breaks off."""
-        if root.type != "ERROR":
-            return self._block(root.children, 0)
-        complete = []
-        for child in root.children:
-            if child.is_error or not child.is_named:
-                self._block(complete, 0)
-                return self._skip(child, _INVALID)
-            complete.append(child)
-        return self._block(complete, 0)
+        breaks = (i for i, child in enumerate(root.children) if child.is_error or not child.is_named)
+        end = next(breaks, None) if root.type == "ERROR" else None
+        self._block(root.children[:end], 0)
+        if end is not None:
+            self._skip(root.children[end], _INVALID)
 
     def _block(self, nodes: Iterable[Node], nesting: int) -> None:
         for node in nodes:
@@ -167,12 +165,10 @@ class _Evaluator:
                 return self._statement(children[0], nesting + 1)
             case "if_statement":
                 return self._if(node, nesting)
-            case "subshell" | "compound_statement":
+            case "subshell" | "compound_statement" | "variable_assignments":
                 self._block(children, nesting + 1)
             case "variable_assignment":
                 self._assign(node)
-            case "variable_assignments":
-                self._block(children, nesting + 1)
             case "declaration_command":
                 self._declare(node)
             case "command" | "test_command" | "negated_command" if _is_test(node):
@@ -243,9 +239,12 @@ class _Evaluator:
                 words.append(Word(source(part)))
         return words
 
+    def _line(self, node: Node) -> int:
+        return self.line or node.start_point[0] + 1
+
     def _skip(self, node: Node, reason: str) -> None:
         text = " ".join(source(node).split())
-        self.found.skipped.append(Diagnostic(self.line or node.start_point[0] + 1, text[:80], reason))
+        self.found.skipped.append(Diagnostic(self._line(node), text[:80], reason))
 
     def _skip_unsupported(self, node: Node) -> None:
         if node.is_error:
@@ -260,14 +259,10 @@ class _Evaluator:
             self._skip(node, "not a command that pax knows")
 
     def _declare(self, node: Node) -> None:
-        names = []
-        for child in node.named_children:
-            if child.type == "variable_assignment":
-                names.append(self._assign(child))
-            elif child.type == "variable_name":
-                names.append(source(child))
+        found = [child for child in node.named_children if child.type in ("variable_assignment", "variable_name")]
+        names = {source(child) if child.type == "variable_name" else self._assign(child) for child in found}
         if source(node.children[0]) == "export":
-            self.exported |= set(names)
+            self.exported |= names
 
     def _assign(self, node: Node) -> str:
         """Sets a variable; returns its name."""
@@ -284,7 +279,7 @@ class _Evaluator:
         value = expand_unsplit(right, self.variables) if right.is_named else Word()
         if source(node.children[1]) == "+=":
             value = join([self.variables.get(name) or Word(), value])
-        self.assigned_at[name] = self.line or node.start_point[0] + 1
+        self.assigned_at[name] = self._line(node)
         if name not in self.pinned:
             self.variables.named[name] = value
         return name
@@ -299,7 +294,7 @@ class _Evaluator:
                 expanded[0] = join([words.pop(), expanded[0]])
             end = part.end_byte
             words += expanded
-            lines += [self.line or part.start_point[0] + 1] * len(expanded)
+            lines += [self._line(part)] * len(expanded)
         return words, lines
 
     def _command(self, node: Node) -> None:
@@ -336,24 +331,21 @@ class _Evaluator:
             self._skip(node, "not a command that pax knows")
 
     def _python(self, node: Node, words: list[Word], lines: list[int], kind: str, name: str, used: int) -> None:
-        line = self.line or node.start_point[0] + 1
+        line = self._line(node)
         if kind == "wrapper":
             return self._wrapper(node, words[used:])
         if kind != "train":
-            reason = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}.get(kind)
-            reason = reason or "not a training command"
-            self.found.others.append(Diagnostic(line, name, reason))
-            return None
+            reason = _NOT_TRAINING.get(kind, "not a training command")
+            return self.found.others.append(Diagnostic(line, name, reason))
         if error := _syntax_error(node):
             raise ConfigError(
-                f"Line {self.line or error.start_point[0] + 1}: the training command is not valid shell syntax.",
+                f"Line {self._line(error)}: the training command is not valid shell syntax.",
                 "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`.",
             )
         launch = Launch(line, name, note=_comment_after(node))
         read_arguments(words[used:], lines[used:], launch)
         self._add_environment(launch)
-        self.found.launches.append(launch)
-        return None
+        return self.found.launches.append(launch)
 
     def _add_environment(self, launch: Launch) -> None:
         """Adds what exported variables and the flags of a wrapper say about a launch."""
@@ -386,7 +378,7 @@ class _Evaluator:
             depth=self.depth + 1,
             exported=set(self.exported),
             options=options,
-            line=self.line or node.start_point[0] + 1,
+            line=self._line(node),
         )
         before = len(self.found.launches)
         inner.run(_parse(text))
@@ -401,7 +393,7 @@ class _Evaluator:
         if text is None:
             lost = "; the variables that it sets are unknown" if is_sourced else ""
             return self._skip(node, f"a script that was not found{lost}")
-        inner = dataclasses.replace(self, depth=self.depth + 1, line=self.line or node.start_point[0] + 1)
+        inner = dataclasses.replace(self, depth=self.depth + 1, line=self._line(node))
         if not is_sourced:
             arguments = [word for word in words[1:] if not _ASSIGNMENT.match(word.text)]
             given = dict(word.text.split("=", 1) for word in words[1:] if _ASSIGNMENT.match(word.text))
@@ -409,8 +401,7 @@ class _Evaluator:
             exported = {name: value for name, value in self.variables.named.items() if name in self.exported}
             inner.variables = Variables({**exported, **inner.pinned}, arguments)
             inner.exported = set(self.exported)
-        inner.run(_parse(text))
-        return None
+        return inner.run(_parse(text))
 
 
 def _links(node: Node) -> list[tuple[str, Node]]:
@@ -472,15 +463,12 @@ def _evaluate_test(words: Sequence[Word]) -> bool | None:
             return bool(text)
         case ["-z" | "-n" as how]:
             return how == "-z"
-        case [a, "=" | "==", b]:
-            return a == b
-        case [a, "!=", b]:
-            return a != b
+        case [a, "=" | "==" | "!=" as how, b]:
+            return (a == b) == (how != "!=")
         case [a, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as how, b]:
             if not all(re.fullmatch(r"-?[0-9]{1,18}", n) for n in (a, b)):
                 return None
-            x, y = int(a), int(b)
-            return {"-eq": x == y, "-ne": x != y, "-lt": x < y, "-le": x <= y, "-gt": x > y, "-ge": x >= y}[how]
+            return getattr(operator, how[1:])(int(a), int(b))
         case [text] if not text.startswith("-"):
             return bool(text)
     return None

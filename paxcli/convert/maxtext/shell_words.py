@@ -9,7 +9,7 @@ import dataclasses
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 from tree_sitter import Node
 
@@ -152,10 +152,8 @@ def _parts(node: Node, variables: Variables, quoted: bool, depth: int) -> list[_
         blanks = text[: len(text) - len(text.lstrip())]  # the grammar counts blanks before `$` in quotes as part of it
         leading = [(Word(blanks), False)] if blanks else []
         return [*leading, (_expansion(node, text.lstrip(), variables, depth), not quoted)]
-    if node.type == "raw_string":
-        return [(Word(text[1:-1]), False)]
-    if node.type == "ansi_c_string":
-        return [(Word(text[2:-1]), False)]
+    if node.type in ("raw_string", "ansi_c_string"):  # '…' and $'…'
+        return [(Word(text.removeprefix("$")[1:-1]), False)]
     if node.type != "string":
         return _between(node, node.start_byte, node.end_byte, variables, quoted, depth)
     end = node.end_byte - len(node.children[-1].text or b"") if len(node.children) > 1 else node.end_byte
@@ -208,9 +206,7 @@ def _expansion(node: Node, text: str, variables: Variables, depth: int) -> Word:
 
 def _variable(name: str, variables: Variables) -> Word:
     if name in ("@", "*"):
-        return join(
-            word for index, value in enumerate(variables.positional) for word in (Word(" " * bool(index)), value)
-        )
+        return join(word for i, value in enumerate(variables.positional) for word in (Word(" " * bool(i)), value))
     value = variables.get(name)
     return Word.unknown("", [name]) if value is None else value
 
@@ -251,12 +247,12 @@ def _trim(text: str, operator: str, pattern: str) -> str:
     """`text` without the shortest (`#`, `%`) or longest (`##`, `%%`) start or end that matches."""
     if len(text) > 4096 or len(pattern) > 256:
         return text
-    lengths: Sequence[int] = range(len(text) + 1) if len(operator) == 1 else range(len(text), -1, -1)
-    for length in lengths:
-        at_end = operator[0] == "%"
-        piece = text[len(text) - length :] if at_end else text[:length]
+    cuts = range(len(text) + 1)  # between the piece to cut off and the rest
+    for cut in cuts if operator in ("#", "%%") else reversed(cuts):
+        start, end = text[:cut], text[cut:]
+        piece, rest = (start, end) if operator[0] == "#" else (end, start)
         if fnmatch.fnmatchcase(piece, pattern):
-            return text[: len(text) - length] if at_end else text[length:]
+            return rest
     return text
 
 
@@ -296,10 +292,8 @@ def _integer(node: Node, variables: Variables) -> int:
         case "number":
             return int(source(node))
         case "variable_name" | "simple_expansion" | "expansion":
-            word = (
-                _variable(source(node), variables) if node.type == "variable_name" else expand_unsplit(node, variables)
-            )
-            return int(word.text)
+            is_bare = node.type == "variable_name"
+            return int((_variable(source(node), variables) if is_bare else expand_unsplit(node, variables)).text)
         case "parenthesized_expression":
             return _integer(operand[0], variables)
         case "unary_expression" if source(node.children[0]) == "-":

@@ -69,14 +69,10 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
             f"global_parameter_scale={scale} is not a power of two.", f"MaxText accepts {1 << max(power, 0)}."
         )
     thirds, rest = divmod(power, 3)
-    if settings.date >= _HEADS_FIRST:
-        exponents = thirds + (rest > 0), thirds + (rest > 1), thirds
-    else:
-        exponents = thirds + (rest > 1), thirds + (rest > 0), thirds
-    if settings.date < _POWERS:  # The first rule multiplied by a number where it meant a power of two.
-        heads, emb, layers = (exponent + 1 for exponent in exponents)
-        return heads, emb, layers
-    heads, emb, layers = (1 << exponent for exponent in exponents)
+    first, second = thirds + (rest > 0), thirds + (rest > 1)
+    exponents = (first, second, thirds) if settings.date >= _HEADS_FIRST else (second, first, thirds)
+    is_number = settings.date < _POWERS  # the first rule multiplied by a number where it meant a power of two
+    heads, emb, layers = (exponent + 1 if is_number else 1 << exponent for exponent in exponents)
     return heads, emb, layers
 
 

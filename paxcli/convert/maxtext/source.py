@@ -110,10 +110,10 @@ def _bare_pairs(text: str) -> Launch | None:
 def _read_config(launch: Launch, path: Path) -> None:
     """Adds the keys of the config that a command names; its own keys override them."""
     named = launch.config or BASE
-    name = named.rpartition("/")[2]
     inherited = [pair.value for pair in launch.pairs if pair.key == "base_config"]
     launch.pairs = [pair for pair in launch.pairs if pair.key != "base_config"]
-    named = named if name != BASE or not inherited else inherited[-1]
+    if named.rpartition("/")[2] == BASE and inherited:
+        named = inherited[-1]
     name = named.rpartition("/")[2]
     if name == BASE:
         return

@@ -1,8 +1,9 @@
-"""MaxText's keys, their defaults by date, and its models, read from the files in `data/`."""
+"""MaxText's keys, their defaults by date, its models, and the text of a Python recipe: the files in `data/`."""
 
 from __future__ import annotations
 
 import datetime
+import fnmatch
 import functools
 import importlib.resources
 from typing import Any
@@ -14,7 +15,16 @@ FIRST_DAY = datetime.date(2023, 1, 12)
 
 @functools.cache
 def _read(name: str) -> dict[Any, Any]:
-    return yaml.safe_load((importlib.resources.files("paxcli.convert.maxtext") / "data" / name).read_text("utf-8"))
+    return yaml.safe_load(_read_text(name))
+
+
+def _read_text(name: str) -> str:
+    return (importlib.resources.files("paxcli.convert.maxtext") / "data" / name).read_text("utf-8")
+
+
+def python_recipe() -> str:
+    """A Python recipe with fields for `str.format`: `title`, `description`, `name`, and the lines of `values`."""
+    return _read_text("recipe.py.txt")
 
 
 def timelines() -> dict[str, dict[datetime.date, Any]]:
@@ -80,11 +90,7 @@ def drop_reason(key: str) -> str | None:
     dropped = _read("keys.yaml")["dropped"]
     if key in timelines() or key in _read("keys.yaml")["known"]:
         return None
-    return next((why for name, why in dropped.items() if key == name or _has_prefix(key, name)), None)
-
-
-def _has_prefix(key: str, name: str) -> bool:
-    return name.endswith("*") and key.startswith(name[:-1])
+    return next((why for name, why in dropped.items() if fnmatch.fnmatchcase(key, name)), None)
 
 
 def training_refusals() -> dict[str, str]:

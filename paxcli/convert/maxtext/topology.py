@@ -66,14 +66,10 @@ def set_mesh(draft: Draft, topology: Topology) -> None:
     Raises:
       ConfigError: The axes do not fit the devices, or pax does not have one of them.
     """
-    for axis in _FOREIGN:
-        for group in ("ici", "dcn"):
-            key = f"{group}_{axis}_parallelism"
-            if draft.settings[key] not in (1, -1):
-                raise ConfigError(
-                    f"{key}={draft.settings[key]}: pax has no such mesh axis.",
-                    "The nearest is `ici_tensor_parallelism`.",
-                )
+    for key in (f"{group}_{axis}_parallelism" for axis in _FOREIGN for group in ("ici", "dcn")):
+        if draft.settings[key] not in (1, -1):
+            problem = f"{key}={draft.settings[key]}: pax has no such mesh axis."
+            raise ConfigError(problem, "The nearest is `ici_tensor_parallelism`.")
     ici = _group(draft, "ici", topology.devices)
     one_slice = topology.slices == 1 and topology.devices is not None
     dcn = dict.fromkeys(_AXES, 1) if one_slice else _group(draft, "dcn", topology.slices)
