@@ -234,7 +234,8 @@ def test_the_changelog_has_no_entry_twice() -> None:
     assert sections[0].startswith("[Unreleased]")
     for section in sections:
         headings = re.findall(r"^### (.*)$", section, re.MULTILINE)
-        allowed = [name for name in ("Added", "Changed", "Deprecated", "Removed", "Fixed") if name in headings]
+        kinds = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
+        allowed = [name for name in kinds if name in headings]
         assert headings == allowed, f"{section.splitlines()[0]}: headings once each, in the order {allowed}"
 
 
