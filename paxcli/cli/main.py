@@ -33,6 +33,7 @@ from paxcli.cli import (
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.output import run, say, say_failure, say_interrupted
 from paxcli.config.consent import code_consent
+from paxcli.jax_defaults import configure_jax
 from paxcli.log import setup_logging
 
 app = typer.Typer(
@@ -85,6 +86,7 @@ def options(
       pax recipes ls
       pax train tiny
     """
+    configure_jax()
     code_consent.set(lambda question: trust_code or (sys.stdin.isatty() and typer.confirm(question, err=True)))
 
 

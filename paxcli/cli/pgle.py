@@ -51,7 +51,6 @@ def collect(
       pax pgle collect c4-1b --run-dir runs/1b
       pax pgle collect c4-1b --steps 10 --percentile 50
     """
-    configure_jax()
     from paxcli.profiling.collect import collect
 
     measured = _measure(collect, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)

@@ -115,13 +115,14 @@ def train(
     if on is not None:
         return run_on(on, ctx)
     from paxcli.profiling.instruments import Instrumentation
-    from paxcli.training.run_dir import default_run_dir
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
     if not dry_run:
         if restarts:
             keep_restarting(restarts)
         restart_tuned()
+    from paxcli.training.run_dir import default_run_dir  # after the restart, since it loads JAX
+
     if recipe.startswith(HF):
         run_dir = run_dir or default_run_dir(Path(recipe.removeprefix(HF)).resolve().name)
         if not import_once(recipe, run_dir, dry_run):
@@ -186,8 +187,10 @@ def _describe(
     sizes |= {"devices": device_name(session.mesh), "mesh": describe(session.mesh.shape)}
     sizes |= {"state_bytes_per_device": bytes_per_device(session.abstract)}
     sources = (session.experiment.train_input, *session.experiment.eval_inputs)
-    sizes["data"] = {str(source.name): source.describe_data() for source in sources}
+    data = {str(source.name): source.describe_data() for source in sources}
     shown = [f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}" for name, value in sizes.items()]
+    shown += [f"data of `{name}`: {text}" for name, text in data.items()]
+    sizes["data"] = data
     say_result(sizes, f"Would {would}. Nothing was written.\n" + "\n".join(shown[1:]), as_json)
 
 

@@ -140,3 +140,26 @@ time.sleep(60)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (143, "reported 143, at once: True\n", "")
+
+
+def test_jax_has_its_defaults_before_any_verb_loads_it(tmp_path: pathlib.Path) -> None:
+    code = """
+import os, sys
+from paxcli.cli.main import app
+from paxcli.cli.output import run
+
+class Recorder:
+    def find_spec(self, name, *_):
+        if name == "jax":
+            print("cache:", os.environ.get("JAX_COMPILATION_CACHE_DIR"), flush=True)
+
+sys.meta_path.insert(0, Recorder())
+os.environ["PAX_STARTED"] = "1"
+run(app, sys.argv[1:])
+"""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+    for arguments in (["train", "tiny", "--set", "num_layers=x"], ["checkpoints", "ls", "nowhere"]):
+        command = [sys.executable, "-c", code, *arguments]
+        env["XDG_CACHE_HOME"] = str(tmp_path)
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert done.stdout.splitlines()[:1] == [f"cache: {tmp_path}/pax/jax"], done.stderr
