@@ -96,7 +96,7 @@ def test_it_learns_and_resumes_after_a_kill(tmp_path: pathlib.Path, told, pax) -
     assert len(batches) == len(set(batches)) == 60
     assert list(dict.fromkeys(told("killed.txt"))) == batches
 
-    done = pax("eval", "whole", "--json", env={"TOLD": "eval.txt"})
+    done = pax("--trust-code", "eval", "whole", "--json", env={"TOLD": "eval.txt"})
     metrics = json.loads(done.stdout)["metrics"]["c4-validation"]
     logged = evals(tmp_path / "whole")[60]
     assert {name: logged[name] for name in metrics} == metrics
