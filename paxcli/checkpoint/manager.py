@@ -286,15 +286,15 @@ class CheckpointStore:
         try:
             yield
         except DataError as error:
-            which = f"the checkpoint of step {step} in {self.directory}"
+            which = f"checkpoint of step {step} in {self.directory}"
             if fault := machine_fault(error):
                 raise MissingError(
-                    f"Cannot read {which}: {fault}.", "Fix that and run the same command again."
+                    f"Cannot read the {which}: {fault}.", "Fix that and run the same command again."
                 ) from error
             if "://" in os.fspath(self.directory) and _NO_ANSWER.search(error.message):
                 hint = "Run the same command again when the bucket answers."
-                raise RemoteError(f"Cannot read {which}: {error.message}.", hint) from error
-            message = f"T{which[1:]} is unusable: {error.message}."
+                raise RemoteError(f"Cannot read the {which}: {error.message}.", hint) from error
+            message = f"The {which} is unusable: {error.message}."
             raise DamagedCheckpoint(message, self._hint_other_steps(step)) from error
 
     def _hint_other_steps(self, step: int) -> str:

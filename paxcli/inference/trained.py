@@ -27,8 +27,8 @@ from paxcli.inference.decode import (
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
 from paxcli.inputs.text import TextInput
 from paxcli.log import log
-from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter
-from paxcli.training.early_stopping import logged_lines
+from paxcli.metrics.curves import FILE_NAME
+from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter, read_lines
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment, data_of, with_derived_sizes
 from paxcli.training.learner import Averaged
@@ -140,7 +140,7 @@ class TrainedRun:
                 if step > seen:
                     seen = step
                     yield step
-            if seen >= task.train.num_train_steps or rule.reason(logged_lines(self._run_dir.path), seen):
+            if seen >= task.train.num_train_steps or rule.reason(read_lines(self._run_dir.path / FILE_NAME), seen):
                 return
             time.sleep(_POLL_SECONDS)
 

@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from paxcli.errors import ConfigError, DataError, MissingError, did_you_mean
-from paxcli.metrics.writers import TRAIN, parse_line
+from paxcli.metrics.writers import TRAIN, read_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,8 +179,7 @@ def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
     path = run_dir / FILE_NAME
     if not path.exists():
         raise DataError(f"{run_dir} has no {FILE_NAME}.", "Give the run directory that `pax train` wrote.")
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    lines = [line for line in map(parse_line, text.splitlines()) if line]
+    lines = read_lines(path)
     if not lines:
         raise DataError(f"{path} has no metrics yet.", "Wait for the run's first logged step.")
     return lines

@@ -138,6 +138,12 @@ def parse_line(line: str) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) and isinstance(parsed.get("step"), int) else None
 
 
+def read_lines(path: epath.Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl` that can be parsed; none if there is no file."""
+    text = path.read_bytes().decode("utf-8", errors="replace") if path.exists() else ""
+    return [line for line in map(parse_line, text.splitlines()) if line]
+
+
 def _is_finite(value: float | int | None) -> bool:
     return value is not None and math.isfinite(value)
 

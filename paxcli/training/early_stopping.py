@@ -7,13 +7,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from etils import epath
-
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import AnyFloat, PositiveInt
 from paxcli.errors import ConfigError
-from paxcli.metrics.curves import FILE_NAME
-from paxcli.metrics.writers import TRAIN, parse_line
+from paxcli.metrics.writers import TRAIN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,9 +73,3 @@ class EarlyStopping(Configurable):
     @property
     def _is_on(self) -> bool:
         return self.target is not None or self.patience is not None
-
-
-def logged_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
-    """The lines of a run's `metrics.jsonl`; none before the first."""
-    path = run_dir / FILE_NAME
-    return [line for line in map(parse_line, path.read_text().splitlines()) if line] if path.exists() else []

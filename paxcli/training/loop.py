@@ -33,10 +33,10 @@ from paxcli.mesh.startup import exit_on_error, return_free_memory
 from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
-from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter
+from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter, read_lines
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
-from paxcli.training.early_stopping import EarlyStopping, logged_lines
+from paxcli.training.early_stopping import EarlyStopping
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
@@ -90,7 +90,7 @@ class TrainingRun:
         self.eval_positions = self._eval_positions()
         self.seconds = 0.0
         self.last_step = self.store.latest_step() or 0
-        self.lines = [line for line in logged_lines(run_dir.path) if line["step"] <= self.last_step]
+        self.eval_lines = [line for line in read_lines(run_dir.path / FILE_NAME) if line["split"] != TRAIN]
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
@@ -128,6 +128,7 @@ class TrainingRun:
         with goodput.time(COMPILE):
             train_step, state = self._compile(warm_start)
         self.last_step, first_step = int(state.step), int(state.step) + 1
+        self.eval_lines = [line for line in self.eval_lines if line["step"] <= self.last_step]
         self.meter = self._meter()
         self.writer = self._writers(first_step - 1)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
@@ -139,7 +140,7 @@ class TrainingRun:
             elif self._is_eval_due(first_step - 1):
                 self._skip_evaluation()
             for step in range(first_step, self.num_train_steps + 1):
-                if reason := self.early_stop():
+                if self._is_eval_due(self.last_step) and (reason := self.early_stop()):
                     self._save(self.last_step, state, force=True)
                     self.report.message(f"Stopping early: {reason}. Saved at step {self.last_step}.")
                     break
@@ -223,11 +224,12 @@ class TrainingRun:
     def is_eval_missing(self, step: int) -> bool:
         """Whether the evaluation after step `step` was due and did not end: the run stopped in between."""
         splits = {_split(source) for source in self.session.experiment.eval_inputs}
-        return self._is_eval_due(step) and bool(self.lines) and not splits <= self._logged_splits(step)
+        is_logged = (self.run_dir.path / FILE_NAME).exists()
+        return self._is_eval_due(step) and is_logged and not splits <= self._logged_splits(step)
 
     def _logged_splits(self, step: int) -> set[str]:
         """The splits of `metrics.jsonl` that have a line of `step`."""
-        return {line["split"] for line in self.lines if line["step"] == step}
+        return {line["split"] for line in self.eval_lines if line["step"] == step}
 
     def _skip_evaluation(self) -> None:
         """Moves eval inputs past an evaluation that ended after the checkpoint of its step was saved."""
@@ -238,7 +240,7 @@ class TrainingRun:
 
     def early_stop(self) -> str | None:
         """Why the run ends before its last step, by its evaluations so far; None = it does not."""
-        return self.task.early_stopping_fn.reason(self.lines, self.last_step)
+        return self.task.early_stopping_fn.reason(self.eval_lines, self.last_step)
 
     def _evaluate(self, step: int, state: TrainState, logged: Set[str] = frozenset()) -> None:
         """Evaluates, and writes the metrics of all splits but those in `logged`."""
@@ -258,7 +260,7 @@ class TrainingRun:
         for name, values in metrics.items():
             if (split := f"eval/{name}") not in logged:
                 self.writer.write(step, values, split)
-            self.lines.append({"step": step, "split": f"eval/{name}", **values})
+            self.eval_lines.append({"step": step, "split": f"eval/{name}", **values})
         self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
@@ -380,7 +382,7 @@ def resume_step(
     run_dir.check_same_recipe(config, allow_changed)
     step = CheckpointStore(run_dir.checkpoints).latest_step()
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
-    early = rule.reason(logged_lines(run_dir.path), step or 0) is not None
+    early = rule.reason(read_lines(run_dir.path / FILE_NAME), step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps
 
 
@@ -412,7 +414,7 @@ def _draw_seed() -> int:
 
 def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
     """A run's summary, from its last logged metrics."""
-    last = {line["split"]: line for line in logged_lines(run_dir.path)}
+    last = {line["split"]: line for line in read_lines(run_dir.path / FILE_NAME)}
     train = last.get("train", {})
     evals = {split.removeprefix("eval/"): line for split, line in last.items() if split != "train"}
     return {

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.faults.processes import train
+
 
 class Counts:
     """Counts of faults, by kind; printed as JSON at the end."""
@@ -37,6 +39,16 @@ _COUNTS = Counts()
 @pytest.fixture
 def counts() -> Counts:
     return _COUNTS
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """The directory of an uninterrupted run of 60 steps, with checkpoints at 40, 50 and 60."""
+    folder = tmp_path_factory.mktemp("straight")
+    with train(folder) as process:
+        code, report = process.end()
+    assert code == 0, report
+    return folder / "run"
 
 
 @pytest.fixture

@@ -17,16 +17,6 @@ from tests.faults.processes import assert_same_run, train
 KINDS = ["delete", "truncate", "empty", "zeros", "64 bits, seed 0", "one bit, seed 1"]
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The directory of a run of 60 steps with checkpoints at 40, 50 and 60."""
-    folder = tmp_path_factory.mktemp("straight")
-    with train(folder) as process:
-        code, report = process.end()
-    assert code == 0, report
-    return folder / "run"
-
-
 def _until_50(straight: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     """A copy of the run as it was after step 50."""
     shutil.copytree(straight, folder / "run")

@@ -14,16 +14,6 @@ from tests.faults.processes import Process, assert_same_run, killed_at, train, w
 KILLS = {"recipe.yaml": 5, "config.txt": 5, "environment.json": 5, "metrics.jsonl": 5}
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The directory of a run that nobody interrupts."""
-    folder = tmp_path_factory.mktemp("straight")
-    with train(folder) as process:
-        code, report = process.end()
-    assert code == 0, report
-    return folder / "run"
-
-
 def _finish(folder, straight) -> None:
     with train(folder) as process:
         code, report = process.end()

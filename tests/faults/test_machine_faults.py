@@ -12,16 +12,6 @@ from tests.faults.processes import Process, assert_same_run, last_step, train, w
 from tests.training.runs import small
 
 
-@pytest.fixture(scope="module")
-def straight(tmp_path_factory):
-    """The directory of a run that nobody interrupts."""
-    folder = tmp_path_factory.mktemp("straight")
-    with train(folder) as process:
-        code, report = process.end()
-    assert code == 0, report
-    return folder / "run"
-
-
 def _mount(directory: pathlib.Path, size: int) -> None:
     directory.mkdir(exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", directory]
