@@ -99,9 +99,8 @@ def _text(value: Any) -> str:
 
 def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     get = values.get
-    same, nulls = tables.recipe_keys()["same"], tables.recipe_keys()["null_values"]
-    keys = {key: get(path) for path, key in same.items() if path in values}
-    keys |= {key: null if get(path) is None else get(path) for path, (key, null) in nulls.items()}
+    table = [(path, *key) for path, key in tables.recipe_keys().items() if path in values]
+    keys = {key: off[0] if off and get(path) is None else get(path) for path, key, *off in table}
     keys["base_num_kv_heads"] = get(f"{_MODEL}.num_kv_heads") or get(f"{_MODEL}.num_heads")
     keys["head_dim"] = get(f"{_MODEL}.dims_per_head")
     keys["decoder_block"] = _block(values)
@@ -142,13 +141,11 @@ def _block(values: Mapping[str, Any]) -> str:
 
 def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
     tied = values.get(f"{_MODEL}.head") is None
-    holder = "embedding" if tied else "head"
     position = values.get(f"{_MODEL}.position")
     rows = values.get(f"{_MODEL}.position.num_positions") or values.get(f"{_MODEL}.max_seq_len")
     return {
         "logits_via_embedding": tied,
         "normalize_embedding_logits": bool(values.get(f"{_MODEL}.embedding.scale_logits_sqrt_depth")),
-        "final_logits_soft_cap": values.get(f"{_MODEL}.{holder}.logit_cap") or 0.0,
         "trainable_position_size": rows if position == "LearnedPositions" else -1,
         "use_untrainable_positional_embedding": position == "SinusoidPositions",
     }
@@ -160,7 +157,6 @@ def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
     scaling, factor = (values.get(f"{path}.rotary.{name}") for name in ("scaling", "scaling.factor"))
     return {
         "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
-        "sliding_window_size": window or 0,
         "attention_type": "local_sliding" if window and _NUM_KINDS not in values else "global",
         "rope_type": "llama3.1" if scaling == "Llama31Scaling" else "default",
         "rope_linear_scaling_factor": factor if scaling == "LinearScaling" else None,
@@ -178,10 +174,7 @@ def _feed_forward(values: Mapping[str, Any]) -> dict[str, Any]:
         "mlp_activations": [values.get(f"{path}.activation"), *(["linear"] if gated else [])],
     }
     if experts:
-        keys |= {
-            "base_moe_mlp_dim": values.get(f"{_MODEL}.hidden_dims"),
-            "capacity_factor": values.get(f"{path}.capacity_factor") or -1.0,
-        }
+        keys["base_moe_mlp_dim"] = values.get(f"{_MODEL}.hidden_dims")
     return keys
 
 
@@ -227,7 +220,6 @@ def _data(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("train_input") == "C4Input":
         return {
             "dataset_type": "tfds",
-            "dataset_name": values.get("train_input.c4.tfds_name"),
             "dataset_path": values.get("train_input.c4.path"),
             "tokenizer_path": values.get("train_input.c4.tokenizer_path"),
         }

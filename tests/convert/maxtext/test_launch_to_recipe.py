@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from paxcli.config.load import load
 from paxcli.convert.maxtext import tables
+from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
+from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.recipe_to_launch import command_line, to_maxtext
 from paxcli.convert.maxtext.render import recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.shell import read_script
