@@ -5,7 +5,7 @@ from __future__ import annotations
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.settings import Settings
-from paxcli.convert.maxtext.sizes import has_qk_norm, sizes_of
+from paxcli.convert.maxtext.sizes import has_biases, has_qk_norm, is_qk_norm_joint, sizes_of
 from paxcli.errors import ConfigError
 
 _MODEL = "task.model"
@@ -58,6 +58,8 @@ def _set_interleaved(draft: Conversion, block: str, local: list[bool]) -> None:
 
 def _set_block(draft: Conversion, path: str, has_window: bool) -> None:
     """Sets a layer template."""
+    for name, value in tables.blocks()[draft.settings["decoder_block"]].get("sets", {}).items():
+        draft.set(f"{path}.{name}", value, "decoder_block")
     if draft.settings["use_post_attn_norm"]:
         draft.set(f"{path}.post_norms", True, "use_post_attn_norm", "use_post_ffw_norm")
     if _is_fp8(draft.settings):
@@ -149,21 +151,25 @@ def _set_norm(draft: Conversion, path: str) -> None:
 
 
 def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
-    settings = draft.settings
-    draft.set(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
+    settings, facts = draft.settings, tables.blocks()[draft.settings["decoder_block"]]
+    draft.set(f"{path}.use_bias", has_biases(settings), "decoder_block", "attention_bias")
+    if has_biases(settings) and "output_bias" in facts:
+        draft.set(f"{path}.output_bias", facts["output_bias"], "decoder_block")
     draft.copy(path, "logit_cap")
     _set_rotary(draft, path, has_window)
     if has_qk_norm(settings):
         draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm", "decoder_block")
         draft.copy(path, "qk_norm.epsilon")
         draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm", "decoder_block")
-    if not tables.blocks()[settings["decoder_block"]].get("scales_queries"):
+    if has_qk_norm(settings) and is_qk_norm_joint(settings):
+        draft.set(f"{path}.qk_norm_joint", True, "model_name")
+    if not facts.get("scales_queries"):
         draft.set(f"{path}.query_scale", 1.0, "decoder_block")
     elif settings.model_name == "gemma3-27b":
         s = sizes_of(settings)
         draft.set(f"{path}.query_scale", (s.emb // s.heads) ** -0.5, "model_name")
-    # Without norms of queries and keys, the recipe has nothing else that Qwen 3's block has and Llama's lacks.
-    elif settings["decoder_block"].startswith("qwen3") and not has_qk_norm(settings):
+    # Without norms of queries and keys, the recipe has nothing else that Qwen's blocks have and Llama's lacks.
+    elif settings["decoder_block"].startswith("qwen") and not has_qk_norm(settings):
         draft.set(f"{path}.query_scale", settings["head_dim"] ** -0.5, "decoder_block")
     if has_window and 0 < settings["sliding_window_size"] < settings["max_target_length"]:
         draft.copy(path, "window")
@@ -184,7 +190,14 @@ def _set_rotary(draft: Conversion, attention: str, has_window: bool) -> None:
         draft.set(f"{path}.min_timescale", float(settings["rope_min_timescale"]), "rope_min_timescale")
     factor = settings["rope_linear_scaling_factor"]
     if settings["rope_type"] == "llama3.1":
-        draft.set(f"{path}.scaling", "Llama31Scaling", "rope_type")
+        if settings["rope_use_scale"]:
+            draft.set(f"{path}.scaling", "Llama31Scaling", "rope_type")
+    elif settings["rope_type"] == "yarn":
+        draft.set(f"{path}.scaling", "YarnScaling", "rope_type")
+        draft.copy(f"{path}.scaling", "beta_fast", "beta_slow", "original_max_seq_len", "truncate")
+        draft.set(f"{path}.scaling.factor", settings["rope_factor"], "rope_factor")
+        if not settings["rope_attention_scaling"]:
+            draft.set(f"{path}.scaling.attention_factor", 1.0, "rope_attention_scaling")
     elif factor != 1 and not is_local:
         draft.set(f"{path}.scaling", "LinearScaling", "rope_linear_scaling_factor")
         draft.set(f"{path}.scaling.factor", factor, "rope_linear_scaling_factor")
@@ -221,6 +234,8 @@ def _set_feed_forward(draft: Conversion, path: str) -> None:
 
 def _note_differences(draft: Conversion) -> None:
     settings = draft.settings
+    if settings["use_multimodal"]:
+        draft.note_approximation("use_multimodal: the text decoder only, without the encoders of images and audio.")
     if settings["dropout_rate"] and settings["enable_dropout"]:
         draft.note_approximation(f"dropout_rate={settings['dropout_rate']}: pax's layers have no dropout.")
     if settings["quantization"] and not _is_fp8(settings):

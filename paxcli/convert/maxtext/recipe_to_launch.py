@@ -108,6 +108,7 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
         keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # counted in pairs
     if keys["decoder_block"] == "gemma3":
         keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
+    if keys["decoder_block"] in ("gemma3", "olmo3"):
         keys["model_name"] = _named_model(keys)
     keys |= _tables(values) | _attention(values) | _feed_forward(values) | _learning(values)
     keys |= remat_keys(values) | _mesh(values) | _batch(values, num_devices) | _data(values)
@@ -133,6 +134,8 @@ def _block(values: Mapping[str, Any]) -> str:
         return "default"
     if values.get(f"{_BLOCK}.norm") == "LayerNorm":
         return "gpt3"
+    if values.get(f"{_BLOCK}.attention.use_bias"):
+        return "qwen2"
     if experts:
         return "qwen3_moe" if is_qwen else "mixtral"
     is_gemma = values.get(f"{_BLOCK}.feed_forward.activation") == "gelu"
@@ -158,7 +161,10 @@ def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
         "attention_type": "local_sliding" if window and _NUM_KINDS not in values else "global",
-        "rope_type": "llama3.1" if scaling == "Llama31Scaling" else "default",
+        "rope_type": {"Llama31Scaling": "llama3.1", "YarnScaling": "yarn"}.get(scaling, "default"),
+        "rope_factor": factor if scaling == "YarnScaling" else None,
+        "rope_attention_scaling": True if values.get(f"{path}.rotary.scaling.attention_factor", 1.0) is None else None,
+        "attention_bias": values.get(f"{path}.use_bias") if values.get(f"{_BLOCK}.norm") != "LayerNorm" else None,
         "rope_linear_scaling_factor": factor if scaling == "LinearScaling" else None,
         "use_post_attn_norm": bool(values.get(f"{_BLOCK}.post_norms")),
         "use_post_ffw_norm": bool(values.get(f"{_BLOCK}.post_norms")),

@@ -44,7 +44,7 @@ def aliases() -> dict[str, dict[str, Any]]:
 
 
 def blocks() -> dict[str, dict[str, Any]]:
-    """`decoder_block` that pax has -> `layer`, `norms`, `scales_queries`, `local`."""
+    """`decoder_block` that pax has -> facts; see the file."""
     return _read("blocks.yaml")["blocks"]
 
 

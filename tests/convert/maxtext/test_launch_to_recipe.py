@@ -45,6 +45,9 @@ GOLDEN = {
 }
 
 
+UNROLLED = ("gemma3-4b", "gemma3-27b", "qwen3-vl-30b-a3b", "qwen3-omni-30b-a3b")  # these take long to trace
+
+
 def of_script(name: str, date: str | None = None, **options) -> Conversion:
     (launch,) = read_file(HERE / "scripts" / name, {"OUTPUT_PATH": "gs://b", "BASE": "gs://b"}).launches
     return convert(launch, name, date=datetime.date.fromisoformat(date) if date else None, **options)
@@ -113,8 +116,8 @@ def test_the_first_script_value_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",  # the two of many layers that are unrolled take long to trace
-    [pytest.param(n, marks=pytest.mark.slow) if n in ("gemma3-4b", "gemma3-27b") else n for n in tables.models()],
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in UNROLLED else n for n in tables.models()],
 )
 def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
     try:
@@ -224,7 +227,7 @@ def test_gpt3_had_a_schedule_of_its_own() -> None:
         ({"remat_policy": "fulll"}, "remat_policy=fulll"),
         ({"remat_policy": "custom", "context": "hbm"}, "context=hbm"),
         ({"mlp_activations": "[silu,silu]"}, "mlp_activations"),
-        ({"rope_type": "yarn"}, "rope_type=yarn"),
+        ({"rope_type": "ntk"}, "rope_type=ntk"),
         ({"dtype": "float16"}, "dtype=float16"),
         ({"model_name": "gemma2-2b", "ici_pipeline_parallelism": 2}, "cannot be pipelined"),
         ({"steps": 0, "learning_rate_schedule_steps": 0}, "not a number of steps"),
@@ -255,7 +258,9 @@ def test_there_and_back(keys: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "gemma2-2b", "gemma3-12b", "qwen3-8b", "mistral-7b"]
+    "name",
+    ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "gemma2-2b", "gemma3-12b", "qwen3-8b", "mistral-7b"]
+    + ["qwen2.5-7b", "olmo3-7b", "olmo3-7b-pt"],
 )
 def test_models_go_there_and_back(name: str) -> None:
     _there_and_back(of_keys("2026-08-22", model_name=name, dataset_type="synthetic"))
