@@ -75,6 +75,7 @@ def describe(
     """
     config = config_with(conversion.values)
     assign(config, "train_input", "SyntheticInput")  # sizes do not depend on the data, which may not exist here
+    config.task.model.dpo = None  # which needs pairs, and a copy of the parameters
     if check:
         validate(config)
     sizes = summarize(config)

@@ -161,7 +161,7 @@ def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
         "attention_type": "local_sliding" if window and _NUM_KINDS not in values else "global",
-        "rope_type": {"Llama31Scaling": "llama3.1", "YarnScaling": "yarn"}.get(scaling, "default"),
+        "rope_type": {"Llama31Scaling": "llama3.1", "YarnScaling": "yarn"}.get(str(scaling), "default"),
         "rope_factor": factor if scaling == "YarnScaling" else None,
         "rope_attention_scaling": True if values.get(f"{path}.rotary.scaling.attention_factor", 1.0) is None else None,
         "attention_bias": values.get(f"{path}.use_bias") if values.get(f"{_BLOCK}.norm") != "LayerNorm" else None,
@@ -229,4 +229,4 @@ def _data(values: Mapping[str, Any]) -> dict[str, Any]:
             "dataset_path": values.get("train_input.c4.path"),
             "tokenizer_path": values.get("train_input.c4.tokenizer_path"),
         }
-    return {"dataset_type": "synthetic"}
+    return {"dataset_type": "synthetic", "use_dpo": values.get("task.model.dpo") is not None}

@@ -91,7 +91,7 @@ def models() -> dict[str, dict[str, Any]]:
 
 def lives() -> dict[str, dict[str, datetime.date]]:
     """Key, or `key=value` -> `first` day that had it, and `last`, the first day that no longer did."""
-    former = {key: alias for key, alias in aliases().items() if "last" in alias}
+    former = {key: alias for key, alias in aliases().items() if {"first", "last"} & alias.keys()}
     return {**former, **_read("keys.yaml")["lives"]}
 
 

@@ -16,6 +16,7 @@ _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
 _NEW_PARSER = datetime.date(2025, 11, 14)
 _COSINE_TO_LAST_STEP = datetime.date(2026, 1, 20)
+_BETA_SQUARED = datetime.date(2026, 5, 20)  # the first day without
 _PACKED_ROWS = datetime.date(2023, 9, 12)
 _GPT3_ROWS = 1536
 
@@ -154,7 +155,9 @@ def _set_optimizer(draft: Conversion) -> None:
 def _set_data(draft: Conversion) -> None:
     settings = draft.settings
     kind = settings["dataset_type"]
-    if kind == "synthetic" or settings["reuse_example_batch"]:
+    if settings["use_dpo"]:
+        _set_preferences(draft)
+    elif kind == "synthetic" or settings["reuse_example_batch"]:
         draft.set("train_input", "SyntheticInput", "dataset_type")
         if kind != "synthetic":
             draft.note_approximation(
@@ -181,6 +184,25 @@ def _set_data(draft: Conversion) -> None:
         draft.note_approximation(
             "The loss: MaxText of early 2023 divided by all positions, padding included; pax divides by real tokens."
         )
+
+
+def _set_preferences(draft: Conversion) -> None:
+    settings, beta = draft.settings, draft.settings["dpo_beta"]
+    beta = beta**2 if settings.date < _BETA_SQUARED else beta
+    draft.set("train_input", "PreferenceInput", "use_dpo")
+    draft.set("task.model.dpo", "Dpo", "use_dpo")
+    draft.set("task.model.dpo.beta", beta, "dpo_beta")
+    draft.copy("task.model.dpo", "label_smoothing")
+    draft.set("task.model.loss_chunk", None, "use_dpo")
+    if beta != settings["dpo_beta"]:
+        draft.note_approximation(
+            f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`."
+        )
+    draft.note_approximation("use_dpo: MaxText ignores the end of the longer answer of a pair; pax uses both in full.")
+    draft.note_undecided(
+        "The data: set `train_input.files` to records with `chosen` and `rejected`, and the tokenizer. "
+        "Start from the trained model, with `pax train --from`."
+    )
 
 
 def _set_run(draft: Conversion, steps: int) -> None:

@@ -386,3 +386,19 @@ def test_the_command_line_refuses_with_two(pax, tmp_path: pathlib.Path) -> None:
     for arguments in (["bad.sh"], ["--model", "deepseek3-671b"], [], ["missing.sh"], ["steps=1", "--date", "never"]):
         done = pax("maxtext-convert", *arguments)
         assert done.returncode == 2 and "hint" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("date", "beta"), [("2025-03-01", 0.04), ("2026-06-01", 0.2)])
+def test_preferences_are_carried_over(date: str, beta: float) -> None:
+    """The same loss as MaxText's, which was `log_sigmoid(beta * beta * margin)` until May 2026."""
+    keys = {"model_name": "gpt3-52k", "use_dpo": "true", "dpo_beta": 0.2, "dpo_label_smoothing": 0.1}
+    converted = of_keys(date, **keys, train_data_columns="[chosen,rejected]")
+    config = config_with(converted.values)
+    assert fdl.get_callable(config.train_input).__name__ == "PreferenceInput"
+    assert config.task.model.loss_chunk is None
+    scores, reference = jnp.array([[-3.0, -5.0]]), jnp.array([[-4.0, -4.5]])
+    loss, _ = fdl.build(config.task.model.dpo).metrics(scores, reference, jnp.ones(1))["loss"]
+    margin = beta * ((-3.0 + 4.0) - (-5.0 + 4.5))
+    sigmoid = 1 / (1 + math.exp(-margin))
+    assert float(loss) == pytest.approx(-0.9 * math.log(sigmoid) - 0.1 * math.log(1 - sigmoid), rel=1e-5)
+    assert any("--from" in text for text in converted.settings.undecided)
