@@ -41,7 +41,7 @@ from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
 from paxcli.training.out_of_memory import explain_out_of_memory
-from paxcli.training.progress import ProgressPrinter, Reporter, Silent
+from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
@@ -334,7 +334,7 @@ def train(
             stack.enter_context(run_dir.lock())
             report = report or stack.enter_context(ProgressPrinter())
         else:
-            report = Silent()
+            report = Reporter()  # discards all
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         if is_first:
             run_dir.check_same_recipe(config, allow_changed)
