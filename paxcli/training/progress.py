@@ -17,7 +17,7 @@ _UNWRAPPED = 10_000  # the width of a console whose lines are not wrapped, in ch
 
 
 class Reporter:
-    """Receives a run's progress: start, steps, evaluations, messages. This one, a base class, discards it."""
+    """Receives a run's progress: start, steps, evaluations, messages. This one discards all of it."""
 
     def start(self, facts: dict[str, Any]) -> None:
         """The run starts or resumes. `facts`: sizes, devices, the first step."""
