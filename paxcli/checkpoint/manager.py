@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
@@ -29,6 +30,7 @@ from paxcli.checkpoint.reading import (
     read_arrays,
     read_manifest,
 )
+from paxcli.config.bucket import deadline, exit_when_stuck
 from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped, exit_now, first_line, machine_fault
 
@@ -39,6 +41,7 @@ _NO_ANSWER = re.compile(
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"
+_CLOCK_SECONDS = 60  # a change of the clock from which on it explains a timeout
 
 
 class DamagedCheckpoint(DataError):
@@ -61,6 +64,9 @@ class CheckpointStore:
         self._policy = policy
         self._open: Any = None
         self._cleanup: threading.Thread | None = None
+        self._is_remote = "://" in os.fspath(self.directory)
+        self._timeout = policy.storage_timeout_seconds if policy is not None and self._is_remote else None
+        self._clock = time.time() - time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +118,7 @@ class CheckpointStore:
         Raises:
           MissingError: The directory is not writable: no space, no permission.
           RemoteError: A bucket does not answer.
+          Stopped: The clock was changed, so that the save timed out.
           DataError: Any other failure of this save or of the previous one.
         """
         if not (self.should_save(step) or force):
@@ -129,7 +136,9 @@ class CheckpointStore:
                 STATE: ocp.args.PyTreeSave(nest_by_name(_copy_host_arrays(arrays))),
                 MANIFEST: ocp.args.JsonSave(to_json(manifest)),
             }
-            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+            with deadline(self._timeout):
+                self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+            exit_when_stuck(self._timeout, self._manager.is_saving_in_progress)
         return True
 
     def restore_newest(self, abstract_state: Any, announce: Callable[[str], object]) -> tuple[int, Any, dict[str, Any]]:
@@ -191,7 +200,7 @@ class CheckpointStore:
         with self._translate_read_errors(step):
             manifest = read_manifest(step_dir)
         _check_same_state(step, wanted, manifest)
-        with self._translate_read_errors(step):
+        with self._translate_read_errors(step), deadline(self._timeout):
             arrays = read_arrays(step_dir, manifest, wanted)
         state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
         return state, _select_input_state(step, manifest.input_states)
@@ -258,7 +267,7 @@ class CheckpointStore:
                     preservation_policy=_preservation_policy(self._policy),
                     cleanup_tmp_directories=True,
                     todelete_subdir=_TRASH,
-                    temporary_path_class=None if "://" in os.fspath(self.directory) else DurableRename,
+                    temporary_path_class=None if self._is_remote else DurableRename,
                     enable_async_checkpointing=self._policy.async_save,
                 ),
             )
@@ -277,7 +286,10 @@ class CheckpointStore:
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
                 raise MissingError(f"Cannot write a checkpoint to {self.directory}: {fault}.", hint) from error
             message = f"Saving a checkpoint to {self.directory} failed: {first_line(error)}"
-            kind = RemoteError if "://" in os.fspath(self.directory) else DataError
+            kind = RemoteError if self._is_remote else DataError
+            jump = time.time() - time.monotonic() - self._clock
+            if isinstance(error, TimeoutError) and abs(jump) > _CLOCK_SECONDS:
+                message, kind = f"{message} The clock of this machine changed by {jump:,.0f} s.", Stopped
             raise kind(message, f"Run the same command again: it resumes. {kept}") from error
 
     @contextlib.contextmanager
@@ -291,7 +303,7 @@ class CheckpointStore:
                 raise MissingError(
                     f"Cannot read the {which}: {fault}.", "Fix that and run the same command again."
                 ) from error
-            if "://" in os.fspath(self.directory) and _NO_ANSWER.search(error.message):
+            if self._is_remote and _NO_ANSWER.search(error.message):
                 hint = "Run the same command again when the bucket answers."
                 raise RemoteError(f"Cannot read the {which}: {error.message}.", hint) from error
             message = f"The {which} is unusable: {error.message}."

@@ -8,7 +8,7 @@ import re
 from typing import Literal
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.fields import PositiveInt, Steps
+from paxcli.config.fields import PositiveFloat, PositiveInt, Steps
 from paxcli.errors import ConfigError
 
 OnCorrupt = Literal["refuse", "previous"]
@@ -28,6 +28,8 @@ class Checkpoint(Configurable):
       async_save: Whether to write in the background while training continues.
       on_corrupt: What to do when the newest checkpoint is damaged: refuse to resume, or resume from the newest earlier
         one that is sound. Damaged ones are renamed to STEP.damaged and never deleted.
+      storage_timeout_seconds: How long operations on a bucket that fails are repeated before the run ends with exit
+        code 4.
     """
 
     save_interval_steps: Steps = 1000
@@ -36,6 +38,7 @@ class Checkpoint(Configurable):
     save_keep_interval_duration: str | None = None
     async_save: bool = True
     on_corrupt: OnCorrupt = "refuse"
+    storage_timeout_seconds: PositiveFloat = 600.0
 
     def validate(self) -> None:
         """Raises ConfigError when a duration cannot be read."""
