@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
+from paxcli.checkpoint.local_tier import newest_local_step
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import OnCorrupt
 from paxcli.checkpoint.warm_start import Report, load_params
@@ -386,7 +387,8 @@ def resume_step(
     """
     config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    step = CheckpointStore(run_dir.checkpoints).latest_step()
+    found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
+    step = max((step for step in found if step is not None), default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
     early = rule.reason(read_lines(run_dir.path / FILE_NAME), step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps
