@@ -14,7 +14,7 @@ from typing import Any
 from paxcli.errors import RemoteError, exit_now
 
 _TRANSIENT = re.compile(
-    r"\b(408|429|50[0-9])\b|UNAVAILABLE|[A-Z]+_EXCEEDED|[A-Z]+_EXHAUSTED|ABORTED|[Tt]imed? ?out|onnect|RetryError"
+    r", (408|429|50\d)$|: (408|429|50\d) |UNAVAILABLE|_EXCEEDED|_EXHAUSTED|ABORTED|[Tt]imed? ?out|onnect|RetryError"
 )
 _OPERATIONS = ("exists", "isdir", "listdir", "glob", "makedirs", "mkdir", "rmtree", "remove", "rename", "copy", "stat")
 _LONGEST_WAIT = 30.0
@@ -51,6 +51,8 @@ def repeat(operation: Callable[..., Any]) -> Callable[..., Any]:
             while True:
                 try:
                     return operation(*args, **kwargs)
+                except (FileNotFoundError, FileExistsError, PermissionError):
+                    raise  # these are answers
                 except Exception as error:  # each client raises its own types
                     if not _TRANSIENT.search(f"{type(error).__name__}: {error}"):
                         raise

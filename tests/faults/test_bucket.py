@@ -119,14 +119,14 @@ def test_a_bucket_that_fails_a_fifth_of_all_requests(tmp_path, bucket, counts):
 @pytest.mark.slow
 @pytest.mark.faults
 def test_a_bucket_that_stops_to_answer_ends_the_run_in_time(tmp_path, bucket, counts):
-    limit = 10.0
+    limit = 30.0
     with _train(tmp_path, bucket, "lost", num_train_steps=100_000, storage_timeout_seconds=limit) as process:
         wait_until(lambda: "step 30 " in process.err.read_text() + process.out.read_text(), process)
         bucket.failing, started = 1.0, time.monotonic()
         code, report = process.end(120)
         seconds = time.monotonic() - started
     assert code == 4, report
-    assert "The bucket did not answer for 10 s" in report and seconds < limit + 10
+    assert "The bucket did not answer for 30 s" in report and seconds < limit + 10
     bucket.failing = 0.0
     with _train(tmp_path, bucket, "lost", num_train_steps=100_000, storage_timeout_seconds=limit) as process:
         wait_until(lambda: "Resuming" in process.err.read_text() + process.out.read_text(), process)
