@@ -19,6 +19,7 @@ _ENTRIES = (
 )
 _ENV_OVERRIDES = datetime.date(2024, 3, 25)
 _HARMLESS = ("attention", "dataset_type", "dataset_name", "add_bos", "load_balance_loss_weight", "log_period")
+_OF_EXPERTS = ("base_moe_mlp_dim", "shared_experts")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +67,11 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
         if went is not None and went - datetime.timedelta(days=1) < last:
             last, last_reason = went - datetime.timedelta(days=1), name
     first = min(first, last)  # keys of different times, which MaxText would have rejected: the older ones win
+    harmless = _HARMLESS if "num_experts" in given else (*_HARMLESS, *_OF_EXPERTS)
     open_keys = tuple(
         key
         for key, timeline in timelines().items()
-        if key not in given and key not in _HARMLESS and any(first < day <= last for day in list(timeline)[1:])
+        if key not in given and key not in harmless and any(first < day <= last for day in list(timeline)[1:])
     )
     reasons = tuple(dict.fromkeys(f"`{name}`" for name in (first_reason, last_reason) if name))
     return Era(first, last, reasons, open_keys)

@@ -152,7 +152,7 @@ def _set_norm(draft: Conversion, path: str) -> None:
 
 def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
     settings, facts = draft.settings, tables.blocks()[draft.settings["decoder_block"]]
-    draft.set(f"{path}.use_bias", has_biases(settings), "decoder_block", "attention_bias")
+    draft.set(f"{path}.use_bias", has_biases(settings), "decoder_block")
     if has_biases(settings) and "output_bias" in facts:
         draft.set(f"{path}.output_bias", facts["output_bias"], "decoder_block")
     draft.copy(path, "logit_cap")

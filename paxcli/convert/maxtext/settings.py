@@ -102,6 +102,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
             f"{', '.join(settings.era.open_keys)} changed. Those of {settings.date} are used; give `--date`."
         )
     model = {key: tables.value_on(settings.date, value) for key, value in model.items() if key != "published"}
+    model = {key: value for key, value in model.items() if value is not None}
     for key in tables.timelines():
         settings.values[key] = Setting(tables.default(key, settings.date))
     settings.values |= {key: Setting(value, "model") for key, value in model.items()}
