@@ -358,6 +358,7 @@ def train(
       DataError: The data or a checkpoint cannot be read.
     """
     from paxcli.checkpoint.warm_start import parse_source
+    from paxcli.inference.sampler import Sampler
     from paxcli.profiling.instruments import Instrumentation
     from paxcli.training import loop
     from paxcli.training.run_dir import default_run_dir
@@ -368,7 +369,7 @@ def train(
     warm_start = loop.WarmStart(*parse_source(init_from), everything=with_optimizer) if init_from else None
     instrument = observed.instrument(recipe.config, directory)
     run.result = loop.train(
-        recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt
+        recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt, Sampler
     )
     return run
 

@@ -145,8 +145,11 @@ class CheckpointStore:
             import orbax.checkpoint as ocp
 
             manifest = describe_state(step, arrays, _gather_input_states(input_state), recipe or {})
+            # In files of limited size, Orbax would split arrays above 2 GB, which copies them.
+            limit = 0 if all(isinstance(x, np.ndarray) for x in arrays.values()) else None
+            named = nest_by_name(_copy_host_arrays(arrays))
             items = {
-                STATE: ocp.args.PyTreeSave(nest_by_name(_copy_host_arrays(arrays))),
+                STATE: ocp.args.PyTreeSave(named, ocdbt_target_data_file_size=limit),
                 MANIFEST: ocp.args.JsonSave(to_json(manifest)),
             }
             with deadline(self._timeout):
