@@ -46,7 +46,7 @@ def check_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> Non
     """Checks the tokenizer files that a recipe names.
 
     Raises:
-      DataError: A file is not the one that the run started with. One that is missing is no error.
+      DataError: A file is not the one that the run started with. A missing file is not an error.
     """
     record = _read_record(run_dir)
     for path in {node.value for node in _nodes(config)} & record.keys():

@@ -12,7 +12,7 @@ from tests.faults.processes import train
 
 
 class Counts:
-    """What was done to runs and how each ended; printed at the end as the table of docs/reliability.md."""
+    """Faults and how the runs ended; printed at the end as the table of docs/reliability.md."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
