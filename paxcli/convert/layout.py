@@ -16,6 +16,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import string
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
@@ -114,6 +115,14 @@ def deinterleave(*which: int) -> Step:
     return Step(over(_pairs_to_halves), over(_halves_to_pairs))
 
 
+def alternate() -> Step:
+    """One tensor to two, whose entries alternate along its last dimension."""
+    return Step(
+        lambda arrays: [arrays[0][..., ::2], arrays[0][..., 1::2]],
+        lambda arrays: [np.stack(arrays, axis=-1).reshape(*arrays[0].shape[:-1], -1)],
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
     """Foreign tensors and the pax parameters with the same numbers: pax = steps(foreign) * scale + shift.
@@ -201,6 +210,15 @@ class Layers:
         slots = (Slot({"layer": pattern.format(n % count)}, n // count if dims else None) for n in numbers)
         return Layers(tuple(slots), dims=dims)
 
+    def with_parts(self, num_first: int) -> Layers:
+        """The same layers; names of the first ones may also have `{first}` for `{layer}`, names of others `{rest}`."""
+        parts = ("first" if number < num_first else "rest" for number in range(len(self.slots)))
+        slots = (
+            dataclasses.replace(slot, fields={**slot.fields, part: slot.fields["layer"]})
+            for slot, part in zip(self.slots, parts, strict=True)
+        )
+        return dataclasses.replace(self, slots=tuple(slots))
+
     def tensors(self, name: str) -> dict[str, list[int]]:
         """The tensors of a name -> the layers that each holds, in order."""
         found: dict[str, list[int]] = {}
@@ -239,10 +257,20 @@ class Layers:
 
 
 _NO_LAYERS = Layers((Slot({}),))
+_FIRST = "stack.first."
 
 
 def pax_layers(params: Mapping[str, ArrayType], num_layers: int) -> Layers:
-    """Pax's layers, inferred from its parameters: stacked, unrolled, interleaved kinds of layers, or in stages."""
+    """Pax's layers, inferred from its parameters: stacked, unrolled, interleaved, in stages, or with others before."""
+    before = {f"stack.{name[len(_FIRST) :]}": x for name, x in params.items() if name.startswith(_FIRST)}
+    if before:
+        unrolled = {name.split(".")[1] for name in before if name.startswith("stack.layers_")}
+        count = len(unrolled) or next(x.shape[0] for name, x in before.items())
+        first = (
+            Slot({"layer": f"first.{slot.fields['layer']}"}, slot.index) for slot in pax_layers(before, count).slots
+        )
+        others = {name: x for name, x in params.items() if not name.startswith(_FIRST)}
+        return Layers((*first, *pax_layers(others, num_layers - count).slots))
     kinds = {name.split(".")[2] for name in params if name.startswith("stack.layers.turn_")}
     if kinds:
         return Layers.of_stacks("layers.turn_{}", len(kinds), (num_layers // len(kinds),))
@@ -276,7 +304,11 @@ class Layout:
 
     def layers(self, name: str, side: Side) -> Layers:
         """The layers that a name in a rule refers to."""
-        return (self.foreign if side == "foreign" else self.pax) if "{" in name else _NO_LAYERS
+        fields = {field for _, field, _, _ in string.Formatter().parse(name) if field}
+        if not fields:
+            return _NO_LAYERS
+        layers = self.foreign if side == "foreign" else self.pax
+        return dataclasses.replace(layers, slots=tuple(slot for slot in layers.slots if fields <= slot.fields.keys()))
 
     def _tensors(self, rule: Rule, side: Side) -> set[str]:
         return {tensor for name in rule.names(side) for tensor in self.layers(name, side).tensors(name)}

@@ -8,7 +8,18 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-ActivationName = Literal["gelu", "gelu_exact", "relu", "squared_relu", "silu", "tanh", "sigmoid", "identity"]
+ActivationName = Literal[
+    "gelu", "gelu_exact", "relu", "squared_relu", "silu", "clamped_silu", "tanh", "sigmoid", "identity"
+]
+
+_CLAMP = 7.0  # of gpt-oss, and the factor in its sigmoid
+_SLOPE = 1.702
+
+
+def _clamped_silu(x: jax.Array) -> jax.Array:
+    x = jnp.minimum(x, _CLAMP)
+    return x * jax.nn.sigmoid(_SLOPE * x)
+
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": jax.nn.gelu,  # the tanh approximation, as in GPT-2 and Pax
@@ -16,6 +27,7 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "squared_relu": lambda x: jnp.square(jax.nn.relu(x)),
     "silu": jax.nn.silu,
+    "clamped_silu": _clamped_silu,
     "tanh": jnp.tanh,
     "sigmoid": jax.nn.sigmoid,
     "identity": lambda x: x,
@@ -25,6 +37,11 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 def activation(name: ActivationName) -> Callable[[jax.Array], jax.Array]:
     """The elementwise function called `name`."""
     return _ACTIVATIONS[name]
+
+
+def gate(name: ActivationName, gate: jax.Array, x: jax.Array) -> jax.Array:
+    """`act(gate) * x`, as in SwiGLU; gated by `clamped_silu`, `x` is clamped too, and increased by 1 (gpt-oss)."""
+    return activation(name)(gate) * (jnp.clip(x, -_CLAMP, _CLAMP) + 1 if name == "clamped_silu" else x)
 
 
 def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,10 +10,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
+from paxcli.layers.activations import ActivationName, activation, gate
 from paxcli.layers.grouped_matmul import grouped_matmul
 from paxcli.mesh.sharding import axes_of, constrain, layout
-
-ActivationFunction = Callable[[jax.Array], jax.Array]
 
 
 class Routing(NamedTuple):
@@ -25,15 +23,18 @@ class Routing(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The matrices of all experts; `w_gate` is None without gates."""
+    """The matrices of all experts, and their biases; None are those of gates, and biases, that they do not have."""
 
     w_gate: Float[jax.Array, "E D F"] | None
     w_in: Float[jax.Array, "E D F"]
     w_out: Float[jax.Array, "E F D"]
+    b_gate: Float[jax.Array, "E F"] | None = None
+    b_in: Float[jax.Array, "E F"] | None = None
+    b_out: Float[jax.Array, "E D"] | None = None
 
 
 def with_capacity(
-    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationFunction, capacity: int
+    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationName, capacity: int
 ) -> Float[jax.Array, "B T D"]:
     """Each expert takes the first `capacity` tokens of each row that chose it; later ones are dropped and add 0.
 
@@ -50,16 +51,21 @@ def with_capacity(
     token = jax.vmap(lambda at, tokens: jnp.full(nowhere, length).at[at].set(tokens, mode="drop"))(slot, of_choice)
     slots = _take_rows(x, token).reshape(batch, num_experts, capacity, dims).swapaxes(0, 1)
     slots = constrain(slots, "activation_expert", "activation_batch", None, "activation_embed")
-    hidden = _hidden(functools.partial(jnp.einsum, "ebcd,edf->ebcf"), slots, experts, act)
+
+    def by_expert(x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+        y = jnp.einsum("ebcd,edf->ebcf", x, w)
+        return y if bias is None else y + bias[:, None, None]
+
+    hidden = _hidden(by_expert, slots, experts, act)
     hidden = constrain(hidden, "activation_expert", "activation_batch", None, "activation_mlp")
-    y = jnp.einsum("ebcf,efd->ebcd", hidden, experts.w_out)
+    y = by_expert(hidden, experts.w_out, experts.b_out)
     y = constrain(y, "activation_expert", "activation_batch", None, "activation_embed")
     y = constrain(y.swapaxes(0, 1).reshape(batch, nowhere, dims), "activation_batch", None, "activation_embed")
     return _combine(_take_rows(y, slot), routing.weights)
 
 
 def dropless(
-    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationFunction
+    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationName
 ) -> Float[jax.Array, "B T D"]:
     """Dropless: sorts the choices by expert, and one grouped matmul multiplies each by its expert's matrix.
 
@@ -78,8 +84,11 @@ def dropless(
         return jax.lax.all_gather(w, gathered, axis=axis, tiled=True) if gathered else w
 
     def on_device(x: jax.Array, routing: Routing, experts: Experts) -> jax.Array:
-        w_gate, w_in, w_out = experts
-        experts = Experts(None if w_gate is None else gather(w_gate, 1), gather(w_in, 1), gather(w_out, 2))
+        w_gate, w_in, w_out, *_, b_out = experts
+        w_gate = None if w_gate is None else gather(w_gate, 1)
+        experts = experts._replace(w_gate=w_gate, w_in=gather(w_in, 1), w_out=gather(w_out, 2))
+        if split and b_out is not None:  # each device adds its share to the sum
+            experts = experts._replace(b_out=b_out / jax.lax.axis_size(split))
         if not on:
             y = _dropless(x, routing, experts, act)
             return jax.lax.psum(y, split) if split else y
@@ -88,8 +97,10 @@ def dropless(
         y = jax.lax.psum(y, split) if split else y
         return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True)
 
-    matrices = jax.tree.map(lambda _: wide, experts)._replace(w_out=PartitionSpec(wide[0], wide[2], wide[1]))
-    return jax.shard_map(on_device, in_specs=(tokens, tokens, matrices), out_specs=tokens, check_vma=False)(
+    specs = jax.tree.map(lambda array: wide if array.ndim == 3 else PartitionSpec(wide[0], wide[2]), experts)
+    specs = specs._replace(w_out=PartitionSpec(wide[0], wide[2], wide[1]))
+    specs = specs if experts.b_out is None else specs._replace(b_out=PartitionSpec(wide[0]))
+    return jax.shard_map(on_device, in_specs=(tokens, tokens, specs), out_specs=tokens, check_vma=False)(
         x, routing, experts
     )
 
@@ -98,7 +109,7 @@ def _dropless(
     x: jax.Array,
     routing: Routing,
     experts: Experts,
-    act: ActivationFunction,
+    act: ActivationName,
     first: jax.Array | None = None,
     partitioned: bool = False,
 ) -> jax.Array:
@@ -111,14 +122,20 @@ def _dropless(
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.sum(jax.nn.one_hot(flat, num_groups, dtype=jnp.int32), axis=0)
     tokens = x.reshape(-1, x.shape[-1])[order // choices]
-    by_expert = functools.partial(grouped_matmul, sizes=sizes, partitioned=partitioned)
-    y = by_expert(_hidden(by_expert, tokens, experts, act), experts.w_out)
+
+    def by_expert(x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
+        y = grouped_matmul(x, w, sizes, partitioned)
+        return y if bias is None else y + bias.at[flat[order]].get(mode="fill", fill_value=0)
+
+    y = by_expert(_hidden(by_expert, tokens, experts, act), experts.w_out, experts.b_out)
     return _combine(y[jnp.argsort(order)].reshape(x.shape[0], -1, x.shape[-1]), routing.weights)
 
 
-def _hidden(multiply: Callable[..., jax.Array], x: jax.Array, experts: Experts, act: ActivationFunction) -> jax.Array:
-    hidden = multiply(x, experts.w_in)
-    return act(hidden) if experts.w_gate is None else act(multiply(x, experts.w_gate)) * hidden
+def _hidden(multiply: Callable[..., jax.Array], x: jax.Array, experts: Experts, act: ActivationName) -> jax.Array:
+    hidden = multiply(x, experts.w_in, experts.b_in)
+    if experts.w_gate is None:
+        return activation(act)(hidden)
+    return gate(act, multiply(x, experts.w_gate, experts.b_gate), hidden)
 
 
 def _take_rows(x: Float[jax.Array, "B S D"], at: Int[jax.Array, "B R"]) -> Float[jax.Array, "B R D"]:

@@ -9,7 +9,7 @@ import jax
 from jaxtyping import Float
 
 from paxcli.config.fields import PositiveInt
-from paxcli.layers.activations import ActivationName, activation
+from paxcli.layers.activations import ActivationName, activation, gate
 from paxcli.layers.base import Layer
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import Precision, product
@@ -62,16 +62,15 @@ class FeedForward(Layer):
         return matrix_flops(shape, self.model_dims * self.hidden_dims * (3 if self.gated else 2))
 
     def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
-        act = activation(self.activation)
         hidden = self.in_product("btd,df->btf", x, self.w_in)
         if self.use_bias:
             hidden = hidden + self.b_in
         hidden = save_as("feed_forward_in", hidden)
         if self.gated:
-            gate = save_as("feed_forward_gate", self.gate_product("btd,df->btf", x, self.w_gate))
-            hidden = act(gate) * hidden
+            gates = save_as("feed_forward_gate", self.gate_product("btd,df->btf", x, self.w_gate))
+            hidden = gate(self.activation, gates, hidden)
         else:
-            hidden = act(hidden)
+            hidden = activation(self.activation)(hidden)
         hidden = constrain(hidden, "activation_batch", "activation_length", "activation_mlp")
         y = self.out_product("btf,df->btd", hidden, self.w_out)
         y = y + self.b_out if self.use_bias else y

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import flax.linen as nn
 import jax
@@ -11,35 +12,51 @@ from jaxtyping import Float
 
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.errors import ConfigError
-from paxcli.layers.activations import ActivationName, activation
-from paxcli.layers.base import Layer
+from paxcli.layers.activations import ActivationName
+from paxcli.layers.base import Layer, flops_of
 from paxcli.layers.expert_dispatch import Experts, Routing, dropless, with_capacity
-from paxcli.layers.flops import Flops, matrix_flops
+from paxcli.layers.feed_forward import FeedForward
+from paxcli.layers.flops import Flops, matrix_flops, sum_flops
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.remat import save_as
 from paxcli.mesh.sharding import constrain
 
+# Of a balance bias: far below the gradients of other parameters, so that it takes no part in clipping by their norm.
+_BALANCE_GRADIENT = 1e-6
+
 
 class MoeFeedForward(Layer):
-    """Mixture of experts (Shazeer et al., 2017): each token passes its top `k` of E feed-forward layers without biases.
+    """Mixture of experts (Shazeer et al., 2017): each token passes its top `k` of E feed-forward layers.
 
-    A linear router and a softmax, in float32, give each expert a probability; the output is the mean of the chosen
-    experts' outputs, weighted by these. Experts are sharded over the mesh axis `expert` (expert parallel). Each layer
+    A linear router and a softmax, in float32, give each expert a score; the output is the sum of the chosen experts'
+    outputs, weighted by these. Experts are sharded over the mesh axis `expert` (expert parallel). Each layer
     reports the metric `load_balance_loss` (Fedus et al., 2021), the mean over rows of `E * sum(share of tokens * mean
     probability)`, which is `k` for perfect balance and at most `E`. To train on it, name it in `task.loss_aggregator`.
     Padding is routed and counted like tokens; at the end of a row it takes no capacity from them.
 
     Attributes:
       model_dims: D.
-      hidden_dims: F, of one expert.
+      hidden_dims: F, of one expert unless `expert_dims` is set.
       num_experts: E.
       num_experts_per_token: k.
       capacity_factor: Expert capacity: each expert takes the first `ceil(T * k / E) * capacity_factor` choices of a row
         of T tokens and drops the others, which add 0 (Lepikhin et al., 2020). None = dropless.
-      normalize_weights: Whether the probabilities of a token's experts are divided by their sum.
+      normalize_weights: Whether the scores of a token's experts are divided by their sum.
       activation: Name of the activation.
       gated: Whether a second projection, with the activation, gates the first (SwiGLU with `silu`).
       params_init: Initializer of the matrices.
+      expert_dims: F of one expert, where the model's other feed-forward layers have another; None = `hidden_dims`.
+      use_bias: Whether the experts and the router have biases.
+      scoring: How the router's logits become scores.
+      weights_scale: Factor of the chosen experts' weights.
+      num_groups: Groups of experts, a divisor of E (DeepSeek-AI, 2024, section 2.2.2).
+      groups_per_token: Groups whose experts a token may choose.
+      group_score_experts: The score of a group is the sum of this many of its highest scores.
+      balance_bias: Whether a bias of each expert is added to its score for the choice, not for its weight
+        (loss-free balancing: Wang et al., 2024). Its gradient is not the loss's: the sign of the expert's excess load,
+        times 1e-6. So an optimizer that normalizes gradients, as Adam, moves it by the learning rate.
+      shared_dims: F of a feed-forward layer that all tokens pass, in addition (shared experts); None = off.
+      shared_gate: Whether its output is multiplied by the sigmoid of a linear function of the token.
     """
 
     model_dims: PositiveInt
@@ -51,13 +68,30 @@ class MoeFeedForward(Layer):
     activation: ActivationName = "silu"
     gated: bool = True
     params_init: Init = Xavier()
+    expert_dims: PositiveInt | None = None
+    use_bias: bool = False
+    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    weights_scale: PositiveFloat = 1.0
+    num_groups: PositiveInt = 1
+    groups_per_token: PositiveInt = 1
+    group_score_experts: PositiveInt = 1
+    balance_bias: bool = False
+    shared_dims: PositiveInt | None = None
+    shared_gate: bool = False
 
     def setup(self) -> None:
         if self.num_experts_per_token > self.num_experts:
             raise ConfigError(
                 f"num_experts_per_token={self.num_experts_per_token} is more than num_experts={self.num_experts}."
             )
-        experts, dims, hidden = self.num_experts, self.model_dims, self.hidden_dims
+        in_groups = self.num_experts // self.num_groups * self.groups_per_token
+        if self.num_experts % self.num_groups or self.num_experts_per_token > in_groups:
+            raise ConfigError(
+                f"num_groups={self.num_groups} of num_experts={self.num_experts}, groups_per_token="
+                f"{self.groups_per_token} and num_experts_per_token={self.num_experts_per_token} do not fit together.",
+                "`num_groups` divides `num_experts`, and the groups of a token hold all its experts.",
+            )
+        experts, dims, hidden = self.num_experts, self.model_dims, self._expert_dims
         init = self.params_init
         self.router = self.weight("router", init, (dims, experts), ("embed", None), contracts=(0,), produces=(1,))
         weight = functools.partial(self.weight, init=init, contracts=(1,), produces=(2,))
@@ -66,33 +100,98 @@ class MoeFeedForward(Layer):
         self.w_in = weight("w_in", shape=wide, axes=wide_axes)
         self.w_out = weight("w_out", shape=(experts, hidden, dims), axes=("expert", "mlp", "embed"))
 
+        zeros = nn.initializers.zeros
+        if self.use_bias:
+            self.router_bias = self.weight("router_bias", zeros, (experts,), ("norm",))
+            self.b_gate = self.weight("b_gate", zeros, (experts, hidden), ("expert", "mlp")) if self.gated else None
+            self.b_in = self.weight("b_in", zeros, (experts, hidden), ("expert", "mlp"))
+            self.b_out = self.weight("b_out", zeros, (experts, dims), ("expert", None))
+        if self.balance_bias:
+            self.balance = self.weight("balance_bias", zeros, (experts,), ("norm",))
+        if self.shared_dims is not None:
+            self._shared = self._shared_template(name="shared")
+            if self.shared_gate:
+                axes = ("embed", None)
+                self.gate = self.weight("shared_gate", init, (dims, 1), axes, contracts=(0,), produces=(1,))
+
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
-        """FLOPs of the router and of k experts per token, as if dropless."""
-        expert = self.model_dims * self.hidden_dims * (3 if self.gated else 2)
-        return matrix_flops(shape, self.model_dims * self.num_experts + self.num_experts_per_token * expert)
+        """FLOPs of the router, of k experts per token, as if dropless, and of the shared experts."""
+        expert = self.model_dims * self._expert_dims * (3 if self.gated else 2)
+        routed = matrix_flops(shape, self.model_dims * self.num_experts + self.num_experts_per_token * expert)
+        if self.shared_dims is None:
+            return routed
+        gate = matrix_flops(shape, self.model_dims * self.shared_gate)
+        return sum_flops((routed, gate, flops_of(self._shared_template(parent=None), *shape)))
 
     def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
-        experts = Experts(self.w_gate, self.w_in, self.w_out)
-        routing, act = self._routing(x), activation(self.activation)
+        biases = (self.b_gate, self.b_in, self.b_out) if self.use_bias else ()
+        experts = Experts(self.w_gate, self.w_in, self.w_out, *biases)
+        routing, act = self._routing(x), self.activation
         if self.capacity_factor is None:
             y = dropless(x, routing, experts, act)
         else:
             fair_share = -(-x.shape[1] * self.num_experts_per_token // self.num_experts)
             capacity = min(max(int(fair_share * self.capacity_factor), 1), x.shape[1])
             y = with_capacity(x, routing, experts, act, capacity)
+        if self.shared_dims is not None:
+            shared = self._shared(x)
+            y = y + (shared * jax.nn.sigmoid(jnp.einsum("btd,do->bto", x, self.gate)) if self.shared_gate else shared)
         return save_as("feed_forward_out", constrain(y, "activation_batch", "activation_length", "activation_embed"))
+
+    @property
+    def _expert_dims(self) -> int:
+        return self.expert_dims or self.hidden_dims
+
+    @property
+    def _shared_template(self) -> functools.partial:
+        same = {field: getattr(self, field) for field in ("activation", "gated", "use_bias", "params_init")}
+        return functools.partial(FeedForward, model_dims=self.model_dims, hidden_dims=self.shared_dims, **same)
 
     def _routing(self, x: jax.Array) -> Routing:
         """Chosen experts and their weights; also reports the balance."""
         logits = jnp.einsum("btd,de->bte", x, self.router, preferred_element_type=jnp.float32)
-        probabilities = jax.nn.softmax(constrain(logits, "activation_batch", "activation_length", None), axis=-1)
+        logits = logits + self.router_bias if self.use_bias else logits
+        logits = constrain(logits, "activation_batch", "activation_length", None)
+        scores = jax.nn.softmax(logits, axis=-1) if self.scoring == "softmax" else jax.nn.sigmoid(logits)
         # Not `top_k`: XLA gathers its rows on every device, and does not do so for a sort.
-        chosen = jnp.argsort(-probabilities, axis=-1)[..., : self.num_experts_per_token]
-        weights = jnp.take_along_axis(probabilities, chosen, axis=-1)
+        chosen = jnp.argsort(-self._preference(scores), axis=-1)[..., : self.num_experts_per_token]
+        weights = jnp.take_along_axis(scores, chosen, axis=-1)
         share = jnp.mean(jnp.sum(jax.nn.one_hot(chosen, self.num_experts), axis=2), axis=1)
-        balance = self.num_experts * jnp.sum(share * jnp.mean(probabilities, axis=1), axis=-1)
+        if self.scoring != "softmax":
+            scores = scores / jnp.sum(scores, axis=-1, keepdims=True)
+        balance = self.num_experts * jnp.sum(share * jnp.mean(scores, axis=1), axis=-1)
         self.sow("metrics", "load_balance_loss", jnp.mean(balance))
         if self.normalize_weights:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
+        if self.weights_scale != 1:
+            weights = weights * self.weights_scale
+        if self.balance_bias:
+            load = jnp.mean(share, axis=0)
+            weights = _steer(weights, self.balance, (load - jnp.mean(load)).astype(self.balance.dtype))
         return Routing(chosen, weights.astype(x.dtype))
+
+    def _preference(self, scores: Float[jax.Array, "B T E"]) -> Float[jax.Array, "B T E"]:
+        """Scores for the choice of experts: with the balance bias, and -inf outside the token's groups."""
+        preference = scores + self.balance if self.balance_bias else scores
+        if self.num_groups == 1:
+            return preference
+        grouped = preference.reshape(*scores.shape[:2], self.num_groups, -1)
+        of_group = jnp.sum(jnp.sort(grouped, axis=-1)[..., -self.group_score_experts :], axis=-1)
+        groups = jnp.argsort(-of_group, axis=-1)[..., : self.groups_per_token]
+        is_open = jnp.any(jax.nn.one_hot(groups, self.num_groups, dtype=bool), axis=-2)
+        return jnp.where(is_open[..., None], grouped, -jnp.inf).reshape(scores.shape)
+
+
+@jax.custom_vjp
+def _steer(
+    weights: Float[jax.Array, "B T k"], bias: Float[jax.Array, " E"], excess: Float[jax.Array, " E"]
+) -> Float[jax.Array, "B T k"]:
+    """`weights`; the gradient with respect to `bias` is the sign of the excess load of each expert, scaled."""
+    return weights
+
+
+_steer.defvjp(
+    lambda weights, bias, excess: (weights, excess),
+    lambda excess, grad: (grad, _BALANCE_GRADIENT * jnp.sign(excess), None),
+)

@@ -71,14 +71,12 @@ class Stack(CachedLayer):
 
     @property
     def blocks(self) -> tuple[functools.partial, ...]:
-        """Templates of the blocks that repeat: layer i is made from block i modulo their number."""
-        return (self.block,)
+        """The template of each layer, in order."""
+        return (self.block,) * self.num_layers
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
-        counts = [flops_of(block, *shape) for block in self._unbound_blocks()]
-        times = [(self.num_layers - i + len(counts) - 1) // len(counts) for i in range(len(counts))]
-        return sum_flops(count and count * n for count, n in zip(counts, times, strict=True))
+        return sum_flops(flops_of(block, *shape) for block in self._unbound_blocks())
 
     @property
     def has_prefix(self) -> bool:
@@ -89,8 +87,7 @@ class Stack(CachedLayer):
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
-        (block,) = self._unbound_blocks()
-        return repeat_cache(cache_of(block, batch_size, length, dtype), self.num_layers)
+        return repeat_cache(cache_of(self._unbound_blocks()[0], batch_size, length, dtype), self.num_layers)
 
     @nn.nowrap
     def _unbound_blocks(self) -> list[nn.Module]:

@@ -1,7 +1,8 @@
 """Makes `hf_more_families.npz`, with HF `transformers` 5 and PyTorch: `python tests/data/hf_more_families.py`.
 
 Of each family what `save_pretrained` writes of a model of random weights, moved off their initial values and rounded to
-float16: the tensors and config.json; with rows of random tokens, and the logits of each token.
+float16: the tensors and config.json; with rows of random tokens, the logits of each token, and the gradient of the sum
+of their sines with respect to the embedding.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ import torch
 from safetensors.numpy import load_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Gemma3TextConfig,
     GemmaConfig,
+    GptOssConfig,
     Olmo2Config,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3MoeConfig,
 )
 
@@ -27,6 +33,19 @@ SIZES |= dict(num_key_value_heads=2, max_position_embeddings=64, attn_implementa
 SIZES |= dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
 MOE = dict(head_dim=12, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True)
 GEMMA3 = dict(num_hidden_layers=7, head_dim=12, query_pre_attn_scalar=10, sliding_window=6)
+YARN = dict(rope_type="yarn", rope_theta=1000.0, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0)
+MLA = dict(num_hidden_layers=3, num_key_value_heads=4, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_dim=4)
+MLA |= dict(v_head_dim=6, first_k_dense_replace=1, n_routed_experts=8, n_shared_experts=2, num_experts_per_tok=3)
+MLA |= dict(moe_intermediate_size=12, n_group=4, topk_group=2, pad_token_id=None)
+V2 = dict(q_lora_rank=None, topk_method="group_limited_greedy", routed_scaling_factor=4.0)
+V2 |= dict(rope_parameters={**YARN, "mscale": 0.707, "mscale_all_dim": 1.0})
+V3 = dict(q_lora_rank=12, num_nextn_predict_layers=0)
+V3 |= dict(rope_parameters={**YARN, "mscale": 1.0, "mscale_all_dim": 1.0})
+QWEN2_MOE = dict(moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=4, num_experts_per_tok=2)
+OLMO3 = dict(num_hidden_layers=4, sliding_window=6)
+OLMO3 |= dict(rope_parameters={"full_attention": YARN, "sliding_attention": dict(rope_type="default", rope_theta=1e3)})
+GPT_OSS = dict(num_hidden_layers=4, head_dim=12, sliding_window=6, num_local_experts=4, num_experts_per_tok=2)
+GPT_OSS |= dict(rope_parameters={**YARN, "truncate": False})
 
 CONFIGS = [
     Qwen2Config(**SIZES),
@@ -35,6 +54,11 @@ CONFIGS = [
     Gemma3TextConfig(**{**SIZES, **GEMMA3}),
     Phi3Config(**SIZES, sliding_window=7),
     Olmo2Config(**SIZES),
+    DeepseekV2Config(**{**SIZES, **MLA, **V2}),
+    DeepseekV3Config(**{**SIZES, **MLA, **V3}),
+    Qwen2MoeConfig(**SIZES, **QWEN2_MOE),
+    Olmo3Config(**{**SIZES, **OLMO3}),
+    GptOssConfig(**{**SIZES, **GPT_OSS}),
 ]
 
 
@@ -43,15 +67,19 @@ def model_arrays(config) -> dict[str, np.ndarray]:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     ids = torch.randint(0, 61, (2, 20))
-    with torch.no_grad(), tempfile.TemporaryDirectory() as folder:
-        for parameter in model.parameters():
+    with torch.no_grad():
+        biases = [x for name, x in model.named_buffers() if name.endswith("e_score_correction_bias")]
+        for parameter in (*model.parameters(), *biases):
             parameter.copy_((parameter + 0.1 * torch.randn_like(parameter)).half())
-        logits = model(ids).logits.numpy()
+    logits = model(ids).logits
+    logits.sin().sum().backward()
+    with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         tensors = load_file(pathlib.Path(folder) / "model.safetensors")
         text = (pathlib.Path(folder) / "config.json").read_text()
     arrays = {f"param/{name}": x.astype(np.float16) for name, x in tensors.items()}
-    return arrays | {"config": np.array(text), "in/ids": ids.numpy(), "out/logits": logits}
+    arrays |= {"config": np.array(text), "in/ids": ids.numpy(), "out/logits": logits.detach().numpy()}
+    return arrays | {"out/table_gradient": model.get_input_embeddings().weight.grad.numpy()}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 
 from paxcli.layers.attention.attention import Attention
 from paxcli.layers.attention.cross_attention import CrossAttention
+from paxcli.layers.attention.latent_attention import LatentAttention
 from paxcli.layers.base import flops_of
 from paxcli.layers.block import ParallelBlock, TransformerBlock
 from paxcli.layers.decoder import Decoder
@@ -23,6 +24,7 @@ from paxcli.layers.vision_transformer import VisionTransformer
 B, T, S, D = 2, 64, 48, 128
 WIDTHS = dict(model_dims=D, hidden_dims=512, num_heads=4, dims_per_head=64, num_kv_heads=2)
 HEADS = {name: WIDTHS[name] for name in ("model_dims", "num_heads", "dims_per_head", "num_kv_heads")}
+LATENT = dict(model_dims=D, num_heads=4, dims_per_head=64, latent_dims=96, query_latent_dims=64, rotary_dims=16)
 UNROLLED = dict(num_layers=2, scan=False, remat_policy="everything")
 
 
@@ -42,6 +44,7 @@ X, SOURCE, IDS, SOURCE_IDS = _features(B, T, D), _features(B, S, D), _ones(B, T)
     [
         (Attention(**HEADS, causal=False), (X, IDS, IDS), (B, T)),
         (Attention(**HEADS, causal=False, value_dims_per_head=32), (X, IDS, IDS), (B, T)),
+        (LatentAttention(**LATENT), (X, IDS, IDS), (B, T)),
         (CrossAttention(**HEADS), (X, IDS, SOURCE, SOURCE_IDS), (B, T, S)),
         (FeedForward(model_dims=D, hidden_dims=512, gated=True), (X,), (B, T)),
         (Encoder(**WIDTHS, **UNROLLED), (X, None, IDS, IDS), (B, T)),
@@ -71,6 +74,8 @@ def test_layers_count_what_xla_counts(layer, inputs, shape):
     ours = layer.matmul_flops(*shape)
     if isinstance(layer, Decoder):  # so short a row is one block: XLA computes the masked half of self-attention too
         ours += Flops(attention=2 * 2 * B * T**2 / 2 * 4 * 2 * 64)
+    if isinstance(layer, LatentAttention):  # likewise; its values have 48 features
+        ours += Flops(attention=2 * B * T**2 / 2 * 4 * (64 + 48))
     assert ours.total < counted < 1.05 * ours.total
 
 

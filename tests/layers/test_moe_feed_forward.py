@@ -71,6 +71,43 @@ def test_gradients_with_room_for_all_are_those_without_capacity():
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(ours))
 
 
+def test_the_experts_biases_are_used_with_capacity_and_without():
+    fields = {
+        "use_bias": True,
+        "scoring": "sigmoid",
+        "num_groups": 2,
+        "weights_scale": 2.0,
+        "activation": "clamped_silu",
+    }
+    layer, params, x = _layer(**fields)
+    params = {name: p + 0.1 * jax.random.normal(jax.random.key(2), p.shape) for name, p in params.items()}
+
+    def gradients(layer):
+        return jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(layer.apply({"params": p}, x)))))(params)
+
+    ours, theirs = gradients(layer), gradients(layer.clone(capacity_factor=E / 2))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), ours, theirs)
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(ours))
+
+
+def test_the_balance_bias_moves_choices_and_has_the_sign_of_the_excess_load():
+    layer, params, x = _layer(balance_bias=True, num_experts_per_token=1)
+    params = params | {"balance_bias": jnp.array([9.0, 0.0, 0.0, 0.0])}
+    gradient = jax.grad(lambda p: jnp.sum(jnp.sin(layer.apply({"params": p}, x))))(params)["balance_bias"]
+    np.testing.assert_allclose(gradient, np.array([1, -1, -1, -1]) * 1e-6)
+    forced = layer.clone(num_experts=1).apply({"params": _first_expert(params)}, x)
+    np.testing.assert_allclose(layer.apply({"params": params}, x), forced, **FLOAT32)
+
+
+def _first_expert(params: dict) -> dict:
+    return {name: p[:, :1] if name == "router" else p[:1] for name, p in params.items()}
+
+
+def test_groups_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match="num_groups=3"):
+        _layer(num_groups=3)
+
+
 def test_a_choice_of_more_experts_than_there_are_is_refused():
     with pytest.raises(ConfigError, match="num_experts_per_token=5"):
         _layer(num_experts_per_token=5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.resources
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ import yaml
 from paxcli.config.assign import assign
 from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError, DataError
-from paxcli.layers.attention.rotary_scaling import LinearScaling, Llama31Scaling
+from paxcli.layers.attention.latent_attention import LatentAttention
 from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.positions import LearnedPositions
@@ -22,6 +23,7 @@ from paxcli.layers.positions import LearnedPositions
 MODEL = "task.model"
 _LONGEST = 8192  # rows of a model with a longer context are this long, unless the user sets `max_seq_len`
 _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_LATENT_EPSILON = 1e-6  # of the norms of DeepSeek's latents, whatever `rms_norm_eps` is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,12 @@ class Family:
     defaults: Mapping[str, Any]
     required: Mapping[str, list[Any]]
     pattern: tuple[bool, ...] | None = None
+    attention: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    of_experts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    same: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    transposed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    alternating: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -43,6 +51,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 FAMILIES = {kind: Family(**fields) for kind, fields in _read("families.yaml").items()}
+_SCALINGS = _read("rope_scalings.yaml")
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -68,12 +77,16 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     """
     kind = family_of(config)
     family = FAMILIES[kind]
-    if config.get("quantization_config"):
+    if quantization := config.get("quantization_config"):
+        method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         raise ConfigError(
-            "Its weights are quantized, and pax imports weights in float32, bfloat16 or float16.",
-            "Import the weights that it was quantized from.",
+            f"Its weights are quantized ({method}), and pax imports weights in float32, bfloat16 or float16.",
+            "Import the weights that it was quantized from, or save them in bfloat16 with `transformers` (the page "
+            "Weights of Hugging Face shows how).",
         )
     full = {**family.defaults, **config}
+    if "num_local_experts" in config:  # as transformers 5 writes `num_experts`
+        full["num_experts"] = config["num_local_experts"]
     for key, allowed in family.required.items():
         if full.get(key, allowed[0]) not in allowed:
             raise ConfigError(f"{key}={full[key]!r} is not supported in {kind}.", f"Supported: {allowed[0]!r}.")
@@ -89,14 +102,15 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
-    traits = FAMILIES[kind].traits
+    family = FAMILIES[kind]
+    traits, latent = family.traits, bool(family.attention)
     heads, dims, gemma = c["num_attention_heads"], c["hidden_size"], "gemma" in traits
-    size = c.get("head_dim") or dims // heads
+    size = c["qk_nope_head_dim"] + c["qk_rope_head_dim"] if latent else c.get("head_dim") or dims // heads
     kv_heads = c.get("num_key_value_heads") or heads
     table = "embedding" if c["tie_word_embeddings"] else "head"
     values: dict[str, Any] = {
         "max_seq_len": min(c["max_position_embeddings"], _LONGEST),
-        "hidden_dims": c.get("moe_intermediate_size") or c["intermediate_size"],
+        "hidden_dims": c[_hidden_key(kind)],
         "num_kv_heads": kv_heads if kv_heads != heads else None,
         "dims_per_head": size if size * heads != dims else None,
         "position": None,
@@ -107,33 +121,65 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         values[f"{table}.logit_cap"] = c["final_logit_softcapping"]
     norm = {"": "RmsNorm", ".epsilon": c["rms_norm_eps"], ".direct_scale": not gemma}
     values |= {f"final_norm{field}": value for field, value in norm.items()}
-    windows = _windows(kind, c)
-    blocks = [f"stack.turns.{i}" for i in range(len(windows))] if len(windows) > 1 else ["stack.block"]
-    if len(windows) > 1:
+    windows, first = _windows(kind, c), c.get("first_k_dense_replace") or 0
+    blocks = [f"stack.turns.{i}" for i in range(len(windows))]
+    if first or len(windows) > 1:
         values |= {"stack": "PatternedStack", "stack.turns": ["TransformerBlock"] * len(windows)}
-        values["stack.scan"] = c["num_hidden_layers"] % len(windows) == 0
+        values["stack.scan"] = (c["num_hidden_layers"] - first) % len(windows) == 0
     else:
+        blocks = ["stack.block"]
         values |= {"stack": "Stack", "stack.block": "TransformerBlock"}
+    if first:
+        blocks, windows = [*blocks, "stack.first"], [*windows, None]
+        values |= {"stack.first": "TransformerBlock", "stack.num_first": first}
     values["stack.remat_policy"] = "nothing"
     for block, window in zip(blocks, windows, strict=True):
-        attention = f"{block}.attention"
         values |= {f"{block}.norm{field}": value for field, value in norm.items()}
-        values |= {f"{block}.post_norms": "post_norms" in traits, f"{attention}.window": window}
+        values[f"{block}.post_norms"] = "post_norms" in traits
         if "no_pre_norms" in traits:
             values[f"{block}.pre_norms"] = False
-        if "query_pre_attn_scalar" in c:
-            scalar = c["query_pre_attn_scalar"]
-            values[f"{attention}.query_scale"] = scalar**-0.5 if scalar != size else None
-            values[f"{attention}.logit_cap"] = c["attn_logit_softcapping"]
-        if "qkv_bias" in traits:
-            values |= {f"{attention}.use_bias": True, f"{attention}.output_bias": False}
-        if "qk_norm" in traits:
-            values |= {f"{attention}.qk_norm{field}": value for field, value in norm.items()}
-            values[f"{attention}.qk_norm_joint"] = "qk_norm_joint" in traits
+        attention = _latent_attention(family, c) if latent else _attention(traits, c, window, norm)
         is_local = len(windows) > 1 and window is not None
-        values |= {f"{attention}.rotary{field}": value for field, value in _rotary(c, is_local).items()}
-        values |= {f"{block}.feed_forward{field}": value for field, value in _feed_forward(traits, c).items()}
+        attention |= {f".rotary{field}": value for field, value in _rotary(traits, c, is_local).items()}
+        values |= {f"{block}.attention{field}": value for field, value in attention.items()}
+        feed_forward = _feed_forward(traits) if block == "stack.first" or not family.experts else _experts(kind, c)
+        values |= {f"{block}.feed_forward{field}": value for field, value in feed_forward.items()}
     return values
+
+
+def _hidden_key(kind: str) -> str:
+    """The key of F. Where all layers have experts alone, that of these."""
+    return next((key for key, field in FAMILIES[kind].experts.items() if field == "hidden_dims"), "intermediate_size")
+
+
+def _attention(
+    traits: Collection[str], c: Mapping[str, Any], window: int | None, norm: Mapping[str, Any]
+) -> dict[str, Any]:
+    values: dict[str, Any] = {".window": window}
+    if "query_pre_attn_scalar" in c:
+        scalar, size = c["query_pre_attn_scalar"], c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
+        values[".query_scale"] = scalar**-0.5 if scalar != size else None
+        values[".logit_cap"] = c["attn_logit_softcapping"]
+    if "qkv_bias" in traits:
+        values |= {".use_bias": True, ".output_bias": False}
+    if "sinks" in traits:
+        values |= {".use_bias": True, ".sinks": True}
+    if "qk_norm" in traits:
+        values |= {f".qk_norm{field}": value for field, value in norm.items()}
+        values[".qk_norm_joint"] = "qk_norm_joint" in traits
+    return values
+
+
+def _latent_attention(family: Family, c: Mapping[str, Any]) -> dict[str, Any]:
+    norm = {"": "RmsNorm", ".epsilon": _LATENT_EPSILON, ".direct_scale": True}
+    scaling, size = _rope(c), c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
+    sharper = scaling.get("mscale_all_dim") if _rope_type(scaling) != "default" else None
+    return {
+        "": "LatentAttention",
+        **{f".{field}": c[key] for key, field in family.attention.items()},
+        **{f".latent_norm{field}": value for field, value in norm.items()},
+        ".query_scale": size**-0.5 * _yarn_factor(scaling["factor"], sharper) ** 2 if sharper else None,
+    }
 
 
 def _windows(kind: str, c: Mapping[str, Any]) -> list[int | None]:
@@ -154,42 +200,64 @@ def _layer_types(windows: list[int | None], num_layers: int) -> list[str]:
     return [_GLOBAL if windows[i % len(windows)] is None else _LOCAL for i in range(num_layers)]
 
 
-def _rotary(c: Mapping[str, Any], is_local: bool) -> dict[str, Any]:
-    scaling = c.get("rope_parameters") or c.get("rope_scaling") or {}
+def _rope(c: Mapping[str, Any]) -> dict[str, Any]:
+    return c.get("rope_parameters") or c.get("rope_scaling") or {}
+
+
+def _rope_type(scaling: Mapping[str, Any]) -> str:
+    return scaling.get("rope_type", scaling.get("type", "default"))
+
+
+def _yarn_factor(factor: float, sharpness: float = 1.0) -> float:
+    return 0.1 * sharpness * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> dict[str, Any]:
+    scaling = _rope(c)
     if _GLOBAL in scaling:
         scaling = scaling[_LOCAL if is_local else _GLOBAL]
     elif is_local and "rope_local_base_freq" in c:  # as transformers 4 writes it
         scaling = {"rope_theta": c["rope_local_base_freq"]}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    elif is_local and "global_scaling" in traits:
+        scaling = {}
+    kind = _rope_type(scaling)
     values = {"": "Rotary", ".max_timescale": float(scaling.get("rope_theta", c["rope_theta"]))}
     fraction = scaling.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
     if fraction != 1:
         values[".fraction"] = fraction
-    if kind == "llama3":
-        return values | {
-            ".scaling": "Llama31Scaling",
-            ".scaling.factor": float(scaling["factor"]),
-            ".scaling.low_freq_factor": float(scaling["low_freq_factor"]),
-            ".scaling.high_freq_factor": float(scaling["high_freq_factor"]),
-            ".scaling.original_max_seq_len": scaling["original_max_position_embeddings"],
-        }
-    if kind == "linear":
-        return values | {".scaling": "LinearScaling", ".scaling.factor": float(scaling["factor"])}
-    if kind != "default":
-        raise ConfigError(f"rope_type={kind} is not supported.", "Supported are default, linear and llama3.")
-    return values
+    if kind == "default":
+        return values
+    if kind not in _SCALINGS:
+        raise ConfigError(f"rope_type={kind} is not supported.", f"Supported are default, {', '.join(_SCALINGS)}.")
+    values[".scaling"] = _SCALINGS[kind]["class"]
+    given = {field: scaling[key] for key, field in _SCALINGS[kind]["fields"].items() if scaling.get(key) is not None}
+    if kind == "yarn" and given.get("attention_factor") is None and scaling.get("mscale_all_dim"):
+        parts = (_yarn_factor(scaling["factor"], scaling[key] or 0) for key in ("mscale", "mscale_all_dim"))
+        given["attention_factor"] = next(parts) / next(parts)
+    whole = ("original_max_seq_len", "truncate")
+    return values | {f".scaling.{field}": x if field in whole else float(x) for field, x in given.items()}
 
 
-def _feed_forward(traits: Collection[str], c: Mapping[str, Any]) -> dict[str, Any]:
-    if "experts" in traits:
-        experts = c["num_local_experts"] if "num_local_experts" in c else c["num_experts"]
-        return {"": "MoeFeedForward", ".num_experts": experts, ".num_experts_per_token": c["num_experts_per_tok"]}
+def _feed_forward(traits: Collection[str]) -> dict[str, Any]:
     return {
         "": "FeedForward",
         ".activation": "gelu" if "gemma" in traits else "silu",
         ".gated": True,
         ".use_bias": False,
     }
+
+
+def _experts(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
+    family = FAMILIES[kind]
+    fields = {key: field for key, field in family.experts.items() if field != "hidden_dims"}
+    values = {"": "MoeFeedForward"} | {f".{field}": c[key] for key, field in fields.items()}
+    values |= {f".{field}": value for field, value in family.of_experts.items()}
+    shared = c["moe_intermediate_size"] * c["n_shared_experts"] if "n_shared_experts" in c else 0
+    if c.get("topk_method") == "greedy":
+        values |= {".num_groups": 1, ".groups_per_token": 1}
+    if shared or "shared_expert_intermediate_size" in c:
+        values[".shared_dims"] = shared or c["shared_expert_intermediate_size"]
+    return values
 
 
 def _gpt2_values(c: Mapping[str, Any]) -> dict[str, Any]:
@@ -256,6 +324,11 @@ def differing_fields(config: fdl.Config, huggingface: Mapping[str, Any]) -> list
     ]
 
 
+def is_latent(attention: fdl.Buildable) -> bool:
+    """Whether this is the template of latent attention."""
+    return fdl.get_callable(attention) is LatentAttention
+
+
 def _new_config(model: fdl.Config) -> dict[str, Any]:
     """The keys of the family that is nearest to a model."""
     patterned = issubclass(fdl.get_callable(model.stack), PatternedStack)  # pyrefly: ignore
@@ -263,66 +336,91 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     attention, feed_forward = blocks[-1].attention, blocks[0].feed_forward
     if model.position is not None and fdl.get_callable(model.position) is LearnedPositions:
         return _new_gpt2(model)
+    latent, alternating = is_latent(attention), len(blocks) > 1
     has_experts = fdl.get_callable(feed_forward) is MoeFeedForward
-    window = blocks[0].attention.window
-    kind = _nearest(model, blocks[0], patterned, has_experts)
+    window = None if latent else blocks[0].attention.window
+    kind = _nearest(model, blocks[0], alternating, has_experts)
+    family = FAMILIES[kind]
     size = model.dims_per_head or model.model_dims // model.num_heads
     found = _named_sizes(kind, model) | {
-        "intermediate_size": model.hidden_dims,
+        _hidden_key(kind): model.hidden_dims,
         "num_key_value_heads": model.num_kv_heads or model.num_heads,
         "head_dim": size,
         "max_position_embeddings": model.max_seq_len,
         "rms_norm_eps": model.final_norm.epsilon,
         "tie_word_embeddings": model.head is None,
-        "hidden_act": "gelu_pytorch_tanh" if "gemma" in FAMILIES[kind].traits else "silu",
+        "hidden_act": "gelu_pytorch_tanh" if "gemma" in family.traits else "silu",
     }
     if attention.rotary is not None:
         found |= _new_rope(attention.rotary)
-    if "sliding_window" in FAMILIES[kind].defaults:
+    if "sliding_window" in family.defaults:
         found["sliding_window"] = window
     if has_experts:
-        found |= {"num_experts": feed_forward.num_experts, "num_local_experts": feed_forward.num_experts}
-        found["num_experts_per_tok"] = feed_forward.num_experts_per_token
-    if kind == "qwen3_moe":
-        found |= {"moe_intermediate_size": model.hidden_dims, "norm_topk_prob": True}
-    if patterned:
-        found["hidden_activation"] = found["hidden_act"]
+        found |= {key: getattr(feed_forward, field) for key, field in family.experts.items() if field != "hidden_dims"}
+    if "num_experts" in found:
+        found["num_local_experts"] = found["num_experts"]
+    if latent:
+        found |= _new_latent(model, attention, feed_forward)
+    if has_experts and "shared_expert_intermediate_size" in family.defaults:
+        found["shared_expert_intermediate_size"] = feed_forward.shared_dims or model.hidden_dims
+    if alternating:
         found["layer_types"] = _layer_types([one.attention.window for one in blocks], model.num_layers)
+    if "query_pre_attn_scalar" in family.defaults:
+        found["hidden_activation"] = found["hidden_act"]
         found["attn_logit_softcapping"] = attention.logit_cap
         found["final_logit_softcapping"] = (model.embedding if model.head is None else model.head).logit_cap
         scale = attention.query_scale
         found["query_pre_attn_scalar"] = size if scale is None else round(scale**-2)
-    if kind == "gemma3_text":
+    if "rope_local_base_freq" in family.defaults:
         found["rope_local_base_freq"] = blocks[0].attention.rotary.max_timescale
     return found
 
 
-def _nearest(model: fdl.Config, block: fdl.Config, patterned: bool, has_experts: bool) -> str:
+def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, has_experts: bool) -> str:
     attention = block.attention
-    if patterned:
-        return "gemma2" if attention.qk_norm is None else "gemma3_text"
+    if is_latent(attention):
+        return "deepseek_v3" if has_experts and block.feed_forward.scoring == "sigmoid" else "deepseek_v2"
     if not block.pre_norms:
-        return "olmo2"
+        return "olmo3" if alternating else "olmo2"
+    if attention.sinks:
+        return "gpt_oss"
+    if alternating:
+        return "gemma2" if attention.qk_norm is None else "gemma3_text"
     if model.embedding.scale_sqrt_depth:
         return "gemma"
     if attention.qk_norm is not None:
         return "qwen3_moe" if has_experts else "qwen3"
     if attention.use_bias:
-        return "qwen2"
+        return "qwen2_moe" if has_experts else "qwen2"
     return "mixtral" if has_experts else "llama" if attention.window is None else "mistral"
+
+
+def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Config) -> dict[str, Any]:
+    size = model.dims_per_head or model.model_dims // model.num_heads
+    found = {key: getattr(attention, field) for key, field in FAMILIES["deepseek_v3"].attention.items()}
+    found |= {"qk_nope_head_dim": size - attention.rotary_dims, "head_dim": attention.rotary_dims}
+    found["v_head_dim"] = attention.value_dims_per_head or found["qk_nope_head_dim"]
+    scaling = attention.rotary.scaling
+    if attention.query_scale is not None and scaling is not None:
+        mscale = ((attention.query_scale * size**0.5) ** 0.5 - 1) / (0.1 * math.log(scaling.factor))
+        found |= _new_rope(attention.rotary)
+        found["rope_scaling"]["mscale_all_dim"] = round(mscale, 6)
+    if fdl.get_callable(feed_forward) is MoeFeedForward:
+        dims = feed_forward.expert_dims or model.hidden_dims
+        found |= {"moe_intermediate_size": dims, "n_shared_experts": (feed_forward.shared_dims or dims) // dims}
+        found["topk_method"] = "greedy" if feed_forward.num_groups == 1 else "group_limited_greedy"
+        if feed_forward.scoring == "sigmoid":
+            found["topk_method"] = "noaux_tc"
+    found["first_k_dense_replace"] = model.stack.num_first
+    return found
 
 
 def _new_rope(rotary: fdl.Partial) -> dict[str, Any]:
     found: dict[str, Any] = {"rope_theta": rotary.max_timescale}
-    scaling = rotary.scaling
-    if scaling is None:
-        return found
-    if fdl.get_callable(scaling) is LinearScaling:
-        return found | {"rope_scaling": {"rope_type": "linear", "factor": scaling.factor}}
-    if fdl.get_callable(scaling) is Llama31Scaling:
-        factors = {key: getattr(scaling, key) for key in ("factor", "low_freq_factor", "high_freq_factor")}
-        length = {"original_max_position_embeddings": scaling.original_max_seq_len}
-        return found | {"rope_scaling": {"rope_type": "llama3", **factors, **length}}
+    for kind, known in _SCALINGS.items():
+        if rotary.scaling is not None and fdl.get_callable(rotary.scaling).__name__ == known["class"]:
+            values = {key: getattr(rotary.scaling, field) for key, field in known["fields"].items()}
+            found["rope_scaling"] = {"rope_type": kind} | {k: x for k, x in values.items() if x is not None}
     return found
 
 

@@ -88,7 +88,8 @@ def import_huggingface(
         )
     shapes = state_shapes(config)
     layout = huggingface_layout(family, sizes_of(config.task.model, family), named_leaves(shapes.params))
-    names = saved_names(list(tensors.shapes), family, tied=config.task.model.head is None)
+    model = config.task.model
+    names = saved_names(list(tensors.shapes), family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
     checkpoint = _Checkpoint(folder, tensors, names)
     done = import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run)

@@ -28,7 +28,7 @@ from paxcli.layers.lora import Matrix
 from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.scopes import ATTENTION_PROJECTION
-from paxcli.mesh.sharding import constrain, split
+from paxcli.mesh.sharding import constrain
 
 
 class KVCache(NamedTuple):
@@ -50,7 +50,7 @@ class Attention(CachedLayer):
       num_heads: N.
       dims_per_head: H, the head size of queries and keys.
       num_kv_heads: K, a divisor of N; None = N.
-      value_dims_per_head: Hv, the head size of values; None = H. Fused kernels need Hv = H; others run on `xla`.
+      value_dims_per_head: Hv, the head size of values; None = H. On GPUs, only Hopper's kernel takes another.
       use_bias: Whether the projections have biases.
       output_bias: Whether the output projection has one; None = as `use_bias`.
       query_scale: What queries are multiplied by; None = 1 / sqrt(H). The initial query weights are scaled inversely,
@@ -73,6 +73,8 @@ class Attention(CachedLayer):
       params_init: Initializer of the projections.
       combine_qkv: Whether query, key and value, where they have one shape, count as one weight for `PraxisXavier` and
         in the statistics of optimizers (Pax: `combine_qkv`). They are separate parameters all the same.
+      sinks: Whether each head has a learned logit of a key without value, so that it can attend to nothing (attention
+        sinks: Xiao et al., 2023). On GPUs and CPUs this saves the logits of each head, [T, T], for the backward pass.
     """
 
     model_dims: PositiveInt
@@ -97,6 +99,7 @@ class Attention(CachedLayer):
     value_dims_per_head: PositiveInt | None = None
     combine_qkv: bool = True
     bidirectional_prefix: bool = False
+    sinks: bool = False
 
     def setup(self) -> None:
         if self.window is not None and not self.causal:
@@ -129,6 +132,9 @@ class Attention(CachedLayer):
         self.value_product, self.post_product = product(self.precision), product(self.precision)
         if self._output_bias:
             self.post_bias = self.weight("post_bias", nn.initializers.zeros, (self.model_dims,), ("norm",))
+        self.sink_logits = None
+        if self.sinks:
+            self.sink_logits = self.weight("sinks", nn.initializers.zeros, (self.num_heads,), ("heads",))
         if self.per_dim_scale:
             self.scale = self.weight("per_dim_scale", nn.initializers.zeros, (dims,), ("norm",))
         if self.qk_norm is not None:
@@ -154,24 +160,35 @@ class Attention(CachedLayer):
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
         query, key, value = map(shard_heads, ("query", "key", "value"), (query, key, value))
         if cache is not None:
-            cache = _write(cache, key, value, segment_pos[:, 0])
+            cache = KVCache(*(write_at(*both, segment_pos[:, 0]) for both in zip(cache, (key, value), strict=True)))
             distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
             visible = is_visible(distance, self.window)
             if self.bidirectional_prefix:
                 in_prefix = jnp.arange(cache.key.shape[2]) < jnp.sum(segment_ids < 0, axis=1)[:, None]
                 visible = visible | in_prefix[:, None]
-            context = dot_product_attention(query, *cache, visible, self.logit_cap, self._bias(distance))
+            bias = self._bias(distance)
+            context = dot_product_attention(query, *cache, visible, self.logit_cap, bias, self.sink_logits)
             return self._project_output(context), cache
         if self.bidirectional_prefix:
             same = jnp.abs(segment_ids)[:, :, None] == jnp.abs(segment_ids)[:, None]
             visible = same & (is_visible(distances(x.shape[1]), None) | (segment_ids < 0)[:, None])
             bias = self._bias(distances(x.shape[1]))
-            return self._project_output(dot_product_attention(query, key, value, visible, self.logit_cap, bias)), None
-        demand = self._demand(query, value)
+            context = dot_product_attention(query, key, value, visible, self.logit_cap, bias, self.sink_logits)
+            return self._project_output(context), None
+        demand = Demand.of(
+            query,
+            value,
+            causal=self.causal,
+            logit_cap=self.logit_cap,
+            window=self.window,
+            biased=self.relative_bias is not None,
+            sinks=self.sinks,
+        )
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
         bias = self._bias(distances(x.shape[1])) if demand.biased else None
-        context = backend.attend(query, key, value, segment_ids if self.segmented else None, bias, demand)
+        segments = segment_ids if self.segmented else None
+        context = backend.attend(query, key, value, segments, bias, demand, self.sink_logits)
         return self._project_output(context, is_named=backend.names_context), None
 
     @property
@@ -199,19 +216,6 @@ class Attention(CachedLayer):
     def _pair_flops(self, pairs: int | float) -> Flops:
         """FLOPs of queries times keys, and of probabilities times values."""
         return Flops(attention=2 * pairs * self.num_heads * (self.dims_per_head + self._value_dims))
-
-    def _demand(self, query: jax.Array, value: jax.Array) -> Demand:
-        return Demand(
-            length=query.shape[2],
-            dims_per_head=query.shape[3],
-            dtype=query.dtype.name,
-            value_dims_per_head=value.shape[3],
-            causal=self.causal,
-            logit_cap=self.logit_cap,
-            window=self.window,
-            biased=self.relative_bias is not None,
-            length_parts=split(query.shape, *HEADS)[2],
-        )
 
     def _bias(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"] | None:
         """The learned bias for query position minus key position, if there is one."""
@@ -315,10 +319,12 @@ def _project(product: Callable[..., jax.Array], x: jax.Array, w: Matrix, bias: j
     return jnp.swapaxes(y if bias is None else y + bias, 1, 2)
 
 
-def _write(cache: KVCache, key: jax.Array, value: jax.Array, start: Int[jax.Array, " B"]) -> KVCache:
-    """Writes new keys and values [B, K, T, H] at positions from `start` on, row by row."""
+def write_at(
+    old: Float[jax.Array, "B K S H"], new: Float[jax.Array, "B K T H"], start: Int[jax.Array, " B"]
+) -> Float[jax.Array, "B K S H"]:
+    """A decode cache with `new` written at the positions from `start` on, row by row."""
 
     def write_row(old: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
         return jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0, at, 0))
 
-    return KVCache(*(jax.vmap(write_row)(old, new, start) for old, new in zip(cache, (key, value), strict=True)))
+    return jax.vmap(write_row)(old, new, start)

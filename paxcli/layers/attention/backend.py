@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ class Demand:
       logit_cap: Soft cap on the logits; None = off.
       window: Number of positions seen, the query's own included; None = all.
       biased: Whether a learned bias is added to the logits.
+      sinks: Whether heads have attention sinks.
       length_parts: Number of devices that each row is sharded over.
     """
 
@@ -41,7 +42,20 @@ class Demand:
     logit_cap: float | None = None
     window: int | None = None
     biased: bool = False
+    sinks: bool = False
     length_parts: int = 1
+
+    @classmethod
+    def of(cls, query: Float[jax.Array, "B N T H"], value: Float[jax.Array, "B K T Hv"], **fields: Any) -> Demand:
+        """The demand with the sizes of these arrays."""
+        return cls(
+            length=query.shape[2],
+            dims_per_head=query.shape[3],
+            dtype=query.dtype.name,
+            value_dims_per_head=value.shape[3],
+            length_parts=split(query.shape, *HEADS)[2],
+            **fields,
+        )
 
 
 class AttentionBackend(abc.ABC):
@@ -75,6 +89,7 @@ class AttentionBackend(abc.ABC):
         segment_ids: Int[jax.Array, "B T"] | None,
         bias: Float[jax.Array, "N T T"] | None,
         demand: Demand,
+        sinks: Float[jax.Array, " N"] | None = None,
     ) -> Float[jax.Array, "B N T Hv"]:
         """Attention of scaled queries in training and evaluation, with a float32 softmax.
 
@@ -85,6 +100,7 @@ class AttentionBackend(abc.ABC):
           segment_ids: Positions see their own segment only; None = the whole row.
           bias: Added to the logits.
           demand: The fields of the attention layer, and the sizes of these arrays.
+          sinks: One more logit of each head in its softmax.
         """
 
 
@@ -98,11 +114,6 @@ class FusedKernel(AttentionBackend):
             return "it does not support a learned bias of the logits"
         if demand.length_parts > 1:
             return f"each row is sharded over {demand.length_parts} devices"
-        if demand.value_dims_per_head not in (None, demand.dims_per_head):
-            return (
-                f"values have {demand.value_dims_per_head} features a head, queries and keys {demand.dims_per_head}, "
-                "and it supports one size"
-            )
         return None
 
 
@@ -110,13 +121,14 @@ def on_shards(
     attend: Callable[..., jax.Array],
     query: Float[jax.Array, "B N T H"],
     key: Float[jax.Array, "B K T H"],
-    value: Float[jax.Array, "B K T H"],
+    value: Float[jax.Array, "B K T Hv"],
     segment_ids: Int[jax.Array, "B T"] | None,
-) -> Float[jax.Array, "B N T H"]:
-    """`attend(query, key, value, segment_ids)` on each device's rows and heads: XLA cannot partition a kernel."""
+    sinks: Float[jax.Array, " N"] | None = None,
+) -> Float[jax.Array, "B N T Hv"]:
+    """`attend(query, key, value, segment_ids, sinks)` on each device's rows and heads: XLA partitions no kernels."""
     sharded = layout(query.shape, *HEADS)
     if sharded is None:
-        return attend(query, key, value, segment_ids)
+        return attend(query, key, value, segment_ids, sinks)
     rows, heads = sharded[0], sharded[1]
     ways = split(query.shape, *HEADS)[1]
     num_heads, kv_heads = query.shape[1], key.shape[1]
@@ -129,7 +141,11 @@ def on_shards(
     spec = PartitionSpec(rows, heads)
     return jax.shard_map(
         attend,
-        in_specs=(spec, spec, spec, None if segment_ids is None else PartitionSpec(rows)),
+        in_specs=(spec, spec, spec, _spec_of(segment_ids, rows), _spec_of(sinks, heads)),
         out_specs=spec,
         check_vma=False,
-    )(query, key, value, segment_ids)
+    )(query, key, value, segment_ids, sinks)
+
+
+def _spec_of(array: jax.Array | None, sharded_over: Any) -> PartitionSpec | None:
+    return None if array is None else PartitionSpec(sharded_over)

@@ -26,39 +26,49 @@ class CudnnAttention(FusedKernel):
         most = 256 if float(capability or 0) >= 9.0 else 128
         if demand.logit_cap is not None:
             return "it has no soft cap of the logits"
+        if demand.sinks:
+            return "it has no attention sinks"
         if demand.dtype not in ("bfloat16", "float16"):
             return f"it takes bfloat16, not {demand.dtype}: set `fprop_dtype`"
         if demand.dims_per_head > most or demand.dims_per_head % 8:
             return f"dims_per_head={demand.dims_per_head} is above {most}, or not a multiple of 8"
         if demand.length % 2:
             return f"the length, {demand.length}, is odd"
-        return _compile_failure(demand.length, demand.dims_per_head, demand.dtype, demand.causal, demand.window)
+        value_dims = demand.value_dims_per_head or demand.dims_per_head
+        if value_dims != demand.dims_per_head and most == 128:
+            return f"values have {value_dims} features a head, queries and keys {demand.dims_per_head}: it needs Hopper"
+        return _compile_failure(
+            demand.length, demand.dims_per_head, value_dims, demand.dtype, demand.causal, demand.window
+        )
 
     @jax.named_scope(ATTENTION_CORE)
     def attend(
         self,
         query: Float[jax.Array, "B N T H"],
         key: Float[jax.Array, "B K T H"],
-        value: Float[jax.Array, "B K T H"],
+        value: Float[jax.Array, "B K T Hv"],
         segment_ids: Int[jax.Array, "B T"] | None,
         bias: Float[jax.Array, "N T T"] | None,
         demand: Demand,
-    ) -> Float[jax.Array, "B N T H"]:
+        sinks: Float[jax.Array, " N"] | None = None,
+    ) -> Float[jax.Array, "B N T Hv"]:
         attend = functools.partial(cudnn_attention, causal=demand.causal, window=demand.window)
         return on_shards(attend, query, key, value, segment_ids)
 
 
 @functools.cache
-def _compile_failure(length: int, dims_per_head: int, dtype: str, causal: bool, window: int | None) -> str | None:
+def _compile_failure(
+    length: int, dims_per_head: int, value_dims: int, dtype: str, causal: bool, window: int | None
+) -> str | None:
     """Why cuDNN fails to compile such an attention and its gradient on this machine's GPU; None if it compiles."""
     if jax.default_backend() != "gpu":  # compiling for a GPU on another machine
         return None
 
     def compile_one() -> None:
-        heads = jax.ShapeDtypeStruct((1, 2, length, dims_per_head), dtype)
+        heads, values = (jax.ShapeDtypeStruct((1, 2, length, dims), dtype) for dims in (dims_per_head, value_dims))
         ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
         attend = functools.partial(cudnn_attention, causal=causal, window=window)
-        jax.jit(jax.grad(lambda *args: attend(*args).sum(), (0, 1, 2))).lower(heads, heads, heads, ids).compile()
+        jax.jit(jax.grad(lambda *args: attend(*args).sum(), (0, 1, 2))).lower(heads, heads, values, ids).compile()
 
     with ThreadPoolExecutor(1) as pool:  # a new thread, outside the mesh and the tracing under way
         try:
@@ -71,11 +81,12 @@ def _compile_failure(length: int, dims_per_head: int, dtype: str, causal: bool, 
 def cudnn_attention(
     query: Float[jax.Array, "B N T H"],
     key: Float[jax.Array, "B K T H"],
-    value: Float[jax.Array, "B K T H"],
+    value: Float[jax.Array, "B K T Hv"],
     segment_ids: Int[jax.Array, "B T"] | None,
+    sinks: None = None,
     causal: bool = True,
     window: int | None = None,
-) -> Float[jax.Array, "B N T H"]:
+) -> Float[jax.Array, "B N T Hv"]:
     """What `dot_product_attention` computes from scaled queries, on one GPU.
 
     Segments become a mask, which cuDNN takes as a bias [B, 1, T, T] in the dtype of the queries.
@@ -85,6 +96,7 @@ def cudnn_attention(
       key: Keys; query head n reads key/value head n // (N / K) (GQA).
       value: Values, likewise.
       segment_ids: Positions see their own segment only; None = the whole row.
+      sinks: It has none.
       causal: Whether a position sees only itself and earlier ones.
       window: Number of positions seen, the query's own included; None = all.
     """

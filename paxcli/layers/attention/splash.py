@@ -42,11 +42,12 @@ class SplashAttention(FusedKernel):
         self,
         query: Float[jax.Array, "B N T H"],
         key: Float[jax.Array, "B K T H"],
-        value: Float[jax.Array, "B K T H"],
+        value: Float[jax.Array, "B K T Hv"],
         segment_ids: Int[jax.Array, "B T"] | None,
         bias: Float[jax.Array, "N T T"] | None,
         demand: Demand,
-    ) -> Float[jax.Array, "B N T H"]:
+        sinks: Float[jax.Array, " N"] | None = None,
+    ) -> Float[jax.Array, "B N T Hv"]:
         attend = functools.partial(
             splash_attention,
             causal=demand.causal,
@@ -54,19 +55,20 @@ class SplashAttention(FusedKernel):
             window=demand.window,
             interpret=self.interpret,
         )
-        return on_shards(attend, query, key, value, segment_ids)
+        return on_shards(attend, query, key, value, segment_ids, sinks)
 
 
 def splash_attention(
     query: Float[jax.Array, "B N T H"],
     key: Float[jax.Array, "B K T H"],
-    value: Float[jax.Array, "B K T H"],
+    value: Float[jax.Array, "B K T Hv"],
     segment_ids: Int[jax.Array, "B T"] | None,
+    sinks: Float[jax.Array, " N"] | None = None,
     causal: bool = True,
     logit_cap: float | None = None,
     window: int | None = None,
     interpret: bool = False,
-) -> Float[jax.Array, "B N T H"]:
+) -> Float[jax.Array, "B N T Hv"]:
     """What `dot_product_attention` computes from scaled queries, on one TPU core.
 
     The output, and the log-sum-exp that the backward pass needs, are named as the context for remat policies.
@@ -76,6 +78,7 @@ def splash_attention(
       key: Keys; query head n reads key/value head n // (N / K) (GQA).
       value: Values, likewise.
       segment_ids: Positions see their own segment only; None = the whole row.
+      sinks: One more logit of each head in its softmax.
       causal: Whether a position sees only itself and earlier ones.
       logit_cap: `cap * tanh(logit / cap)`; None = off.
       window: Number of positions seen, the query's own included; None = all.
@@ -99,7 +102,7 @@ def splash_attention(
 
     def attend_row(query: jax.Array, key: jax.Array, value: jax.Array, ids: jax.Array | None) -> jax.Array:
         segments = None if ids is None else splash.SegmentIds(ids, ids)
-        return kernel(query, key, value, segments)  # pyrefly: ignore[bad-return]
+        return kernel(query, key, value, segments, sinks=sinks)  # pyrefly: ignore[bad-return]
 
     return jax.vmap(attend_row)(query, key, value, segment_ids)
 

@@ -20,10 +20,11 @@ def dot_product_attention(
     mask: Bool[jax.Array, "B T S"],
     logit_cap: float | None = None,
     bias: Float[jax.Array, "... N T S"] | None = None,
+    sinks: Float[jax.Array, " N"] | None = None,
 ) -> Float[jax.Array, "B N T Hv"]:
     """Attention of scaled queries; query head n reads key/value head n // (N / K). The softmax is float32.
 
-    The bias is added to the capped logits.
+    The bias is added to the capped logits. A sink is one more logit of a head, of a key without value.
     """
     batch, heads, length, dims = query.shape
     grouped = query.reshape(batch, key.shape[1], heads // key.shape[1], length, dims)
@@ -32,12 +33,15 @@ def dot_product_attention(
     if bias is not None:
         logits = logits + bias.reshape(*bias.shape[:-3], *logits.shape[1:3], *bias.shape[-2:])
     logits = jnp.where(mask[:, None, None], logits, jnp.finfo(jnp.float32).min)
-    weights = jax.nn.softmax(logits, axis=-1).astype(value.dtype)
+    if sinks is not None:
+        more = jnp.broadcast_to(sinks.reshape(*logits.shape[1:3], 1, 1), (*logits.shape[:-1], 1))
+        logits = jnp.concatenate([logits, more.astype(logits.dtype)], axis=-1)
+    weights = jax.nn.softmax(logits, axis=-1)[..., : key.shape[2]].astype(value.dtype)
     return jnp.einsum("bkgts,bksh->bkgth", weights, value).reshape(batch, heads, length, value.shape[-1])
 
 
 class XlaAttention(AttentionBackend):
-    """Blockwise causal attention where there is no bias, else one masked softmax."""
+    """Blockwise causal attention where there are neither bias nor sinks, else one masked softmax."""
 
     name = "xla"
 
@@ -49,18 +53,19 @@ class XlaAttention(AttentionBackend):
         segment_ids: Int[jax.Array, "B T"] | None,
         bias: Float[jax.Array, "N T T"] | None,
         demand: Demand,
+        sinks: Float[jax.Array, " N"] | None = None,
     ) -> Float[jax.Array, "B N T Hv"]:
         batch, heads, length, _ = query.shape
         if segment_ids is None:
             segment_ids = jnp.ones((batch, length), jnp.int32)
-        if demand.causal and bias is None:
+        if demand.causal and bias is None and sinks is None:
             groups = heads // key.shape[1]
             key, value = (jnp.repeat(part, groups, axis=1) if groups > 1 else part for part in (key, value))
             return causal_attention(query, key, value, segment_ids, demand.logit_cap, demand.window)
         visible = segment_ids[:, :, None] == segment_ids[:, None, :]
         if demand.causal:
             visible = visible & is_visible(distances(length), demand.window)
-        return dot_product_attention(query, key, value, visible, demand.logit_cap, bias)
+        return dot_product_attention(query, key, value, visible, demand.logit_cap, bias, sinks)
 
 
 def distances(length: int) -> Int[jax.Array, "T T"]:

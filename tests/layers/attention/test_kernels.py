@@ -32,8 +32,10 @@ from tests.tolerances import FLOAT32
 DEMAND = Demand(length=256, dims_per_head=128, dtype="bfloat16")
 
 
-def _heads(length: int, num_heads: int, kv_heads: int, dims: int) -> tuple[jax.Array, ...]:
-    shapes = [(2, n, length, dims) for n in (num_heads, kv_heads, kv_heads)]
+def _heads(
+    length: int, num_heads: int, kv_heads: int, dims: int, value_dims: int | None = None
+) -> tuple[jax.Array, ...]:
+    shapes = [(2, num_heads, length, dims), (2, kv_heads, length, dims), (2, kv_heads, length, value_dims or dims)]
     query, key, value = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in enumerate(shapes))
     return query * dims**-0.5, key, value
 
@@ -44,25 +46,31 @@ def _heads(length: int, num_heads: int, kv_heads: int, dims: int) -> tuple[jax.A
         (256, 4, 2, 64, {"logit_cap": 5.0}, True),
         (640, 2, 1, 80, {"window": 100}, True),  # five blocks: backward in two kernels
         (128, 2, 2, 64, {"causal": False}, False),
+        (128, 4, 2, 64, {"value_dims": 40, "sinks": jnp.array([0.0, 1.0, -1.0, 2.0])}, True),
     ],
 )
 def test_splash_equals_the_masked_softmax(length, num_heads, kv_heads, dims, options, segmented):
     """Values and gradients; the kernel is interpreted."""
-    heads = _heads(length, num_heads, kv_heads, dims)
+    options = dict(options)
+    heads, sinks = (
+        _heads(length, num_heads, kv_heads, dims, options.pop("value_dims", None)),
+        options.pop("sinks", None),
+    )
     segments = jnp.where(jnp.arange(length) < jnp.array([[length // 3], [length]]), 1, 2) if segmented else None
     mask = jnp.ones((2, length, length), bool) if segments is None else segments[:, :, None] == segments[:, None]
     mask = jnp.tril(mask) if options.get("causal", True) else mask
     mask = jnp.triu(mask, 1 - options.get("window", length))
 
-    def kernel(*heads):
-        context = splash_attention(*heads, segments, **options, interpret=True)
+    def kernel(sinks, *heads):
+        context = splash_attention(*heads, segments, sinks, **options, interpret=True)
         return jnp.sum(jnp.sin(context)), context
 
-    def plain(*heads):
-        context = dot_product_attention(*heads, mask, options.get("logit_cap"))
+    def plain(sinks, *heads):
+        context = dot_product_attention(*heads, mask, options.get("logit_cap"), sinks=sinks)
         return jnp.sum(jnp.sin(context)), context
 
-    found, expected = (jax.jit(jax.grad(f, (0, 1, 2), has_aux=True))(*heads) for f in (kernel, plain))
+    given = (1, 2, 3) if sinks is None else (0, 1, 2, 3)
+    found, expected = (jax.jit(jax.grad(f, given, has_aux=True))(sinks, *heads) for f in (kernel, plain))
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, **FLOAT32)
 
@@ -80,8 +88,8 @@ def test_the_devices_choose_the_kernel():
         ("tpu", Demand(1000, 128, "bfloat16"), "1000"),
         ("tpu", Demand(256, 128, "bfloat16", biased=True), "bias"),
         ("tpu", Demand(256, 128, "bfloat16", length_parts=2), "2 devices"),
-        ("tpu", Demand(256, 128, "bfloat16", value_dims_per_head=64), "one size"),
-        ("gpu", Demand(256, 128, "bfloat16", value_dims_per_head=64), "one size"),
+        ("gpu", Demand(256, 128, "bfloat16", value_dims_per_head=64), "Hopper"),
+        ("gpu", Demand(256, 128, "bfloat16", sinks=True), "sinks"),
         ("gpu", Demand(256, 128, "bfloat16", logit_cap=50.0), "soft cap"),
         ("gpu", Demand(256, 128, "float32"), "fprop_dtype"),
         ("gpu", Demand(256, 256, "bfloat16"), "above 128"),
@@ -100,7 +108,7 @@ class MeanAttention(AttentionBackend):
 
     name = "mean"
 
-    def attend(self, query, key, value, segment_ids, bias, demand):
+    def attend(self, query, key, value, segment_ids, bias, demand, sinks=None):
         mean = jnp.mean(value, axis=(1, 2), keepdims=True)
         return jnp.broadcast_to(mean, (*query.shape[:3], value.shape[3]))
 

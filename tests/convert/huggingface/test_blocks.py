@@ -1,0 +1,147 @@
+"""Blocks of new families, against transformers: gradients, decoding, unrolled layers, and parameter counts."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import fiddle as fdl
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import paxcli as pax
+from paxcli.checkpoint.reading import named_leaves, nest_by_name
+from paxcli.config.assign import assign
+from paxcli.convert.huggingface.config import FAMILIES, model_values
+from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, sizes_of
+from paxcli.convert.layout import from_pax, to_pax
+from paxcli.inputs.base_input import language_spec
+from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
+from tests.convert.huggingface.directories import CONFIGS, arrays_of, tensors_of
+
+LOGITS = dict(atol=1e-4, rtol=0)
+
+
+def config_of(found: dict[str, Any]) -> fdl.Config[LanguageModel]:
+    """The model of a `config.json`."""
+    config = pax.load(FAMILIES[found["model_type"]].recipe).config
+    for path, value in model_values(found).items():
+        assign(config, f"task.model.{path}", value)
+    return config.task.model
+
+
+def shapes_of(config: fdl.Config[LanguageModel]) -> dict[str, jax.ShapeDtypeStruct]:
+    batch = NestedMap(language_spec(1, 4))
+    return named_leaves(nn.meta.unbox(jax.eval_shape(fdl.build(config).init, jax.random.key(0), batch))["params"])
+
+
+@functools.cache
+def case(family: str, scan: bool = True) -> tuple[LanguageModel, dict, jax.Array]:
+    """A model, transformers' parameters in it, and the ids."""
+    config = config_of(CONFIGS[family])
+    config.stack.scan = scan
+    layout = huggingface_layout(family, sizes_of(config, family), shapes_of(config))
+    params = dict(to_pax(layout, tensors_of(family)))
+    for name, x in from_pax(layout, params):
+        np.testing.assert_array_equal(x, tensors_of(family)[name])
+    params = jax.tree.map(jnp.asarray, nest_by_name(params))
+    return fdl.build(config), params, jnp.asarray(arrays_of(family)["in/ids"], jnp.int32)
+
+
+def logits_of(model: LanguageModel, params: dict, ids: jax.Array, cache: Any = None, start: int = 0):
+    positions = jnp.broadcast_to(start + jnp.arange(ids.shape[1]), ids.shape)
+    return model.apply({"params": params}, ids, jnp.ones_like(ids), positions, cache, method="extend")
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "family", ["deepseek_v3", *(pytest.param(name, marks=SLOW) for name in ("deepseek_v2", "qwen2_moe", "gpt_oss"))]
+)
+def test_the_gradient_is_that_of_transformers(family: str):
+    model, params, ids = case(family)
+    gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(logits_of(model, p, ids)[0]))))(params)
+    expected = arrays_of(family)["out/table_gradient"]
+    # PyTorch has none for id 0, which the configurations call padding.
+    np.testing.assert_allclose(gradient["embedding"]["table"][1:], expected[1:], **LOGITS)
+    assert np.abs(expected).max() > 1
+    for name, x in named_leaves(gradient).items():
+        assert np.abs(x).max() > 0, name
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", *(pytest.param(name, marks=SLOW) for name in ("olmo3", "gpt_oss"))])
+def test_decoding_is_the_full_pass(family: str):
+    model, params, ids = case(family)
+    extend = jax.jit(lambda ids, cache, start: logits_of(model, params, ids, cache, start))
+    prompt, cache, found = 7, model.init_cache(*ids.shape), []
+    for start, end in ((0, prompt), *((i, i + 1) for i in range(prompt, ids.shape[1]))):
+        y, cache = extend(ids[:, start:end], cache, start)
+        found.append(y)
+    np.testing.assert_allclose(jnp.concatenate(found, axis=1), arrays_of(family)["out/logits"], **LOGITS)
+
+
+def test_a_latent_cache_holds_the_latent_and_one_rotated_key():
+    model, *_ = case("deepseek_v3")
+    assert model.cache_bytes(2, 20) == 3 * 2 * 20 * (16 + 4) * 4  # layers, rows, positions, features, bytes
+
+
+@SLOW
+def test_unrolled_layers_compute_the_same():
+    model, params, ids = case("deepseek_v3", scan=False)
+    assert {"first", "layers_0", "layers_1"} == params["stack"].keys()
+    found = jax.jit(lambda p: logits_of(model, p, ids)[0])(params)
+    np.testing.assert_allclose(found, arrays_of("deepseek_v3")["out/logits"], **LOGITS)
+
+
+def test_layers_for_multi_token_prediction_are_not_read():
+    names = ["model.layers.2.mlp.gate.weight", "model.layers.3.eh_proj.weight", "model.norm.weight"]
+    assert list(saved_names(names, "deepseek_v3", False, 3)) == [names[0], names[2]]
+
+
+V3 = dict(vocab_size=129_280, hidden_size=7168, intermediate_size=18_432, moe_intermediate_size=2048)
+V3 |= dict(num_hidden_layers=61, num_attention_heads=128, n_routed_experts=256, first_k_dense_replace=3)
+V3 |= dict(n_shared_experts=1, q_lora_rank=1536)
+LITE = dict(vocab_size=102_400, hidden_size=2048, intermediate_size=10_944, moe_intermediate_size=1408)
+LITE |= dict(num_hidden_layers=27, num_attention_heads=16, n_routed_experts=64, first_k_dense_replace=1)
+LITE |= dict(n_shared_experts=2, q_lora_rank=None, num_experts_per_tok=6)
+KIMI = V3 | dict(vocab_size=163_840, num_attention_heads=64, n_routed_experts=384, first_k_dense_replace=1)
+KIMI |= dict(n_group=1, topk_group=1)
+
+
+def deepseek_parameters(c: dict[str, Any], bias: bool) -> int:
+    """By the published sizes: R = 512, rotated features 64, others 128, values 128."""
+    d, n, layers, dense = c["hidden_size"], c["num_attention_heads"], c["num_hidden_layers"], c["first_k_dense_replace"]
+    q = c["q_lora_rank"]
+    query = d * n * 192 if q is None else d * q + q + q * n * 192
+    attention = query + d * (512 + 64) + 512 + 512 * n * (128 + 128) + n * 128 * d
+    expert, experts = 3 * d * c["moe_intermediate_size"], c["n_routed_experts"]
+    sparse = d * experts + bias * experts + (experts + c["n_shared_experts"]) * expert
+    feed_forward = dense * 3 * d * c["intermediate_size"] + (layers - dense) * sparse
+    return 2 * c["vocab_size"] * d + d + layers * (attention + 2 * d) + feed_forward
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "published"),
+    [("deepseek_v3", V3, 671.03e9), ("deepseek_v2", LITE, 15.706e9), ("kimi_k2", KIMI, 1026.4e9)],
+)
+def test_models_have_as_many_parameters_as_published(kind: str, sizes: dict[str, Any], published: float):
+    found = {"model_type": kind, "max_position_embeddings": 4096, **sizes}
+    config = config_of(found)
+    count = sum(math.prod(x.shape) for x in shapes_of(config).values())
+    assert count == deepseek_parameters(sizes, kind != "deepseek_v2") == pytest.approx(published, rel=1e-3)
+
+
+def test_a_gpt_oss_of_20b_has_as_many_parameters_as_published():
+    found = {"model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880}
+    found |= {"num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32}
+    found |= {"max_position_embeddings": 131_072}
+    count = sum(math.prod(x.shape) for x in shapes_of(config_of(found)).values())
+    d, expert = 2880, 3 * 2880 * 2880 + 3 * 2880
+    attention = d * (64 + 2 * 8) * 64 + (64 + 2 * 8) * 64 + 64 * 64 * d + d + 64
+    assert count == 2 * 201_088 * d + d + 24 * (attention + 2 * d + d * 32 + 32 + 32 * expert) == 20_914_757_184
