@@ -142,8 +142,7 @@ class Run:
         """The steps that have a checkpoint, in order."""
         from paxcli.checkpoint.manager import CheckpointStore
 
-        checkpoints = self._directory.checkpoints
-        return CheckpointStore(checkpoints).steps() if checkpoints.exists() else []
+        return CheckpointStore(self._directory.checkpoints).steps()
 
     def metrics(self, split: str = "train") -> dict[str, np.ndarray]:
         """Logged metrics as columns, for `pandas.DataFrame(run.metrics())`.
@@ -214,6 +213,26 @@ class Run:
         """
         return self._trained.evaluate(self.step(step), files)
 
+    def evaluate_tasks(
+        self, tasks: Sequence[str], directory: PathLike | None = None, *, step: int | None = None, **settings: Any
+    ) -> dict[str, dict[str, float]]:
+        """Metrics of a checkpoint on tasks of lm-eval: task → metric → value. Also written to `eval/`.
+
+        Args:
+          tasks: Names of tasks, groups or tags.
+          directory: Of the tasks' YAML files; None = lm-eval's own tasks.
+          step: The checkpoint; None = the latest.
+          **settings: `limit`, `num_fewshot` and `apply_chat_template`, as for `lm_eval.simple_evaluate`.
+
+        Raises:
+          MissingError: lm-eval is not installed.
+          ConfigError, DataError: There is no such task or checkpoint, or a task cannot be loaded.
+        """
+        from paxcli.inference.harness import find_tasks
+
+        step, manager = self.step(step), find_tasks(tasks, directory)
+        return self._trained.run_tasks(step, tasks, manager, **settings)
+
     def generate(
         self,
         prompts: str | Sequence[str | Mapping[str, Any]],
@@ -229,7 +248,7 @@ class Run:
         """Continues prompts with a checkpoint. Also writes the continuations to `decoded/`.
 
         Args:
-          prompts: One text, or several; or dicts with the fields of `inference.decode.Prompt`.
+          prompts: One text, or several; or dicts with the fields of `inference.prompts.Prompt`.
           max_tokens: The most tokens to generate for each. None = as in the recipe's `decoding`, here and below.
           temperature: Divides the logits; 0 = the most probable token each time (greedy).
           top_k: Sample from the k most probable tokens.
@@ -291,7 +310,9 @@ class Run:
         Raises:
           DataError: There is no such checkpoint.
         """
-        return self._trained.step(step)
+        from paxcli.checkpoint.manager import find_step
+
+        return find_step(self._directory.path, step)
 
     def watch(self) -> Iterator[int]:
         """Yields the step of every checkpoint as it appears, up to the last training step; waits in between."""
@@ -427,14 +448,12 @@ def compile(
       MissingError: Something needed to compile for these devices is not installed.
     """
     from paxcli.programs.ahead_of_time import compile_ahead, target_of
-    from paxcli.programs.executable import no_compilation_cache
     from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(recipe.config, topology, slices)
     if target.platform != "gpu":
         hide_accelerators()
-    with no_compilation_cache():
-        return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
+    return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
 
 
 def import_weights(

@@ -379,6 +379,20 @@ def _is_not_orbax_error(record: logging.LogRecord) -> bool:
     return record.levelno < logging.ERROR or "orbax" not in record.pathname
 
 
+def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:
+    """A step of a run that has a checkpoint; None = the latest.
+
+    Raises:
+      DataError: There is no such checkpoint.
+    """
+    steps = CheckpointStore(epath.Path(run_dir) / "checkpoints").steps()
+    if not steps or (step is not None and step not in steps):
+        problem = f"no checkpoint of step {step}" if steps else "no checkpoint"
+        hint = f"It has: {format_steps(steps)}." if steps else "Train first, or give the run with `--run-dir`."
+        raise DataError(f"{os.fspath(run_dir)} has {problem}.", hint)
+    return steps[-1] if step is None else step
+
+
 def format_steps(steps: list[int]) -> str:
     """The steps as text, at most the newest ten."""
     if not steps:

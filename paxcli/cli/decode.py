@@ -30,7 +30,7 @@ PromptsFileOption = Annotated[
         "--prompts-file",
         metavar="FILE",
         help="A file with one prompt per line, or .jsonl: objects with `prompt`, `ids` or `messages`, and optionally "
-        "`temperature`, `max_tokens`, or a `continuation` to score. Default: none.",
+        "settings such as `temperature` and `stop`, or a `continuation` to score. Default: none.",
     ),
 ]
 InteractiveOption = Annotated[
@@ -54,7 +54,7 @@ TopPOption = Annotated[
         "--top-p", min=0.0, max=1.0, help="Sample from the most probable tokens that sum to p. Default: the recipe's."
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the sampling.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of the sampling.")]
 
 
 def decode(
@@ -87,7 +87,9 @@ def decode(
     """
     if on is not None:
         return run_on(on, ctx)
-    rows = [*(prompts or ()), *_rows(prompts_file)]
+    from paxcli.inference.prompts import read_prompts
+
+    rows: list[Any] = [*(prompts or ()), *(read_prompts(prompts_file) if prompts_file else ())]
     if interactive and (rows or as_json):
         raise ConfigError("--interactive reads prompts from the terminal.", "Leave out --prompt, files and --json.")
     restart_tuned()
@@ -162,26 +164,3 @@ class _Printer:
         """Prints the continuations that are not printed yet."""
         for number, one in enumerate(generations[self._number :], self._number):
             self(number, one.prompt, one.text, True)
-
-
-def _rows(path: Path | None) -> list[Any]:
-    """The prompts of a file: its lines, or the objects of a `.jsonl` file."""
-    if path is None:
-        return []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read {path}: {error}.") from None
-    if path.suffix != ".jsonl":
-        return [line for line in lines if line]
-    return [_parse(line, f"{path}, line {number}") for number, line in enumerate(lines, 1) if line]
-
-
-def _parse(line: str, place: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{place} is not JSON: {error}.") from None
-    if not isinstance(row, dict):
-        raise ConfigError(f"{place} is not a JSON object.", 'Write each line as {"prompt": "…"}.')
-    return row

@@ -26,6 +26,7 @@ OPTIONAL = {
     "tensorflow": "pip install tensorflow",
     "seqio": "pip install seqio",
     "lingvo": "pip install 'lingvo>=0.14'",
+    "lm-eval": "pip install 'paxcli[eval]'",
     "libtpu": "pip install 'jax[tpu]'",
     "jax-cuda12-plugin": "pip install 'jax[cuda12]'",
     "jax-cuda13-plugin": "pip install 'jax[cuda13]'",

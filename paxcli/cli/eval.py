@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +12,7 @@ from paxcli.cli.output import metrics_text, say, say_result
 from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import open_run
 from paxcli.cli.startup import restart_tuned
+from paxcli.errors import ConfigError
 
 WatchOption = Annotated[
     bool,
@@ -24,6 +26,27 @@ FilesOption = Annotated[
         help="Evaluate on all text of this file or glob instead; repeatable. Default: the recipe's evaluation inputs.",
     ),
 ]
+TasksOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tasks",
+        metavar="NAME,…",
+        help="Evaluate on these tasks of lm-eval instead; repeatable. Default: the recipe's evaluation inputs.",
+    ),
+]
+TasksDirOption = Annotated[
+    str | None,
+    typer.Option("--tasks-dir", metavar="DIR", help="Directory of tasks' YAML files. Default: lm-eval's own tasks."),
+]
+LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Examples of each task. Default: all.")]
+FewShotOption = Annotated[
+    int | None,
+    typer.Option("--num-fewshot", min=0, help="Solved examples in each task's prompts. Default: as the task says."),
+]
+ChatOption = Annotated[
+    bool,
+    typer.Option("--apply-chat-template", help="Render tasks' prompts as conversations. Default: as plain text."),
+]
 
 
 def evaluate(
@@ -35,26 +58,53 @@ def evaluate(
     step: StepOption = None,
     watch: WatchOption = False,
     files: FilesOption = None,
+    tasks: TasksOption = None,
+    tasks_dir: TasksDirOption = None,
+    limit: LimitOption = None,
+    num_fewshot: FewShotOption = None,
+    apply_chat_template: ChatOption = False,
     as_json: JsonOption = False,
     on: OnOption = None,
 ) -> None:
-    """Evaluate a run's checkpoint on the recipe's evaluation inputs, or on text files.
+    """Evaluate a run's checkpoint on the recipe's evaluation inputs, on text files, or on tasks of lm-eval.
 
     \b
     Examples:
       pax eval runs/tiny
       pax eval tiny --step 400 --json
       pax eval runs/tiny --files README.md --files "docs/*.md"
+      pax eval runs/tiny --tasks arc_easy,hellaswag --num-fewshot 5
     """
     if on is not None:
         return run_on(on, ctx)
+    names = [name for names in tasks or () for name in names.split(",") if name]
+    settings: dict[str, Any] = {"limit": limit, "num_fewshot": num_fewshot, "apply_chat_template": apply_chat_template}
+    if not names and (tasks is not None or tasks_dir is not None or any(settings.values())):
+        raise ConfigError("There is no task to run.", "Name one: `--tasks NAME`.")
+    if names and files:
+        raise ConfigError("--files and --tasks evaluate on different data.", "Give one of them.")
     restart_tuned()
     run = open_run(target, overlays, sets, run_dir)
     evaluations = []
     for at in run.watch() if watch else [run.step(step)]:
-        metrics = run.evaluate(at, files or ())
+        metrics = run.evaluate_tasks(names, tasks_dir, step=at, **settings) if names else run.evaluate(at, files or ())
         evaluations.append({"step": at, "metrics": metrics})
         if not as_json:
-            say(metrics_text(at, metrics))
+            say(_table(at, metrics) if names else metrics_text(at, metrics))
     if as_json:
         say_result(evaluations[-1] | ({"evaluations": evaluations} if watch else {}), "", as_json)
+
+
+def _table(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:
+    """A row for each metric of a task."""
+    rows: list[tuple[str, ...]] = [("task", "metric", "value", "stderr", "examples", "few-shot")]
+    for task, values in metrics.items():
+        counts = tuple(str(values.get(name, "")) for name in ("num_examples", "num_fewshot"))
+        for name, value in values.items():
+            if "_stderr" not in name and not name.startswith("num_"):
+                metric, comma, kind = name.partition(",")
+                error = values.get(f"{metric}_stderr{comma}{kind}")
+                rows.append((task, name, f"{value:.4f}", "" if error is None else f"{error:.4f}", *counts))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([f"step {step}", *lines])

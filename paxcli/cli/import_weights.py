@@ -91,7 +91,8 @@ def _text(done: ImportedWeights, dry_run: bool) -> str:
     if not dry_run:
         rate = done.num_bytes / 1e9 / max(done.seconds, 1e-9)
         speed = f"{done.num_bytes / 1e9:.2f} GB, {rate:.2f} GB/s"
-        return f"Imported {size}: {speed}.\nTo train: pax train {done.run_dir}"
+        lacks = f"Settings of generation that pax does not have: {', '.join(done.not_imported)}.\n"
+        return f"Imported {size}: {speed}.\n{lacks * bool(done.not_imported)}To train: pax train {done.run_dir}"
     found = done.tensors
     lines = [f"Would import {size}." if not found else f"Cannot import: the tensors are not those of {done.family}."]
     lines.append(f"matched: {len(found.matched)}")

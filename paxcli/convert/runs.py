@@ -15,7 +15,7 @@ import numpy as np
 from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayDifferences, ArrayType
-from paxcli.checkpoint.manager import CheckpointStore, format_steps
+from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
 from paxcli.config.paths import replace_text
@@ -78,6 +78,7 @@ class ImportedWeights:
       seconds: Time that reading and writing took; 0 if nothing was written.
       tensors: Names that match, are missing, unexpected, or have another shape.
       carried: Names of the files that were copied.
+      not_imported: Settings of generation that pax does not have.
     """
 
     source: str
@@ -91,6 +92,7 @@ class ImportedWeights:
     seconds: float
     tensors: ArrayDifferences
     carried: list[str]
+    not_imported: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,19 +263,6 @@ def write_run(
     replace_text(directory.path / "recipe.yaml", recipe)
     with CheckpointStore(directory.checkpoints, Checkpoint(async_save=False)) as store:
         store.save(step, jax.tree.unflatten(jax.tree.structure(shapes), state), {}, force=True)
-
-
-def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:
-    """A step of a run, or its latest.
-
-    Raises:
-      DataError: There is no such checkpoint.
-    """
-    steps = CheckpointStore(epath.Path(run_dir) / "checkpoints").steps()
-    if not steps or (step is not None and step not in steps):
-        problem = f"no checkpoint of step {step}" if steps else "no checkpoint"
-        raise DataError(f"{os.fspath(run_dir)} has {problem}.", f"It has: {format_steps(steps)}.")
-    return steps[-1] if step is None else step
 
 
 def read_run(run_dir: str | os.PathLike[str], step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:

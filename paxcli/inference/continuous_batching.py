@@ -17,8 +17,10 @@ import numpy as np
 
 from paxcli.models.base import Seq2SeqModel
 from paxcli.models.beam_search import Beams, BeamSearch, beam_search
-from paxcli.models.decoding import DecodeState, advance, cache_axes, insert, prefill
-from paxcli.models.sampling import Decoding, Sampling
+from paxcli.models.decoding import DecodeState, advance, cache_axes, insert, prefill, score
+from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, num_candidates, sequence_settings
+
+_SCORED_TOKENS = 8192  # of a batch: their logits have to fit into memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,15 +31,16 @@ class Request:
       ids: The prompt, and a given continuation; or the source of a target, [P].
       answer_start: Where the answer starts: P, or earlier with a given continuation; 1 in a target.
       max_tokens: The most tokens to generate; 0 = only compute log-probabilities.
-      temperature: Temperature.
-      number: Seeds the sampling.
+      settings: Of its sampling.
     """
 
     ids: np.ndarray
     answer_start: int
     max_tokens: int
-    temperature: float
-    number: int
+    settings: SequenceSettings
+
+
+_FREE = Request(np.zeros(1, np.int32), 1, 0, sequence_settings(Sampling(), 0, 0))  # of a slot without a sequence
 
 
 class Answer(NamedTuple):
@@ -69,17 +72,19 @@ class Generator:
       decoding: The settings. Without beam search, answers do not depend on their `batch_size`.
       eos_ids: The end tokens.
       bos_id: The first token of a target.
-      seed: Seed of sampling.
     """
 
-    def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int, seed: int):
+    def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
         self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
         self.set_params(params)
-        self._key, start = jax.random.key(seed), functools.partial(prefill, model, bos_id=bos_id)
+        start = functools.partial(prefill, model, bos_id=bos_id)
         self._prefill = jax.jit(start, static_argnames="size")
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")
-        self._advance = jax.jit(self._advance_all, donate_argnames="state")
+        sampling: Any = decoding  # beam search does not use it
+        advance_all = functools.partial(advance, model, eos_ids=eos_ids, sampling=sampling)
+        self._advance = jax.jit(advance_all, donate_argnames="state", static_argnames="candidates")
         self._search = jax.jit(self._search_beams, static_argnames="max_tokens")
+        self._scores = jax.jit(functools.partial(score, model))
 
     def set_params(self, params: dict) -> None:
         """Replaces the parameters, by others of the same shapes."""
@@ -93,18 +98,40 @@ class Generator:
             return [samples for batch in batches for samples in self._beams(batch)]
         counts = [self._decoding.num_samples if one.max_tokens else 1 for one in requests]
         samples = [
-            dataclasses.replace(one, number=one.number * count + sample)
+            dataclasses.replace(one, settings=one.settings._replace(number=one.settings.number * count + sample))
             for one, count in zip(requests, counts, strict=True)
             for sample in range(count)
         ]
-        answers = iter(self._samples(samples, watch, steps))
+        of = [number for number, count in enumerate(counts) for _ in range(count)]
+        answers = iter(self._samples(samples, lambda index, ids, is_done: watch(of[index], ids, is_done), steps))
         groups = (itertools.islice(answers, count) for count in counts)
         return [sorted(group, key=lambda one: one.score, reverse=True) for group in groups]
+
+    def score(self, rows: Sequence[Sequence[int]], starts: Sequence[int]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Scores the tokens of rows, of up to one token more than the model has positions, from `starts` on.
+
+        Returns:
+          For each row, the log-probabilities of its tokens, and whether each is the most likely one.
+        """
+        found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        longest_first = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
+        while longest_first:
+            width = min(max(_power_of_two(len(rows[longest_first[0]]) - 1), 32), self._model.max_decode_len)
+            count = max(min(self._decoding.batch_size, _SCORED_TOKENS // width), 1)
+            batch, longest_first = longest_first[:count], longest_first[count:]
+            ids, begin = np.zeros((count, width + 1), np.int32), np.ones(count, np.int32)
+            for row, number in enumerate(batch):
+                ids[row, : len(rows[number])], begin[row] = rows[number], starts[number]
+            scores, is_best = jax.device_get(self._scores(self._params, ids, begin))
+            for row, number in enumerate(batch):
+                part = slice(starts[number] - 1, len(rows[number]) - 1)
+                found[number] = scores[row, part], is_best[row, part]
+        return [found[number] for number in range(len(rows))]
 
     def _samples(self, requests: Sequence[Request], watch: Watch, steps: int) -> list[Answer]:
         slots, size = min(self._decoding.batch_size, _power_of_two(len(requests))), self._size(requests)
         waiting, active, answers = collections.deque(enumerate(requests)), {}, {}
-        state = None
+        state, candidates = None, num_candidates(_stack([one.settings for one in requests]))
         while waiting or active:
             free = [slot for slot in range(slots) if slot not in active]
             new = {slot: waiting.popleft() for slot in free[: len(waiting)]}
@@ -114,7 +141,7 @@ class Generator:
                 at = np.array([*new, *[slots] * (rows - len(new))])
                 state = found if state is None else self._insert(self._params, state, found, at)
                 active |= new
-            state = self._advance(self._params, state, steps)
+            state = self._advance(self._params, state, steps, candidates=candidates)
             ids, log_probs, lengths, ended, done = jax.device_get((*state[:4], state.done))
             for slot, (index, request) in list(active.items()):
                 part = slice(request.answer_start, int(lengths[slot]))
@@ -153,27 +180,26 @@ class Generator:
         """The prefilled sequences of some of the requests. Sources are as long as the longest of all."""
         padded = requests if isinstance(self._model, Seq2SeqModel) else new
         ids = np.zeros((rows, self._round_up(max(len(one.ids) for one in padded))), np.int32)
-        for row, one in zip(ids, new, strict=False):
+        new = [*new, *[_FREE] * (rows - len(new))]
+        for row, one in zip(ids, new, strict=True):
             row[: len(one.ids)] = one.ids
-        rest = [0] * (rows - len(new))
-        lengths = np.array([*(len(one.ids) for one in new), *(1 for _ in rest)], np.int32)
-        starts = np.array([*(one.answer_start for one in new), *(1 for _ in rest)], np.int32)
-        max_tokens = np.array([*(one.max_tokens for one in new), *rest], np.int32)
-        temperatures = np.array([*(one.temperature for one in new), *rest], np.float32)
-        numbers = np.array([*(one.number for one in new), *rest], np.int32)
-        return self._prefill(self._params, ids, lengths, starts, max_tokens, temperatures, numbers, size=size)
+        columns = np.array([(len(one.ids), one.answer_start, one.max_tokens) for one in new], np.int32).T
+        return self._prefill(self._params, ids, *columns, _stack([one.settings for one in new]), size=size)
 
     def _insert_rows(self, params: dict, state: DecodeState, new: DecodeState, slots: jax.Array) -> DecodeState:
         return insert(state, new, slots, cache_axes(self._model, params, state.ids.shape[1]))
-
-    def _advance_all(self, params: dict, state: DecodeState, steps: jax.Array) -> DecodeState:
-        assert isinstance(self._decoding, Sampling)
-        return advance(self._model, params, state, self._key, steps, self._eos_ids, self._decoding)
 
     def _search_beams(self, params: dict, prompts: DecodeState, max_tokens: int) -> Beams:
         assert isinstance(self._decoding, BeamSearch)
         axes = cache_axes(self._model, params, prompts.ids.shape[1])
         return beam_search(self._model, params, prompts, axes, max_tokens, self._eos_ids, self._decoding)
+
+
+def _stack(settings: Sequence[SequenceSettings]) -> SequenceSettings:
+    """Settings of sequences as arrays [B]."""
+    dtypes = (np.float32, np.int32, np.float32, np.uint32, np.int32)
+    columns = zip(*settings, strict=True)
+    return SequenceSettings(*(np.array(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)))
 
 
 def _power_of_two(count: int) -> int:

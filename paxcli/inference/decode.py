@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from paxcli.config.facts import check_fields
-from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, Tokens
-from paxcli.errors import ConfigError, did_you_mean
+from paxcli.errors import ConfigError
 from paxcli.inference.continuous_batching import Answer, Generator, Request
+from paxcli.inference.prompts import Prompt
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.chat_template import ChatTemplate
-from paxcli.inputs.conversations import messages_of
 from paxcli.models.base import CausalModel, DecodingModel, Model, Seq2SeqModel
 from paxcli.models.beam_search import BeamSearch
-from paxcli.models.sampling import Decoding, Sampling
+from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, sequence_settings
 
 _MAX_TOKENS = 128
 
 # Receives text while it is generated: number and text of the prompt, the text so far, whether it is complete.
 OnText = Callable[[int, str, str, bool], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class Prompt:
-    """A prompt, with settings of its own.
-
-    Attributes:
-      prompt: Its text; None = `ids`.
-      ids: Its tokens, instead of the text.
-      messages: A conversation, instead of the text: `role` and `content` of each message. The answer is the next one.
-      continuation: Text after it whose log-probabilities are computed; nothing is generated.
-      max_tokens: The most tokens to generate; None = as for all prompts.
-      temperature: Temperature; None = as for all prompts.
-    """
-
-    prompt: str | None = None
-    ids: list[NonNegativeInt] | None = None
-    messages: list[dict[str, Any]] | None = None
-    continuation: str | None = None
-    max_tokens: Tokens | None = None
-    temperature: NonNegativeFloat | None = None
-
-
-def parse_prompt(row: str | Mapping[str, Any]) -> Prompt:
-    """A prompt from its text, or from the fields of `Prompt`.
-
-    Raises:
-      ConfigError: A field is unknown or has a wrong value, or there is not one of text, ids and messages.
-    """
-    kinds = {"prompt": str, "ids": list, "messages": list, "continuation": str, "max_tokens": int, "temperature": float}
-    fields: dict[str, Any] = {"prompt": row} if isinstance(row, str) else dict(row)
-    for name, value in fields.items():
-        if name not in kinds:
-            raise ConfigError(f"A prompt has the unknown field `{name}`.", did_you_mean(name, kinds))
-        fields[name] = value = float(value) if kinds[name] is float and type(value) is int else value
-        items = value if type(value) is list else []
-        if type(value) is not kinds[name] or any(type(one) is not (int if name == "ids" else dict) for one in items):
-            raise ConfigError(f"`{name}` of a prompt is {value!r}.", "See the documentation of `pax decode`.")
-    found = Prompt(**fields)
-    check_fields(found, "A prompt's ")
-    if [found.prompt, found.ids, found.messages].count(None) != 2:
-        raise ConfigError("A prompt has one of `prompt`, `ids` and `messages`.", "Give it exactly one of them.")
-    if found.messages is not None:
-        messages_of({"messages": [*found.messages, {"role": "assistant", "content": "-"}]}, "messages", "A prompt")
-    return found
 
 
 def override(decoding: Decoding, **values: Any) -> Decoding:
@@ -88,24 +41,24 @@ def override(decoding: Decoding, **values: Any) -> Decoding:
 def check_decodes(model: Model) -> None:
     """Raises ConfigError for a model that has no decode."""
     if not isinstance(model, DecodingModel):
-        raise ConfigError(
-            f"{type(model).__name__} has no decode.",
-            "Use a recipe whose model generates tokens, such as a LanguageModel or a SequenceModel.",
-        )
+        raise ConfigError(f"{type(model).__name__} has no decode.", "Use a model of tokens, such as a LanguageModel.")
 
 
 def check_continues_prompts(model: Model) -> None:
     """Raises ConfigError for a model that does not continue prompts."""
     check_decodes(model)
     if not isinstance(model, CausalModel):
-        raise ConfigError(
-            f"{type(model).__name__} has no decode of prompts: it generates the targets of sources.",
-            "Decode the recipe's `decode_inputs`, without `--prompt`.",
-        )
+        raise ConfigError(f"{type(model).__name__} has no decode of prompts.", "Decode its `decode_inputs` instead.")
 
 
 class PromptDecoder:
     """A decoding model that reads and writes text.
+
+    Attributes:
+      generator: The model, which reads and writes tokens.
+      tokenizer: The tokenizer.
+      template: The chat template that renders messages, if there is one.
+      max_length: The most tokens of a sequence.
 
     Args:
       model: The model.
@@ -130,14 +83,16 @@ class PromptDecoder:
     ):
         check_decodes(model)
         assert isinstance(model, DecodingModel)
-        self._model, self._tokenizer, self._decoding, self._template = model, tokenizer, decoding, template
+        self._model, self.tokenizer, self.template = model, tokenizer, template
+        self.max_length = model.max_decode_len
+        self._decoding, self._seed = decoding, seed
         eos_ids = (tokenizer.eos_id,) if decoding.eos_ids is None else decoding.eos_ids
         self._check_vocabulary("`decoding.eos_ids`", eos_ids)
-        self._generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0, seed)
+        self.generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0)
 
     def set_params(self, params: dict) -> None:
         """Replaces the parameters."""
-        self._generator.set_params(params)
+        self.generator.set_params(params)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         """Raises ConfigError for a prompt that is too long or has unknown ids."""
@@ -161,16 +116,18 @@ class PromptDecoder:
         check_continues_prompts(self._model)
         requests = [self._request(prompt, number) for number, prompt in enumerate(prompts)]
         ids = [one.ids[: one.answer_start] for one in requests]
-        texts = [self._tokenizer.decode(i) if p.prompt is None else p.prompt for p, i in zip(prompts, ids, strict=True)]
+        stops = [self._decoding.stop if prompt.stop is None else tuple(prompt.stop) for prompt in prompts]
+        texts = [self.tokenizer.decode(i) if p.prompt is None else p.prompt for p, i in zip(prompts, ids, strict=True)]
 
         def watch(index: int, ids: np.ndarray, is_done: bool) -> int | None:
-            cut = self._stop_at(ids)
+            cut = self._stop_at(ids, stops[index])
             if on_text is not None and self._decoding.num_samples == 1:
-                on_text(index, texts[index], self._text(ids), is_done or cut is not None)
+                on_text(index, texts[index], self._text(ids, stops[index]), is_done or cut is not None)
             return cut
 
-        answers = self._generator.answer(requests, watch, *([] if on_text is None else [1]))
-        return [self._readable(text, one) for text, samples in zip(texts, answers, strict=True) for one in samples]
+        answers = self.generator.answer(requests, watch, *([] if on_text is None else [1]))
+        found = zip(texts, stops, answers, strict=True)
+        return [self._readable(text, one, stop) for text, stop, samples in found for one in samples]
 
     def decode_data(self, source: BaseInput) -> tuple[list[dict[str, Any]], dict[str, float]]:
         """Decodes an epoch of examples: continues their inputs, or generates the targets of their sources.
@@ -184,10 +141,13 @@ class PromptDecoder:
         """
         examples, metrics = self._examples(source), source.example_metrics("predictions")
         requests = [request for _, request in examples.values()]
-        answers = self._generator.answer(requests, lambda _, ids, is_done: self._stop_at(ids))
+        stop = self._decoding.stop
+        answers = self.generator.answer(requests, lambda _, ids, is_done: self._stop_at(ids, stop))
         outputs, best = [], {}
         for (number, (text, _)), samples in zip(examples.items(), answers, strict=True):
-            readable = [self._readable(text, one) | {"input": source.name, "example_id": number} for one in samples]
+            readable = [
+                self._readable(text, one, stop) | {"input": source.name, "example_id": number} for one in samples
+            ]
             outputs += readable
             best[number] = readable[0]["ids"]
         return outputs, metrics(best) if metrics is not None else {}
@@ -208,41 +168,39 @@ class PromptDecoder:
                 start = 1 if is_target else length
                 fit = self._check_length(f"Example {number}", start, 1)
                 tokens = min(self._decoding.max_tokens or fit, fit)
-                found[number] = text, Request(ids[:length], start, tokens, self._temperature, number)
+                found[number] = text, Request(ids[:length], start, tokens, self._settings(number))
         return {number: one for number, one in found.items() if number >= 0}
 
     def _request(self, prompt: Prompt, number: int) -> Request:
-        if isinstance(self._decoding, BeamSearch) and (prompt.continuation, prompt.temperature) != (None, None):
-            raise ConfigError(
-                "With beam search, a prompt has no `continuation` or `temperature` of its own.",
-                "Set `decoding` to Sampling.",
-            )
-        ids, shown = self._encode(prompt), repr(prompt.prompt or prompt.ids or prompt.messages)
-        shown = f"Prompt {shown if len(shown) <= 40 else shown[:38] + '…'}"
+        names = ("temperature", "top_k", "top_p", "seed", "continuation")
+        own = {name: value for name in names if (value := getattr(prompt, name)) is not None}
+        if own and isinstance(self._decoding, BeamSearch):
+            raise ConfigError(f"{prompt}: with beam search it has no `{[*own][0]}`.", "Set `decoding` to Sampling.")
+        ids, shown = self._encode(prompt), str(prompt)
         if prompt.continuation is not None:
-            given = np.concatenate([ids, self._tokenizer.encode(prompt.continuation)])
+            given = np.concatenate([ids, self.tokenizer.encode(prompt.continuation)])
             self._check_vocabulary(shown, given)
             self._check_length(shown, len(given), 0)
-            return Request(given.astype(np.int32), len(ids), 0, 0.0, number)
+            return Request(given.astype(np.int32), len(ids), 0, self._settings(number))
         self._check_vocabulary(shown, ids)
         wanted = prompt.max_tokens or self._decoding.max_tokens
         fit = self._check_length(shown, len(ids), wanted or 1)
-        temperature = self._temperature if prompt.temperature is None else prompt.temperature
-        return Request(ids.astype(np.int32), len(ids), wanted or min(_MAX_TOKENS, fit), temperature, number)
+        settings = self._settings(number if prompt.seed is None else 0)._replace(**own)
+        return Request(ids.astype(np.int32), len(ids), wanted or min(_MAX_TOKENS, fit), settings)
+
+    def _settings(self, number: int) -> SequenceSettings:
+        sampling = self._decoding if isinstance(self._decoding, Sampling) else Sampling()
+        return sequence_settings(sampling, self._seed, number)
 
     def _encode(self, prompt: Prompt) -> np.ndarray:
         if prompt.ids is not None:
             return np.array(prompt.ids)
         if prompt.messages is None:
-            bos = [] if self._tokenizer.bos_id is None else [self._tokenizer.bos_id]
-            return np.concatenate([bos, self._tokenizer.encode(str(prompt.prompt))])
-        if self._template is None:
+            bos = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
+            return np.concatenate([bos, self.tokenizer.encode(str(prompt.prompt))])
+        if self.template is None:
             raise ConfigError("The run has no chat template for `messages`.", "Give a `prompt`.")
-        return self._tokenizer.encode_chat(self._template.render_prompt(prompt.messages))[0]
-
-    @property
-    def _temperature(self) -> float:
-        return self._decoding.temperature if isinstance(self._decoding, Sampling) else 0.0
+        return self.tokenizer.encode_chat(self.template.render_prompt(prompt.messages))[0]
 
     def _check_length(self, name: str, length: int, max_tokens: int) -> int:
         """The number of tokens that fit after a prompt of this length.
@@ -250,13 +208,12 @@ class PromptDecoder:
         Raises:
           ConfigError: It is empty, or `max_tokens` do not fit.
         """
-        fit = self._model.max_decode_len - length
+        fit = self.max_length - length
         if length == 0:
             raise ConfigError("A prompt is empty, and the tokenizer has no BOS token.", "Give a prompt with text.")
         if max_tokens > fit:
             raise ConfigError(
-                f"{name} has {length} tokens; with {max_tokens} more it is longer than "
-                f"max_seq_len={self._model.max_decode_len}.",
+                f"{name} has {length} tokens; with {max_tokens} more it is longer than max_seq_len={self.max_length}.",
                 f"Shorten it, or give `--max-tokens {fit}`." if fit > 0 else "Shorten it.",
             )
         return fit
@@ -266,32 +223,34 @@ class PromptDecoder:
         if size is not None and largest >= size:
             raise ConfigError(f"{name} has id {largest}, but the model's vocab_size is {size}.", "Use smaller ids.")
 
-    def _stop_at(self, ids: np.ndarray) -> int | None:
+    def _stop_at(self, ids: np.ndarray, stop: tuple[str, ...]) -> int | None:
         """The number of tokens whose text first has a stop text; None = it has none."""
-        if not self._has_stop(ids):
+        if not self._has_stop(ids, stop):
             return None
-        return next(count for count in range(1, len(ids) + 1) if self._has_stop(ids[:count]))
+        return next(count for count in range(1, len(ids) + 1) if self._has_stop(ids[:count], stop))
 
-    def _has_stop(self, ids: np.ndarray) -> bool:
-        text = self._tokenizer.decode(ids) if self._decoding.stop else ""
-        return any(stop in text for stop in self._decoding.stop)
+    def _has_stop(self, ids: np.ndarray, stop: tuple[str, ...]) -> bool:
+        text = self.tokenizer.decode(ids) if stop else ""
+        return any(one in text for one in stop)
 
-    def _cut(self, answer: Answer) -> Answer:
+    def _cut(self, answer: Answer, stop: tuple[str, ...]) -> Answer:
         """An answer up to its first stop text; beam search and encoder-decoders generate beyond it."""
-        cut = self._stop_at(answer.ids)
+        cut = self._stop_at(answer.ids, stop)
         if cut is None or answer.finish_reason == "given":
             return answer
         return answer._replace(ids=answer.ids[:cut], log_probs=answer.log_probs[:cut], finish_reason="stop")
 
-    def _text(self, ids: np.ndarray) -> str:
-        text = self._tokenizer.decode(ids)
-        return text[: min((text.index(stop) for stop in self._decoding.stop if stop in text), default=None)]
+    def _text(self, ids: np.ndarray, stop: tuple[str, ...]) -> str:
+        text = self.tokenizer.decode(ids)
+        return text[: min((text.index(one) for one in stop if one in text), default=None)]
 
-    def _readable(self, prompt: str, answer: Answer) -> dict[str, Any]:
-        answer = self._cut(answer)
+    def _readable(self, prompt: str, answer: Answer, stop: tuple[str, ...]) -> dict[str, Any]:
+        answer = self._cut(answer, stop)
         return {
             "prompt": prompt,
-            "text": self._text(answer.ids) if answer.finish_reason == "stop" else self._tokenizer.decode(answer.ids),
+            "text": self._text(answer.ids, stop)
+            if answer.finish_reason == "stop"
+            else self.tokenizer.decode(answer.ids),
             "ids": answer.ids.tolist(),
             "log_probs": [round(float(value), 6) for value in answer.log_probs],
             "score": round(answer.score, 6),

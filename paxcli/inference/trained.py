@@ -17,18 +17,18 @@ from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inference.decode import (
     OnText,
-    Prompt,
     PromptDecoder,
     check_continues_prompts,
     check_decodes,
     override,
-    parse_prompt,
 )
+from paxcli.inference.prompts import Prompt, parse_prompt
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
 from paxcli.inputs.text import TextInput
 from paxcli.log import log
 from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter, read_lines
+from paxcli.models.sampling import Decoding, Sampling
 from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment, data_of, with_derived_sizes
 from paxcli.training.learner import Averaged
@@ -67,21 +67,6 @@ class TrainedRun:
         """The steps that have a checkpoint, in order."""
         return self._store.steps()
 
-    def step(self, wanted: int | None) -> int:
-        """`wanted`, or the latest step.
-
-        Raises:
-          DataError: There is no such checkpoint.
-        """
-        steps = self.steps()
-        if not steps:
-            raise DataError(f"There is no checkpoint in {self._run_dir.path}.", "Train it first: `pax train`.")
-        if wanted is not None and wanted not in steps:
-            raise DataError(
-                f"{self._run_dir.path} has no checkpoint of step {wanted}.", f"It has: {format_steps(steps)}."
-            )
-        return steps[-1] if wanted is None else wanted
-
     def evaluate(self, step: int, files: Sequence[str] = ()) -> dict[str, dict[str, float]]:
         """Metrics of one checkpoint on all evaluation inputs: input name → metric → value. Written to `eval/` too.
 
@@ -112,13 +97,39 @@ class TrainedRun:
                     f"The loss of the checkpoint of step {step} on `{name}` is {values['loss']}.",
                     f"Evaluate an earlier one with `--step`. There are {format_steps(self.steps())}.",
                 )
+        self._write_evaluation(step, f"{step}-files.json" if files else f"{step}.json", metrics)
+        return metrics
+
+    def run_tasks(self, step: int, names: Sequence[str], manager: Any, **settings: Any) -> dict[str, dict[str, float]]:
+        """Metrics of one checkpoint on tasks of lm-eval: task → metric → value. Written to `eval/` too.
+
+        Args:
+          step: The checkpoint.
+          names: The tasks.
+          manager: What `harness.find_tasks` returns.
+          **settings: Those of `harness.run_tasks`.
+
+        Raises:
+          ConfigError: The model does not continue prompts, or a task needs what it does not have.
+          DataError: A task cannot be loaded, or fails.
+        """
+        from paxcli.inference.harness import run_tasks
+
+        experiment = self._session.experiment
+        check_continues_prompts(experiment.task.model)
+        greedy = Sampling(batch_size=experiment.decoding.batch_size, eos_ids=experiment.decoding.eos_ids)
+        with self._session.active():
+            decoder = self._decoder(step, experiment.train_input, greedy, seed=0)
+            metrics = run_tasks(decoder, names, manager, **settings)
+        self._write_evaluation(step, f"{step}-tasks.json", metrics)
+        return metrics
+
+    def _write_evaluation(self, step: int, name: str, metrics: dict[str, dict[str, float]]) -> None:
         try:
-            name = f"{step}-files.json" if files else f"{step}.json"
             self._write("eval", name, json.dumps({"step": step, "metrics": metrics}) + "\n")
             self._write_metrics("eval", step, metrics)
         except OSError as error:  # the result is worth more than its file
             log.warning("The metrics of step %d were not written to %s: %s", step, self._run_dir.path / "eval", error)
-        return metrics
 
     def _files_input(self, files: list[str]) -> TextInput:
         """All text of these files, with the tokenizer and the batch size of training."""
@@ -147,7 +158,7 @@ class TrainedRun:
     def continue_prompts(
         self,
         step: int,
-        prompts: Sequence[str | Mapping[str, Any]],
+        prompts: Sequence[str | Mapping[str, Any] | Prompt],
         settings: Mapping[str, Any],
         seed: int,
         on_text: OnText | None = None,
@@ -164,7 +175,8 @@ class TrainedRun:
         check_continues_prompts(self._session.experiment.task.model)
         parsed = [parse_prompt(one) for one in prompts]
         with self._session.active():
-            decoder = self._decoder(step, self._session.experiment.train_input, settings, seed)
+            decoding = override(self._session.experiment.decoding, **settings)
+            decoder = self._decoder(step, self._session.experiment.train_input, decoding, seed)
             outputs = decoder.continue_prompts(parsed, on_text)
         self._write_outputs(step, outputs)
         return outputs
@@ -181,17 +193,17 @@ class TrainedRun:
         """
         experiment = self._session.experiment
         check_decodes(experiment.task.model)
-        inputs = experiment.decode_inputs
+        inputs, decoding = experiment.decode_inputs, override(experiment.decoding, **settings)
         prompts = [Prompt(text) for source in inputs if isinstance(source, Prompts) for text in source.prompts]
         data, outputs, metrics = data_of(inputs), [], {}
         if not prompts and not data:
             raise ConfigError("There is no prompt.", 'Give one with `--prompt "…"`.')
         with self._session.active():
             if prompts:
-                decoder = self._decoder(step, experiment.train_input, settings, seed)
+                decoder = self._decoder(step, experiment.train_input, decoding, seed)
                 outputs += decoder.continue_prompts(prompts, on_text)
             for source in data:
-                found, values = self._decoder(step, source, settings, seed).decode_data(source)
+                found, values = self._decoder(step, source, decoding, seed).decode_data(source)
                 outputs += found
                 if source.example_metrics("scores") is not None:
                     values = self._metrics(step, [source])[str(source.name)] | values
@@ -205,10 +217,9 @@ class TrainedRun:
         """Whether prompts may be conversations."""
         return self._session.experiment.train_input.prompt_template() is not None
 
-    def _decoder(self, step: int, source: BaseInput, settings: Mapping[str, Any], seed: int) -> PromptDecoder:
+    def _decoder(self, step: int, source: BaseInput, decoding: Decoding, seed: int) -> PromptDecoder:
         """A decoder with the tokenizer of `source`. The last one is kept, with what it has compiled."""
         experiment, params = self._session.experiment, self.params(step)
-        decoding = override(experiment.decoding, **settings)
         key = (step, id(source), decoding, seed)
         if self._last_decoder is None or self._last_decoder[0] != key:
             tokenizer, template = tokenizer_of(source), source.prompt_template()

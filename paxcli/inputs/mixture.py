@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from paxcli.config.fields import Derived, PositiveFloat, PositiveInt, Tokens
@@ -72,7 +73,7 @@ class MixtureInput(RandomAccessInput):
                     "Mix TextInput, SyntheticInput and other subclasses of RandomAccessInput.",
                 )
             each.validate()
-        specs = [{k: (v.shape, v.dtype) for k, v in each.element_spec().items()} for each in self.inputs]
+        specs = [jax.tree.map(lambda x: (x.shape, x.dtype), each.element_spec()) for each in self.inputs]
         if any(spec != specs[0] for spec in specs):
             raise ConfigError(f"Mixture `{self.name}`: batches of its inputs differ: {specs}.", "Set the same seq_len.")
 
@@ -140,7 +141,7 @@ class MixtureInput(RandomAccessInput):
         indices = [np.flatnonzero(child == number) for number in range(len(self.inputs))]
         parts = [each.rows(row[index]) for each, index in zip(self._children, indices, strict=True) if len(index)]
         inverse = np.argsort(np.concatenate(indices))
-        return NestedMap({name: np.concatenate([part[name] for part in parts])[inverse] for name in parts[0]})
+        return jax.tree.map(lambda *of_name: np.concatenate(of_name)[inverse], *parts)
 
     @functools.cached_property
     def _mixed(self) -> Any:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from paxcli.layers.base import Cache
 from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel
-from paxcli.models.sampling import Sampling, choose
+from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
 
 PROMPTS_AT_ONCE = 16  # batch size of the decode step that `pax compile` compiles
 
@@ -26,8 +26,7 @@ class DecodeState(NamedTuple):
       ended: Whether an end token was generated, [B].
       starts: Tokens of the prompts, without a given continuation, [B].
       limits: Tokens of prompt and continuation at the most, [B].
-      temperatures: [B].
-      numbers: The sequence's number, which seeds its sampling: it does not depend on the other rows, [B].
+      settings: Those of the sequences, [B].
       logits: Of the next token, [B, V] float32.
       cache: The decode cache.
     """
@@ -38,8 +37,7 @@ class DecodeState(NamedTuple):
     ended: Bool[jax.Array, " B"]
     starts: Int[jax.Array, " B"]
     limits: Int[jax.Array, " B"]
-    temperatures: Float[jax.Array, " B"]
-    numbers: Int[jax.Array, " B"]
+    settings: SequenceSettings
     logits: Float[jax.Array, "B V"]
     cache: Cache
 
@@ -54,7 +52,7 @@ def generate(
     params: dict,
     ids: Int[jax.Array, "B P"],
     lengths: Int[jax.Array, " B"],
-    key: jax.Array,
+    seed: int | jax.Array,
     max_tokens: int,
     eos_ids: tuple[int, ...],
     sampling: Sampling,
@@ -65,9 +63,11 @@ def generate(
     Returns:
       The sequences, of up to P + `max_tokens` tokens, or 1 + `max_tokens` in a target; the cache is None.
     """
-    size, numbers = max_tokens + (1 if isinstance(model, Seq2SeqModel) else ids.shape[1]), jnp.arange(len(ids))
-    state = prefill(model, params, ids, lengths, lengths, max_tokens, sampling.temperature, numbers, size, bos_id)
-    return advance(model, params, state, key, max_tokens, eos_ids, sampling)._replace(cache=None)
+    size = max_tokens + (1 if isinstance(model, Seq2SeqModel) else ids.shape[1])
+    of_all = sequence_settings(sampling, seed, 0)
+    settings = SequenceSettings(*(jnp.full(len(ids), x) for x in of_all))._replace(number=jnp.arange(len(ids)))
+    state = prefill(model, params, ids, lengths, lengths, max_tokens, settings, size, bos_id)
+    return advance(model, params, state, max_tokens, eos_ids, num_candidates(of_all), sampling)._replace(cache=None)
 
 
 def jit_generate() -> jax.stages.Wrapped:
@@ -82,8 +82,7 @@ def prefill(
     lengths: Int[jax.Array, " B"],
     starts: Int[jax.Array, " B"],
     max_tokens: int | Int[jax.Array, " B"],
-    temperatures: float | jax.Array,
-    numbers: Int[jax.Array, " B"],
+    settings: SequenceSettings,
     size: int,
     bos_id: int = 0,
 ) -> DecodeState:
@@ -96,8 +95,7 @@ def prefill(
       lengths: Tokens of each.
       starts: Tokens of each prompt without its given continuation.
       max_tokens: The most tokens to generate.
-      temperatures: Temperatures.
-      numbers: Numbers of the sequences.
+      settings: Those of the sequences, [B].
       size: S, of the cache too.
       bos_id: The first token of a target.
     """
@@ -122,8 +120,7 @@ def prefill(
         ended=jnp.zeros(batch, bool),
         starts=starts,
         limits=lengths + max_tokens,
-        temperatures=jnp.broadcast_to(jnp.float32(temperatures), (batch,)),
-        numbers=numbers,
+        settings=settings,
         logits=logits[jnp.arange(batch), lengths - 1],
         cache=cache,
     )
@@ -133,14 +130,16 @@ def advance(
     model: DecodingModel,
     params: dict,
     state: DecodeState,
-    key: jax.Array,
     steps: int | Int[jax.Array, ""],
     eos_ids: tuple[int, ...],
+    candidates: int,
     sampling: Sampling,
 ) -> DecodeState:
-    """Generates up to `steps` tokens of each sequence; returns early when all are done."""
-    rows, size = jnp.arange(len(state.ids)), state.ids.shape[1]
-    row_keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(state.numbers)
+    """Generates up to `steps` tokens of each sequence; returns early when all are done. `candidates`: of `choose`."""
+    rows, size, settings = jnp.arange(len(state.ids)), state.ids.shape[1], state.settings
+    row_keys = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(
+        settings.seed, settings.number
+    )
 
     def is_unfinished(carry: tuple[Any, DecodeState]) -> jax.Array:
         step, state = carry
@@ -150,7 +149,8 @@ def advance(
         step, state = carry
         is_early = state.lengths - state.starts < sampling.min_tokens
         logits = exclude(state.logits, is_early, eos_ids) if sampling.min_tokens else state.logits
-        token = choose(logits, jax.vmap(jax.random.fold_in)(row_keys, state.lengths), state.temperatures, sampling)
+        keys = jax.vmap(jax.random.fold_in)(row_keys, state.lengths)
+        token = choose(logits, keys, settings, candidates, sampling)
         log_prob = jax.nn.log_softmax(state.logits)[rows, token]
         # A row that is done rewrites what it has.
         at, done = jnp.minimum(state.lengths, size - 1), state.done
@@ -183,6 +183,25 @@ def extend(
     return logits.astype(jnp.float32), cache
 
 
+def score(
+    model: CausalModel, params: dict, ids: Int[jax.Array, "B N"], starts: Int[jax.Array, " B"]
+) -> tuple[Float[jax.Array, "B T"], Bool[jax.Array, "B T"]]:
+    """The log-probability of each token but the first, T = N - 1, and whether it is the most likely one.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      ids: Rows of tokens, right-padded.
+      starts: Tokens of each prompt.
+    """
+    inputs, targets = ids[:, :-1], ids[:, 1:]
+    positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
+    segment_ids = jnp.where(positions < starts[:, None], model.prompt_segment_id, 1)
+    logits, _ = extend(model, params, inputs, positions, None, segment_ids)
+    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    return log_probs, jnp.argmax(logits, axis=-1) == targets
+
+
 def exclude(logits: Float[jax.Array, "... V"], where: jax.Array, ids: tuple[int, ...]) -> jax.Array:
     """Gives `ids` the logit -inf where `where` [...] holds."""
     is_excluded = jnp.zeros(logits.shape[-1], bool).at[jnp.array(ids, jnp.int32)].set(True)
@@ -195,7 +214,7 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
     def replace(old: jax.Array, rows: jax.Array, axis: int = 0) -> jax.Array:
         return old.at[(*(slice(None),) * axis, slots)].set(rows, mode="drop")
 
-    columns = map(replace, state[:-1], new[:-1])
+    columns = jax.tree.map(replace, state[:-1], new[:-1])
     return DecodeState(*columns, cache=jax.tree.map(replace, state.cache, new.cache, axes))
 
 
@@ -204,7 +223,7 @@ def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:
 
     def cache_of(rows: int) -> Cache:
         ids, one = jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
-        return prefill(model, params, ids, one, one, one, one, one, size).cache
+        return prefill(model, params, ids, one, one, one, SequenceSettings(*[one] * 5), size).cache
 
     small, large = (jax.eval_shape(functools.partial(cache_of, rows)) for rows in (1, 2))
     return jax.tree.map(lambda a, b: [m != n for m, n in zip(a.shape, b.shape, strict=True)].index(True), small, large)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from paxcli.config.configurable import Configurable
@@ -19,6 +21,8 @@ from paxcli.config.fields import (
     PositiveInt,
     Tokens,
 )
+
+_ALL = 2**31 - 1  # candidates: every token of the vocabulary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,34 +70,79 @@ class Sampling(Decoding):
     truncate_before_temperature: bool = False
 
 
+class SequenceSettings(NamedTuple):
+    """What sampling depends on in each sequence: numbers of one sequence, or arrays [B] of a batch.
+
+    Attributes:
+      temperature: Divides the logits; 0 = greedy decoding.
+      top_k: Only the k most likely tokens; 0 = all.
+      top_p: Only the nucleus with this probability; 1 = all.
+      seed: Seeds the sampling, with `number`: it does not depend on the other rows.
+      number: The sequence's number.
+    """
+
+    temperature: Any
+    top_k: Any
+    top_p: Any
+    seed: Any
+    number: Any
+
+
+def sequence_settings(sampling: Sampling, seed: Any, number: Any) -> SequenceSettings:
+    """The settings of a sequence that has none of its own."""
+    top_p = 1.0 if sampling.top_p is None else sampling.top_p
+    return SequenceSettings(sampling.temperature, sampling.top_k or 0, top_p, seed, number)
+
+
+def num_candidates(settings: SequenceSettings) -> int:
+    """How many of the most likely tokens `choose` has to sort for these sequences: 0, a power of 2, or all."""
+    is_drawn, top_k = np.asarray(settings.temperature) > 0, np.asarray(settings.top_k)
+    if np.any(is_drawn & (top_k == 0) & (np.asarray(settings.top_p) < 1)):
+        return _ALL
+    largest = int(np.max(np.where(is_drawn, top_k, 0)))
+    return 1 << (largest - 1).bit_length() if largest else 0
+
+
 def choose(
-    logits: Float[jax.Array, "B V"], keys: jax.Array, temperature: Float[jax.Array, " B"], sampling: Sampling
+    logits: Float[jax.Array, "B V"], keys: jax.Array, settings: SequenceSettings, candidates: int, sampling: Sampling
 ) -> Int[jax.Array, " B"]:
-    """The next token of each row, by the row's PRNG key [B] and temperature."""
-    most_likely = jnp.argmax(logits, axis=-1)
+    """The next token of each row.
+
+    Args:
+      logits: The model's.
+      keys: The PRNG key of each row, [B].
+      settings: Those of the rows.
+      candidates: At least their `num_candidates`.
+      sampling: Those that all rows share: `epsilon` and `truncate_before_temperature`.
+    """
+    most_likely, temperature = jnp.argmax(logits, axis=-1), settings.temperature
 
     def draw() -> jax.Array:
         tempered = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
-        allowed = _is_allowed(logits if sampling.truncate_before_temperature else tempered, sampling)
+        truncated = logits if sampling.truncate_before_temperature else tempered
+        allowed = _is_allowed(truncated, settings, candidates, sampling.epsilon)
         drawn = jax.vmap(jax.random.categorical)(keys, jnp.where(allowed, tempered, -jnp.inf))
         return jnp.where(temperature > 0, drawn, most_likely)
 
     return jax.lax.cond(jnp.any(temperature > 0), draw, lambda: most_likely)
 
 
-def _is_allowed(logits: Float[jax.Array, "B V"], sampling: Sampling) -> Bool[jax.Array, "B V"]:
+def _is_allowed(
+    logits: Float[jax.Array, "B V"], settings: SequenceSettings, candidates: int, epsilon: float
+) -> Bool[jax.Array, "B V"]:
     """The tokens that `epsilon`, then `top_k`, then `top_p` leave. The most likely one always remains."""
-    if sampling.epsilon:
+    if epsilon:
         is_largest = logits == logits.max(axis=-1, keepdims=True)
-        logits = jnp.where((jax.nn.softmax(logits) >= sampling.epsilon) | is_largest, logits, -jnp.inf)
-    if sampling.top_k is not None:
-        kth = jax.lax.top_k(logits, min(sampling.top_k, logits.shape[-1]))[0][:, -1:]
-        logits = jnp.where(logits >= kth, logits, -jnp.inf)
-    if sampling.top_p is not None:
-        descending = jnp.sort(logits, axis=-1)[:, ::-1]
-        probabilities = jax.nn.softmax(descending, axis=-1)
+        logits = jnp.where((jax.nn.softmax(logits) >= epsilon) | is_largest, logits, -jnp.inf)
+    if candidates:
+        top_k, top_p = settings.top_k[:, None], settings.top_p[:, None]
+        descending = jax.lax.top_k(logits, min(candidates, logits.shape[-1]))[0]
+        kth = jnp.take_along_axis(descending, jnp.clip(top_k - 1, 0, descending.shape[-1] - 1), axis=-1)
+        kth = jnp.where(top_k > 0, kth, -jnp.inf)
+        probabilities = jax.nn.softmax(jnp.where(descending >= kth, descending, -jnp.inf), axis=-1)
         before = jnp.cumsum(probabilities, axis=-1) - probabilities
         # The first token that reaches top_p is still included.
-        threshold = jnp.min(jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        threshold = jnp.min(jnp.where(before < top_p, descending, jnp.inf), axis=-1, keepdims=True)
+        threshold = jnp.where(top_p < 1, jnp.maximum(threshold, kth), kth)
         logits = jnp.where(logits >= threshold, logits, -jnp.inf)
     return logits > -jnp.inf

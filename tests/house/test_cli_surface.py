@@ -18,7 +18,8 @@ MAX_OPTIONS = 12
 # Terms of a cloud order, as in gcloud's own command, are not part of a recipe.
 # Tracing and scheduling options of a run must not change its recipe.
 # Prompts and sampling are those of one call; what a recipe should record is in its `decoding`.
-WIDE = {("provision", "create"): 20, ("train",): 17, ("decode",): 15}
+# Examples and prompts of lm-eval's tasks are those of one call, as in its own command.
+WIDE = {("provision", "create"): 20, ("train",): 17, ("decode",): 15, ("eval",): 13}
 HEAVY = {"fiddle", "flax", "grain", "jax", "jaxlib", "matplotlib", "numpy", "optax", "orbax", "seqio", "tensorflow"}
 
 

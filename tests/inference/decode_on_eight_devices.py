@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.inference.decode import Prompt, PromptDecoder
+from paxcli.inference.decode import PromptDecoder
+from paxcli.inference.prompts import Prompt
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import subprocess
 import sys
 
@@ -13,8 +15,9 @@ import numpy as np
 import pytest
 
 import paxcli as pax
-from paxcli.errors import ConfigError, DataError
-from paxcli.inference.decode import Prompt, PromptDecoder, override, parse_prompt
+from paxcli.errors import ConfigError
+from paxcli.inference.decode import PromptDecoder, override
+from paxcli.inference.prompts import Prompt, parse_prompt, read_prompts
 from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.tokenizers import ByteTokenizer
 from paxcli.models.beam_search import BeamSearch
@@ -98,6 +101,32 @@ def test_a_prompt_may_have_a_temperature_of_its_own(params, greedy):
     assert same[1::2] == [True] * 4 and not all(same[::2])
 
 
+def test_prompts_have_settings_of_their_own(params, greedy):
+    """In one batch, each answer is that of a call in which all prompts have its settings."""
+    shared = Sampling(temperature=1.5, batch_size=3)
+    prompts = [Prompt(PROMPTS[i % 4].prompt, max_tokens=20) for i in range(6)]
+    free = decode(params, prompts, shared)
+    own = [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.9}, {"temperature": 0.0}]
+    own.append({"stop": [free[5]["text"][4:6]]})
+    found = decode(params, [dataclasses.replace(one, **more) for one, more in zip(prompts, own, strict=True)], shared)
+    for number, more in enumerate(own):
+        settings = {name: tuple(value) if name == "stop" else value for name, value in more.items()}
+        expected = decode(params, prompts, dataclasses.replace(shared, **settings))[number]
+        assert (found[number]["ids"], found[number]["finish_reason"]) == (expected["ids"], expected["finish_reason"])
+    assert all(one["ids"] != other["ids"] for one, other in zip(found[1:], free[1:], strict=True))
+
+
+def test_a_seed_of_its_own_gives_the_same_text_anywhere(params):
+    hot, row = Sampling(temperature=1.5, num_samples=2), Prompt("def ", max_tokens=12, seed=7)
+    alone = decode(params, [row], hot, seed=7)
+    found = decode(params, [*PROMPTS[:3], row], hot, seed=1)
+    assert [one["ids"] for one in found[-2:]] == [one["ids"] for one in alone]
+    other = decode(params, [dataclasses.replace(row, seed=8)], hot, seed=7)
+    assert alone[0]["ids"] != alone[1]["ids"] and alone[0]["ids"] != other[0]["ids"]
+    # The seed of the call, for the first prompt.
+    assert decode(params, [dataclasses.replace(row, seed=None)], hot, seed=7) == alone
+
+
 def test_samples_are_sorted_by_score(params):
     found = decode(params, PROMPTS[:2], Sampling(temperature=1.5, num_samples=4))
     scores = [one["score"] for one in found]
@@ -116,6 +145,22 @@ def test_a_continuation_is_scored(params):
     np.testing.assert_allclose(by_ids["log_probs"], log_probs_of(params, TOKENIZER.encode("dbc"))[1:], **FLOAT32)
 
 
+def test_rows_are_scored_as_by_full_passes(params):
+    """Of unequal length, up to one token more than the model has positions, and in more than one batch."""
+    decoder = PromptDecoder(MODEL, params, TOKENIZER, Sampling(batch_size=2), 0)
+    texts = ["def f(x):\n    return x", "a", "xy" * 40, "class A: pass"]
+    rows, starts = [[TOKENIZER.bos_id, *TOKENIZER.encode(text).tolist()] for text in texts], [5, 1, 70, 2]
+    assert max(map(len, rows)) == 81
+    found = decoder.generator.score(rows, starts)
+    for row, start, (log_probs, is_best) in zip(rows, starts, found, strict=True):
+        expected = full_pass(params, row[1:])[start - 1 :]
+        np.testing.assert_allclose(log_probs, expected[np.arange(len(expected)), row[start:]], **FLOAT32)
+        np.testing.assert_array_equal(is_best, expected.argmax(axis=-1) == row[start:])
+    (greedy,) = decoder.continue_prompts([Prompt("def ", max_tokens=9)])
+    row = [TOKENIZER.bos_id, *TOKENIZER.encode("def ").tolist(), *greedy["ids"]]
+    assert decoder.generator.score([row], [5])[0][1].all()
+
+
 def test_a_conversation_is_rendered_by_the_chat_template(params):
     source = ChatInput(files=["none.jsonl"], chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}<bos>")
     decoder = PromptDecoder(MODEL, params, TOKENIZER, Sampling(max_tokens=4), 0, source.prompt_template())
@@ -129,7 +174,7 @@ def test_a_conversation_is_rendered_by_the_chat_template(params):
     assert chat == plain
     with pytest.raises(ConfigError, match="no chat template"):
         decode(params, [parse_prompt({"messages": messages})])
-    with pytest.raises(DataError, match="unknown role 'usr'"):
+    with pytest.raises(ConfigError, match="unknown role 'usr'"):
         parse_prompt({"messages": [{"role": "usr", "content": "a"}]})
 
 
@@ -172,7 +217,8 @@ def test_beam_search_of_text(params, greedy):
         (Prompt(ids=[3, 259]), Sampling(), "has id 259, but the model's vocab_size is 259"),
         (Prompt(ids=[]), Sampling(), "A prompt is empty"),
         (Prompt("x"), Sampling(eos_ids=(1, 300)), "`decoding.eos_ids` has id 300"),
-        (Prompt("x", temperature=1.0), BeamSearch(), "With beam search"),
+        (Prompt("x", temperature=1.0), BeamSearch(), "with beam search it has no `temperature`"),
+        (Prompt("x" * 80, place="a.jsonl, line 3"), Sampling(), "a.jsonl, line 3: Prompt 'x+… has 81 tokens"),
     ],
 )
 def test_mistakes_are_config_errors(params, prompt, decoding, message):
@@ -235,14 +281,20 @@ def test_eight_devices_equal_one():
     ("row", "message"),
     [
         ({"prompt": "x", "temprature": 1.0}, "unknown field `temprature`"),
-        ({"prompt": "x", "max_tokens": True}, "`max_tokens` of a prompt is True"),
-        ({"prompt": "x", "max_tokens": 0}, "A prompt's max_tokens must be at least 1"),
+        ({"prompt": "x", "max_tokens": True}, "has the max_tokens True; expected an integer"),
+        ({"prompt": "x", "max_tokens": 0}, "max_tokens must be at least 1"),
         ({"prompt": "x", "ids": [1]}, "exactly one|one of"),
-        ({"ids": ["a"]}, "`ids` of a prompt|ids.0"),
+        ({"ids": ["a"]}, "has the ids .*; expected a list of token ids"),
+        ({"prompt": "x", "stop": "a"}, "has the stop 'a'; expected a list of texts"),
+        ({"prompt": "x", "top_p": 1.5}, "top_p must be above 0 and at most 1"),
+        ({"prompt": "x", "top_k": 0}, "top_k must be at least 1"),
+        ({"prompt": "x", "seed": 2**32}, "seed must be at least 0"),
         ({}, "one of `prompt`"),
-        ({"messages": ["hello"]}, "`messages` of a prompt"),
+        ({"messages": ["hello"]}, "has the messages .*; expected a list of messages"),
     ],
 )
-def test_rows_of_a_prompts_file_are_checked(row, message):
-    with pytest.raises(ConfigError, match=message):
-        parse_prompt(row)
+def test_rows_of_a_prompts_file_are_checked(row, message, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "good"}\n\n' + json.dumps(row))
+    with pytest.raises(ConfigError, match=f"prompts.jsonl, line 3.*({message})"):
+        read_prompts(file)

@@ -12,6 +12,7 @@ import pytest
 
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.chat import ChatInput
+from paxcli.inputs.mixture import MixtureInput
 from paxcli.inputs.preference import PreferenceInput
 
 EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None, "seq_len": 64}
@@ -52,6 +53,26 @@ def test_both_sides_are_what_a_chat_input_reads(kind: str, tmp_path: pathlib.Pat
     assert not batch.weights[3].any()  # padding
     spec = data.element_spec()
     assert spec.rejected.ids.shape == spec.ids.shape == (4, 64)
+
+
+def test_pairs_of_several_files_are_mixed(tmp_path: pathlib.Path) -> None:
+    """An epoch of the mixture is that of each input in turn, both sides of each pair in one row."""
+    files = [write(tmp_path / "a.jsonl", PAIRS[:1]), write(tmp_path / "b.jsonl", PAIRS[1:])]
+    mixture = MixtureInput(
+        inputs=[PreferenceInput(files=one) for one in files], weights=[1.0, 2.0], batch_size=3, **EPOCH
+    )
+    mixture.check_data()
+    batch, expected = mixture.get_next(), PreferenceInput(files=sum(files, []), batch_size=3, **EPOCH).get_next()
+    order = [np.flatnonzero((expected.ids == row).all(axis=1))[0] for row in batch.ids]
+    assert sorted(order) == [0, 1, 2]
+    for name in ("ids", "labels", "weights"):
+        np.testing.assert_array_equal(batch[name], expected[name][order])
+        np.testing.assert_array_equal(batch.rejected[name], expected.rejected[name][order])
+    with pytest.raises(ConfigError, match="batches of its inputs differ"):
+        chat = ChatInput(files=files[0], packing="one_per_row")
+        MixtureInput(
+            inputs=[PreferenceInput(files=files[0]), chat], weights=[1.0, 1.0], batch_size=1, **EPOCH
+        ).validate()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from paxcli.errors import ConfigError
 from paxcli.models.beam_search import Beams, BeamSearch, beam_search
 from paxcli.models.decoding import cache_axes, prefill
 from paxcli.models.language_model import LanguageModel
+from paxcli.models.sampling import SequenceSettings
 from paxcli.models.sequence_model import SequenceModel
 from paxcli.nested_map import NestedMap
 from tests.tolerances import FLOAT32
@@ -43,7 +44,6 @@ def search(kind: type, limits: list[int], **settings) -> Beams:
     @jax.jit
     def run(params):
         size = 4 + longest
-        zeros = jnp.zeros(2, jnp.int32)
         prompts = prefill(
             model,
             params,
@@ -51,8 +51,7 @@ def search(kind: type, limits: list[int], **settings) -> Beams:
             jnp.array(LENGTHS),
             jnp.array(LENGTHS),
             jnp.array(limits),
-            0.0,
-            zeros,
+            SequenceSettings(*[jnp.zeros(2)] * 5),
             size,
             BOS,
         )

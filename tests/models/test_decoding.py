@@ -44,7 +44,7 @@ GREEDY = Sampling()
 
 def _generate(model, params, sampling=GREEDY, eos_ids=(), seed=0, max_tokens=6):
     run = jax.jit(generate, static_argnums=(0, 5, 6, 7))
-    return run(model, params, PROMPTS, LENGTHS, jax.random.key(seed), max_tokens, eos_ids, sampling)
+    return run(model, params, PROMPTS, LENGTHS, seed, max_tokens, eos_ids, sampling)
 
 
 def _whole_text_log_probs(model, params, ids):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from paxcli.models.sampling import Sampling, choose
+from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
 
 LOGITS = np.log(np.array([0.02, 0.33, 0.05, 0.2, 0.15, 0.01, 0.14, 0.1], np.float64))
 DRAWS = 8000
@@ -43,8 +43,9 @@ def _probabilities(sampling: Sampling) -> np.ndarray:
 @functools.cache
 def _counts(sampling: Sampling) -> np.ndarray:
     keys = jax.random.split(jax.random.key(0), DRAWS)
-    logits, temperatures = jnp.tile(LOGITS, (DRAWS, 1)), jnp.full(DRAWS, sampling.temperature)
-    return np.bincount(np.asarray(choose(logits, keys, temperatures, sampling)), minlength=8)
+    of_all, logits = sequence_settings(sampling, 0, 0), jnp.tile(LOGITS, (DRAWS, 1))
+    rows = SequenceSettings(*(jnp.full(DRAWS, x) for x in of_all))
+    return np.bincount(np.asarray(choose(logits, keys, rows, num_candidates(of_all), sampling)), minlength=8)
 
 
 SETTINGS = [
@@ -75,10 +76,34 @@ def test_the_orders_differ(settings):
     assert set(np.flatnonzero(counts)) != set(np.flatnonzero(expected))
 
 
-def test_each_row_has_its_own_temperature_and_key():
-    keys = jnp.repeat(jax.random.split(jax.random.key(1), 200), 3)
-    temperatures = jnp.tile(jnp.array([0.0, 1.0, 1.0]), 200)
-    chosen = choose(jnp.tile(LOGITS, (600, 1)), keys, temperatures, Sampling()).reshape(200, 3)
+def test_each_row_has_its_own_settings_and_key():
+    """In one batch, a row that is greedy, one without truncation twice with the same key, and truncated ones."""
+    own = [{"temperature": 0.0}, {}, {}, {"top_k": 3}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.7}]
+    settings = [Sampling(**{"temperature": 1.7, **more}) for more in own]
+    rows = [sequence_settings(one, 0, 0) for one in settings] * DRAWS
+    rows = SequenceSettings(*(jnp.array(column) for column in zip(*rows, strict=True)))
+    keys = jnp.repeat(jax.random.split(jax.random.key(1), DRAWS), len(own))
+    chosen = choose(jnp.tile(LOGITS, (len(keys), 1)), keys, rows, num_candidates(rows), Sampling())
+    chosen = np.asarray(chosen).reshape(DRAWS, len(own))
     assert (chosen[:, 0] == 1).all()  # greedy
     np.testing.assert_array_equal(chosen[:, 1], chosen[:, 2])  # the same key
-    assert len(np.unique(chosen[:, 1])) > 4
+    for column, sampling in enumerate(settings[1:], 1):
+        expected, counts = _probabilities(sampling), np.bincount(chosen[:, column], minlength=8)
+        assert not counts[expected == 0].any()
+        assert scipy.stats.chisquare(counts[expected > 0], DRAWS * expected[expected > 0]).pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ([{}], 0),
+        ([{}, {"top_k": 5}, {"top_k": 3}], 8),
+        ([{"top_k": 1}], 1),
+        ([{"top_k": 5}, {"top_p": 0.5}], 2**31 - 1),
+    ],
+)
+def test_only_as_many_tokens_are_sorted_as_a_row_needs(own, expected):
+    rows = [sequence_settings(Sampling(temperature=1.0, **more), 0, 0) for more in own]
+    greedy = sequence_settings(Sampling(top_p=0.1), 0, 0)
+    rows = SequenceSettings(*(np.array(column) for column in zip(*rows, greedy, strict=True)))
+    assert num_candidates(rows) == expected

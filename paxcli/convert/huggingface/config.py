@@ -45,13 +45,14 @@ class Family:
     alternating: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
 
 
-def _read(name: str) -> dict[str, Any]:
+def read_data(name: str) -> dict[str, Any]:
+    """The content of a file in `data/`."""
     package = importlib.resources.files("paxcli.convert.huggingface")
     return yaml.safe_load((package / "data" / name).read_text("utf-8"))
 
 
-FAMILIES = {kind: Family(**fields) for kind, fields in _read("families.yaml").items()}
-_SCALINGS = _read("rope_scalings.yaml")
+FAMILIES = {kind: Family(**fields) for kind, fields in read_data("families.yaml").items()}
+_SCALINGS = read_data("rope_scalings.yaml")
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -64,7 +65,7 @@ def family_of(config: Mapping[str, Any]) -> str:
     if kind in FAMILIES:
         return str(kind)
     architectures = config.get("architectures") or [f"model_type {kind!r}"]
-    lacks = _read("unsupported.yaml").get(str(kind), "a conversion for it")
+    lacks = read_data("unsupported.yaml").get(str(kind), "a conversion for it")
     raise ConfigError(f"Pax cannot import {architectures[0]}: it lacks {lacks}.", f"It imports {', '.join(FAMILIES)}.")
 
 
@@ -315,7 +316,7 @@ def differing_fields(config: fdl.Config, huggingface: Mapping[str, Any]) -> list
     model.dims_per_head = size if size is not None and size * model.num_heads != model.model_dims else None
     for path, value in model_values(huggingface).items():
         assign(theirs, f"{MODEL}.{path}", value)
-    unrelated = _read("unrelated_fields.yaml")
+    unrelated = read_data("unrelated_fields.yaml")
     a, b = ({p: x for p, x in plain_values(one).items() if p.startswith(MODEL)} for one in (ours, theirs))
     return [
         f"{path.removeprefix(MODEL + '.')} is {a.get(path)!r}, not {b.get(path)!r}"

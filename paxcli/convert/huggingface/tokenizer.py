@@ -9,6 +9,7 @@ from typing import Any
 import tokenizers
 
 from paxcli.convert.huggingface.files import read_json
+from paxcli.convert.huggingface.generation import GENERATION
 from paxcli.errors import DataError, first_line
 
 FOLDER = "huggingface"
@@ -16,7 +17,7 @@ FOLDER = "huggingface"
 
 TOKENIZER = "tokenizer.json"
 _CARRIED = (
-    TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "generation_config.json",
+    TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", GENERATION,
     "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model",
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ import numpy as np
 import yaml
 
 from paxcli.checkpoint.array_differences import ArrayType
+from paxcli.checkpoint.manager import find_step
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
 from paxcli.config.load import load
@@ -28,6 +29,7 @@ from paxcli.convert.huggingface.files import (
     write_json,
     write_safetensors,
 )
+from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, sizes_of
 from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
@@ -35,7 +37,6 @@ from paxcli.convert.runs import (
     ExportedWeights,
     ImportedWeights,
     check_new,
-    find_step,
     import_checkpoint,
     read_run,
     state_shapes,
@@ -80,7 +81,9 @@ def import_huggingface(
     found = read_json(folder / CONFIG)
     family = family_of(found)
     tensors = Safetensors(folder)
-    name, config, text = recipe or _new_recipe(folder, found, family, target)
+    file = folder / GENERATION
+    decoding, not_imported = decoding_values(read_json(file) if file.exists() else found)
+    name, config, text = recipe or _new_recipe(folder, found, family, target, decoding)
     if differences := differing_fields(config, found):
         raise ConfigError(
             f"The recipe {name} is not of the model in {folder}: {'; '.join(differences[:5])}.",
@@ -93,6 +96,7 @@ def import_huggingface(
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
     checkpoint = _Checkpoint(folder, tensors, names)
     done = import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run)
+    done = dataclasses.replace(done, not_imported=[] if recipe else not_imported)
     if dry_run:
         return done
     carried = [CONFIG, *carry_files(folder, target)]
@@ -101,7 +105,7 @@ def import_huggingface(
 
 
 def _new_recipe(
-    folder: Path, found: dict[str, Any], family: str, target: Path
+    folder: Path, found: dict[str, Any], family: str, target: Path, decoding: dict[str, Any]
 ) -> tuple[str, fdl.Config[Experiment], str]:
     """A recipe that trains the model: its family, config and YAML."""
     values = {
@@ -109,6 +113,7 @@ def _new_recipe(
         **{f"{MODEL}.{path}": value for path, value in model_values(found).items()},
         **_TRAINING,
         **input_values(folder, found, target / TOKENIZER),
+        **{f"decoding.{field}": value for field, value in decoding.items()},
     }
     base = FAMILIES[family].recipe
     config = load(base).config
@@ -177,6 +182,11 @@ def export_huggingface(
             written = ((name, x.astype(numpy_dtype)) for name, x in from_pax(layout, merged))
             files = [CONFIG, *write_safetensors(target, written, sizes), *carry_files(from_import, target)]
             write_json(target / CONFIG, content)
+            file = from_import / GENERATION
+            generation = generation_json(config, read_json(file) if file.exists() else None)
+            if generation is not None:
+                write_json(target / GENERATION, generation)
+                files = [*dict.fromkeys([*files, GENERATION])]
     except OSError as error:
         raise MissingError(f"{target} cannot be written: {error.strerror}.", "Choose another directory.") from error
     return dataclasses.replace(done, files=files)

@@ -12,6 +12,7 @@ import numpy as np
 import optax
 
 from paxcli.checkpoint.array_differences import ArrayType
+from paxcli.checkpoint.manager import find_step
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
 from paxcli.convert.layout import Kind, Layout, compare_to_model, from_pax
 from paxcli.convert.maxtext import tables
@@ -23,7 +24,6 @@ from paxcli.convert.runs import (
     ImportedWeights,
     arrays_per_parameter,
     check_new,
-    find_step,
     import_checkpoint,
     read_run,
     state_shapes,

@@ -16,8 +16,10 @@ import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values
+from paxcli.convert.huggingface.generation import decoding_values
 from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError, DataError
+from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
 from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
@@ -91,6 +93,39 @@ def test_a_tied_llama_trains_decodes_and_is_exported_with_its_tokenizer(tmp_path
     pax.export_weights(trained, tmp_path / "trained", dtype="bfloat16")
     assert json.loads((tmp_path / "trained/config.json").read_text())["torch_dtype"] == "bfloat16"
     assert {x.dtype.name for x in load_file(tmp_path / "trained/model.safetensors").values()} == {"bfloat16"}
+
+
+def test_generation_config_comes_in_and_goes_out(tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama2")
+    given = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [2, 5], "repetition_penalty": 1.1}
+    given |= {"max_new_tokens": 7, "bos_token_id": 1, "num_beams": 1, "transformers_version": "5.23.0"}
+    (source / "generation_config.json").write_text(json.dumps(given))
+    assert pax.import_weights(source, tmp_path / "run").not_imported == ["repetition_penalty"]
+    run = pax.Run(tmp_path / "run")
+    # Without `top_k`, transformers sample from the 50 most likely tokens.
+    assert fdl.build(run.config.decoding) == Sampling(
+        temperature=0.6, top_k=50, top_p=0.9, eos_ids=(2, 5), max_tokens=7
+    )
+    pax.export_weights(run, tmp_path / "same")
+    assert (tmp_path / "same/generation_config.json").read_text() == json.dumps(given)
+    other = {"decoding.temperature": 0.0, "decoding.top_k": None, "decoding.top_p": None, "decoding.stop": ["."]}
+    pax.export_weights(pax.Run(run.path, pax.load(f"{run.path}/", set=other)), tmp_path / "other")
+    written = json.loads((tmp_path / "other/generation_config.json").read_text())
+    assert (written["do_sample"], written["stop_strings"], written["repetition_penalty"]) == (False, ["."], 1.1)
+    assert decoding_values(written)[0] == {"eos_ids": [2, 5], "max_tokens": 7, "stop": ["."]}
+
+
+@pytest.mark.parametrize(
+    ("content", "values", "others"),
+    [
+        ({"do_sample": False, "temperature": 0.6, "top_k": 5}, {}, []),  # greedy
+        ({"do_sample": True, "top_k": 0, "top_p": 1.0}, {"temperature": 1.0}, []),
+        ({"eos_token_id": 2, "num_beams": 4, "min_length": 0}, {"eos_ids": [2]}, ["num_beams"]),
+        ({"do_sample": True, "epsilon_cutoff": 0.1, "top_k": 9}, {"temperature": 1.0, "top_k": 9, "epsilon": 0.1}, []),
+    ],
+)
+def test_values_of_generation_config(content, values, others):
+    assert decoding_values(content) == (values, others)
 
 
 def test_an_imported_run_decodes_with_its_tokenizer(tmp_path: pathlib.Path):

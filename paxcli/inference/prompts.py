@@ -1,0 +1,108 @@
+"""Prompts with settings of their own, and files of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import fiddle as fdl
+
+from paxcli.config.assign import assign
+from paxcli.config.facts import check_fields
+from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, Seed, Tokens
+from paxcli.errors import ConfigError, PaxError, did_you_mean, first_line
+from paxcli.inputs.conversations import messages_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Prompt:
+    """A prompt, with settings of its own; None = as for all prompts.
+
+    Attributes:
+      prompt: Its text; None = `ids`.
+      ids: Its tokens, instead of the text.
+      messages: A conversation, instead of the text: `role` and `content` of each message. The answer is the next one.
+      continuation: Text after it whose log-probabilities are computed; nothing is generated.
+      max_tokens: The most tokens to generate.
+      temperature: Temperature.
+      top_k: Sample from the k most likely tokens.
+      top_p: Sample from the nucleus with this probability.
+      stop: Texts that end the answer.
+      seed: Seed of the sampling, which then does not depend on the other prompts.
+      place: File and line that the prompt comes from, for errors.
+    """
+
+    prompt: str | None = None
+    ids: list[NonNegativeInt] | None = None
+    messages: list[dict[str, Any]] | None = None
+    continuation: str | None = None
+    max_tokens: Tokens | None = None
+    temperature: NonNegativeFloat | None = None
+    top_k: PositiveInt | None = None
+    top_p: PositiveFraction | None = None
+    stop: list[str] | None = None
+    seed: Seed | None = None
+    place: str = ""
+
+    def __str__(self) -> str:
+        shown = repr(self.prompt or self.ids or self.messages)
+        return f"{self.place}Prompt {shown if len(shown) <= 40 else shown[:38] + '…'}"
+
+
+_FIELDS = [field.name for field in dataclasses.fields(Prompt) if field.name != "place"]
+
+
+def parse_prompt(row: str | Mapping[str, Any] | Prompt, place: str = "") -> Prompt:
+    """A prompt from its text, or from the fields of `Prompt`.
+
+    Raises:
+      ConfigError: A field is unknown or has a wrong value, or there is not one of text, ids and messages.
+    """
+    if isinstance(row, Prompt):
+        return row
+    if not isinstance(row, str | Mapping):
+        raise ConfigError(f"{place}{row!r} is not a prompt.", 'Write it as {"prompt": "…"}.')
+    config = fdl.Config(Prompt)
+    try:
+        for name, value in ({"prompt": row} if isinstance(row, str) else row).items():
+            if name not in _FIELDS:
+                raise ConfigError(f"A prompt has no field `{name}`.", did_you_mean(name, _FIELDS))
+            assign(config, name, value)
+        config.place = place
+        found = fdl.build(config)
+        check_fields(found)
+        if [found.prompt, found.ids, found.messages].count(None) != 2:
+            raise ConfigError("A prompt has one of `prompt`, `ids` and `messages`.", "Give it exactly one of them.")
+        if found.messages is not None:
+            messages_of({"messages": [*found.messages, {"role": "assistant", "content": "-"}]}, "messages", "A prompt")
+    except PaxError as error:
+        raise ConfigError(f"{place}{error.message}", error.hint) from None
+    return found
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a file: its lines, or the objects of a `.jsonl` file.
+
+    Raises:
+      ConfigError: The file cannot be read or has no prompt, or a line is not one; names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read {path}: {first_line(error)}.", "Give a UTF-8 text file of prompts.") from None
+    places = {f"{path}, line {number}: ": line for number, line in enumerate(lines, 1) if line.strip()}
+    if not places:
+        raise ConfigError(f"{path} has no prompt.", "Write one per line.")
+    parse = _object if path.suffix == ".jsonl" else parse_prompt
+    return [parse(line, place) for place, line in places.items()]
+
+
+def _object(line: str, place: str) -> Prompt:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{place}not JSON: {error}.", 'Write each line as {"prompt": "…"}.') from None
+    return parse_prompt(row, place)
