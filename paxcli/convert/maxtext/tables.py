@@ -79,7 +79,7 @@ def choices() -> dict[str, list[Any]]:
     return {key: values for keys, values in _read("keys.yaml")["choices"] for key in keys}
 
 
-def unused() -> dict[str, str]:
+def keys_without_field() -> dict[str, str]:
     """Key that is read, but has no field in a recipe -> why, or what replaces it."""
     return {key: why for why, keys in _read("keys.yaml")["unused"].items() for key in keys}
 

@@ -218,7 +218,7 @@ def _set_run(draft: Conversion, steps: int) -> None:
         draft.note_approximation("enable_checkpointing=false: pax saves once, at the end of the run.")
     draft.copy("checkpoint", "save_max_to_keep", "async_save")
     draft.set("task.name", settings["run_name"] or "maxtext", "run_name")
-    for key, why in tables.unused().items():
+    for key, why in tables.keys_without_field().items():
         draft.drop(key, why)
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}
     reported = known | tables.silent_keys() | {dropped.key for dropped in settings.dropped}
