@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import contextvars
 import functools
 import os
@@ -177,7 +176,7 @@ class Run:
         """
         from paxcli.metrics.curves import check_metric, default_metrics, draw, read_runs, save_figure
 
-        runs = read_runs([self.path, *(one.path if isinstance(one, Run) else one for one in others)])
+        runs = read_runs(_paths(self, others))
         metrics = metrics or default_metrics(runs)
         for metric in metrics:
             check_metric(runs, metric)
@@ -185,6 +184,19 @@ class Run:
         if path is not None:
             save_figure(figure, path)
         return figure
+
+    def report(self, *others: Run | PathLike, path: PathLike, dry_run: bool = False) -> dict[str, Any]:
+        """Writes one HTML page about the run, and other runs beside it, which needs no server and no network.
+
+        Returns:
+          `path`, `bytes`, and `runs`: name → `run_dir`, the last `step`, and the last value of each main metric.
+
+        Raises:
+          DataError: A run has no metrics, or a file of it is damaged.
+        """
+        from paxcli.report.page import write_report
+
+        return write_report(_paths(self, others), path, dry_run)
 
     def evaluate(self, step: int | None = None, files: Sequence[str] = ()) -> dict[str, dict[str, float]]:
         """Evaluates a checkpoint on the recipe's evaluation inputs. Also writes the metrics to `eval/`.
@@ -346,6 +358,7 @@ def train(
       DataError: The data or a checkpoint cannot be read.
     """
     from paxcli.checkpoint.warm_start import parse_source
+    from paxcli.inference.sampler import Sampler
     from paxcli.profiling.instruments import Instrumentation
     from paxcli.training import loop
     from paxcli.training.run_dir import default_run_dir
@@ -356,7 +369,7 @@ def train(
     warm_start = loop.WarmStart(*parse_source(init_from), everything=with_optimizer) if init_from else None
     instrument = observed.instrument(recipe.config, directory)
     run.result = loop.train(
-        recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt
+        recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt, Sampler
     )
     return run
 
@@ -414,12 +427,13 @@ def compile(
       MissingError: Something needed to compile for these devices is not installed.
     """
     from paxcli.programs.ahead_of_time import compile_ahead, target_of
+    from paxcli.programs.executable import no_compilation_cache
     from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(recipe.config, topology, slices)
     if target.platform != "gpu":
         hide_accelerators()
-    with _no_compilation_cache():
+    with no_compilation_cache():
         return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
 
 
@@ -481,17 +495,5 @@ def export_weights(
     return formats.export_weights(run.config, run.path, directory, format, step, dtype, adapter, dry_run)
 
 
-@contextlib.contextmanager
-def _no_compilation_cache() -> Iterator[None]:
-    """Disables the cache: a CPU program from the cache cannot be saved again, and its compile time would be wrong."""
-    import jax
-    from jax.experimental.compilation_cache.compilation_cache import reset_cache
-
-    enabled = jax.config.jax_enable_compilation_cache  # pyrefly: ignore[missing-attribute]
-    jax.config.update("jax_enable_compilation_cache", False)
-    reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        reset_cache()
+def _paths(run: Run, others: Sequence[Run | PathLike]) -> list[str]:
+    return [one.path if isinstance(one, Run) else os.fspath(one) for one in (run, *others)]

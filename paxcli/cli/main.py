@@ -29,6 +29,7 @@ from paxcli.cli import (
     provision,
     provision_access,
     recipes,
+    report,
     train,
 )
 from paxcli.cli.interrupts import interrupts
@@ -55,6 +56,7 @@ app.command("pgle-profile")(pgle.pgle_profile)
 app.add_typer(profile.app, name="profile")
 app.command("plot")(plot.plot)
 app.command("notebook")(notebook.notebook)
+app.command("report")(report.report)
 app.command("doctor")(doctor.doctor)
 app.command("install")(install.install)
 for verb in (*provision_access.VERBS, emit.emit):

@@ -53,7 +53,7 @@ class JsonlWriter:
 
     def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Appends one line."""
-        finite = {name: value if _is_finite(value) else None for name, value in values.items()}
+        finite = {name: value if is_finite(value) else None for name, value in values.items()}
         line = json.dumps({"step": step, "split": split, **finite}, allow_nan=False) + "\n"
         if self._file is None:
             self._remote_text += line
@@ -88,7 +88,7 @@ class TensorBoardWriter:
         """Adds the values that are finite."""
         writer = self._splits.get(split) or self._open(split)
         for name, value in values.items():
-            if _is_finite(value):
+            if is_finite(value):
                 writer.add_scalar(name, value, step)
 
     def close(self) -> None:
@@ -144,7 +144,8 @@ def read_lines(path: epath.Path) -> list[dict[str, Any]]:
     return [line for line in map(parse_line, text.splitlines()) if line]
 
 
-def _is_finite(value: float | int | None) -> bool:
+def is_finite(value: float | int | None) -> bool:
+    """Whether a value can be written."""
     return value is not None and math.isfinite(value)
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,6 +33,7 @@ from paxcli.mesh.startup import exit_on_error, return_free_memory
 from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
+from paxcli.metrics.trackers import TrackerWriter, check_installed
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter, read_lines
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
@@ -41,7 +42,7 @@ from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
 from paxcli.training.out_of_memory import explain_out_of_memory
-from paxcli.training.progress import ProgressPrinter, Reporter, Silent
+from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
@@ -53,6 +54,8 @@ from paxcli.training.tokenizer_copies import copy_tokenizers
 from paxcli.training.watchdog import Watchdog
 
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
+# From a step and its parameters to each of the `sample_prompts` with its continuation.
+Sample = Callable[[int, dict], list[tuple[str, str]]]
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
 
 
@@ -77,6 +80,8 @@ class TrainingRun:
     def __init__(self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest, instrument: Instrument):
         self.session, self.run_dir, self.report, self.stop = session, run_dir, report, stop
         self.instrument = instrument
+        self.sample: Sample | None = None
+        check_installed(session.experiment.writers)
         self.task = session.experiment.task
         self.num_train_steps = self.task.train.num_train_steps
         self.input = session.experiment.train_input
@@ -256,7 +261,10 @@ class TrainingRun:
         with self.meter.pause(), self.goodput.time(EVAL), TraceAnnotation(EVALUATE_PHASE):
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
+            samples = self.sample(step, params) if self.sample else []
         self.eval_positions = self._eval_positions()
+        for prompt, text in samples:
+            self.report.message(f"step {step} · sample · {prompt!r} → {text!r}")
         for name, values in metrics.items():
             if (split := f"eval/{name}") not in logged:
                 self.writer.write(step, values, split)
@@ -288,9 +296,9 @@ class TrainingRun:
         if jax.process_index() != 0:
             return MultiWriter([])
         path = self.run_dir.path
-        return MultiWriter(
-            [JsonlWriter(path / FILE_NAME, first_step), TensorBoardWriter(path / "tensorboard", first_step)]
-        )
+        trackers = [TrackerWriter(name, path, self.recipe, first_step) for name in self.session.experiment.writers]
+        files = [JsonlWriter(path / FILE_NAME, first_step), TensorBoardWriter(path / "tensorboard", first_step)]
+        return MultiWriter([*files, *trackers])
 
 
 def train(
@@ -302,6 +310,7 @@ def train(
     allow_changed: bool = False,
     instrument: Instrument | None = None,
     on_corrupt: OnCorrupt | None = None,
+    make_sampler: Callable[[Session, RunDir], Sample] | None = None,
 ) -> dict[str, Any] | None:
     """Trains a recipe in a run directory, from its latest checkpoint if it has one.
 
@@ -314,6 +323,7 @@ def train(
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
       instrument: Compiles and observes the train step; None = compile ahead of time, observe nothing.
       on_corrupt: What to do when the newest checkpoint is damaged; None = the value in the recipe.
+      make_sampler: Makes what continues the recipe's `sample_prompts`; None = they are not continued.
 
     Returns:
       `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `goodput`, `seconds` and `eval`; None on every
@@ -334,7 +344,7 @@ def train(
             stack.enter_context(run_dir.lock())
             report = report or stack.enter_context(ProgressPrinter())
         else:
-            report = Silent()
+            report = Reporter()
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         if is_first:
             run_dir.check_same_recipe(config, allow_changed)
@@ -345,6 +355,8 @@ def train(
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
+        if make_sampler and session.experiment.sample_prompts:
+            run.sample = make_sampler(session, run_dir)
         done = run.store.latest_step() or 0
         reason = f"it has {done} of {run.num_train_steps} steps" if done >= run.num_train_steps else run.early_stop()
         if reason and not run.is_eval_missing(done):

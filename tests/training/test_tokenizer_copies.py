@@ -12,7 +12,7 @@ import tokenizers
 
 import paxcli as pax
 from paxcli.errors import DataError
-from paxcli.training.progress import Silent
+from paxcli.training.progress import Reporter
 
 _WORDS = ["</s>", *"abcdefgh"]
 
@@ -35,7 +35,7 @@ def _recipe(steps: int = 2) -> pax.Recipe:
 
 
 def _train(steps: int) -> pax.Run:
-    return pax.train(_recipe(steps), "run", progress=Silent(), allow_changed=True)
+    return pax.train(_recipe(steps), "run", progress=Reporter(), allow_changed=True)
 
 
 def _outputs(run: pax.Run) -> Any:

@@ -27,13 +27,11 @@ class Setting:
       value: Typed like the key's default.
       origin: `script`, `environment`, `model`, `default`.
       line: In the script.
-      written: As written in the script.
     """
 
     value: Any
     origin: str = "default"
     line: int | None = None
-    written: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,7 +164,7 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
                 f"{model[pair.key]}: MaxText stops unless override_model_config=true."
             )
             settings.undecided.append(f"{pair.key}: {pair.value} of line {pair.line} is used, not the model's.")
-        settings.values[pair.key] = Setting(value, origin, pair.line, f"{pair.key}={pair.value}")
+        settings.values[pair.key] = Setting(value, origin, pair.line)
 
 
 def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any]) -> None:

@@ -44,7 +44,7 @@ def aliases() -> dict[str, dict[str, Any]]:
 
 
 def blocks() -> dict[str, dict[str, Any]]:
-    """`decoder_block` that pax has -> `layer`, `norms`, `scales_queries`, `local`."""
+    """`decoder_block` that pax has -> facts; see the file."""
     return _read("blocks.yaml")["blocks"]
 
 
@@ -64,9 +64,19 @@ def local_layers(block: str) -> list[bool] | None:
     return blocks().get(block, {}).get("local")
 
 
-def recipe_keys() -> dict[str, dict[str, Any]]:
-    """Paths of a recipe -> keys: those with the `same` value, and those with another for null."""
+def recipe_keys() -> dict[str, list[Any]]:
+    """Path of a recipe -> the key with the same value, and the key's value where the recipe has null."""
     return _read("recipe_keys.yaml")
+
+
+def choices() -> dict[str, list[Any]]:
+    """Key -> the values that pax has, of keys with other values in MaxText."""
+    return {key: values for keys, values in _read("keys.yaml")["choices"] for key in keys}
+
+
+def unused() -> dict[str, str]:
+    """Key that is read, but has no field in a recipe -> why, or what replaces it."""
+    return {key: why for why, keys in _read("keys.yaml")["unused"].items() for key in keys}
 
 
 def remat() -> dict[str, dict[str, list[Any]]]:
@@ -81,7 +91,7 @@ def models() -> dict[str, dict[str, Any]]:
 
 def lives() -> dict[str, dict[str, datetime.date]]:
     """Key, or `key=value` -> `first` day that had it, and `last`, the first day that no longer did."""
-    former = {key: alias for key, alias in aliases().items() if "last" in alias}
+    former = {key: alias for key, alias in aliases().items() if {"first", "last"} & alias.keys()}
     return {**former, **_read("keys.yaml")["lives"]}
 
 
