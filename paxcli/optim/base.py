@@ -1,4 +1,4 @@
-"""The optimizer interface that the learner calls."""
+"""The optimizer interface that the learner calls, and groups of parameters with an optimizer of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import jax
 import optax
 
 from paxcli.config.configurable import Configurable
+from paxcli.config.fields import PositiveFloat
 from paxcli.mesh.weights import groups_of
+from paxcli.optim.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +43,24 @@ class Optimizer(Configurable):
             return jax.tree.map(lambda u: extra_args["learning_rate"] * u, updates), state
 
         return optax.GradientTransformationExtraArgs(direction.init, update)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParameterGroup(Configurable):
+    """Parameters that the learner updates in a way of their own (Pax: an entry of `MultiOptimizerLearner`).
+
+    Attributes:
+      regex: Regular expression. The group has the parameters whose path, such as `stack/layers/attention/query`,
+        matches anywhere.
+      optimizer: Their optimizer; None = the learner's, with a state of its own.
+      learning_rate_multiplier: Multiplies the learner's `learning_rate`.
+      schedule: Their schedule; None = the learner's.
+    """
+
+    regex: str
+    optimizer: Optimizer | None = None
+    learning_rate_multiplier: PositiveFloat = 1.0
+    schedule: Schedule | None = None
 
 
 def decay_mask(weights: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import fnmatch
 import functools
 import importlib.resources
 from typing import Any
@@ -34,8 +33,14 @@ def timelines() -> dict[str, dict[datetime.date, Any]]:
 
 def default(key: str, date: datetime.date) -> Any:
     """The default of a key on a day; before the key's first day, the default of that day."""
-    timeline = timelines()[key]
-    return timeline[max((day for day in timeline if day <= date), default=min(timeline))]
+    return value_on(date, timelines()[key])
+
+
+def value_on(date: datetime.date, value: Any) -> Any:
+    """A value on a day, where it may be a mapping of first days to values."""
+    if not isinstance(value, dict):
+        return value
+    return value[max((day for day in value if day <= date), default=min(value))]
 
 
 def aliases() -> dict[str, dict[str, Any]]:
@@ -85,7 +90,7 @@ def remat() -> dict[str, dict[str, list[Any]]]:
 
 
 def models() -> dict[str, dict[str, Any]]:
-    """Name of a model -> the keys that its config sets."""
+    """Name of a model -> the keys that its config sets: a value, or first day -> value."""
     return _read("models.yaml")
 
 
@@ -100,7 +105,8 @@ def drop_reason(key: str) -> str | None:
     dropped = _read("keys.yaml")["dropped"]
     if key in timelines() or key in _read("keys.yaml")["known"]:
         return None
-    return next((why for name, why in dropped.items() if fnmatch.fnmatchcase(key, name)), None)
+    matching = (why for name, why in dropped.items() if name.endswith("*") and key.startswith(name[:-1]))
+    return dropped.get(key) or next(matching, None)
 
 
 def training_refusals() -> dict[str, str]:
@@ -113,6 +119,7 @@ def silent_keys() -> set[str]:
     return set(_read("keys.yaml")["silent"])
 
 
+@functools.cache
 def known_keys() -> set[str]:
     """Every key in the tables."""
     names = _read("keys.yaml")
