@@ -15,8 +15,7 @@ assert spec is not None and spec.loader is not None
 notebooks = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(notebooks)
 NOTEBOOKS = sorted(notebooks.NOTEBOOKS.glob("*.py"))
-FIGURES = {"first_run", "fine_tune_llama", "own_parts", "your_data", "evaluate"}
-FIGURES |= {"pipeline_and_multislice", "predict_tpu_step"}
+FIGURES = {"first_run", "fine_tune_llama", "own_parts", "your_data", "evaluate", "pipeline_and_multislice"}
 
 
 @pytest.mark.slow

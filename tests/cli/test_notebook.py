@@ -21,7 +21,7 @@ def jupyter(tmp_path: pathlib.Path) -> dict[str, str]:
     for name in ("jupyterlab", "ipykernel"):
         (modules / f"{name}.py").touch()
     (modules / "jupyter.py").write_text(
-        "import sys\nprint(sys.executable, *sys.argv[1:])\nsys.exit('--port=8999' in sys.argv)"
+        "import os, sys\nprint(sys.executable, *sys.argv[1:])\nsys.exit(os.path.exists('broken'))"
     )
     environment = {"PYTHONPATH": str(modules)}
     return {**environment, "FAKE_ENV": json.dumps(environment)}
@@ -34,17 +34,19 @@ def worker_python(cloud, name: str) -> None:
     python.symlink_to(sys.executable)
 
 
-def test_here_it_runs_in_this_python(pax, jupyter):
-    done = pax("notebook", "docs", "--port", "8890", env=jupyter)
+def test_here_it_runs_in_this_python(pax, jupyter, tmp_path):
+    (tmp_path / "my notes").mkdir()
+    done = pax("notebook", "my notes", env=jupyter)
     assert done.returncode == 0, done.stderr
     python, *words = done.stdout.split()
     assert python == sys.executable
-    assert {"lab", "--port=8890", "--ServerApp.root_dir=docs"} <= set(words)
+    assert {"lab", "--port=8888"} <= set(words)
     assert "--MultiKernelManager.default_kernel_name=python3" in words
 
 
-def test_a_failure_of_jupyter_is_not_success(pax, jupyter):
-    assert pax("notebook", "--port", "8999", env=jupyter).returncode == 2
+def test_a_failure_of_jupyter_is_not_success(pax, jupyter, tmp_path):
+    (tmp_path / "broken").touch()
+    assert pax("notebook", env=jupyter).returncode == 2
 
 
 @IS_MISSING
@@ -55,7 +57,7 @@ def test_without_jupyter_the_hint_installs_it(pax):
 
 
 def test_a_dry_run_prints_the_command_for_a_tpu_vm(pax, cloud):
-    done = pax("notebook", "notes here", "--on", "demo", *IN, "--dry-run", "--json")
+    done = pax("notebook", "notes here", "--on", "demo", "--dry-run", "--json")
     (argv,) = json.loads(done.stdout)["commands"]
     assert (argv[:3], argv[4:6]) == (["gcloud", "compute", "tpus"], ["ssh", "demo"])
     assert argv[-3:] == ["--", "-t", "-L8888:localhost:8888"]
@@ -71,7 +73,8 @@ def test_on_a_tpu_vm_it_runs_in_the_python_of_pax(pax, cloud, jupyter):
     assert done.returncode == 0, done.stderr
     assert done.stdout.split()[0].endswith(".pax/venv/bin/python")
     assert cloud.calls_with("ssh", "-L8888:localhost:8888")
-    assert pax("notebook", "--on", "demo", "--port", "8999", env=jupyter).returncode == 4
+    (cloud.root / "workers" / "demo-w0" / "broken").touch()
+    assert pax("notebook", "--on", "demo", env=jupyter).returncode == 4
 
 
 @IS_MISSING
