@@ -23,14 +23,14 @@ from pax_recipes.tiny import tiny
 from paxcli.mesh.sharding import put_batch
 from paxcli.metrics.meter import peak_memory_bytes
 from paxcli.training.loop import train
-from paxcli.training.progress import Silent
+from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 
 
-class Clock(Silent):
+class Clock(Reporter):
     """Records the time of each step of a run."""
 
     def __init__(self) -> None:

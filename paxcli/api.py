@@ -175,7 +175,7 @@ class Run:
         """
         from paxcli.metrics.curves import check_metric, default_metrics, draw, read_runs, save_figure
 
-        runs = read_runs([self.path, *(one.path if isinstance(one, Run) else one for one in others)])
+        runs = read_runs(_paths(self, others))
         metrics = metrics or default_metrics(runs)
         for metric in metrics:
             check_metric(runs, metric)
@@ -184,40 +184,42 @@ class Run:
             save_figure(figure, path)
         return figure
 
-    def evaluate(self, step: int | None = None, files: Sequence[str] = ()) -> dict[str, dict[str, float]]:
+    def report(self, *others: Run | PathLike, path: PathLike, dry_run: bool = False) -> dict[str, Any]:
+        """Writes one HTML page about the run, and other runs beside it, which needs no server and no network.
+
+        Returns:
+          `path`, `bytes`, and `runs`: name → `run_dir`, the last `step`, and the last value of each main metric.
+
+        Raises:
+          DataError: A run has no metrics, or a file of it is damaged.
+        """
+        from paxcli.report.page import write_report
+
+        return write_report(_paths(self, others), path, dry_run)
+
+    def evaluate(
+        self, step: int | None = None, files: Sequence[str] = (), tasks: Sequence[str] = (), **settings: Any
+    ) -> dict[str, dict[str, float]]:
         """Evaluates a checkpoint on the recipe's evaluation inputs. Also writes the metrics to `eval/`.
 
         Args:
           step: The checkpoint; None = the latest.
           files: Paths and globs of text files to evaluate on instead, in full, as the input `files`.
+          tasks: Tasks, groups or tags of lm-eval to evaluate on instead.
+          **settings: Of tasks: `tasks_dir`, `limit`, `num_fewshot` and `apply_chat_template`, as of `pax eval`.
 
         Returns:
-          Input name → metric → value.
+          Input or task name → metric → value.
 
         Raises:
-          DataError: There is no such checkpoint.
-          ConfigError: The recipe has no evaluation input.
+          DataError, ConfigError: There is no such checkpoint, or no evaluation input, or a task cannot be loaded.
         """
-        return self._trained.evaluate(self.step(step), files)
-
-    def evaluate_tasks(
-        self, tasks: Sequence[str], directory: PathLike | None = None, *, step: int | None = None, **settings: Any
-    ) -> dict[str, dict[str, float]]:
-        """Metrics of a checkpoint on tasks of lm-eval: task → metric → value. Also written to `eval/`.
-
-        Args:
-          tasks: Names of tasks, groups or tags.
-          directory: Of the tasks' YAML files; None = lm-eval's own tasks.
-          step: The checkpoint; None = the latest.
-          **settings: `limit`, `num_fewshot` and `apply_chat_template`, as for `lm_eval.simple_evaluate`.
-
-        Raises:
-          MissingError: lm-eval is not installed.
-          ConfigError, DataError: There is no such task or checkpoint, or a task cannot be loaded.
-        """
+        step = self.step(step)
+        if not tasks:
+            return self._trained.evaluate(step, files, **settings)
         from paxcli.inference.harness import find_tasks
 
-        step, manager = self.step(step), find_tasks(tasks, directory)
+        manager = find_tasks(tasks, settings.pop("tasks_dir", None))
         return self._trained.run_tasks(step, tasks, manager, **settings)
 
     def generate(
@@ -225,24 +227,20 @@ class Run:
         prompts: str | Sequence[str | Mapping[str, Any]],
         max_tokens: int | None = None,
         *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
         seed: int = 0,
         step: int | None = None,
         on_text: OnText | None = None,
+        **settings: Any,
     ) -> list[Generation]:
         """Continues prompts with a checkpoint. Also writes the continuations to `decoded/`.
 
         Args:
           prompts: One text, or several; or dicts with the fields of `inference.prompts.Prompt`.
-          max_tokens: The most tokens to generate for each. None = as in the recipe's `decoding`, here and below.
-          temperature: Divides the logits; 0 = the most probable token each time (greedy).
-          top_k: Sample from the k most probable tokens.
-          top_p: Sample from the most probable tokens whose probabilities sum to p.
+          max_tokens: The most tokens to generate for each; None = as in the recipe's `decoding`.
           seed: Seed of the sampling.
           step: The checkpoint; None = the latest.
           on_text: Called with number and text of the prompt, the continuation so far, and whether it is complete.
+          **settings: Other fields of the recipe's `decoding`, such as `temperature` (0 = greedy), `top_k`, `top_p`.
 
         Returns:
           For each prompt its `decoding.num_samples` samples, best first.
@@ -252,27 +250,19 @@ class Run:
           ConfigError: The model cannot decode, or a prompt is too long or has ids outside the vocabulary.
         """
         rows = [prompts] if isinstance(prompts, str) else prompts
-        settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        outputs = self._trained.continue_prompts(self.step(step), rows, settings, seed, on_text)
+        outputs = self._trained.continue_prompts(
+            self.step(step), rows, settings | {"max_tokens": max_tokens}, seed, on_text
+        )
         return [Generation(**output) for output in outputs]
 
     def generate_from_inputs(
-        self,
-        max_tokens: int | None = None,
-        *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        step: int | None = None,
-        on_text: OnText | None = None,
+        self, *, seed: int = 0, step: int | None = None, on_text: OnText | None = None, **settings: Any
     ) -> tuple[list[Generation], dict[str, dict[str, float]]]:
         """Continues the recipe's decode inputs: prompts and datasets. The arguments are those of `generate`.
 
         Returns:
           The continuations, and the datasets' own metrics: input name → metric → value.
         """
-        settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         outputs, metrics = self._trained.answer_inputs(self.step(step), settings, seed, on_text)
         return [Generation(**output) for output in outputs], metrics
 
@@ -366,6 +356,7 @@ def train(
       DataError: The data or a checkpoint cannot be read.
     """
     from paxcli.checkpoint.warm_start import parse_source
+    from paxcli.inference.sampler import Sampler
     from paxcli.profiling.instruments import Instrumentation
     from paxcli.training import loop
     from paxcli.training.run_dir import default_run_dir
@@ -376,7 +367,7 @@ def train(
     warm_start = loop.WarmStart(*parse_source(init_from), everything=with_optimizer) if init_from else None
     instrument = observed.instrument(recipe.config, directory)
     run.result = loop.train(
-        recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt
+        recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt, Sampler
     )
     return run
 
@@ -434,12 +425,14 @@ def compile(
       MissingError: Something needed to compile for these devices is not installed.
     """
     from paxcli.programs.ahead_of_time import compile_ahead, target_of
+    from paxcli.programs.executable import no_compilation_cache
     from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(recipe.config, topology, slices)
     if target.platform != "gpu":
         hide_accelerators()
-    return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
+    with no_compilation_cache():
+        return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
 
 
 def import_weights(
@@ -498,3 +491,7 @@ def export_weights(
 
     run = run if isinstance(run, Run) else Run(run)
     return formats.export_weights(run.config, run.path, directory, format, step, dtype, adapter, dry_run)
+
+
+def _paths(run: Run, others: Sequence[Run | PathLike]) -> list[str]:
+    return [one.path if isinstance(one, Run) else os.fspath(one) for one in (run, *others)]

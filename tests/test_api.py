@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import paxcli as pax
-from paxcli.training.progress import Silent
+from paxcli.training.progress import Reporter
 
 PUBLIC = {
     "ConfigError",
@@ -51,7 +51,7 @@ SMALL = {
 }
 
 
-class Interrupts(Silent):
+class Interrupts(Reporter):
     """Sends Ctrl-C to this process after the first logged step."""
 
     def __init__(self):
@@ -68,7 +68,7 @@ class Interrupts(Silent):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A run that is trained."""
-    return pax.train(pax.load("tiny", set=SMALL), tmp_path_factory.mktemp("api") / "run", progress=Silent())
+    return pax.train(pax.load("tiny", set=SMALL), tmp_path_factory.mktemp("api") / "run", progress=Reporter())
 
 
 def test_importing_loads_nothing_heavy():
@@ -172,11 +172,11 @@ def test_ctrl_c_saves_and_the_same_call_resumes_also_in_a_thread(tmp_path, run):
     stopped = pax.Run(tmp_path / "run")
     assert 0 < stopped.steps[-1] < 4
     results = []
-    thread = threading.Thread(target=lambda: results.append(pax.train(recipe, tmp_path / "run", progress=Silent())))
+    thread = threading.Thread(target=lambda: results.append(pax.train(recipe, tmp_path / "run", progress=Reporter())))
     thread.start()
     thread.join()
     assert results[0].steps[-1] == 4 and results[0].result["loss"] == run.result["loss"]
-    finished = pax.train(recipe, tmp_path / "run", progress=Silent())  # it is, and its lock is free
+    finished = pax.train(recipe, tmp_path / "run", progress=Reporter())  # it is, and its lock is free
     assert finished.result["steps"] == 4
 
 

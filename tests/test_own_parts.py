@@ -8,7 +8,7 @@ import re
 import pytest
 
 import paxcli as pax
-from paxcli.training.progress import Silent
+from paxcli.training.progress import Reporter
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "own-parts.md").read_text()
 FILES = dict(re.findall(r"^```python title=\"(\w+\.py)\"\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
@@ -26,6 +26,6 @@ def test_an_own_part_trains(file: str, recipe: str, tmp_path: pathlib.Path) -> N
     (tmp_path / file).write_text(FILES[file])
     changes = SMALL | ({"max_seq_len": 32} if file == "model.py" else SMALL_MODEL)
     changes |= {"learning_rate": 0.3 if file == "model.py" else 0.01, "eval_inputs": []}
-    run = pax.train(pax.load(f"{tmp_path / file}:{recipe}", set=changes), tmp_path / "run", progress=Silent())
+    run = pax.train(pax.load(f"{tmp_path / file}:{recipe}", set=changes), tmp_path / "run", progress=Reporter())
     loss = run.metrics()["loss"]
     assert loss[-1] < loss[0] - 0.05, loss

@@ -103,7 +103,7 @@ def decode(
     if rows:
         generations = run.generate(rows, max_tokens, on_text=printer, **settings)
     else:
-        generations, metrics = run.generate_from_inputs(max_tokens, on_text=printer, **settings)
+        generations, metrics = run.generate_from_inputs(max_tokens=max_tokens, on_text=printer, **settings)
     if printer is None:
         outputs = [generation.to_dict() for generation in generations]
         lines = "\n".join(json.dumps(output, ensure_ascii=False) for output in outputs)

@@ -22,12 +22,14 @@ from paxcli.cli import (
     inspect_input,
     install,
     maxtext_convert,
+    notebook,
     pgle,
     plot,
     profile,
     provision,
     provision_access,
     recipes,
+    report,
     train,
 )
 from paxcli.cli.interrupts import interrupts
@@ -53,6 +55,8 @@ app.add_typer(pgle.app, name="pgle")
 app.command("pgle-profile")(pgle.pgle_profile)
 app.add_typer(profile.app, name="profile")
 app.command("plot")(plot.plot)
+app.command("report")(report.report)
+app.command("notebook")(notebook.notebook)
 app.command("doctor")(doctor.doctor)
 app.command("install")(install.install)
 for verb in (*provision_access.VERBS, emit.emit):

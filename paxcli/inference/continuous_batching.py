@@ -75,7 +75,8 @@ class Generator:
     """
 
     def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
-        self._model, self._params, self._decoding, self._eos_ids = model, model.cast(params), decoding, eos_ids
+        self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
+        self.set_params(params)
         start = functools.partial(prefill, model, bos_id=bos_id)
         self._prefill = jax.jit(start, static_argnames="size")
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")
@@ -84,6 +85,10 @@ class Generator:
         self._advance = jax.jit(advance_all, donate_argnames="state", static_argnames="candidates")
         self._search = jax.jit(self._search_beams, static_argnames="max_tokens")
         self._scores = jax.jit(functools.partial(score, model))
+
+    def set_params(self, params: dict) -> None:
+        """Replaces the parameters, by others of the same shapes."""
+        self._params = self._model.cast(params)
 
     def answer(self, requests: Sequence[Request], watch: Watch, steps: int = 8) -> list[list[Answer]]:
         """The samples of each request, best first. Without beam search, `watch` is called every `steps` tokens."""

@@ -90,6 +90,15 @@ class PromptDecoder:
         self._check_vocabulary("`decoding.eos_ids`", eos_ids)
         self.generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0)
 
+    def set_params(self, params: dict) -> None:
+        """Replaces the parameters."""
+        self.generator.set_params(params)
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raises ConfigError for a prompt that is too long or has unknown ids."""
+        for number, prompt in enumerate(prompts):
+            self._request(prompt, number)
+
     def continue_prompts(self, prompts: Sequence[Prompt], on_text: OnText | None = None) -> list[dict[str, Any]]:
         """Continues prompts.
 

@@ -6,16 +6,18 @@ the recipe, which has to be the same. Load only files that you made yourself: an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import xla_client
 
@@ -176,3 +178,16 @@ class _LoadedStep:
             for (shape, sharding), on_devices in zip(self._outputs, parts, strict=True)
         ]
         return jax.tree.unflatten(self._tree, arrays)
+
+
+@contextlib.contextmanager
+def no_compilation_cache() -> Iterator[None]:
+    """Disables the cache: a CPU program from the cache cannot be saved again, and its compile time would be wrong."""
+    enabled = jax.config.jax_enable_compilation_cache  # pyrefly: ignore[missing-attribute]
+    jax.config.update("jax_enable_compilation_cache", False)
+    reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        reset_cache()

@@ -16,6 +16,7 @@ from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, Prompts
 from paxcli.layers.lora import ADAPTERS, REFERENCE
 from paxcli.mesh.mesh import Mesh
+from paxcli.metrics.trackers import Tracker
 from paxcli.models.sampling import Decoding, Sampling
 from paxcli.training.task import SingleTask
 
@@ -29,7 +30,9 @@ class Experiment(Configurable):
       train_input: Batches to train on.
       eval_inputs: Data to evaluate on, each with a name.
       decode_inputs: Default prompts of `pax decode`: texts, or inputs, which may have metrics of their own.
-      decoding: How `pax decode` generates: `Sampling`, greedy by default, or `BeamSearch`.
+      decoding: How text is generated: `Sampling`, greedy by default, or `BeamSearch`.
+      sample_prompts: Texts that the model continues after each evaluation, for `samples.jsonl`.
+      writers: Trackers that receive the metrics too: `wandb`, `mlflow`.
       mesh: The device mesh.
       checkpoint: When to save checkpoints, and which to keep.
     """
@@ -39,6 +42,8 @@ class Experiment(Configurable):
     eval_inputs: SafeOnResume[NotCompiled[list[BaseInput]]] = dataclasses.field(default_factory=list)
     decode_inputs: SafeOnResume[NotCompiled[list[Prompts | BaseInput]]] = dataclasses.field(default_factory=list)
     decoding: SafeOnResume[NotCompiled[Decoding]] = part(Sampling)
+    sample_prompts: SafeOnResume[NotCompiled[list[str]]] = dataclasses.field(default_factory=list)
+    writers: SafeOnResume[NotCompiled[list[Tracker]]] = dataclasses.field(default_factory=list)
     mesh: SafeOnResume[Mesh] = part(Mesh)
     checkpoint: SafeOnResume[NotCompiled[Checkpoint]] = part(Checkpoint)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import os
 import secrets
 import sys
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,9 +19,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
+from paxcli.checkpoint.local_tier import newest_local_step
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import OnCorrupt
 from paxcli.checkpoint.warm_start import Report, load_params
+from paxcli.config.bucket import count_retries, repeat_operations
 from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
 from paxcli.errors import DataError, Stopped
@@ -33,6 +36,7 @@ from paxcli.mesh.startup import exit_on_error, return_free_memory
 from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
+from paxcli.metrics.trackers import TrackerWriter, check_installed
 from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter, read_lines
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
@@ -41,7 +45,7 @@ from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
 from paxcli.training.out_of_memory import explain_out_of_memory
-from paxcli.training.progress import ProgressPrinter, Reporter, Silent
+from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
@@ -53,6 +57,8 @@ from paxcli.training.tokenizer_copies import copy_tokenizers
 from paxcli.training.watchdog import Watchdog
 
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
+# From a step and its parameters to each of the `sample_prompts` with its continuation.
+Sample = Callable[[int, dict], list[tuple[str, str]]]
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
 
 
@@ -77,6 +83,8 @@ class TrainingRun:
     def __init__(self, session: Session, run_dir: RunDir, report: Reporter, stop: StopRequest, instrument: Instrument):
         self.session, self.run_dir, self.report, self.stop = session, run_dir, report, stop
         self.instrument = instrument
+        self.sample: Sample | None = None
+        check_installed(session.experiment.writers)
         self.task = session.experiment.task
         self.num_train_steps = self.task.train.num_train_steps
         self.input = session.experiment.train_input
@@ -256,7 +264,10 @@ class TrainingRun:
         with self.meter.pause(), self.goodput.time(EVAL), TraceAnnotation(EVALUATE_PHASE):
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
+            samples = self.sample(step, params) if self.sample else []
         self.eval_positions = self._eval_positions()
+        for prompt, text in samples:
+            self.report.message(f"step {step} · sample · {prompt!r} → {text!r}")
         for name, values in metrics.items():
             if (split := f"eval/{name}") not in logged:
                 self.writer.write(step, values, split)
@@ -268,7 +279,10 @@ class TrainingRun:
             self.run_dir.check_in_place()
         for record in records:
             self.report.step(record)
-            self.writer.write(record.step, record.values | {"goodput": self.goodput.report()["goodput"]}, split=TRAIN)
+            accounts = {"goodput": self.goodput.report()["goodput"]}
+            if "://" in os.fspath(self.run_dir.path):
+                accounts["storage_retries"] = count_retries()
+            self.writer.write(record.step, record.values | accounts, split=TRAIN)
             self.divergence.check_record(record)
 
     def _meter(self) -> Meter:
@@ -288,9 +302,9 @@ class TrainingRun:
         if jax.process_index() != 0:
             return MultiWriter([])
         path = self.run_dir.path
-        return MultiWriter(
-            [JsonlWriter(path / FILE_NAME, first_step), TensorBoardWriter(path / "tensorboard", first_step)]
-        )
+        trackers = [TrackerWriter(name, path, self.recipe, first_step) for name in self.session.experiment.writers]
+        files = [JsonlWriter(path / FILE_NAME, first_step), TensorBoardWriter(path / "tensorboard", first_step)]
+        return MultiWriter([*files, *trackers])
 
 
 def train(
@@ -302,6 +316,7 @@ def train(
     allow_changed: bool = False,
     instrument: Instrument | None = None,
     on_corrupt: OnCorrupt | None = None,
+    make_sampler: Callable[[Session, RunDir], Sample] | None = None,
 ) -> dict[str, Any] | None:
     """Trains a recipe in a run directory, from its latest checkpoint if it has one.
 
@@ -314,6 +329,7 @@ def train(
       allow_changed: Whether a resumed run may differ in fields that are safe to change.
       instrument: Compiles and observes the train step; None = compile ahead of time, observe nothing.
       on_corrupt: What to do when the newest checkpoint is damaged; None = the value in the recipe.
+      make_sampler: Makes what continues the recipe's `sample_prompts`; None = they are not continued.
 
     Returns:
       `run_dir`, `steps`, `loss`, `log_pplx`, `tokens_per_second`, `mfu`, `goodput`, `seconds` and `eval`; None on every
@@ -324,6 +340,7 @@ def train(
       DivergedError: The loss or the parameters are not finite.
       ConfigError: Among others, the recipe does not fit into the devices' memory.
     """
+    repeat_operations(config.checkpoint.storage_timeout_seconds)
     fdl.build(config.mesh).start_processes()
     # Only process 0 writes and prints. A single process has not started its devices yet.
     is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
@@ -334,7 +351,7 @@ def train(
             stack.enter_context(run_dir.lock())
             report = report or stack.enter_context(ProgressPrinter())
         else:
-            report = Silent()
+            report = Reporter()
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         if is_first:
             run_dir.check_same_recipe(config, allow_changed)
@@ -345,6 +362,8 @@ def train(
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
+        if make_sampler and session.experiment.sample_prompts:
+            run.sample = make_sampler(session, run_dir)
         done = run.store.latest_step() or 0
         reason = f"it has {done} of {run.num_train_steps} steps" if done >= run.num_train_steps else run.early_stop()
         if reason and not run.is_eval_missing(done):
@@ -380,7 +399,8 @@ def resume_step(
     """
     config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    step = CheckpointStore(run_dir.checkpoints).latest_step()
+    found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
+    step = max((step for step in found if step is not None), default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
     early = rule.reason(read_lines(run_dir.path / FILE_NAME), step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps

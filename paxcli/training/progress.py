@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -16,8 +16,8 @@ from paxcli.metrics.text import values_text
 _UNWRAPPED = 10_000  # the width of a console whose lines are not wrapped, in characters
 
 
-class Reporter(Protocol):
-    """Receives a run's progress: start, steps, evaluations, messages."""
+class Reporter:
+    """Receives a run's progress: start, steps, evaluations, messages. This one discards all of it."""
 
     def start(self, facts: dict[str, Any]) -> None:
         """The run starts or resumes. `facts`: sizes, devices, the first step."""
@@ -30,22 +30,6 @@ class Reporter(Protocol):
 
     def message(self, text: str) -> None:
         """Any other line."""
-
-
-class Silent:
-    """Discards all progress; used on every process but process 0."""
-
-    def start(self, facts: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def step(self, record: Record) -> None:
-        """Nothing."""
-
-    def evaluation(self, step: int, metrics: dict[str, dict[str, float]]) -> None:
-        """Nothing."""
-
-    def message(self, text: str) -> None:
-        """Nothing."""
 
 
 def in_notebook() -> bool:
@@ -62,7 +46,7 @@ def progress_console() -> Console:
     return Console(file=sys.stderr, no_color=no_color, highlight=False, soft_wrap=True, width=width)
 
 
-class ProgressPrinter:
+class ProgressPrinter(Reporter):
     """Prints a line for each report; on a terminal, with a progress bar below them."""
 
     def __init__(self) -> None:

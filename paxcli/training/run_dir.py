@@ -24,6 +24,8 @@ from paxcli.config.render import config_text, parse_config_text
 from paxcli.config.tree import walk
 from paxcli.errors import ConfigError, DataError, MissingError, PaxError
 
+SAMPLES = "samples.jsonl"
+
 
 def default_run_dir(recipe_name: str) -> str:
     """The run directory of a recipe unless another is given."""

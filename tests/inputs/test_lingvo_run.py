@@ -32,12 +32,12 @@ def _config(steps: int, directory):
 
 def test_trains_and_resumes(tmp_path):
     from paxcli.training.loop import train
-    from paxcli.training.progress import Silent
+    from paxcli.training.progress import Reporter
     from paxcli.training.run_dir import RunDir
 
     for name, lengths in {"straight": [6], "resumed": [2, 6]}.items():
         for steps in lengths:
             run_dir = RunDir(tmp_path / name)
-            train(_config(steps, tmp_path), "recipe: tiny", run_dir, Silent(), allow_changed=True)
+            train(_config(steps, tmp_path), "recipe: tiny", run_dir, Reporter(), allow_changed=True)
     straight, resumed = losses(tmp_path / "straight"), losses(tmp_path / "resumed")
     assert len(straight) == 6 and {step: resumed[step] for step in straight} == pytest.approx(straight, rel=1e-6)

@@ -10,7 +10,7 @@ import pytest
 
 import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.training.progress import Silent
+from paxcli.training.progress import Reporter
 
 SMALL = {"num_layers": 1, "model_dims": 32, "hidden_dims": 64, "max_seq_len": 64, "num_train_steps": 2}
 SMALL |= {"global_batch_size": 2, "summary_interval_steps": 1, "learning_rate": 0.01, "schedule": "Constant"}
@@ -32,7 +32,7 @@ def test_sft_then_dpo_with_and_without_adapters(tmp_path: pathlib.Path) -> None:
         more = {"train_input.files": [str(tmp_path / data)], "train_input.format": "jsonl"}
         recipe = pax.load("tiny", overlays=overlays, set={**SMALL, **more})
         init_from = None if start is None else str(tmp_path / start)
-        return pax.train(recipe, tmp_path / name, init_from=init_from, progress=Silent())
+        return pax.train(recipe, tmp_path / name, init_from=init_from, progress=Reporter())
 
     sft = train("sft", ["sft"], "chats")
     dpo = train("dpo", ["dpo"], "pairs", "sft")

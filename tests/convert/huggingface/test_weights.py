@@ -21,7 +21,7 @@ from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError, DataError
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
-from paxcli.training.progress import Silent
+from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
 from tests.convert.huggingface.directories import CONFIGS, arrays_of, tensors_of, write_directory, write_tokenizer
 
@@ -80,7 +80,7 @@ def test_a_tied_llama_trains_decodes_and_is_exported_with_its_tokenizer(tmp_path
     assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} < set(done.carried)
     small = {"global_batch_size": 2, "num_train_steps": 2, "max_seq_len": 32, "eval_inputs": []}
     small |= {"train_input": "SyntheticInput", "summary_interval_steps": 1}
-    trained = pax.train(pax.load(f"{tmp_path}/run", set=small), tmp_path / "run", progress=Silent())
+    trained = pax.train(pax.load(f"{tmp_path}/run", set=small), tmp_path / "run", progress=Reporter())
     assert trained.steps == [0, 2]
     pax.export_weights(tmp_path / "run", tmp_path / "back", step=0)
     assert_same(

@@ -1,0 +1,46 @@
+"""`pax report`: one HTML page about runs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import paxcli as pax
+from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.output import say_result
+from paxcli.cli.remote import OnOption, run_on
+
+RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, compared.")]
+OutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--out", metavar="FILE", help="Page to write. Default: RUN_DIR/report.html for one run, else report.html."
+    ),
+]
+
+
+def report(
+    ctx: typer.Context,
+    run_dirs: RunDirsArgument,
+    out: OutOption = None,
+    dry_run: DryRunOption = False,
+    as_json: JsonOption = False,
+    on: OnOption = None,
+) -> None:
+    """Write one HTML page about runs, finished or running, to look at without a server or a network.
+
+    It shows curves, values that differ between the recipes, throughput, where the time went, evaluations, decoded
+    samples and the environment.
+
+    \b
+    Examples:
+      pax report runs/tiny
+      pax report runs/a runs/b --out compare.html
+    """
+    if on is not None:
+        return run_on(on, ctx, everywhere=False)
+    path = out or (f"{run_dirs[0].rstrip('/')}/report.html" if len(run_dirs) == 1 else "report.html")
+    result = pax.Run(run_dirs[0]).report(*run_dirs[1:], path=path, dry_run=dry_run)
+    text = f"{'Would write' if dry_run else 'Wrote'} {path} ({result['bytes'] / 1e6:.1f} MB)"
+    say_result(result, text, as_json)

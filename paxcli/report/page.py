@@ -1,0 +1,101 @@
+"""Writes HTML pages that hold all that they show: they need no server and no network."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from etils import epath
+
+from paxcli import __version__
+from paxcli.errors import MissingError
+from paxcli.report.content import (
+    chart_groups,
+    differing_values,
+    evaluations,
+    read_reported_runs,
+    time_shares,
+)
+
+
+def write_report(run_dirs: Sequence[str], path: epath.PathLike, dry_run: bool = False) -> dict[str, Any]:
+    """Writes a page about runs: curves, differences, speed, time by cause, samples, evaluations, environment.
+
+    Args:
+      run_dirs: The runs, finished or running.
+      path: The page.
+      dry_run: Whether to write nothing.
+
+    Returns:
+      `path`, `runs` (name → `run_dir`, last `step`, and the last value of each metric that sums up a run), `bytes`.
+
+    Raises:
+      DataError: A run has no metrics, or a file of it is damaged.
+      MissingError: The page cannot be written.
+    """
+    runs = read_reported_runs(run_dirs)
+    groups = chart_groups(runs)
+    page = render_page(
+        "report.html",
+        title=", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs",
+        runs=runs,
+        groups=groups,
+        differing=differing_values(runs),
+        evaluations={run.name: evaluations(run) for run in runs},
+        shares={run.name: time_shares(run) for run in runs},
+        data={"runs": [{"name": run.name, "splits": run.curves()} for run in runs], "groups": groups},
+        plotly=_plotly(),
+    )
+    if not dry_run:
+        write_page(path, page)
+    summaries = {run.name: {"run_dir": run.path, "step": run.last_step, **run.facts()} for run in runs}
+    return {"path": str(path), "runs": summaries, "bytes": len(page.encode())}
+
+
+def render_page(template: str, **values: Any) -> str:
+    """A page of a template in this package. What the values hold is escaped: it is data, and never markup."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("paxcli.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "share": "{:.1%}".format}
+    written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    return environment.get_template(template).render(version=__version__, written=written, **values)
+
+
+def write_page(path: epath.PathLike, page: str) -> None:
+    """Writes a page, and the directories above it.
+
+    Raises:
+      MissingError: It cannot be written.
+    """
+    path = epath.Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(page)
+    except OSError as error:
+        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
+
+
+def _plotly() -> str:
+    """Plotly's JavaScript. Its Python package is only located, since importing it is slow."""
+    package = importlib.util.find_spec("plotly")
+    if package is None or package.origin is None:
+        raise MissingError("The package plotly is not installed.", "Install it: `pip install plotly`.")
+    return (epath.Path(package.origin).parent / "package_data" / "plotly.min.js").read_text()
+
+
+def _number(value: Any) -> str:
+    """A number of a table, with few digits; texts unchanged."""
+    if value is None:
+        return "–"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import struct
+import sys
+import threading
+
+import pytest
+
+from paxcli.errors import MissingError
+from paxcli.metrics import trackers
+from paxcli.metrics.trackers import TrackerWriter, check_installed
+
+RECIPE = {"task.train.num_train_steps": 40, "model": "LanguageModel", "mesh.ici_mesh_shape": None}
+MANY = {f"field_{number}": number for number in range(250)}  # more than one request takes
+# A client whose every call fails, as with a server that is down.
+FAILING = """
+from types import SimpleNamespace
+
+class Settings:
+    def __init__(self, **settings): pass
+
+def fail(*arguments, **named):
+    raise ConnectionError("no route to the tracker")
+
+def init(**settings):
+    {init}
+    return SimpleNamespace(id="abc", define_metric=lambda *a, **k: None, log=fail, finish=fail)
+"""
+
+
+def installed(name):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed: its real client was not tried (`pip install {name}`)")
+
+
+def wandb_records(log):
+    """The records of a `.wandb` file: after 7 bytes, checksum, length, kind and data of each. It has one block."""
+    at = 7
+    while at + 7 <= len(log):
+        _, length, kind = struct.unpack_from("<IHB", log, at)
+        assert kind == 1, "a record of several parts"
+        yield log[at + 7 : at + 7 + length]
+        at += 7 + length
+
+
+def send(name, run_dir, resume_step=0, first=1):
+    writer = TrackerWriter(name, run_dir, RECIPE | MANY, resume_step)
+    for step in (first, first + 1):
+        writer.write(step, {"loss": 1 / step, "mfu": None, "grad_norm": float("nan")})
+    writer.write(first + 1, {"loss": 0.25}, "eval/held-out")
+    writer.close()
+
+
+@pytest.fixture
+def failing(tmp_path, monkeypatch):
+    """Installs a package `wandb` whose `init` does this first, and whose other calls fail."""
+    real = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "wandb"}
+    monkeypatch.setattr(trackers.log, "propagate", True)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in real:
+        del sys.modules[name]
+    yield lambda init: (tmp_path / "wandb.py").write_text(FAILING.format(init=init))
+    sys.modules.pop("wandb", None)
+    sys.modules.update(real)
+
+
+@pytest.mark.parametrize("init", ["pass", "fail()"])
+def test_a_failing_client_is_logged_once_and_stops_nothing(tmp_path, failing, caplog, init):
+    failing(init)
+    with caplog.at_level(logging.WARNING, logger="pax"):
+        send("wandb", tmp_path)
+    messages = [record.message for record in caplog.records]
+    failed = "wandb failed: no route to the tracker"
+    lost = "wandb did not receive all metrics: no route to the tracker"
+    assert messages == ([lost, failed] if init == "pass" else [failed])
+
+
+def test_a_client_that_hangs_delays_the_end_of_a_run_only_so_long(tmp_path, monkeypatch, failing, caplog):
+    failing("import threading; threading.Event().wait(3)")
+    monkeypatch.setattr(trackers, "_CLOSE_SECONDS", 0.1)
+    send("wandb", tmp_path)
+    assert "did not receive all metrics within" in caplog.text
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "wandb"]
+    assert thread.daemon  # the process can exit
+    thread.join()
+
+
+def test_a_tracker_that_is_not_installed_is_found_before_the_run(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingError, match="mlflow, which is not installed") as error:
+        check_installed(["mlflow"])
+    assert error.value.hint == "Install it: `pip install mlflow`."
+
+
+@pytest.mark.slow
+def test_wandb_offline_receives_the_metrics(tmp_path, monkeypatch):
+    installed("wandb")
+    from wandb.proto import wandb_internal_pb2
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.delenv("WANDB_PROJECT", raising=False)
+    run_dir = tmp_path / "run-a"
+    run_dir.mkdir()
+    send("wandb", run_dir)
+    run_id = (run_dir / "wandb-run-id.txt").read_text().strip()
+    (file,) = tmp_path.glob(f"wandb/offline-run-*/run-{run_id}.wandb")
+    rows, runs = [], []
+    for data in wandb_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        if record.HasField("history"):
+            items = {item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            rows.append({name: value for name, value in items.items() if not name.startswith("_")})
+        if record.HasField("run"):
+            runs.append(record.run)
+    assert rows == [
+        {"step": 1, "train/loss": 1.0},
+        {"step": 2, "train/loss": 0.5},
+        {"step": 2, "eval/held-out/loss": 0.25},
+    ]
+    assert {(run.project, run.display_name, run.run_id) for run in runs} == {("pax", "run-a", run_id)}
+
+
+@pytest.mark.slow
+def test_mlflow_receives_the_metrics_and_a_resumed_run_continues(tmp_path, monkeypatch):
+    installed("mlflow")
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ours")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    run_dir = tmp_path / "run-a"
+    run_dir.mkdir()
+    send("mlflow", run_dir)
+    send("mlflow", run_dir, resume_step=2, first=3)
+    client = mlflow.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("ours").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("run-a", "FINISHED")
+    assert run.data.params == {name: str(value) for name, value in (RECIPE | MANY).items()}
+    losses = client.get_metric_history(run.info.run_id, "train/loss")
+    assert [(one.step, one.value) for one in losses] == [(step, 1 / step) for step in (1, 2, 3, 4)]
+    assert [one.step for one in client.get_metric_history(run.info.run_id, "eval/held-out/loss")] == [2, 4]
+    send("mlflow", run_dir)  # a new run in the same directory
+    assert len(client.search_runs([run.info.experiment_id])) == 2
