@@ -89,10 +89,10 @@ def decode(
         return run_on(on, ctx)
     from paxcli.inference.prompts import read_prompts
 
-    rows: list[Any] = [*(prompts or ()), *(read_prompts(prompts_file) if prompts_file else ())]
-    if interactive and (rows or as_json):
+    if interactive and (prompts or prompts_file or as_json):
         raise ConfigError("--interactive reads prompts from the terminal.", "Leave out --prompt, files and --json.")
-    restart_tuned()
+    restart_tuned()  # in a new process, which could not read a pipe again
+    rows: list[Any] = [*(prompts or ()), *(read_prompts(prompts_file) if prompts_file else ())]
     run = open_run(target, overlays, sets, run_dir)
     step = run.step(step)
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "step": step}
