@@ -197,40 +197,29 @@ class Run:
 
         return write_report(_paths(self, others), path, dry_run)
 
-    def evaluate(self, step: int | None = None, files: Sequence[str] = ()) -> dict[str, dict[str, float]]:
+    def evaluate(
+        self, step: int | None = None, files: Sequence[str] = (), tasks: Sequence[str] = (), **settings: Any
+    ) -> dict[str, dict[str, float]]:
         """Evaluates a checkpoint on the recipe's evaluation inputs. Also writes the metrics to `eval/`.
 
         Args:
           step: The checkpoint; None = the latest.
           files: Paths and globs of text files to evaluate on instead, in full, as the input `files`.
+          tasks: Tasks, groups or tags of lm-eval to evaluate on instead.
+          **settings: Of tasks: `tasks_dir`, `limit`, `num_fewshot` and `apply_chat_template`, as of `pax eval`.
 
         Returns:
-          Input name → metric → value.
+          Input or task name → metric → value.
 
         Raises:
-          DataError: There is no such checkpoint.
-          ConfigError: The recipe has no evaluation input.
+          DataError, ConfigError: There is no such checkpoint, or no evaluation input, or a task cannot be loaded.
         """
-        return self._trained.evaluate(self.step(step), files)
-
-    def evaluate_tasks(
-        self, tasks: Sequence[str], directory: PathLike | None = None, *, step: int | None = None, **settings: Any
-    ) -> dict[str, dict[str, float]]:
-        """Metrics of a checkpoint on tasks of lm-eval: task → metric → value. Also written to `eval/`.
-
-        Args:
-          tasks: Names of tasks, groups or tags.
-          directory: Of the tasks' YAML files; None = lm-eval's own tasks.
-          step: The checkpoint; None = the latest.
-          **settings: `limit`, `num_fewshot` and `apply_chat_template`, as for `lm_eval.simple_evaluate`.
-
-        Raises:
-          MissingError: lm-eval is not installed.
-          ConfigError, DataError: There is no such task or checkpoint, or a task cannot be loaded.
-        """
+        step = self.step(step)
+        if not tasks:
+            return self._trained.evaluate(step, files, **settings)
         from paxcli.inference.harness import find_tasks
 
-        step, manager = self.step(step), find_tasks(tasks, directory)
+        manager = find_tasks(tasks, settings.pop("tasks_dir", None))
         return self._trained.run_tasks(step, tasks, manager, **settings)
 
     def generate(
@@ -238,24 +227,20 @@ class Run:
         prompts: str | Sequence[str | Mapping[str, Any]],
         max_tokens: int | None = None,
         *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
         seed: int = 0,
         step: int | None = None,
         on_text: OnText | None = None,
+        **settings: Any,
     ) -> list[Generation]:
         """Continues prompts with a checkpoint. Also writes the continuations to `decoded/`.
 
         Args:
           prompts: One text, or several; or dicts with the fields of `inference.prompts.Prompt`.
-          max_tokens: The most tokens to generate for each. None = as in the recipe's `decoding`, here and below.
-          temperature: Divides the logits; 0 = the most probable token each time (greedy).
-          top_k: Sample from the k most probable tokens.
-          top_p: Sample from the most probable tokens whose probabilities sum to p.
+          max_tokens: The most tokens to generate for each; None = as in the recipe's `decoding`.
           seed: Seed of the sampling.
           step: The checkpoint; None = the latest.
           on_text: Called with number and text of the prompt, the continuation so far, and whether it is complete.
+          **settings: Other fields of the recipe's `decoding`, such as `temperature` (0 = greedy), `top_k`, `top_p`.
 
         Returns:
           For each prompt its `decoding.num_samples` samples, best first.
@@ -265,27 +250,19 @@ class Run:
           ConfigError: The model cannot decode, or a prompt is too long or has ids outside the vocabulary.
         """
         rows = [prompts] if isinstance(prompts, str) else prompts
-        settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-        outputs = self._trained.continue_prompts(self.step(step), rows, settings, seed, on_text)
+        outputs = self._trained.continue_prompts(
+            self.step(step), rows, settings | {"max_tokens": max_tokens}, seed, on_text
+        )
         return [Generation(**output) for output in outputs]
 
     def generate_from_inputs(
-        self,
-        max_tokens: int | None = None,
-        *,
-        temperature: float | None = None,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
-        step: int | None = None,
-        on_text: OnText | None = None,
+        self, *, seed: int = 0, step: int | None = None, on_text: OnText | None = None, **settings: Any
     ) -> tuple[list[Generation], dict[str, dict[str, float]]]:
         """Continues the recipe's decode inputs: prompts and datasets. The arguments are those of `generate`.
 
         Returns:
           The continuations, and the datasets' own metrics: input name → metric → value.
         """
-        settings = {"max_tokens": max_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
         outputs, metrics = self._trained.answer_inputs(self.step(step), settings, seed, on_text)
         return [Generation(**output) for output in outputs], metrics
 

@@ -138,7 +138,7 @@ def test_a_run_generates(run):
     assert [one.prompt for one in several] == ["def ", "x"]
     assert several[0] == run.generate("def ", 4, temperature=0)[0]
     assert len(several[0].ids) == len(several[0].log_probs) <= 4 and several[0].finish_reason in ("eos", "length")
-    from_inputs, metrics = run.generate_from_inputs(2)
+    from_inputs, metrics = run.generate_from_inputs(max_tokens=2)
     assert [one.prompt for one in from_inputs] == ["def ", "class ", "import "] and metrics == {}
     assert "input" not in from_inputs[0].to_dict()
 

@@ -89,10 +89,10 @@ def decode(
         return run_on(on, ctx)
     from paxcli.inference.prompts import read_prompts
 
-    rows: list[Any] = [*(prompts or ()), *(read_prompts(prompts_file) if prompts_file else ())]
-    if interactive and (rows or as_json):
+    if interactive and (prompts or prompts_file or as_json):
         raise ConfigError("--interactive reads prompts from the terminal.", "Leave out --prompt, files and --json.")
-    restart_tuned()
+    restart_tuned()  # in a new process, which could not read a pipe again
+    rows: list[Any] = [*(prompts or ()), *(read_prompts(prompts_file) if prompts_file else ())]
     run = open_run(target, overlays, sets, run_dir)
     step = run.step(step)
     settings: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed, "step": step}
@@ -103,7 +103,7 @@ def decode(
     if rows:
         generations = run.generate(rows, max_tokens, on_text=printer, **settings)
     else:
-        generations, metrics = run.generate_from_inputs(max_tokens, on_text=printer, **settings)
+        generations, metrics = run.generate_from_inputs(max_tokens=max_tokens, on_text=printer, **settings)
     if printer is None:
         outputs = [generation.to_dict() for generation in generations]
         lines = "\n".join(json.dumps(output, ensure_ascii=False) for output in outputs)

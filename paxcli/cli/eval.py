@@ -78,8 +78,10 @@ def evaluate(
     if on is not None:
         return run_on(on, ctx)
     names = [name for names in tasks or () for name in names.split(",") if name]
-    settings: dict[str, Any] = {"limit": limit, "num_fewshot": num_fewshot, "apply_chat_template": apply_chat_template}
-    if not names and (tasks is not None or tasks_dir is not None or any(settings.values())):
+    settings: dict[str, Any] = {"tasks_dir": tasks_dir, "limit": limit, "num_fewshot": num_fewshot}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    settings |= {"apply_chat_template": True} if apply_chat_template else {}
+    if not names and (tasks is not None or settings):
         raise ConfigError("There is no task to run.", "Name one: `--tasks NAME`.")
     if names and files:
         raise ConfigError("--files and --tasks evaluate on different data.", "Give one of them.")
@@ -87,7 +89,7 @@ def evaluate(
     run = open_run(target, overlays, sets, run_dir)
     evaluations = []
     for at in run.watch() if watch else [run.step(step)]:
-        metrics = run.evaluate_tasks(names, tasks_dir, step=at, **settings) if names else run.evaluate(at, files or ())
+        metrics = run.evaluate(at, files or (), names, **settings)
         evaluations.append({"step": at, "metrics": metrics})
         if not as_json:
             say(_table(at, metrics) if names else metrics_text(at, metrics))

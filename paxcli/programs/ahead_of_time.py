@@ -5,17 +5,15 @@ The report has the memory that the step needs, what it communicates, and its pre
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
@@ -108,7 +106,7 @@ def compile_ahead(
       MissingError: This machine lacks what compiling for the target needs.
     """
     set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
-    with _no_compilation_cache(), open_session(config, target.devices()) as session:
+    with open_session(config, target.devices()) as session:
         options: dict[str, Any] = session.compiler_options
         began = time.perf_counter()
         lowered = _lower(session, step)
@@ -300,16 +298,3 @@ def _stacked_shapes(session: Session) -> list[tuple[int, ...]]:
     """Shapes of the parameters that stack one matrix of each layer."""
     stack = session.abstract.params.get("stack", {})
     return sorted({leaf.shape for leaf in jax.tree.leaves(stack) if leaf.ndim >= 3})
-
-
-@contextlib.contextmanager
-def _no_compilation_cache() -> Iterator[None]:
-    """Disables the cache: a CPU program from the cache cannot be saved again, and its compile time would be wrong."""
-    enabled = jax.config.jax_enable_compilation_cache  # pyrefly: ignore[missing-attribute]
-    jax.config.update("jax_enable_compilation_cache", False)
-    reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", enabled)
-        reset_cache()

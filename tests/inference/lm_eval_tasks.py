@@ -47,7 +47,7 @@ def write_model(path: pathlib.Path) -> pathlib.Path:
     write_directory(path, "llama2")
     write_tokenizer(path)
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
-    config = names | {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": "{{ messages }}"}
+    config = names | {"tokenizer_class": "PreTrainedTokenizerFast"}
     (path / "tokenizer_config.json").write_text(json.dumps(config))
     return path
 

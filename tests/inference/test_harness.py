@@ -57,7 +57,7 @@ def test_without_the_extra_the_error_names_it(run, tasks, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.delitem(sys.modules, "paxcli.inference.harness", raising=False)
     with pytest.raises(MissingError, match="Tasks need lm-eval") as caught:
-        run.evaluate_tasks(["local_choice"], tasks)
+        run.evaluate(tasks=["local_choice"], tasks_dir=tasks)
     assert caught.value.hint == "pip install 'paxcli[eval]'"
 
 
