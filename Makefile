@@ -21,7 +21,7 @@ LINGVO_MISSING := 3
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-faults test-tpu test-lingvo test-slurm lint check format docs constraints clean
+.PHONY: help demo test test-all test-faults test-tpu test-lingvo test-slurm lint check format docs reference notebooks pictures constraints clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -74,7 +74,16 @@ format: $(VENV)/installed-dev ## Format the source and apply the linter's fixes.
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/installed-docs ## Build the documentation into site/.
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+reference: $(VENV)/installed-dev ## Rewrite the generated pages: verbs, fields, overlays, recipes, meshes.
+	$(BIN)/python .ci/reference.py --recipes
+
+notebooks: $(VENV)/installed-dev ## Execute the notebooks, and rewrite their pages in docs/learn.
+	$(BIN)/python .ci/notebooks.py
+
+pictures: $(VENV)/installed-dev $(VENV)/installed-docs ## Redraw docs/pictures; with Chromium, screenshots in build/pictures.
+	$(BIN)/python .ci/pictures.py
 
 constraints: ## Rewrite constraints.txt from fresh installs on Python 3.11 and 3.12.
 	python3 .ci/constraints.py python3.11 python3.12

@@ -102,7 +102,11 @@ def run(size: str, rounds: int, steps: int, peer_python: str | None) -> dict:
     facts["cpu_ratios"] = {
         f"pax_over_{peer.name}": ratio(peer.cpu_seconds, peers[0].cpu_seconds, steps) for peer in peers[1:]
     }
-    return facts | {peer.name: peer.close() for peer in peers}
+    closed = {peer.name: peer.close() for peer in peers}
+    for key in ("first_step_seconds", "peak_memory_bytes"):
+        ours = closed["pax"][key]
+        facts[key] = {f"pax_over_{name}": theirs[key] / ours for name, theirs in closed.items() if name != "pax"}
+    return facts | closed
 
 
 def ratio(theirs: list[float], ours: list[float], steps: int) -> float:

@@ -18,17 +18,7 @@ from typing import TYPE_CHECKING, Any
 from paxcli.errors import ConfigError, DataError, DivergedError, MissingError, PaxError, RemoteError, Stopped
 
 if TYPE_CHECKING:
-    from paxcli.api import (
-        Generation,
-        Recipe,
-        Run,
-        compile,
-        export_weights,
-        import_weights,
-        inspect_input,
-        load,
-        train,
-    )
+    from paxcli.api import Generation, Recipe, Run, compile, export_weights, import_weights, inspect_input, load, train
 
 __version__ = "0.1.0"
 

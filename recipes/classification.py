@@ -5,8 +5,7 @@ from __future__ import annotations
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
-from paxcli.inputs.synthetic import SyntheticInput
-from paxcli.inputs.synthetic_images import SyntheticImages
+from paxcli.inputs.synthetic import SyntheticImages, SyntheticInput
 from paxcli.layers.vision_transformer import VisionTransformer
 from paxcli.models.classification_model import ClassificationMlpModel, ClassificationModel
 from paxcli.optim.adam import Adam

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fiddle as fdl
 
 from paxcli.config.recipe import recipe
-from paxcli.inputs.synthetic_pairs import SyntheticPairs
+from paxcli.inputs.synthetic import SyntheticPairs
 from paxcli.models.sequence_model import SequenceModel
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.schedules import LinearRampupCosineDecay

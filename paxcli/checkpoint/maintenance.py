@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from etils import epath
 
+from paxcli.checkpoint.local_tier import find_local
 from paxcli.checkpoint.manager import CheckpointStore, delete_step, format_steps
 from paxcli.checkpoint.manifest import ArrayEntry
 from paxcli.checkpoint.reading import read_arrays, read_manifest
@@ -60,12 +61,19 @@ class Verified:
 
 
 def list_checkpoints(run_dir: str) -> list[CheckpointInfo]:
-    """The committed checkpoints of a run, oldest first.
+    """The committed checkpoints of a run in its directory, oldest first.
 
     Raises:
-      DataError: `run_dir` holds no checkpoint.
+      DataError: The run has no checkpoint, in its directory or in its local tier on this machine.
     """
+    if list_local_checkpoints(run_dir) and not CheckpointStore(resolve_path(run_dir) / _CHECKPOINTS).steps():
+        return []
     return [_info(_step_dir(run_dir, step)) for step in _steps(run_dir)]
+
+
+def list_local_checkpoints(run_dir: str) -> list[CheckpointInfo]:
+    """The checkpoints of a run's local tier that are on this machine; each process has its own part of a step."""
+    return [_info(path) for path in find_local(epath.Path(resolve_path(run_dir)) / _CHECKPOINTS)]
 
 
 def verify_checkpoints(run_dir: str, steps: Sequence[int] = ()) -> Iterator[Verified]:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
@@ -19,6 +20,7 @@ from etils import epath
 
 from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.fingerprint import in_host_memory
+from paxcli.checkpoint.local_tier import LocalTier
 from paxcli.checkpoint.manifest import Manifest, describe_state, to_json
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import (
@@ -29,6 +31,7 @@ from paxcli.checkpoint.reading import (
     read_arrays,
     read_manifest,
 )
+from paxcli.config.bucket import deadline, exit_when_stuck
 from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped, exit_now, first_line, machine_fault
 
@@ -39,6 +42,7 @@ _NO_ANSWER = re.compile(
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"
+_CLOCK_SECONDS = 60  # a change of the clock from which on it explains a timeout
 
 
 class DamagedCheckpoint(DataError):
@@ -61,6 +65,11 @@ class CheckpointStore:
         self._policy = policy
         self._open: Any = None
         self._cleanup: threading.Thread | None = None
+        local = policy.local_directory if policy is not None else None
+        self._local = LocalTier(self.directory, local) if local is not None else None
+        self._is_remote = "://" in os.fspath(self.directory)
+        self._timeout = policy.storage_timeout_seconds if policy is not None and self._is_remote else None
+        self._clock = time.time() - time.monotonic()
 
     def __enter__(self) -> Self:
         return self
@@ -77,15 +86,21 @@ class CheckpointStore:
         return sorted(found.step for found in ocp.path.step.standard_name_format().find_all(self.directory))
 
     def latest_step(self) -> int | None:
-        """The newest committed step, or None."""
-        return max(self.steps(), default=None)
+        """The newest committed step, or None; with a local tier, the newest of both."""
+        return max([*self.steps(), *(self._local.steps if self._local is not None else ())], default=None)
 
     def should_save(self, step: int) -> bool:
         """Whether the policy requires a checkpoint after `step`. Cheap enough to call at every step."""
         assert self._policy is not None
         if self._open is not None and not self._open.is_saving_in_progress():
             self.wait()
-        return step > 0 and step % self._policy.save_interval_steps == 0
+        local = self._policy.local_save_interval_steps
+        return step > 0 and (self._is_due(step) or (local is not None and step % local == 0))
+
+    def _is_due(self, step: int) -> bool:
+        """Whether the policy requires a checkpoint in the run directory."""
+        assert self._policy is not None
+        return step % self._policy.save_interval_steps == 0
 
     def save(
         self,
@@ -112,10 +127,16 @@ class CheckpointStore:
         Raises:
           MissingError: The directory is not writable: no space, no permission.
           RemoteError: A bucket does not answer.
+          Stopped: The clock was changed, so that the save timed out.
           DataError: Any other failure of this save or of the previous one.
         """
         if not (self.should_save(step) or force):
             return False
+        arrays = named_leaves(state)
+        if self._local is not None and not (force or self._is_due(step)):
+            with self._translate_write_errors():
+                self._local.save(step, arrays, input_state, recipe or {})
+            return True
         with self._translate_write_errors():
             self._manager.wait_until_finished()
             if step in self.steps():
@@ -123,13 +144,17 @@ class CheckpointStore:
             self._start_cleanup()
             import orbax.checkpoint as ocp
 
-            arrays = named_leaves(state)
             manifest = describe_state(step, arrays, _gather_input_states(input_state), recipe or {})
+            # In files of limited size, Orbax would split arrays above 2 GB, which copies them.
+            limit = 0 if all(isinstance(x, np.ndarray) for x in arrays.values()) else None
+            named = nest_by_name(_copy_host_arrays(arrays))
             items = {
-                STATE: ocp.args.PyTreeSave(nest_by_name(_copy_host_arrays(arrays))),
+                STATE: ocp.args.PyTreeSave(named, ocdbt_target_data_file_size=limit),
                 MANIFEST: ocp.args.JsonSave(to_json(manifest)),
             }
-            self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+            with deadline(self._timeout):
+                self._manager.save(step, args=ocp.args.Composite(**items), force=True)
+            exit_when_stuck(self._timeout, self._manager.is_saving_in_progress)
         return True
 
     def restore_newest(self, abstract_state: Any, announce: Callable[[str], object]) -> tuple[int, Any, dict[str, Any]]:
@@ -149,7 +174,12 @@ class CheckpointStore:
           DataError: As for `restore`; also if there is no checkpoint, or the oldest is damaged too.
         """
         assert self._policy is not None
-        steps = self.steps()
+        steps, wanted = self.steps(), named_leaves(abstract_state)
+        if self._local is not None:
+            found = self._local.restore_newest(wanted, max(steps, default=0), announce)
+            if found is not None:
+                step, arrays, positions = found
+                return step, _like(abstract_state, arrays), positions
         for step in reversed(steps):
             try:
                 return step, *self.restore(step, abstract_state)
@@ -191,10 +221,9 @@ class CheckpointStore:
         with self._translate_read_errors(step):
             manifest = read_manifest(step_dir)
         _check_same_state(step, wanted, manifest)
-        with self._translate_read_errors(step):
+        with self._translate_read_errors(step), deadline(self._timeout):
             arrays = read_arrays(step_dir, manifest, wanted)
-        state = jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in wanted])
-        return state, _select_input_state(step, manifest.input_states)
+        return _like(abstract_state, arrays), _select_input_state(step, manifest.input_states)
 
     def recipe(self, step: int) -> Mapping[str, Any]:
         """Path → plain value of the recipe that the checkpoint of a step was saved with; empty if not recorded.
@@ -202,6 +231,8 @@ class CheckpointStore:
         Raises:
           DataError: The checkpoint's manifest is damaged.
         """
+        if self._local is not None and step in self._local.steps:
+            return self._local.read_manifest(step).recipe
         with self._translate_read_errors(step):
             return read_manifest(self.directory / str(step)).recipe
 
@@ -222,6 +253,9 @@ class CheckpointStore:
                     self._cleanup.join()
                 if jax.process_index() == 0:
                     _remove_empty_trash(self.directory)
+        if self._local is not None:
+            with self._translate_write_errors():
+                self._local.close(max(self.steps(), default=0))
 
     def _start_cleanup(self) -> None:
         """Starts to delete, in the background, the checkpoints that the retention policy dropped."""
@@ -258,7 +292,7 @@ class CheckpointStore:
                     preservation_policy=_preservation_policy(self._policy),
                     cleanup_tmp_directories=True,
                     todelete_subdir=_TRASH,
-                    temporary_path_class=None if "://" in os.fspath(self.directory) else DurableRename,
+                    temporary_path_class=None if self._is_remote else DurableRename,
                     enable_async_checkpointing=self._policy.async_save,
                 ),
             )
@@ -275,9 +309,14 @@ class CheckpointStore:
             kept = f"Complete checkpoints there: {format_steps(self.steps())}."
             if fault := machine_fault(error):
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
-                raise MissingError(f"Cannot write a checkpoint to {self.directory}: {fault}.", hint) from error
+                raise MissingError(
+                    f"Cannot write a checkpoint to {getattr(error, 'filename', None) or self.directory}: {fault}.", hint
+                ) from error
             message = f"Saving a checkpoint to {self.directory} failed: {first_line(error)}"
-            kind = RemoteError if "://" in os.fspath(self.directory) else DataError
+            kind = RemoteError if self._is_remote else DataError
+            jump = time.time() - time.monotonic() - self._clock
+            if isinstance(error, TimeoutError) and abs(jump) > _CLOCK_SECONDS:
+                message, kind = f"{message} The clock of this machine changed by {jump:,.0f} s.", Stopped
             raise kind(message, f"Run the same command again: it resumes. {kept}") from error
 
     @contextlib.contextmanager
@@ -291,7 +330,7 @@ class CheckpointStore:
                 raise MissingError(
                     f"Cannot read the {which}: {fault}.", "Fix that and run the same command again."
                 ) from error
-            if "://" in os.fspath(self.directory) and _NO_ANSWER.search(error.message):
+            if self._is_remote and _NO_ANSWER.search(error.message):
                 hint = "Run the same command again when the bucket answers."
                 raise RemoteError(f"Cannot read the {which}: {error.message}.", hint) from error
             message = f"The {which} is unusable: {error.message}."
@@ -316,6 +355,12 @@ def delete_step(step_dir: epath.Path) -> None:
     step_dir.rename(trash / step_dir.name)
     _empty_directory(trash)
     _remove_empty_trash(step_dir.parent)
+
+
+def _like(abstract_state: Any, arrays: Mapping[str, Any]) -> Any:
+    """A tree like `abstract_state` with arrays of these names."""
+    names = named_leaves(abstract_state)
+    return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in names])
 
 
 def _remove_empty_trash(directory: epath.Path) -> None:

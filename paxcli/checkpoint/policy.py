@@ -8,7 +8,7 @@ import re
 from typing import Literal
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.fields import PositiveInt, Steps
+from paxcli.config.fields import PositiveFloat, PositiveInt, Steps
 from paxcli.errors import ConfigError
 
 OnCorrupt = Literal["refuse", "previous"]
@@ -28,6 +28,11 @@ class Checkpoint(Configurable):
       async_save: Whether to write in the background while training continues.
       on_corrupt: What to do when the newest checkpoint is damaged: refuse to resume, or resume from the newest earlier
         one that is sound. Damaged ones are renamed to STEP.damaged and never deleted.
+      local_directory: A directory on a disk of each machine for checkpoints between those of the run directory. A run
+        resumes from the newest that is complete in either place; None = the run directory only.
+      local_save_interval_steps: Steps between checkpoints in `local_directory`, which keeps the latest two.
+      storage_timeout_seconds: How long operations on a bucket that fails are repeated before the run ends with exit
+        code 4.
     """
 
     save_interval_steps: Steps = 1000
@@ -36,9 +41,17 @@ class Checkpoint(Configurable):
     save_keep_interval_duration: str | None = None
     async_save: bool = True
     on_corrupt: OnCorrupt = "refuse"
+    local_directory: str | None = None
+    local_save_interval_steps: Steps | None = None
+    storage_timeout_seconds: PositiveFloat = 600.0
 
     def validate(self) -> None:
-        """Raises ConfigError when a duration cannot be read."""
+        """Raises ConfigError when a duration cannot be read, or half of the local tier is missing."""
+        if (self.local_directory is None) != (self.local_save_interval_steps is None):
+            raise ConfigError(
+                "checkpoint.local_directory and checkpoint.local_save_interval_steps need each other.",
+                "Set both, or none of them.",
+            )
         if self.save_keep_interval_duration is not None:
             parse_duration(self.save_keep_interval_duration)
 

@@ -27,17 +27,18 @@ OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The run di
 
 @app.command("ls")
 def ls(run_dir: RunDirArgument, as_json: JsonOption = False) -> None:
-    """List the checkpoints of a run: step, size, time.
+    """List the checkpoints of a run: step, size, time. Includes those of its local tier on this machine.
 
     \b
     Examples:
       pax checkpoints ls runs/tiny
       pax checkpoints ls gs://bucket/runs/c4-1b --json
     """
-    from paxcli.checkpoint.maintenance import list_checkpoints
+    from paxcli.checkpoint.maintenance import list_checkpoints, list_local_checkpoints
 
     found = [dataclasses.asdict(info) for info in list_checkpoints(run_dir)]
-    say_result({"checkpoints": found}, "\n".join(map(_line, found)), as_json)
+    local = [dataclasses.asdict(info) for info in list_local_checkpoints(run_dir)]
+    say_result({"checkpoints": found, "local": local}, "\n".join(map(_line, found + local)), as_json)
 
 
 @app.command()

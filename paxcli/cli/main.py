@@ -22,6 +22,7 @@ from paxcli.cli import (
     inspect_input,
     install,
     maxtext_convert,
+    notebook,
     pgle,
     plot,
     profile,
@@ -55,6 +56,7 @@ app.command("pgle-profile")(pgle.pgle_profile)
 app.add_typer(profile.app, name="profile")
 app.command("plot")(plot.plot)
 app.command("report")(report.report)
+app.command("notebook")(notebook.notebook)
 app.command("doctor")(doctor.doctor)
 app.command("install")(install.install)
 for verb in (*provision_access.VERBS, emit.emit):

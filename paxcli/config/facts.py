@@ -13,21 +13,21 @@ from paxcli.errors import ConfigError
 
 
 def check_range(path: str, value: Any, annotation: Any) -> None:
-    """Raises a ConfigError when a number of `value` is not in the range that `annotation` states."""
+    """Raises a ConfigError when a number or a word of `value` is not among those that `annotation` allows."""
     error = out_of_range(path, value, annotation)
     if error is not None:
         raise ConfigError(error)
 
 
 def check_ranges(config: fdl.Buildable) -> None:
-    """Raises a ConfigError when any value of a config tree, defaults included, is not in its field's range."""
+    """Raises a ConfigError when any value of a config tree, defaults included, is not among those its field allows."""
     for node in walk(config):
         if node.is_shown:
             check_range(node.path, node.value, node.annotation)
 
 
 def check_fields(instance: Any, prefix: str = "") -> None:
-    """Raises a ConfigError when a field of an object is not in its range; `prefix` begins the message."""
+    """Raises a ConfigError when a field of an object does not allow its value; `prefix` begins the message."""
     for field in dataclasses.fields(instance):
         check_range(prefix + field.name, getattr(instance, field.name), annotation_of(type(instance), field.name))
 

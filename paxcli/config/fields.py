@@ -102,8 +102,10 @@ def marks_of(annotation: Any) -> frozenset[Mark]:
 
 
 def out_of_range(path: str, value: Any, annotation: Any) -> str | None:
-    """Names the first number in the value at `path` that its declared range excludes; None when there is none."""
-    excluded = []
+    """Names the first number or word in the value at `path` that its declaration excludes; None when there is none."""
+    excluded: list[str] = []
+    if value is None and types.NoneType in union_members(annotation):
+        return None
     for member in _alternatives(annotation):
         base, facts = _split(member)
         if base in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
@@ -113,6 +115,11 @@ def out_of_range(path: str, value: Any, annotation: Any) -> str | None:
             unit = next((f" ({fact.name})" for fact in facts if isinstance(fact, Unit)), "")
             null = " or null" if types.NoneType in union_members(annotation) else ""
             excluded.append(f"{path} must be {allowed}{unit}{null}, not {value}.")
+        if typing.get_origin(base) is typing.Literal and isinstance(value, str | None):
+            words = typing.get_args(base)
+            if value in words:
+                return None
+            excluded.append(f"{path} must be one of {', '.join(map(str, words))}, not {value}.")
         for key, item, kind in _items(value, base):
             excluded += filter(None, [out_of_range(f"{path}.{key}", item, kind)])
     return excluded[0] if excluded else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paxcli.config.bucket import repeat
+
 
 def resolve_path(target: str | os.PathLike[str]) -> Path:
     """The absolute path of a local file, or the path of a file in a bucket (`gs://…`)."""
@@ -21,7 +23,7 @@ def replace_text(path: str | os.PathLike[str], text: str) -> None:
     if "://" in name:
         from etils import epath
 
-        epath.Path(path).write_text(text)  # an upload is atomic
+        repeat(epath.Path(path).write_text)(text)  # an upload is atomic
         return
     temporary = f"{name}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:

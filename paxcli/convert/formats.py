@@ -17,6 +17,7 @@ from paxcli.convert.paxml import find_paxml, import_paxml
 from paxcli.convert.runs import ExportedWeights, ImportedWeights
 from paxcli.errors import ConfigError, DataError
 from paxcli.training.experiment import Experiment
+from paxcli.training.tokenizer_copies import check_tokenizers
 
 Format = Literal["hf", "paxml", "maxtext"]
 PathLike = str | os.PathLike[str]
@@ -106,9 +107,10 @@ def export_weights(
 
     Raises:
       ConfigError: The format has nothing that computes what this model computes, or the directory has a model.
-      DataError: There is no such checkpoint, or it is damaged.
+      DataError: There is no such checkpoint, or it is damaged; or a tokenizer file changed since the run started.
       MissingError: The directory cannot be written.
     """
+    check_tokenizers(config, epath.Path(resolve_path(run_dir)))
     if format == "hf":
         return export_huggingface(config, run_dir, directory, step, dtype, adapter, dry_run)
     if adapter or config.task.model.lora is not None:

@@ -252,6 +252,14 @@ class BaseInput(Configurable, abc.ABC):
                 "Leave repeat unset (and is_training False), or set reset_for_eval=False.",
             )
 
+    def check_fits_model(self, what: str, num_ids: int, vocab_size: int | None) -> None:
+        """Raises ConfigError if `what`, such as a tokenizer, has more ids than the model; None: the model has none."""
+        if vocab_size is not None and num_ids > vocab_size:
+            raise ConfigError(
+                f"Input `{self.name}`: {what} {num_ids} ids, but the model's vocab_size is {vocab_size}.",
+                f"Set the model's vocab_size to {num_ids} or more, or use the model's tokenizer.",
+            )
+
     def check_data(self) -> None:
         """Reads and checks the data before training starts. Raises DataError."""
 

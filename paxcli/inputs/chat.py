@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from paxcli.inputs.conversations import PROMPT, RESPONSES, messages_of
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import ARRAY_RECORD, FIX_HINT, JSONL, PARQUET, BadRecords, Reading, format_of
 from paxcli.inputs.files import SourceFile
-from paxcli.inputs.packing import FIRST_FIT, ONE_PER_ROW, PackedTokens
+from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.text import TextInput
 from paxcli.inputs.token_files import dtype_for
 from paxcli.inputs.tokenizers import Tokenizer
@@ -24,106 +24,6 @@ from paxcli.inputs.tokenizing import map_in_processes
 from paxcli.log import log
 
 _FORMATS = (JSONL, PARQUET, ARRAY_RECORD)
-
-
-@dataclasses.dataclass(kw_only=True)
-class ChatInput(TextInput):
-    """Conversations as language-model batches for supervised fine-tuning (SFT).
-
-    A record has `messages`, a list of `{"role": …, "content": …}`, or a `prompt` and its `response` or `completion`.
-    A chat template renders it as text. The loss weight is 1 for tokens of assistant turns, including the token that
-    ends a turn, and 0 for all others. Conversations of more than T tokens are truncated, or dropped if no assistant
-    token is left; a warning reports both counts.
-
-    Reading, shuffling, sharding over hosts and resuming work as in `TextInput`. Arguments that differ from it:
-
-    Args:
-      files: Paths and globs of JSON lines, Parquet and ArrayRecord files.
-      format: `jsonl`, `parquet` or `arrayrecord`. None: by each file's suffix.
-      text_field: Field or column with the messages. Records without it have a prompt and a response.
-      chat_template: A Jinja template, or the path of one (`*.jinja`). None: `chat_template.jinja` or
-        `tokenizer_config.json` next to the tokenizer's file, or else a plain template.
-      template_date: The date, YYYY-MM-DD, that `strftime_now` in a template formats. It is fixed because a resumed run
-        must read the same tokens.
-      packing: `first_fit`: several conversations per row. `one_per_row`: one. Both pad rows.
-      drop_longer_than: Drop and count conversations with more tokens, instead of truncating them. None: truncate them.
-    """
-
-    text_field: str | None = "messages"
-    chat_template: str | None = None
-    template_date: str = "2024-07-26"
-    packing: str = FIRST_FIT
-
-    def validate(self) -> None:
-        super().validate()
-        self._check_choice("packing", self.packing, (FIRST_FIT, ONE_PER_ROW))
-        self._check_choice("format", self.format, _FORMATS)
-        if self.text_field is None:
-            raise ConfigError(f"Input `{self.name}`: text_field is None.", "Name the field with the messages.")
-        try:
-            datetime.date.fromisoformat(self.template_date)
-        except ValueError:
-            raise ConfigError(
-                f"Input `{self.name}`: template_date is {self.template_date!r}.", "Write it as in 2024-07-26."
-            ) from None
-
-    @property
-    def num_truncated(self) -> int:
-        """Number of conversations truncated to T tokens."""
-        return self._corpus.num_truncated
-
-    @property
-    def _reading(self) -> type[ChatReading]:
-        return ChatReading
-
-    def prompt_template(self) -> ChatTemplate:
-        """The template that renders the conversations."""
-        date = datetime.datetime.fromisoformat(self.template_date)
-        return load_chat_template(self.chat_template, self.text_tokenizer, date)
-
-    def _read_corpus(self) -> Corpus:
-        assert self.seq_len is not None
-        self._check_formats()
-        tokenizer, limit = self.text_tokenizer, self.drop_longer_than
-        chats = self._tokenize_files()
-        pack, num_truncated = _pack(chats, self.seq_len, limit, tokenizer.pad_id, self.packing)
-        num_chats = len(chats.lengths)
-        if not pack.num_documents:
-            raise DataError(
-                f"Input `{self.name}`: none of {num_chats} conversations in {len(self._files)} files is usable.",
-                "Set `files` to files with conversations, or raise seq_len or drop_longer_than.",
-            )
-        if num_truncated:
-            log.warning("Input %s truncated %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
-        num_dropped = num_chats - pack.num_documents
-        return Corpus([pack], chats.bad_records, num_dropped, [], tokenizer.vocab_size, pack.checksum, num_truncated)
-
-    def _check_formats(self) -> None:
-        for file in self._files:
-            if self.format is None and format_of(file.name) not in _FORMATS:
-                raise ConfigError(
-                    f"Input `{self.name}`: {file.path} has no suffix of JSON lines, Parquet or ArrayRecord.",
-                    "If every file has a JSON object on each line, set format=jsonl.",
-                )
-
-    def _tokenize_files(self) -> TokenizedChats:
-        """All conversations, tokenized in `num_workers` processes (0: in this one)."""
-        reading = self._reading(
-            format=self.format,
-            text_field=self.text_field,
-            policy=self.on_bad_record,
-            budget=self.bad_record_budget,
-            cache_dir=self.cache_dir,
-            tokenizer=self.tokenizer,
-            chat_template=self.chat_template,
-            date=datetime.datetime.fromisoformat(self.template_date),
-        )
-        by_file = dict(map_in_processes(reading.tokenize, self._files, self.num_workers))
-        bad, parts = BadRecords(self.on_bad_record, self.bad_record_budget), [by_file[file] for file in self._files]
-        for part in parts:
-            bad.add_skipped(part.bad_records)
-        ids, is_target, lengths = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
-        return TokenizedChats(ids, is_target, lengths, bad.found)
 
 
 class TokenizedChats(NamedTuple):
@@ -201,6 +101,101 @@ class ChatReading(Reading):
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
         return self.tokenizer()
+
+
+@dataclasses.dataclass(kw_only=True)
+class ChatInput(TextInput):
+    """Conversations as language-model batches for supervised fine-tuning (SFT).
+
+    A record has `messages`, a list of `{"role": …, "content": …}`, or a `prompt` and its `response` or `completion`.
+    A chat template renders it as text. The loss weight is 1 for tokens of assistant turns, including the token that
+    ends a turn, and 0 for all others. Conversations of more than T tokens are truncated, or dropped if no assistant
+    token is left; a warning reports both counts.
+
+    Reading, shuffling, sharding over hosts and resuming work as in `TextInput`. Arguments that differ from it:
+
+    Args:
+      files: Paths and globs of JSON lines, Parquet and ArrayRecord files.
+      format: `jsonl`, `parquet` or `arrayrecord`. None: by each file's suffix.
+      text_field: Field or column with the messages. Records without it have a prompt and a response.
+      chat_template: A Jinja template, or the path of one (`*.jinja`). None: `chat_template.jinja` or
+        `tokenizer_config.json` next to the tokenizer's file, or else a plain template.
+      template_date: The date, YYYY-MM-DD, that `strftime_now` in a template formats. It is fixed because a resumed run
+        must read the same tokens.
+      packing: `first_fit`: several conversations per row. `one_per_row`: one. Both pad rows.
+      drop_longer_than: Drop and count conversations with more tokens, instead of truncating them. None: truncate them.
+
+    Attributes:
+      reading: What reads its records.
+    """
+
+    reading: ClassVar[type[ChatReading]] = ChatReading
+
+    format: Literal["jsonl", "parquet", "arrayrecord"] | None = None  # pyrefly: ignore
+    text_field: str | None = "messages"
+    chat_template: str | None = None
+    template_date: str = "2024-07-26"
+    packing: Literal["first_fit", "one_per_row"] = "first_fit"  # pyrefly: ignore
+
+    def validate(self) -> None:
+        super().validate()
+        if self.text_field is None:
+            raise ConfigError(f"Input `{self.name}`: text_field is None.", "Name the field with the messages.")
+        try:
+            datetime.date.fromisoformat(self.template_date)
+        except ValueError:
+            raise ConfigError(
+                f"Input `{self.name}`: template_date is {self.template_date!r}.", "Write it as in 2024-07-26."
+            ) from None
+
+    def prompt_template(self) -> ChatTemplate:
+        """The template that renders the conversations."""
+        date = datetime.datetime.fromisoformat(self.template_date)
+        return load_chat_template(self.chat_template, self.text_tokenizer, date)
+
+    def _read_corpus(self) -> Corpus:
+        assert self.seq_len is not None
+        self._check_formats()
+        tokenizer, limit = self.text_tokenizer, self.drop_longer_than
+        chats = self._tokenize_files()
+        pack, num_truncated = _pack(chats, self.seq_len, limit, tokenizer.pad_id, self.packing)
+        num_chats = len(chats.lengths)
+        if not pack.num_documents:
+            raise DataError(
+                f"Input `{self.name}`: none of {num_chats} conversations in {len(self._files)} files is usable.",
+                "Set `files` to files with conversations, or raise seq_len or drop_longer_than.",
+            )
+        if num_truncated:
+            log.warning("Input %s truncated %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
+        num_dropped = num_chats - pack.num_documents
+        return Corpus([pack], chats.bad_records, num_dropped, [], tokenizer.vocab_size, pack.checksum, num_truncated)
+
+    def _check_formats(self) -> None:
+        for file in self._files:
+            if self.format is None and format_of(file.name) not in _FORMATS:
+                raise ConfigError(
+                    f"Input `{self.name}`: {file.path} has no suffix of JSON lines, Parquet or ArrayRecord.",
+                    "If every file has a JSON object on each line, set format=jsonl.",
+                )
+
+    def _tokenize_files(self) -> TokenizedChats:
+        """All conversations, tokenized in `num_workers` processes (0: in this one)."""
+        reading = self.reading(
+            format=self.format,
+            text_field=self.text_field,
+            policy=self.on_bad_record,
+            budget=self.bad_record_budget,
+            cache_dir=self.cache_dir,
+            tokenizer=self.tokenizer,
+            chat_template=self.chat_template,
+            date=datetime.datetime.fromisoformat(self.template_date),
+        )
+        by_file = dict(map_in_processes(reading.tokenize, self._files, self.num_workers))
+        bad, parts = BadRecords(self.on_bad_record, self.bad_record_budget), [by_file[file] for file in self._files]
+        for part in parts:
+            bad.add_skipped(part.bad_records)
+        ids, is_target, lengths = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
+        return TokenizedChats(ids, is_target, lengths, bad.found)
 
 
 def _pack(

@@ -6,6 +6,7 @@ Templates come from files of others, so they run in Jinja's sandbox, with limits
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,21 +22,7 @@ from jinja2.visitor import NodeTransformer
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.tokenizers import Tokenizer
 
-DEFAULT_TEMPLATE = """\
-{{ bos_token }}
-{%- for message in messages %}
-    {{- '<|' + message.role + '|>\n' }}
-    {%- if message.role == 'assistant' %}
-        {%- generation %}{{ message.content + eos_token }}{% endgeneration %}
-        {{- '\n' }}
-    {%- else %}
-        {{- message.content + '\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|assistant|>\n' }}
-{%- endif %}
-"""
+DEFAULT_TEMPLATE = (Path(__file__).parent / "data" / "default_chat.jinja").read_text(encoding="utf-8")
 
 _MAX_SOURCE = 2**20
 _MAX_STEPS = 2_000_000
@@ -248,7 +235,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self, date: datetime.datetime) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"])
-        self.filters |= {"tojson": _to_json, "count_steps": self._count_steps, "limit_size": _limit_size}
+        to_json = functools.partial(json.dumps, ensure_ascii=False)  # Jinja's own escapes for HTML
+        self.filters |= {"tojson": to_json, "count_steps": self._count_steps, "limit_size": _limit_size}
         self.globals |= {"raise_exception": _raise_exception, "strftime_now": date.strftime}  # pyrefly: ignore
         self.has_generation_block = False
         self.restart()
@@ -289,22 +277,18 @@ class _GenerationBlock(Extension):
     """`{% generation %}` … `{% endgeneration %}`, around the text of an assistant turn."""
 
     tags = {"generation"}
+    environment: _Environment  # pyrefly: ignore
 
     def parse(self, parser: Parser) -> nodes.Node:
-        self._limited.has_generation_block = True
+        self.environment.has_generation_block = True
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return nodes.CallBlock(self.call_method("_generate"), [], [], body).set_lineno(line)
 
     def _generate(self, caller: Callable[[], str]) -> str:
         text = caller()
-        self._limited.add_turn(text)
+        self.environment.add_turn(text)
         return text
-
-    @property
-    def _limited(self) -> _Environment:
-        assert isinstance(self.environment, _Environment)
-        return self.environment
 
 
 class _Limits(NodeTransformer):
@@ -353,14 +337,3 @@ def _check_size(size: int) -> None:
 
 def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's `tojson` without its escapes for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

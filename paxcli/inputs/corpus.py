@@ -16,17 +16,10 @@ import numpy as np
 from etils import epath
 
 from paxcli.errors import DataError, MissingError
-from paxcli.inputs.documents import ARRAY_RECORD, PARQUET, BadRecords, format_of
+from paxcli.inputs.documents import BadRecords
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import PackedTokens
-from paxcli.inputs.token_files import (
-    TokenFileInfo,
-    check_contents,
-    dtype_for,
-    identity,
-    open_token_file,
-    read_info,
-)
+from paxcli.inputs.token_files import TokenFileInfo, check_contents, dtype_for, identity, open_token_file, read_info
 from paxcli.inputs.tokenizers import Tokenizer
 from paxcli.inputs.tokenizing import Tokenizing, plan_parts, tokenize_files
 from paxcli.nested_map import NestedMap
@@ -100,7 +93,6 @@ def tokenize_text(
     """
     bad = BadRecords(tokenizing.reading.policy, tokenizing.reading.budget)
     dtype = dtype_for(tokenizer.vocab_size)
-    on_disk = any((tokenizing.reading.format or format_of(file.name)) in (ARRAY_RECORD, PARQUET) for file in files)
     with contextlib.ExitStack() as stack:
         documents: Iterable[tuple[np.ndarray, np.ndarray]]
         if num_workers:
@@ -113,30 +105,21 @@ def tokenize_text(
             start = np.zeros(1, np.int64)
             ids_of_documents = tokenize_files(files, tokenizing.reading, tokenizer, bad)
             documents = ((ids, np.append(start, len(ids) - 1)) for ids in ids_of_documents)
-        tokens, starts = _concatenate(documents, dtype, on_disk)
+        tokens, starts = _concatenate(documents, dtype)
     pack = make_pack(tokens, starts, tokenizer.pad_id)
     num_dropped = len(starts) - 1 - pack.num_documents
     return Corpus([pack], bad.found, num_dropped, [], tokenizer.vocab_size, pack.checksum)
 
 
-def _concatenate(
-    documents: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype, on_disk: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """The concatenated tokens of documents, in memory or in a memory-mapped temporary file, and their starts."""
+def _concatenate(documents: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The concatenated tokens of documents, in a memory-mapped temporary file, and their starts."""
     starts = array("q", [0])
-    chunks: list[np.ndarray] = []
-    with tempfile.TemporaryFile() if on_disk else contextlib.nullcontext() as file:
+    with tempfile.TemporaryFile() as file:
         for tokens, inner in documents:
-            if file is None:
-                chunks.append(tokens)
-            else:
-                file.write(np.ascontiguousarray(tokens, dtype).data)
+            file.write(np.ascontiguousarray(tokens, dtype).data)
             starts.extend((inner[1:] + starts[-1]).tolist())
-        if file is None:
-            tokens = np.concatenate(chunks) if chunks else np.zeros(0, dtype)
-        else:
-            file.flush()
-            tokens = np.asarray(np.memmap(file, dtype, "r")) if file.tell() else np.zeros(0, dtype)
+        file.flush()
+        tokens = np.asarray(np.memmap(file, dtype, "r")) if file.tell() else np.zeros(0, dtype)
     return tokens, np.frombuffer(starts, np.int64)
 
 

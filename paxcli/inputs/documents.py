@@ -15,7 +15,7 @@ from paxcli.inputs.array_records import read_records
 from paxcli.inputs.files import SourceFile, local_copy
 from paxcli.log import log
 
-TEXT, JSONL, PARQUET, ARRAY_RECORD, TOKENS = FORMATS = ("text", "jsonl", "parquet", "arrayrecord", "tokens")
+TEXT, JSONL, PARQUET, ARRAY_RECORD, TOKENS = ("text", "jsonl", "parquet", "arrayrecord", "tokens")
 _SUFFIXES = {
     ".jsonl": JSONL,
     ".jsonl.gz": JSONL,

@@ -107,11 +107,6 @@ class MixtureInput(RandomAccessInput):
         return self.inputs[0].text_tokenizer
 
     @property
-    def bad_records(self) -> list[str]:
-        """The error of each record that an input skipped."""
-        return [record for each in self._children for record in getattr(each, "bad_records", ())]
-
-    @property
     def _children(self) -> list[RandomAccessInput]:
         return [each for each in self.inputs if isinstance(each, RandomAccessInput)]
 
@@ -122,9 +117,6 @@ class MixtureInput(RandomAccessInput):
     def data_fingerprint(self) -> Any:
         inputs = [each.data_fingerprint() for each in self._children]
         return zlib.crc32(json.dumps([inputs, self.weights]).encode())
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"bad_records": len(self.bad_records)}
 
     def order(self, positions: np.ndarray) -> np.ndarray:
         """The row at each position, encoded as row number in its input * number of inputs + index of the input."""

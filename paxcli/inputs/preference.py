@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -46,8 +46,10 @@ class PreferenceInput(ChatInput):
     assistant token. The arguments `packing`, `on_bad_record` and `drop_longer_than` of `ChatInput` must not be set.
     """
 
+    reading: ClassVar[type[ChatReading]] = PairReading
+
     text_field: str | None = CHOSEN
-    packing: str = ONE_PER_ROW
+    packing: Literal["first_fit", "one_per_row"] = "one_per_row"
 
     def validate(self) -> None:
         super().validate()
@@ -65,10 +67,6 @@ class PreferenceInput(ChatInput):
     def data_fingerprint(self) -> Any:
         return [super().data_fingerprint(), self._rejected.checksum]
 
-    @property
-    def _reading(self) -> type[ChatReading]:
-        return PairReading
-
     def _read_corpus(self) -> Corpus:
         corpus = super()._read_corpus()
         if corpus.num_dropped:
@@ -79,4 +77,4 @@ class PreferenceInput(ChatInput):
 
     @functools.cached_property
     def _rejected(self) -> Corpus:
-        return dataclasses.replace(self, text_field=REJECTED)._corpus
+        return dataclasses.replace(self, text_field=REJECTED).corpus

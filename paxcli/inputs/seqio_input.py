@@ -269,14 +269,9 @@ class SeqIOInput(StreamInput):
                 f"{self._where}: there is no split `{split}`.",
                 did_you_mean(split, splits) or f"Splits: {', '.join(splits)}.",
             )
-        for name, feature in self.task.output_features.items():
-            size = feature.vocabulary.vocab_size
-            if name in self.lengths and self.vocab_size is not None and size > self.vocab_size:
-                raise ConfigError(
-                    f"{self._where}: the vocabulary of `{name}` has {size} ids, but the model's vocab_size is "
-                    f"{self.vocab_size}.",
-                    f"Set the model's vocab_size to {size} or more, or use the model's tokenizer.",
-                )
+        for name in self.task.output_features.keys() & self.lengths.keys():
+            size = self.task.output_features[name].vocabulary.vocab_size
+            self.check_fits_model(f"the vocabulary of `{name}` has", size, self.vocab_size)
         self.peek()
 
     def _warn_of_few_shards(self) -> None:

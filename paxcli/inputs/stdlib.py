@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sysconfig
 from pathlib import Path
+from typing import Literal
 
 from etils import epath
 
@@ -24,7 +25,7 @@ class StdlibInput(TextInput):
     `split=None` means `train` in training and `eval` otherwise. Files that are not UTF-8 are skipped and logged.
     """
 
-    on_bad_record: str = "skip"
+    on_bad_record: Literal["error", "skip"] = "skip"
 
     def _validate_files(self) -> None:
         if self.files is not None:

@@ -1,24 +1,57 @@
-"""Synthetic language-model data with a learnable pattern; each row is generated from its number."""
+"""Synthetic data, each row generated from its number: tokens with a learnable pattern, sequence pairs, images."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from paxcli.config.fields import Derived, Examples, PositiveInt, Tokens
+from paxcli.config.fields import Derived, Examples, NonNegativeFloat, Pixels, PositiveInt, Tokens
 from paxcli.errors import ConfigError
-from paxcli.inputs.base_input import RandomAccessInput, language_spec
+from paxcli.inputs.base_input import RandomAccessInput, language_spec, sequence_spec
 from paxcli.nested_map import NestedMap
 
 _ALPHABET = 256
 _NOISE = 0.1
 _ODD = 0x9E3779B97F4A7C15
+BOS_ID, EOS_ID = 0, 1
 
 
 @dataclasses.dataclass(kw_only=True)
-class SyntheticInput(RandomAccessInput):
+class _Synthetic(RandomAccessInput):
+    """The base class of synthetic inputs.
+
+    Attributes:
+      sizes: Fields that must not be None when the input is read.
+
+    Args:
+      num_examples: Number of rows in an epoch. None: infinite.
+    """
+
+    sizes: ClassVar[tuple[str, ...]]
+
+    num_examples: Examples | None = None
+
+    def validate(self) -> None:
+        super().validate()
+        for field in self.sizes:
+            if getattr(self, field) is None:
+                raise ConfigError(f"Input `{self.name}`: {field} is None.", "Set it to 1 or more.")
+        if self.num_examples is None and not self.repeats:
+            raise ConfigError(
+                f"Input `{self.name}` is infinite, so it cannot run epochs.", "Set num_examples, or repeat=True."
+            )
+
+    def num_rows(self) -> int | None:
+        return self.num_examples
+
+    def data_fingerprint(self) -> Any:
+        return self.num_examples
+
+
+@dataclasses.dataclass(kw_only=True)
+class SyntheticInput(_Synthetic):
     """Language-model batches of a noisy cycle: each id has a usual successor, so the loss falls from log V to 0.9.
 
     Args:
@@ -27,28 +60,19 @@ class SyntheticInput(RandomAccessInput):
       num_examples: Number of rows in an epoch. None: infinite.
     """
 
+    sizes = ("seq_len", "vocab_size")
+
     seq_len: Derived[Tokens | None] = None
     vocab_size: Derived[PositiveInt | None] = None
-    num_examples: Examples | None = None
-
-    def validate(self) -> None:
-        super().validate()
-        check_sizes(self, "seq_len", "vocab_size")
 
     def element_spec(self) -> NestedMap:
         return language_spec(self.batch_size, self.seq_len)
-
-    def num_rows(self) -> int | None:
-        return self.num_examples
-
-    def data_fingerprint(self) -> Any:
-        return self.num_examples
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
         assert self.seq_len is not None and self.vocab_size is not None
         tokens = self._tokens(numbers, self.seq_len + 1, self.vocab_size)
         is_token = np.broadcast_to(numbers[:, None] >= 0, (len(numbers), self.seq_len))
-        return language_batch(tokens[:, :-1], tokens[:, 1:], is_token)
+        return _language_batch(tokens[:, :-1], tokens[:, 1:], is_token)
 
     def _tokens(self, numbers: np.ndarray, length: int, vocab_size: int) -> np.ndarray:
         """Tokens [B, length]: a fixed cycle of ids from a random start, with a tenth of them replaced at random."""
@@ -63,7 +87,86 @@ class SyntheticInput(RandomAccessInput):
         return np.where(draw >> np.uint64(32) < int(_NOISE * 2**32), other, walk)
 
 
-def language_batch(ids: np.ndarray, labels: np.ndarray, is_token: np.ndarray) -> NestedMap:
+@dataclasses.dataclass(kw_only=True)
+class SyntheticPairs(SyntheticInput):
+    """Encoder-decoder batches: `source_ids`, `source_segment_ids`, `source_segment_pos`, and the language-model fields.
+
+    A source is 1 to T - 1 random tokens and the end token 1. The target begins with 0 and ends with 1.
+
+    Args:
+      target: Copy the source's tokens, or reverse them. The other arguments are those of `SyntheticInput`; source and
+        target have the same T.
+    """
+
+    target: Literal["copy", "reversed"] = "reversed"
+
+    def validate(self) -> None:
+        super().validate()
+        assert self.seq_len is not None and self.vocab_size is not None
+        if self.seq_len < 2 or self.vocab_size < 3:
+            raise ConfigError(
+                f"Input `{self.name}`: seq_len={self.seq_len} or vocab_size={self.vocab_size} is too small for a pair.",
+                "Set seq_len to 2 or more, and vocab_size to 3 or more: two ids mark the start and the end.",
+            )
+
+    def element_spec(self) -> NestedMap:
+        return sequence_spec(self.batch_size, self.seq_len, self.seq_len)
+
+    def rows(self, numbers: np.ndarray) -> NestedMap:
+        assert self.seq_len is not None and self.vocab_size is not None
+        length = self.seq_len
+        shape = (len(numbers), length)
+        source, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+        num_tokens = np.zeros((len(numbers), 1), np.int32)
+        for index, number in enumerate(numbers):
+            if number >= 0:
+                random = np.random.default_rng([self.seed, self.is_training, number])
+                tokens = random.integers(2, self.vocab_size, size=random.integers(1, length))
+                count = len(tokens) + 1
+                num_tokens[index] = count
+                source[index, :count] = [*tokens, EOS_ID]
+                labels[index, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
+        is_token = np.arange(length) < num_tokens
+        ids = np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS_ID)[:, :-1]
+        batch = _language_batch(ids, labels, is_token)
+        batch.source_ids = source
+        batch.source_segment_ids, batch.source_segment_pos = batch.segment_ids, batch.segment_pos
+        return batch
+
+
+@dataclasses.dataclass(kw_only=True)
+class SyntheticImages(_Synthetic):
+    """Batches of `image` [B, size, size, C], `labels` [B] and `weights` [B].
+
+    Args:
+      image_size: Height and width.
+      num_channels: C.
+      num_classes: Number of classes. None: the trainer sets it to the model's.
+      noise: Standard deviation of the noise; a pattern's is 1.
+      num_examples: Number of images in an epoch. None: infinite.
+    """
+
+    sizes = ("num_classes",)
+
+    image_size: Pixels = 32
+    num_channels: PositiveInt = 3
+    num_classes: Derived[PositiveInt | None] = None
+    noise: NonNegativeFloat = 2.0
+
+    def rows(self, numbers: np.ndarray) -> NestedMap:
+        assert self.num_classes is not None
+        shape = (self.image_size, self.image_size, self.num_channels)
+        patterns = np.random.RandomState(0).standard_normal((self.num_classes, *shape)).astype(np.float32)
+        labels, images = np.zeros(len(numbers), np.int32), np.zeros((len(numbers), *shape), np.float32)
+        for index, number in enumerate(numbers):
+            if number >= 0:
+                random = np.random.default_rng([self.seed, self.is_training, number])
+                labels[index] = random.integers(self.num_classes)
+                images[index] = patterns[labels[index]] + self.noise * random.standard_normal(shape, np.float32)
+        return NestedMap(image=images, labels=labels, weights=(numbers >= 0).astype(np.float32))
+
+
+def _language_batch(ids: np.ndarray, labels: np.ndarray, is_token: np.ndarray) -> NestedMap:
     """A language-model batch of rows with one segment each; all fields are 0 where `is_token` is False [B, T]."""
     segment_ids = is_token.astype(np.int32)
     return NestedMap(
@@ -73,17 +176,6 @@ def language_batch(ids: np.ndarray, labels: np.ndarray, is_token: np.ndarray) ->
         segment_ids=segment_ids,
         segment_pos=np.arange(ids.shape[1], dtype=np.int32) * segment_ids,
     )
-
-
-def check_sizes(source: RandomAccessInput, *fields: str) -> None:
-    """Raises ConfigError unless these fields of a synthetic input are set, and its epochs are finite."""
-    for field in fields:
-        if getattr(source, field) is None:
-            raise ConfigError(f"Input `{source.name}`: {field} is None.", "Set it to 1 or more.")
-    if source.num_rows() is None and not source.repeats:
-        raise ConfigError(
-            f"Input `{source.name}` is infinite, so it cannot run epochs.", "Set num_examples, or repeat=True."
-        )
 
 
 def _mix(values: np.ndarray) -> np.ndarray:

@@ -7,27 +7,24 @@ import datetime
 import functools
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import Derived, NonNegativeInt, PositiveInt, Range, Tokens
-from paxcli.errors import ConfigError, DataError, did_you_mean
+from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
 from paxcli.inputs.corpus import Corpus, open_token_files, tokenize_text
-from paxcli.inputs.documents import FORMATS, TOKENS, Reading, format_of
+from paxcli.inputs.documents import TOKENS, Reading, format_of
 from paxcli.inputs.files import SourceFile, find_files
-from paxcli.inputs.packing import CONCAT, PACKINGS, PackedTokens
+from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.token_files import TokenFileInfo, read_info
 from paxcli.inputs.tokenizers import ByteTokenizer, Tokenizer
 from paxcli.inputs.tokenizing import Tokenizing
 from paxcli.log import log
 from paxcli.nested_map import NestedMap
-
-_SPLITS = ("train", "eval")
-_POLICIES = ("error", "skip")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -35,9 +32,8 @@ class TextInput(RandomAccessInput):
     """Language-model batches of text documents, packed into rows. No text is dropped by default.
 
     A plain text file is one document; JSON lines, Parquet and ArrayRecord files have many. They are read and tokenized
-    once, before the first batch; ids of ArrayRecord and Parquet are kept in a temporary file, others in memory. Token
-    files, which `pax data tokenize` writes, are memory-mapped, so they start immediately at any size; rows do not span
-    several token files.
+    once, before the first batch, and their ids are kept in a temporary file. Token files, which `pax data tokenize`
+    writes, are memory-mapped, so they start immediately at any size; rows do not span several token files.
 
     Args:
       files: Paths and globs (including `~` and `**`), local or `gs://`. Duplicates count once.
@@ -59,17 +55,17 @@ class TextInput(RandomAccessInput):
     """
 
     files: list[str] | None = None
-    format: str | None = None
+    format: Literal["text", "jsonl", "parquet", "arrayrecord", "tokens"] | None = None
     text_field: str | None = "text"
     tokenizer: Callable[[], Tokenizer] = template(ByteTokenizer)
     seq_len: Derived[Tokens | None] = None
     vocab_size: Derived[PositiveInt | None] = None
-    packing: str = CONCAT
+    packing: Literal["concat", "first_fit", "one_per_row"] = "concat"
     drop_longer_than: Tokens | None = None
     shuffle: bool | None = None
-    split: str | None = None
+    split: Literal["train", "eval"] | None = None
     eval_fraction: Annotated[float, Range(above=0, below=1)] = 0.03
-    on_bad_record: str = "error"
+    on_bad_record: Literal["error", "skip"] = "error"
     bad_record_budget: NonNegativeInt = 100
     num_workers: NonNegativeInt = 0
     cache_dir: str | None = None
@@ -79,17 +75,8 @@ class TextInput(RandomAccessInput):
         self._validate_files()
         if not self._names_token_files():
             self.tokenizer()  # raises ConfigError for a missing path; reads no file
-        self._check_choice("format", self.format, FORMATS)
-        self._check_choice("packing", self.packing, PACKINGS)
-        self._check_choice("split", self.split, _SPLITS)
-        self._check_choice("on_bad_record", self.on_bad_record, _POLICIES)
         if self.seq_len is None:
             raise ConfigError(f"Input `{self.name}`: seq_len is None.", "Set it to 1 or more.")
-
-    def _check_choice(self, field: str, value: str | None, choices: Sequence[str]) -> None:
-        if value not in (choices if field in ("packing", "on_bad_record") else (None, *choices)):
-            hint = did_you_mean(str(value), choices) or f"Use one of {', '.join(choices)}."
-            raise ConfigError(f"Input `{self.name}`: {field} `{value}` is unknown.", hint)
 
     def _validate_files(self) -> None:
         if not self.files or isinstance(self.files, str):
@@ -132,10 +119,10 @@ class TextInput(RandomAccessInput):
         return tokens if bos_id is None else tokens | {bos_id: "<bos>"}
 
     def num_rows(self) -> int:
-        return int(self._corpus.first_rows[-1])
+        return int(self.corpus.first_rows[-1])
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
-        return self._corpus.rows(numbers)
+        return self.corpus.rows(numbers)
 
     def order(self, positions: np.ndarray) -> np.ndarray:
         shuffles = self.is_training if self.shuffle is None else self.shuffle
@@ -144,20 +131,7 @@ class TextInput(RandomAccessInput):
         return np.fromiter((self._shuffled[position] for position in positions.tolist()), np.int64, len(positions))
 
     def data_fingerprint(self) -> Any:
-        return self._corpus.checksum
-
-    def get_state(self) -> dict[str, Any]:
-        return super().get_state() | {"bad_records": len(self.bad_records)}
-
-    @property
-    def bad_records(self) -> Sequence[str]:
-        """The error of each skipped record."""
-        return self._corpus.bad_records
-
-    @property
-    def num_dropped(self) -> int:
-        """Number of documents dropped because they are too long."""
-        return self._corpus.num_dropped
+        return self.corpus.checksum
 
     @functools.cached_property
     def _shuffled(self) -> Any:
@@ -175,7 +149,7 @@ class TextInput(RandomAccessInput):
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer, after a check against the model's vocabulary size and that of the token files, if any."""
         tokenizer = self.tokenizer()
-        self._check_fits_model("the tokenizer has", tokenizer.vocab_size)
+        self.check_fits_model("the tokenizer has", tokenizer.vocab_size, self.vocab_size)
         if self._names_token_files() and tokenizer.vocab_size != self._token_info.vocab_size:
             raise ConfigError(
                 f"Input `{self.name}`: the token files have {self._token_info.vocab_size} ids, "
@@ -198,15 +172,8 @@ class TextInput(RandomAccessInput):
     def _token_info(self) -> TokenFileInfo:
         """The description of the first token file."""
         info = read_info(self._files[0].path)
-        self._check_fits_model("the token files have", info.vocab_size)
+        self.check_fits_model("the token files have", info.vocab_size, self.vocab_size)
         return info
-
-    def _check_fits_model(self, what: str, vocab_size: int) -> None:
-        if self.vocab_size is not None and vocab_size > self.vocab_size:
-            raise ConfigError(
-                f"Input `{self.name}`: {what} {vocab_size} ids, but the model's vocab_size is {self.vocab_size}.",
-                f"Set the model's vocab_size to {vocab_size} or more.",
-            )
 
     def _pack(self, tokens: np.ndarray, starts: np.ndarray, pad_id: int) -> PackedTokens:
         """Packs documents (see `PackedTokens`), without those that are too long."""
@@ -223,7 +190,8 @@ class TextInput(RandomAccessInput):
         return tokenize_text(self._files, tokenizing, self.text_tokenizer, self._pack, self.num_workers)
 
     @functools.cached_property
-    def _corpus(self) -> Corpus:
+    def corpus(self) -> Corpus:
+        """The documents, packed into rows, and what was skipped. Reads all files, or opens token files."""
         corpus = self._read_corpus()
         if corpus.bad_records:
             log.warning("Input %s skipped %d bad records.", self.name, len(corpus.bad_records))

@@ -91,12 +91,11 @@ class Layer(Configurable, nn.Module):
             arrays.append(self._declare(name + suffix, init, shape, of_adapter))
 
         def drop(x: jax.Array) -> jax.Array:
-            if not lora.dropout or not self.has_rng("dropout"):
-                return x
             kept = jax.random.bernoulli(self.make_rng("dropout"), 1 - lora.dropout, x.shape)
             return jnp.where(kept, x / (1 - lora.dropout), 0)
 
-        return AdaptedWeight(facts, lora.scale, w, *arrays, dropout=drop)
+        drops = lora.dropout > 0 and self.has_rng("dropout")
+        return AdaptedWeight(facts, lora.scale, w, *arrays, dropout=drop if drops else None)
 
     def lookup_table(
         self, name: str, init: Init, shape: tuple[int, int], axes: tuple[str | None, str | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -86,7 +87,7 @@ class AdaptedWeight:
       a: [inputs, rank], with the contracted dimensions of the weight as inputs.
       b: [rank, outputs], with the produced dimensions as outputs. Other dimensions, such as `expert`, lead in both.
       magnitude: DoRA's [outputs]; None = LoRA.
-      dropout: Applied to the inputs of `A`.
+      dropout: Applied to the inputs of `A`; None = off.
     """
 
     facts: Weight
@@ -95,7 +96,7 @@ class AdaptedWeight:
     a: jax.Array
     b: jax.Array
     magnitude: jax.Array | None = None
-    dropout: Callable[[jax.Array], jax.Array] = dataclasses.field(default=lambda x: x, kw_only=True)
+    dropout: Callable[[jax.Array], jax.Array] | None = None
 
     def merge(self) -> jax.Array:
         """The weight that computes the same in evaluation, in the dtype of the base."""
@@ -105,13 +106,21 @@ class AdaptedWeight:
         return merged.astype(self.base.dtype)
 
     def multiply(self, einsum: Callable[..., jax.Array], equation: str, x: jax.Array) -> jax.Array:
-        """`einsum(equation, x, weight)`, without the product `A B`. The outputs are the result's last dimensions."""
+        """`einsum(equation, x, weight)`. The outputs are the result's last dimensions.
+
+        In float32, a batch of more numbers than the weight is multiplied by the sum `W + A B`, which costs less than
+        two more matmuls of the batch. In fewer bits, a sum would round small adapters away.
+        """
         operands, result = equation.split("->")
         inputs, letters = operands.split(",")
         a, b = _factors(letters, self.facts)
         hidden = "".join(letter for letter in inputs if letter not in a) + _RANK
-        low_rank = self.scale * jnp.einsum(f"{inputs},{a}->{hidden}", self.dropout(x), self.a)
-        y = einsum(equation, x, self.base) + jnp.einsum(f"{hidden},{b}->{result}", low_rank, self.b)
+        equations = (equation, f"{a},{b}->{letters}", f"{inputs},{a}->{hidden}", f"{hidden},{b}->{result}")
+        if einsum is jnp.einsum and self.dropout is None and x.dtype == jnp.float32 and x.size >= self.base.size:
+            y = _multiply_by_sum(equations, x, self.base, self.scale * self.a, self.b)
+        else:
+            low_rank = self.scale * jnp.einsum(equations[2], self.dropout(x) if self.dropout else x, self.a)
+            y = einsum(equation, x, self.base) + jnp.einsum(equations[3], low_rank, self.b)
         return y if self.magnitude is None else y * self._gain().astype(y.dtype)
 
     def norm(self, w: jax.Array) -> jax.Array:
@@ -133,6 +142,30 @@ class AdaptedWeight:
     @property
     def _inputs(self) -> tuple[int, ...]:
         return tuple(axis - len(self.facts.axes) for axis in self.facts.contracts)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _multiply_by_sum(
+    equations: tuple[str, str, str, str], x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array
+) -> jax.Array:
+    """`x (W + A B)`. For the gradients of `A` and `B`, its backward pass needs no gradient of the sum."""
+    return jnp.einsum(equations[0], x, w + jnp.einsum(equations[1], a, b))
+
+
+def _multiply_by_sum_backward(equations, inputs, grad):
+    x, w, a, b = inputs
+    of_product, of_sum, to_rank, from_rank = equations
+    product = functools.partial(jnp.einsum, of_product)
+    x_grad, w_grad = jax.vjp(product, x, w + jnp.einsum(of_sum, a, b))[1](
+        grad
+    )  # that of a frozen `W` is never computed
+    a_grad, b_grad = jax.vjp(lambda a, b: jnp.einsum(from_rank, jnp.einsum(to_rank, x, a), b), a, b)[1](grad)
+    return x_grad, w_grad, a_grad, b_grad
+
+
+_multiply_by_sum.defvjp(
+    lambda equations, *inputs: (_multiply_by_sum(equations, *inputs), inputs), _multiply_by_sum_backward
+)
 
 
 Matrix = jax.Array | AdaptedWeight

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
+import yaml
 from jax.sharding import PartitionSpec
 
 from paxcli.errors import ConfigError, did_you_mean
@@ -11,30 +13,8 @@ from paxcli.mesh.axes import MESH_AXES
 
 Rules = Mapping[str, tuple[str, ...]]
 
-DEFAULT_RULES: Rules = {
-    "embed": ("fsdp",),
-    "mlp": ("tensor",),
-    "heads": ("tensor",),
-    "kv_heads": ("tensor",),
-    "head_dim": (),
-    "vocab": ("tensor",),
-    "layers": (),
-    "norm": (),
-    "expert": ("expert",),
-    "stage": ("stage",),
-    "activation_stage": ("stage",),
-    "activation_batch": ("data", "fsdp", "expert", "stage"),
-    "activation_microbatch": ("data", "fsdp", "expert"),
-    "activation_length": ("context",),
-    "activation_embed": ("tensor",),
-    "activation_residual": ("tensor",),
-    "activation_mlp": ("tensor",),
-    "activation_heads": ("tensor",),
-    "activation_kv_heads": ("tensor",),
-    "activation_vocab": ("tensor",),
-    "activation_expert": ("expert",),
-}
-
+_TABLE = yaml.safe_load((Path(__file__).parent / "data" / "sharding_rules.yaml").read_text())
+DEFAULT_RULES: Rules = {name: tuple(axes) for name, axes in _TABLE.items()}
 
 # If a recipe overrides the axis on the right, the one on the left takes the same mesh axes, without `stage`.
 _FOLLOWS = {"activation_residual": "activation_embed", "activation_microbatch": "activation_batch"}

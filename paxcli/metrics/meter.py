@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import resource
 import sys
 import time
@@ -44,6 +45,7 @@ class _Mark(NamedTuple):
     paused_seconds: float
 
 
+@dataclasses.dataclass
 class Meter:
     """Measures a run: throughput, MFU and time left at each logged step.
 
@@ -60,19 +62,13 @@ class Meter:
       summary_interval_steps: Steps between logged steps.
     """
 
-    def __init__(
-        self,
-        flops_per_step: float | None,
-        tokens_per_step: int | None,
-        num_train_steps: int,
-        peak_flops_total: float | None,
-        summary_interval_steps: int,
-    ):
-        self._flops_per_step = flops_per_step
-        self._tokens_per_step = tokens_per_step
-        self._num_train_steps = num_train_steps
-        self._peak_flops_total = peak_flops_total
-        self._interval = summary_interval_steps
+    flops_per_step: float | None
+    tokens_per_step: int | None
+    num_train_steps: int
+    peak_flops_total: float | None
+    summary_interval_steps: int
+
+    def __post_init__(self) -> None:
         self._clock = ThreadPoolExecutor(1, "meter")
         self._in_flight: deque[_Dispatched] = deque()
         self._records: list[Record] = []
@@ -120,7 +116,7 @@ class Meter:
         return time.perf_counter() - max(since, last.result() if last is not None else since)
 
     def _is_logged(self, step: int) -> bool:
-        return step == 1 or step % self._interval == 0 or step == self._num_train_steps
+        return step == 1 or step % self.summary_interval_steps == 0 or step == self.num_train_steps
 
     def _take(self) -> list[Record]:
         records, self._records = self._records, []
@@ -145,9 +141,9 @@ class Meter:
         step_seconds = (mark.seconds - self._window.seconds - paused) / steps
         values: dict[str, MetricValue] = {name: value.item() for name, value in jax.device_get(device_metrics).items()}
         return values | {
-            "tokens_per_second": _per_second(self._tokens_per_step, step_seconds),
+            "tokens_per_second": _per_second(self.tokens_per_step, step_seconds),
             "step_seconds": step_seconds,
-            "mfu": mfu(_per_second(self._flops_per_step, step_seconds), self._peak_flops_total),
+            "mfu": mfu(_per_second(self.flops_per_step, step_seconds), self.peak_flops_total),
             "input_wait_seconds": self._input_wait_seconds / steps,
             "peak_memory_bytes": peak_memory_bytes(),
             "seconds_left": self._seconds_left(mark),
@@ -158,7 +154,7 @@ class Meter:
         if self._first is None:
             return None
         pace = (mark.seconds - self._first.seconds) / (mark.step - self._first.step)
-        return pace * (self._num_train_steps - mark.step)
+        return pace * (self.num_train_steps - mark.step)
 
 
 def _finish_time(metrics: dict[str, jax.Array]) -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, Protocol
 
 from etils import epath
@@ -18,6 +19,7 @@ from paxcli.log import log
 TRAIN = "train"
 
 _FLUSH_SECONDS = 5
+_EVENTS = "pax-events"
 
 MetricValues = Mapping[str, float | int | None]
 
@@ -71,7 +73,8 @@ class JsonlWriter:
 class TensorBoardWriter:
     """Writes TensorBoard events, one directory a split, so that training and evaluation of a metric share a chart.
 
-    A thread writes them every few seconds, and at `close`.
+    A thread writes them every few seconds, and at `close`. If it fails, as on a full disk, that is logged once, and
+    later events are dropped: this is the second copy of the metrics.
 
     Args:
       directory: Parent of `train/` and `eval/NAME/`.
@@ -92,24 +95,61 @@ class TensorBoardWriter:
                 writer.add_scalar(name, value, step)
 
     def close(self) -> None:
-        """Closes the files of all splits. If a bucket does not answer, that is only logged: this is the second copy."""
+        """Closes the files of all splits."""
         for writer in self._splits.values():
-            try:
-                writer.close()
-            except Exception as error:  # each file system raises its own types
-                log.warning("TensorBoard events are not written: %s", first_line(error))
+            writer.close()
 
     def _open(self, split: str) -> Any:
         from tensorboardX import SummaryWriter
+        from tensorboardX.record_writer import register_writer_factory
 
+        register_writer_factory(_EVENTS, _EventFiles())
         self._splits[split] = SummaryWriter(
-            f"{self._directory}/{split}",
+            f"{_EVENTS}:{self._directory}/{split}",
             purge_step=self._purge_step,
             max_queue=1000,  # never wait for the thread
             flush_secs=_FLUSH_SECONDS,
             filename_suffix=f".{time.time_ns()}",  # otherwise two files started in the same second are one
         )
         return self._splits[split]
+
+
+class _EventFiles:
+    """Opens TensorBoard's event files, local or in buckets, for paths after `pax-events:`."""
+
+    def open(self, path: str) -> _EventFile:
+        """Opens a new file."""
+        from tensorboardX.record_writer import open_file
+
+        return _EventFile(open_file(path.removeprefix(f"{_EVENTS}:")))
+
+    def directory_check(self, path: str) -> None:
+        """Creates the directory of a local file."""
+        from tensorboardX.record_writer import directory_check
+
+        directory_check(path.removeprefix(f"{_EVENTS}:"))
+
+
+class _EventFile:
+    """A file whose first failure is logged, and which drops everything after that."""
+
+    def __init__(self, file: Any):
+        self._file = file
+        self.write, self.flush, self.close = (self._guard(method) for method in (file.write, file.flush, file.close))
+
+    def _guard(self, method: Callable[..., Any]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            if self._file is None:
+                return
+            try:
+                method(*arguments)
+            except Exception as error:  # each file system raises its own types
+                log.warning("TensorBoard events are not written: %s", first_line(error))
+                failed, self._file = self._file, None
+                with contextlib.suppress(Exception):
+                    failed.close()  # or it is flushed again when it is deleted
+
+        return call
 
 
 class MultiWriter:

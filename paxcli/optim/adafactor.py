@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat, PositiveInt
-from paxcli.mesh.weights import Weight, groups_of
-from paxcli.optim.base import Optimizer, corrected_decay, vmap_layers
+from paxcli.mesh.weights import Weight
+from paxcli.optim.base import Optimizer, corrected_decay, map_groups
 
 
 class AdafactorState(NamedTuple):
@@ -29,16 +29,6 @@ class AdafactorState(NamedTuple):
     row: dict
     column: dict
     full: dict
-
-
-class _Slots(NamedTuple):
-    """The moments of one parameter."""
-
-    momentum: Any
-    momentum_scale: Any
-    row: Any
-    column: Any
-    full: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,61 +86,46 @@ class ShardedAdafactor(Optimizer):
         return optax.GradientTransformationExtraArgs(init, update)
 
     def _init(self, weights: Any, params: Any) -> AdafactorState:
-        leaves, structure = jax.tree.flatten(params)
-        facts, slots = jax.tree.leaves(weights), []
-        for param, weight in zip(leaves, facts, strict=True):
-            slots.append(self._moments(weight, param))
-        if self.beta1:
-            for numbers in groups_of(weights):
-                weight = facts[numbers[0]]
-                momenta = [jnp.zeros(leaves[number].shape, jnp.float32) for number in numbers]
-                stored = vmap_layers(weight, functools.partial(self._store_momenta, weight))(momenta)
-                for number, (momentum, scale) in zip(numbers, stored, strict=True):
-                    slots[number] = slots[number]._replace(momentum=momentum, momentum_scale=scale)
-        return _state(jnp.zeros([], jnp.int32), jax.tree.unflatten(structure, slots))
+        return AdafactorState(jnp.zeros([], jnp.int32), *map_groups(self._init_group, weights, params))
 
-    def _moments(self, weight: Weight, param: jax.Array) -> _Slots:
-        """Zeros for the second moment of a parameter."""
-        lead, shape = param.shape[: weight.num_stacked], param.shape[weight.num_stacked :]
-        none = optax.MaskedNode()
-        dims = self._factored_dims(weight, shape)
+    def _init_group(self, weight: Weight, params: list[jax.Array]) -> tuple[list, ...]:
+        """The moments of tensors that count as one, in the order of `AdafactorState`."""
+        none = [optax.MaskedNode() for _ in params]
+        momentum, scale, row, column, full = none, none, none, none, none
+        if self.beta1:
+            momentum, scale = self._store_momenta(weight, [jnp.zeros(param.shape, jnp.float32) for param in params])
+        dims = self._factored_dims(weight, params[0].shape)
         if dims is None:
-            return _Slots(none, none, none, none, jnp.zeros_like(param))
-        row, column = (jnp.zeros(lead + _without(shape, dim), param.dtype) for dim in dims)
-        return _Slots(none, none, row, column, none)
+            full = [jnp.zeros_like(param) for param in params]
+        else:
+            row, column = ([jnp.zeros(_without(param.shape, dim), param.dtype) for param in params] for dim in dims)
+        return momentum, scale, row, column, full
 
     def _update(
         self, weights: Any, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, AdafactorState]:
-        count, learning_rate = state.count + 1, extra_args["learning_rate"]
+        count = state.count + 1
         decay = corrected_decay(self.decay_adam, count)
         if self.decay_method == "pow":
             decay = 1 - count.astype(jnp.float32) ** -self.decay_pow
-
-        slots = jax.tree.map(lambda _, *parts: _Slots(*parts), updates, *state[1:])
-        slots = jax.tree.leaves(slots, is_leaf=_is_slots)
-        leaves, structure = jax.tree.flatten(updates)
-        facts, values = jax.tree.leaves(weights), jax.tree.leaves(params)
-        for numbers in groups_of(weights):
-            weight = facts[numbers[0]]
-            update = vmap_layers(weight, functools.partial(self._update_group, weight, decay, learning_rate))
-            results = update(*([tree[number] for number in numbers] for tree in (leaves, values, slots)))
-            for number, (new_update, new_slots) in zip(numbers, results, strict=True):
-                leaves[number], slots[number] = new_update, new_slots
-        return jax.tree.unflatten(structure, leaves), _state(count, jax.tree.unflatten(structure, slots))
+        update = functools.partial(self._update_group, decay, extra_args["learning_rate"])
+        updates, *moments = map_groups(update, weights, updates, params, *state[1:])
+        return updates, AdafactorState(count, *moments)
 
     def _update_group(
         self,
-        weight: Weight,
         decay: Any,
         learning_rate: Any,
+        weight: Weight,
         grads: list[jax.Array],
         params: list[jax.Array],
-        slots: list[_Slots],
-    ) -> list[tuple[jax.Array, _Slots]]:
+        momentum: list,
+        momentum_scale: list,
+        *second_moments: list,
+    ) -> tuple[list, ...]:
         """The updates, to subtract, of tensors that count as one, and their new moments."""
-        scaled = [self._scale(weight, decay, *one) for one in zip(grads, slots, strict=True)]
-        updates, slots = [update for update, _ in scaled], [moments for _, moments in scaled]
+        scaled = [self._scale(weight, decay, *one) for one in zip(grads, *second_moments, strict=True)]
+        updates, *new_second_moments = map(list, zip(*scaled, strict=True))
         if self.clipping_threshold is not None:
             divisor = jnp.maximum(1.0, _rms(updates) / self.clipping_threshold)
             updates = [update / divisor for update in updates]
@@ -159,55 +134,49 @@ class ShardedAdafactor(Optimizer):
             updates = [update * scale for update in updates]
         updates = [learning_rate * update for update in updates]
         if self.beta1:
-            past = self._momenta(weight, slots)
+            past = self._momenta(weight, momentum, momentum_scale)
             updates = [self.beta1 * m + (1 - self.beta1) * u for m, u in zip(past, updates, strict=True)]
-            stored = self._store_momenta(weight, updates)
-            slots = [one._replace(momentum=m, momentum_scale=s) for one, (m, s) in zip(slots, stored, strict=True)]
+            momentum, momentum_scale = self._store_momenta(weight, updates)
         weight_decay = self.weight_decay if self.decay_norms_and_biases or weight.is_matrix else 0.0
         updates = [u + learning_rate * weight_decay * param for u, param in zip(updates, params, strict=True)]
-        return list(zip(updates, slots, strict=True))
+        return updates, momentum, momentum_scale, *new_second_moments
 
-    def _scale(self, weight: Weight, decay: Any, grad: jax.Array, slots: _Slots) -> tuple[jax.Array, _Slots]:
-        """A gradient divided by the root of its second moment, and the new second moment."""
+    def _scale(self, weight: Weight, decay: Any, grad: jax.Array, row: Any, column: Any, full: Any) -> tuple[Any, ...]:
+        """A gradient divided by the root of its second moment, and the new second moment: `row`, `column`, `full`."""
         squared = jnp.square(grad) + self.epsilon1_grad_sq_reg
         dims = self._factored_dims(weight, grad.shape)
         if dims is None:
-            full = decay * slots.full + (1 - decay) * squared
-            return grad / jnp.sqrt(full), slots._replace(full=full)
+            full = decay * full + (1 - decay) * squared
+            return grad / jnp.sqrt(full), row, column, full
         over_row, over_column = dims
-        row = decay * slots.row + (1 - decay) * jnp.mean(squared, axis=over_row)
-        column = decay * slots.column + (1 - decay) * jnp.mean(squared, axis=over_column)
+        row = decay * row + (1 - decay) * jnp.mean(squared, axis=over_row)
+        column = decay * column + (1 - decay) * jnp.mean(squared, axis=over_column)
         mean = jnp.mean(row, axis=over_column - (over_column > over_row), keepdims=True)
         scale = jnp.sqrt(jnp.expand_dims(row / mean, over_row) * jnp.expand_dims(column, over_column))
-        return grad / scale, slots._replace(row=row, column=column)
+        return grad / scale, row, column, full
 
-    def _momenta(self, weight: Weight, slots: list[_Slots]) -> list[jax.Array]:
+    def _momenta(self, weight: Weight, stored: list[jax.Array], scales: list) -> list[jax.Array]:
         """The momenta of tensors that count as one, in float32."""
-        momenta = [one.momentum.astype(jnp.float32) for one in slots]
+        momenta = [one.astype(jnp.float32) for one in stored]
         if self.momentum_dtype != "int8" or momenta[0].ndim == 0:
             return momenta
-        scale = slots[0].momentum_scale
-        if len(slots) == 1:
-            scale = jnp.expand_dims(scale, _praxis_dims(weight)[0])
+        scale = scales[0] if len(momenta) > 1 else jnp.expand_dims(scales[0], _praxis_dims(weight)[0])
         return [momentum * scale for momentum in momenta]
 
-    def _store_momenta(self, weight: Weight, momenta: list[jax.Array]) -> list[tuple[Any, Any]]:
-        """The stored momentum of each of the tensors that count as one; the first also has the scale of all."""
-        none = optax.MaskedNode()
-        if self.momentum_dtype != "int8":
-            return [(momentum.astype(self.momentum_dtype), none) for momentum in momenta]
-        if momenta[0].ndim == 0:
-            return [(momentum, none) for momentum in momenta]
+    def _store_momenta(self, weight: Weight, momenta: list[jax.Array]) -> tuple[list, list]:
+        """The stored momenta of tensors that count as one, and their scales: the first one has that of all."""
+        none = [optax.MaskedNode() for _ in momenta]
+        if self.momentum_dtype != "int8" or momenta[0].ndim == 0:
+            dtype = "float32" if self.momentum_dtype == "int8" else self.momentum_dtype
+            return [momentum.astype(dtype) for momentum in momenta], none
         if len(momenta) > 1:
-            scale = functools.reduce(jnp.maximum, map(jnp.abs, momenta)) / 127
-            unit = scale
+            scale = unit = functools.reduce(jnp.maximum, map(jnp.abs, momenta)) / 127
         else:
             first = _praxis_dims(weight)[0]
             scale = jnp.max(jnp.abs(momenta[0]), axis=first) / 127
             unit = jnp.expand_dims(scale, first)
         unit = jnp.where(unit > 0, unit, 1.0)
-        steps = [jnp.round(momentum / unit).astype(jnp.int8) for momentum in momenta]
-        return [(one, none if number else scale) for number, one in enumerate(steps)]
+        return [jnp.round(momentum / unit).astype(jnp.int8) for momentum in momenta], [scale, *none[1:]]
 
     def _factored_dims(self, weight: Weight, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """The dimensions that the row and the column moment average over; None for an unfactored tensor."""
@@ -229,19 +198,8 @@ def _praxis_dims(weight: Weight) -> list[int]:
     return sorted([*others, *matmul], key=lambda dim: weight.axes[dim] in ("heads", "kv_heads", "head_dim"))
 
 
-def _state(count: jax.Array, slots: Any) -> AdafactorState:
-    def each(name: str) -> Any:
-        return jax.tree.map(lambda one: getattr(one, name), slots, is_leaf=_is_slots)
-
-    return AdafactorState(count, *map(each, _Slots._fields))
-
-
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return shape[:dim] + shape[dim + 1 :]
-
-
-def _is_slots(node: Any) -> bool:
-    return isinstance(node, _Slots)
 
 
 def _rms(tensors: list[jax.Array]) -> jax.Array:

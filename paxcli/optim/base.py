@@ -1,8 +1,9 @@
-"""The optimizer interface that the learner calls."""
+"""The optimizer interface that the learner calls, and groups of parameters with an optimizer of their own."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import jax
 import optax
 
 from paxcli.config.configurable import Configurable
-from paxcli.mesh.weights import Weight, groups_of
+from paxcli.config.fields import PositiveFloat
+from paxcli.mesh.weights import groups_of
+from paxcli.optim.schedules import Schedule
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,24 @@ class Optimizer(Configurable):
         return optax.GradientTransformationExtraArgs(direction.init, update)
 
 
+@dataclasses.dataclass(frozen=True)
+class ParameterGroup(Configurable):
+    """Parameters that the learner updates in a way of their own (Pax: an entry of `MultiOptimizerLearner`).
+
+    Attributes:
+      regex: Regular expression. The group has the parameters whose path, such as `stack/layers/attention/query`,
+        matches anywhere.
+      optimizer: Their optimizer; None = the learner's, with a state of its own.
+      learning_rate_multiplier: Multiplies the learner's `learning_rate`.
+      schedule: Their schedule; None = the learner's.
+    """
+
+    regex: str
+    optimizer: Optimizer | None = None
+    learning_rate_multiplier: PositiveFloat = 1.0
+    schedule: Schedule | None = None
+
+
 def decay_mask(weights: Any) -> Any:
     """Mask of the parameters that decay if norms and biases do not: those that are contracted with activations."""
     return jax.tree.map(lambda weight: weight.is_matrix, weights)
@@ -64,11 +85,29 @@ def reduce_groups(reduce: Callable[[jax.Array], jax.Array], statistics: Any, wei
     return jax.tree.unflatten(structure, leaves)
 
 
-def vmap_layers(weight: Weight, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` of one layer, mapped over the dimensions of `weight` that stack layers."""
-    for _ in range(weight.num_stacked):
-        function = jax.vmap(function)
-    return function
+def map_groups(function: Callable[..., tuple[list, ...]], weights: Any, *trees: Any) -> tuple[Any, ...]:
+    """Maps a function over groups of weights, such as query, key and value, and over the layers of a stack.
+
+    Args:
+      function: From the `Weight` of a group, and for each tree the list of its values in the group and one layer, to
+        tuples of such lists.
+      weights: A tree like the parameters of the `Weight` of each.
+      trees: Trees like the parameters. A value may be `optax.MaskedNode`.
+
+    Returns:
+      A tree like the parameters for each list that the function returns.
+    """
+    facts, structure = jax.tree.flatten(weights)
+    leaves = [structure.flatten_up_to(tree) for tree in trees]
+    results: list[Any] = [None] * len(facts)
+    for numbers in groups_of(weights):
+        of_layer: Callable = functools.partial(function, facts[numbers[0]])
+        for _ in range(facts[numbers[0]].num_stacked):
+            of_layer = jax.vmap(of_layer)
+        lists = of_layer(*([values[number] for number in numbers] for values in leaves))
+        for number, *values in zip(numbers, *lists, strict=True):
+            results[number] = values
+    return tuple(map(structure.unflatten, zip(*results, strict=True)))
 
 
 def corrected_decay(beta: float, count: jax.Array) -> jax.Array:

@@ -17,7 +17,24 @@ Point = tuple[StepNumber, NonNegativeFloat]
 
 
 @dataclasses.dataclass(frozen=True)
-class Polynomial(Schedule):
+class _Curve(Schedule):
+    """A curve from `start` to `limit`, constant before and after."""
+
+    start: Point = (0, 1.0)
+    limit: Point = (1, 1.0)
+
+    def validate(self) -> None:
+        (first, _), (last, _) = self.start, self.limit
+        if first >= last:
+            raise ConfigError(f"{type(self).__name__}: step {first} of `start` is not before {last} of `limit`.")
+
+    def progress(self, step: jax.Array) -> jax.Array:
+        """How far `step` is from `start` to `limit`, as a fraction from 0 to 1."""
+        return jnp.clip((step - self.start[0]) / (self.limit[0] - self.start[0]), 0.0, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Polynomial(_Curve):
     """Polynomial from `start` to `limit`, constant before and after (Pax: the same name).
 
     Attributes:
@@ -27,22 +44,17 @@ class Polynomial(Schedule):
       origin: The end at which the slope is 0, for a power above 1.
     """
 
-    start: Point = (0, 1.0)
-    limit: Point = (1, 1.0)
     power: PositiveFloat = 1.0
     origin: Literal["start", "limit"] = "start"
 
-    def validate(self) -> None:
-        _check_order(self, self.start, self.limit)
-
     def __call__(self, step: jax.Array) -> jax.Array:
-        progress = _progress(step, self.start, self.limit)
+        progress = self.progress(step)
         curve = progress**self.power if self.origin == "start" else 1 - (1 - progress) ** self.power
         return self.start[1] + curve * (self.limit[1] - self.start[1])
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearSchedule(Schedule):
+class LinearSchedule(_Curve):
     """Linear from `start` to `limit`, constant before and after (Pax: `Linear`).
 
     Attributes:
@@ -52,18 +64,12 @@ class LinearSchedule(Schedule):
 
     pax_name = "Linear"
 
-    start: Point = (0, 1.0)
-    limit: Point = (1, 1.0)
-
-    def validate(self) -> None:
-        _check_order(self, self.start, self.limit)
-
     def __call__(self, step: jax.Array) -> jax.Array:
-        return self.start[1] + _progress(step, self.start, self.limit) * (self.limit[1] - self.start[1])
+        return self.start[1] + self.progress(step) * (self.limit[1] - self.start[1])
 
 
 @dataclasses.dataclass(frozen=True)
-class Exponential(Schedule):
+class Exponential(_Curve):
     """Exponential from `start` to `limit`, constant before and after (Pax: the same name).
 
     Attributes:
@@ -74,16 +80,12 @@ class Exponential(Schedule):
     start: tuple[StepNumber, PositiveFloat] = (0, 1.0)
     limit: tuple[StepNumber, PositiveFloat] = (1, 0.5)
 
-    def validate(self) -> None:
-        _check_order(self, self.start, self.limit)
-
     def __call__(self, step: jax.Array) -> jax.Array:
-        ratio = self.limit[1] / self.start[1]
-        return self.start[1] * ratio ** _progress(step, self.start, self.limit)
+        return self.start[1] * (self.limit[1] / self.start[1]) ** self.progress(step)
 
 
 @dataclasses.dataclass(frozen=True)
-class DelayedCosine(Schedule):
+class DelayedCosine(_Curve):
     """Half a cosine from `start` to `limit`, constant before and after (Pax: the same name).
 
     Attributes:
@@ -91,14 +93,10 @@ class DelayedCosine(Schedule):
       limit: Last step, and the factor there.
     """
 
-    start: Point = (0, 1.0)
     limit: Point = (1, 0.5)
 
-    def validate(self) -> None:
-        _check_order(self, self.start, self.limit)
-
     def __call__(self, step: jax.Array) -> jax.Array:
-        left = 0.5 * (1 + jnp.cos(math.pi * _progress(step, self.start, self.limit)))
+        left = 0.5 * (1 + jnp.cos(math.pi * self.progress(step)))
         return self.limit[1] + left * (self.start[1] - self.limit[1])
 
 
@@ -143,13 +141,3 @@ class ContinuousSchedule(Schedule):
     def __call__(self, step: jax.Array) -> jax.Array:
         halvings = jnp.maximum(step - self.start_step, 0) / self.half_life_steps
         return self.initial_value * jnp.maximum(0.5**halvings, self.min)
-
-
-def _progress(step: jax.Array, start: Point, limit: Point) -> jax.Array:
-    """How far `step` is from `start` to `limit`, as a fraction from 0 to 1."""
-    return jnp.clip((step - start[0]) / (limit[0] - start[0]), 0.0, 1.0)
-
-
-def _check_order(schedule: Schedule, start: Point, limit: Point) -> None:
-    if start[0] >= limit[0]:
-        raise ConfigError(f"{type(schedule).__name__}: step {start[0]} of `start` is not before {limit[0]} of `limit`.")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +25,7 @@ class PiecewiseConstant(Schedule):
     values: tuple[NonNegativeFloat, ...] = (1.0,)
 
     def validate(self) -> None:
-        _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries) + 1)
-        _check_order(self, self.boundaries)
+        _check_pieces(self, "boundaries", "values", more=1)
 
     def __call__(self, step: jax.Array) -> jax.Array:
         piece = jnp.sum(step >= jnp.asarray(self.boundaries, jnp.int32))
@@ -47,8 +45,7 @@ class LinearRampupPiecewiseConstant(Schedule):
     values: tuple[NonNegativeFloat, ...] = (1.0,)
 
     def validate(self) -> None:
-        _check_pieces(self, "values", self.values, self.boundaries, len(self.boundaries))
-        _check_order(self, self.boundaries)
+        _check_pieces(self, "boundaries", "values")
         if not self.boundaries:
             raise ConfigError("LinearRampupPiecewiseConstant: the warmup ends at the first of `boundaries`: give one.")
 
@@ -70,8 +67,7 @@ class PiecewiseSchedule(Schedule):
     schedules: tuple[Schedule, ...] = ()
 
     def validate(self) -> None:
-        _check_pieces(self, "schedules", self.schedules, self.boundaries, len(self.boundaries) + 1)
-        _check_order(self, self.boundaries)
+        _check_pieces(self, "boundaries", "schedules", more=1)
         for schedule in self.schedules:
             schedule.validate()
 
@@ -95,7 +91,7 @@ class CycleSchedule(Schedule):
     steps: tuple[Steps, ...] = ()
 
     def validate(self) -> None:
-        _check_pieces(self, "schedules", self.schedules, self.steps, len(self.steps))
+        _check_pieces(self, "steps", "schedules")
         if not self.steps:
             raise ConfigError("CycleSchedule: `steps` is empty.", "Give one number of steps for each schedule.")
         for schedule in self.schedules:
@@ -110,12 +106,10 @@ class CycleSchedule(Schedule):
         return factor
 
 
-def _check_pieces(schedule: Schedule, field: str, pieces: Sequence, edges: Sequence[int], wanted: int) -> None:
-    name = type(schedule).__name__
-    if len(pieces) != wanted:
-        raise ConfigError(f"{name}: `{field}` has {len(pieces)} items; with {list(edges)} it must have {wanted}.")
-
-
-def _check_order(schedule: Schedule, boundaries: Sequence[int]) -> None:
-    if list(boundaries) != sorted(boundaries):
-        raise ConfigError(f"{type(schedule).__name__}: `boundaries` {list(boundaries)} must rise.")
+def _check_pieces(schedule: Schedule, edges: str, pieces: str, more: int = 0) -> None:
+    """Raises a ConfigError unless field `pieces` has `more` items than field `edges`, and `boundaries` rise."""
+    name, values, found = type(schedule).__name__, list(getattr(schedule, edges)), len(getattr(schedule, pieces))
+    if found != len(values) + more:
+        raise ConfigError(f"{name}: `{pieces}` has {found} items; with {values} it must have {len(values) + more}.")
+    if edges == "boundaries" and values != sorted(values):
+        raise ConfigError(f"{name}: `boundaries` {values} must rise.")

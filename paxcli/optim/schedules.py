@@ -45,7 +45,37 @@ class Constant(Schedule):
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearRampupCosineDecay(Schedule):
+class _RampupAndDecay(Schedule):
+    """Linear warmup to `max`, constant until `decay_start`, then decay to `min_ratio` of it."""
+
+    warmup_steps: StepNumber = 0
+    decay_start: StepNumber | None = None
+    decay_end: Derived[Steps | None] = None
+    min_ratio: Fraction = 0.1
+    max: PositiveFloat = 1.0
+
+    def validate(self) -> None:
+        require(self, "decay_end", self.decay_end)
+
+    @property
+    def decay_steps(self) -> tuple[int, int]:
+        """The first step of the decay, and the number of its steps, at least 1."""
+        start = self.warmup_steps if self.decay_start is None else self.decay_start
+        return start, max(require(self, "decay_end", self.decay_end) - start, 1)
+
+    def progress(self, step: jax.Array) -> jax.Array:
+        """The fraction of the decay's steps that are done, from 0 to 1."""
+        start, steps = self.decay_steps
+        return jnp.clip((step - start) / steps, 0.0, 1.0)
+
+    def rampup(self, step: jax.Array) -> jax.Array:
+        """The factor without the decay."""
+        ramp = jnp.minimum(step / self.warmup_steps, 1.0) if self.warmup_steps else jnp.ones_like(step, jnp.float32)
+        return ramp if self.max == 1.0 else self.max * ramp
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearRampupCosineDecay(_RampupAndDecay):
     """Linear warmup, constant until `decay_start`, then cosine decay (Pax: the same name).
 
     Attributes:
@@ -57,27 +87,18 @@ class LinearRampupCosineDecay(Schedule):
       start_step: The factor is 1 before this step, from which the other steps count.
     """
 
-    warmup_steps: StepNumber = 0
-    decay_start: StepNumber | None = None
-    decay_end: Derived[Steps | None] = None
-    min_ratio: Fraction = 0.1
-    max: PositiveFloat = 1.0
     start_step: StepNumber = 0
 
-    def validate(self) -> None:
-        require(self, "decay_end", self.decay_end)
-
     def __call__(self, step: jax.Array) -> jax.Array:
-        start = self.warmup_steps if self.decay_start is None else self.decay_start
-        end = require(self, "decay_end", self.decay_end)
-        cosine = optax.cosine_decay_schedule(1.0, max(end - start, 1), self.min_ratio)
+        start, steps = self.decay_steps
+        cosine = optax.cosine_decay_schedule(1.0, steps, self.min_ratio)
         after = step - self.start_step if self.start_step else step
-        factor = _rampup(after, self.warmup_steps, self.max) * cosine(jnp.maximum(after - start, 0))
+        factor = self.rampup(after) * cosine(jnp.maximum(after - start, 0))
         return jnp.where(after < 0, 1.0, factor) if self.start_step else factor
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearRampupExponentialDecay(Schedule):
+class LinearRampupExponentialDecay(_RampupAndDecay):
     """Linear warmup, constant until `decay_start`, then exponential decay (Pax: the same name).
 
     Attributes:
@@ -88,45 +109,30 @@ class LinearRampupExponentialDecay(Schedule):
       max: Largest factor: that between warmup and decay.
     """
 
-    warmup_steps: StepNumber = 0
     decay_start: StepNumber = 0
     decay_end: Steps = 1
-    min_ratio: Fraction = 0.1
-    max: PositiveFloat = 1.0
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        progress = (step - self.decay_start) / max(self.decay_end - self.decay_start, 1)
-        return _rampup(step, self.warmup_steps, self.max) * self.min_ratio ** jnp.clip(progress, 0.0, 1.0)
+        return self.rampup(step) * self.min_ratio ** self.progress(step)
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearRampupPolynomialDecay(Schedule):
+class LinearRampupPolynomialDecay(_RampupAndDecay):
     """Linear warmup, constant until `decay_start`, then polynomial decay (Pax: the same name).
 
     Attributes:
       warmup_steps: Steps of the warmup from 0 to `max`.
       decay_start: First step of the decay; None = `warmup_steps`.
       decay_end: Last step of the decay; None = the run's `num_train_steps`.
-      power: Exponent: the factor falls with (fraction of the decay steps) ** power.
       min_ratio: Factor at and after `decay_end`, as a fraction of `max`.
       max: Largest factor: that between warmup and decay.
+      power: Exponent: the factor falls with (fraction of the decay steps) ** power.
     """
 
-    warmup_steps: StepNumber = 0
-    decay_start: StepNumber | None = None
-    decay_end: Derived[Steps | None] = None
     power: PositiveFloat = 1.0
-    min_ratio: Fraction = 0.1
-    max: PositiveFloat = 1.0
-
-    def validate(self) -> None:
-        require(self, "decay_end", self.decay_end)
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        start = self.warmup_steps if self.decay_start is None else self.decay_start
-        end = require(self, "decay_end", self.decay_end)
-        progress = jnp.clip((step - start) / max(end - start, 1), 0.0, 1.0)
-        return _rampup(step, self.warmup_steps, self.max) * (1 - (1 - self.min_ratio) * progress**self.power)
+        return self.rampup(step) * (1 - (1 - self.min_ratio) * self.progress(step) ** self.power)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,8 +203,3 @@ def require(schedule: Schedule, field: str, value: int | None) -> int:
             f"{type(schedule).__name__} inside another schedule has no `{field}`.", f"Give it a `{field}`."
         )
     return value
-
-
-def _rampup(step: jax.Array, warmup_steps: int, peak: float) -> jax.Array:
-    ramp = jnp.minimum(step / warmup_steps, 1.0) if warmup_steps else jnp.ones_like(step, jnp.float32)
-    return ramp if peak == 1.0 else peak * ramp

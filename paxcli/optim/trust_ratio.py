@@ -1,18 +1,89 @@
-"""Trust ratios per layer, which LAMB and LARS share."""
+"""Optimizers whose updates follow the size of each layer's weights: LAMB and LARS."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from paxcli.mesh.weights import groups_of
-from paxcli.optim.base import vmap_layers
+from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
+from paxcli.mesh.weights import Weight
+from paxcli.optim.base import Optimizer, decay_mask, map_groups
 
 
-def scale_by_trust_ratio(weights: Any, trust_coefficient: float = 1.0, epsilon: float = 0.0) -> Any:
+@dataclasses.dataclass(frozen=True)
+class Lamb(Optimizer):
+    """Adam whose update of each layer's weight is as large as the weight (You et al., 2020; Pax: the same name).
+
+    The update, weight decay included, is multiplied by norm(weight) / norm(update).
+
+    Attributes:
+      beta1: Decay of the first moment.
+      beta2: Decay of the second moment.
+      epsilon: Added to the square root of the second moment.
+      epsilon_root: Added to the second moment under the square root.
+      weight_decay: Weight decay, part of the update that is scaled; 0 = none.
+      decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
+    """
+
+    beta1: DecayRate = 0.9
+    beta2: DecayRate = 0.999
+    epsilon: NonNegativeFloat = 1e-6
+    epsilon_root: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    decay_norms_and_biases: bool = True
+
+    def transformation(self, weights: Any) -> optax.GradientTransformation:
+        mask = None if self.decay_norms_and_biases else decay_mask(weights)
+        return optax.chain(
+            optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, self.epsilon_root),
+            optax.add_decayed_weights(self.weight_decay, mask),
+            _scale_by_trust_ratio(weights),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Lars(Optimizer):
+    """Momentum of gradients whose size in each layer follows that of the weight (You et al., 2017; Pax: the same name).
+
+    Order: weight decay, trust ratio, learning rate, momentum.
+
+    Attributes:
+      momentum: Decay of the running sum of updates.
+      nesterov: Whether to use Nesterov momentum.
+      trust_coefficient: Size of an update before the momentum, relative to the weight.
+      epsilon: Added to the norm of the gradient.
+      weight_decay: Added to the gradient, times the weight; 0 = none.
+      decay_norms_and_biases: Whether scales and biases decay too, as in Pax.
+    """
+
+    momentum: DecayRate = 0.9
+    nesterov: bool = False
+    trust_coefficient: PositiveFloat = 0.001
+    epsilon: NonNegativeFloat = 0.0
+    weight_decay: NonNegativeFloat = 0.0
+    decay_norms_and_biases: bool = True
+
+    def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
+        mask = None if self.decay_norms_and_biases else decay_mask(weights)
+        return optax.with_extra_args_support(
+            optax.chain(
+                optax.add_decayed_weights(self.weight_decay, mask),
+                _scale_by_trust_ratio(weights, self.trust_coefficient, self.epsilon),
+                optax.GradientTransformationExtraArgs(optax.init_empty_state, _multiply_by_learning_rate),
+                optax.trace(self.momentum, self.nesterov),
+            )
+        )
+
+
+def _multiply_by_learning_rate(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    return jax.tree.map(lambda u: extra_args["learning_rate"] * u, updates), state
+
+
+def _scale_by_trust_ratio(weights: Any, trust_coefficient: float = 1.0, epsilon: float = 0.0) -> Any:
     """Multiplies each update by norm(parameter) / norm(update), where both are positive.
 
     Norms are per layer of a stack, and over the weights of a group, such as query, key and value.
@@ -24,19 +95,9 @@ def scale_by_trust_ratio(weights: Any, trust_coefficient: float = 1.0, epsilon: 
     """
     scale = optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=epsilon)
 
-    def scale_group(updates: list[jax.Array], params: list[jax.Array]) -> list[jax.Array]:
+    def scale_group(_: Weight, updates: list[jax.Array], params: list[jax.Array]) -> tuple[list[jax.Array]]:
         params_of_group = jnp.stack(params)
         scaled: Any = scale.update(jnp.stack(updates), optax.EmptyState(), params_of_group)[0]
-        return list(scaled)
+        return (list(scaled),)
 
-    def update(updates: Any, params: Any) -> Any:
-        leaves, structure = jax.tree.flatten(updates)
-        facts, values = jax.tree.leaves(weights), jax.tree.leaves(params)
-        for numbers in groups_of(weights):
-            scale_layers = vmap_layers(facts[numbers[0]], scale_group)
-            scaled = scale_layers([leaves[number] for number in numbers], [values[number] for number in numbers])
-            for number, leaf in zip(numbers, scaled, strict=True):
-                leaves[number] = leaf
-        return jax.tree.unflatten(structure, leaves)
-
-    return optax.stateless(update)
+    return optax.stateless(lambda updates, params: map_groups(scale_group, weights, updates, params)[0])

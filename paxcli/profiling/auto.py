@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import fiddle as fdl
 import jax
 
 from paxcli.nested_map import NestedMap
-from paxcli.profiling.runner import require_profile_device
-from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument, step_of
 from paxcli.training.session import Session
 from paxcli.training.state import TrainState
@@ -54,23 +51,3 @@ class AutoPgle(Instrument):
             yield
         finally:
             jax.config.update(self._mode, False)
-
-
-def auto_pgle(config: fdl.Config[Experiment], runs: int, percentile: int) -> AutoPgle:
-    """Profiles the first `runs` steps of a run.
-
-    Raises:
-      MissingError: The devices give no profile, so JAX would recompile for nothing.
-    """
-    require_profile_device(config)
-    return AutoPgle(runs, percentile)
-
-
-def expected_pgle(config: fdl.Config[Experiment]) -> AutoPgle:
-    """Uses the program that an earlier run with automatic PGLE left in the cache. JAX warns if there is none.
-
-    Raises:
-      MissingError: The devices do not support profile-guided scheduling.
-    """
-    require_profile_device(config)
-    return AutoPgle(None)

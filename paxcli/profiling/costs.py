@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from google.protobuf.message import DecodeError
 from paxcli.errors import DataError, MissingError
 
 BINARY, TEXT = ".pb", ".pbtxt"
-_PACKAGE = "tensorflow.profiler"
+_SCHEMA = pathlib.Path(__file__).parent / "data" / "profiled_instructions.txtpb"
 
 LIKELY_CAUSES = (
     "Likely causes: another profiler is using the GPU (Nsight Systems, or DCGM: `dcgmi profile --pause`); several"
@@ -97,25 +98,8 @@ def describe(costs: Mapping[str, float], top: int) -> dict[str, Any]:
 
 @functools.cache
 def _message() -> Any:
-    """The class of `tensorflow.profiler.ProfiledInstructionsProto`. No small package has its generated code."""
-    field = descriptor_pb2.FieldDescriptorProto
-    file = descriptor_pb2.FileDescriptorProto(name="pax/profiled_instructions.proto", package=_PACKAGE, syntax="proto3")
-    message = file.message_type.add(name="ProfiledInstructionsProto")
-    fields = {"InstructionCost": ("name", "cost_us"), "Latency": ("source", "target", "latency_us")}
-    for number, (kind, names) in enumerate(fields.items(), start=1):
-        nested = message.nested_type.add(name=kind)
-        for index, name in enumerate(names, start=1):
-            of_type = field.TYPE_DOUBLE if name.endswith("_us") else field.TYPE_STRING
-            nested.field.add(name=name, number=index, label=field.LABEL_OPTIONAL, type=of_type)
-        message.field.add(
-            name=("costs", "latencies")[number - 1],
-            number=number,
-            label=field.LABEL_REPEATED,
-            type=field.TYPE_MESSAGE,
-            type_name=f".{_PACKAGE}.ProfiledInstructionsProto.{kind}",
-        )
-    pool = (
-        descriptor_pool.DescriptorPool()
-    )  # not the default pool: TensorFlow may have registered its own message there
+    """The class of `tensorflow.profiler.ProfiledInstructionsProto`."""
+    file = text_format.Parse(_SCHEMA.read_text(), descriptor_pb2.FileDescriptorProto())
+    pool = descriptor_pool.DescriptorPool()  # TensorFlow may have registered its own message in the default pool
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{_PACKAGE}.ProfiledInstructionsProto"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{file.package}.{file.message_type[0].name}"))

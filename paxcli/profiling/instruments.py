@@ -62,14 +62,14 @@ class Instrumentation:
         Raises:
           MissingError: Profile-guided compilation was asked for, and these devices give no profile.
         """
-        from paxcli.profiling.auto import auto_pgle, expected_pgle
+        from paxcli.profiling.auto import AutoPgle
+        from paxcli.profiling.runner import require_profile_device
         from paxcli.profiling.steps import StepTracer, parse_steps
         from paxcli.programs.executable import Precompiled
 
-        if self.auto_pgle:
-            return auto_pgle(config, self.pgle_runs or 3, self.pgle_percentile or 90)
-        if self.expect_pgle:
-            return expected_pgle(config)
+        if self.auto_pgle or self.expect_pgle:
+            require_profile_device(config)  # elsewhere JAX would recompile for nothing
+            return AutoPgle((self.pgle_runs or 3) if self.auto_pgle else None, self.pgle_percentile or 90)
         if self.compiled is not None:
             return Precompiled(Path(self.compiled))
         last = config.task.train.num_train_steps

@@ -61,15 +61,18 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
         gaps += timeline.gaps
     devices = len(trace.operations)
     seconds = total / devices / _NANOSECONDS
+    layers = _shares(spent, total, lambda name: attribution(name).layer or _UNKNOWN)
     return {
         "trace": str(trace_directory),
         "devices": devices,
         "steps": trace.num_steps,
         "seconds": seconds,
         "step_seconds": seconds / trace.num_steps if trace.num_steps else None,
-        "shares": _shares(spent, idle, total, attribution),
+        "shares": dict.fromkeys(CATEGORIES, 0.0)
+        | _shares(spent, total, lambda name: attribution(name).category)
+        | {"idle": idle / total},
         "hidden_collective_share": hidden / total,
-        "layers": _layers(spent, total, attribution),
+        "layers": [{"layer": layer, "share": share} for layer, share in layers.items()],
         "operations": [
             {
                 "name": name,
@@ -86,22 +89,12 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
     }
 
 
-def _shares(
-    spent: Mapping[str, float], idle: float, total: float, attribution: Callable[[str], Attribution]
-) -> dict[str, float]:
-    shares = dict.fromkeys(CATEGORIES, 0.0)
+def _shares(spent: Mapping[str, float], total: float, group_of: Callable[[str], str]) -> dict[str, float]:
+    """Share of the time by group of operations, longest first."""
+    shares: defaultdict[str, float] = defaultdict(float)
     for name, nanoseconds in spent.items():
-        shares[attribution(name).category] += nanoseconds / total
-    return {**shares, "idle": idle / total}
-
-
-def _layers(
-    spent: Mapping[str, float], total: float, attribution: Callable[[str], Attribution]
-) -> list[dict[str, Any]]:
-    layers: defaultdict[str, float] = defaultdict(float)
-    for name, nanoseconds in spent.items():
-        layers[attribution(name).layer or _UNKNOWN] += nanoseconds / total
-    return [{"layer": layer, "share": layers[layer]} for layer in sorted(layers, key=layers.__getitem__, reverse=True)]
+        shares[group_of(name)] += nanoseconds / total
+    return dict(sorted(shares.items(), key=lambda item: item[1], reverse=True))
 
 
 def _gaps(gaps: list[tuple[float, float]], phases: list[Span]) -> dict[str, Any]:

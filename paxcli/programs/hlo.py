@@ -81,20 +81,17 @@ class Instruction:
     @property
     def op_name(self) -> str:
         """Path of modules and scopes in the source: `jit(train_step)/…/attention/dot_general`; empty if unknown."""
-        found = _OP_NAME.search(self.rest)
-        return found[1] if found else ""
+        return self._attribute(_OP_NAME)
 
     @property
     def call_target(self) -> str:
         """Target of a custom call, such as `tpu_custom_call`; empty for other instructions."""
-        found = _CALL_TARGET.search(self.rest)
-        return found[1] if found else ""
+        return self._attribute(_CALL_TARGET)
 
     @property
     def estimated_cycles(self) -> int:
         """Clock cycles estimated by the TPU compiler; 0 if it gives no estimate."""
-        found = _CYCLES.search(self.rest)
-        return int(found[1]) if found else 0
+        return int(self._attribute(_CYCLES) or 0)
 
     @property
     def called(self) -> list[str]:
@@ -107,8 +104,7 @@ class Instruction:
     @property
     def fused(self) -> str:
         """Name of the computation that a fusion runs; empty for other instructions."""
-        found = _FUSED.search(self.rest)
-        return found[1] if found else ""
+        return self._attribute(_FUSED)
 
     @property
     def integer_value(self) -> int | None:
@@ -119,8 +115,7 @@ class Instruction:
     @property
     def channel(self) -> str:
         """Channel of a collective, which its start and done share; the instruction's name if it has none."""
-        found = _CHANNEL.search(self.rest)
-        return found[1] if found else self.name
+        return self._attribute(_CHANNEL) or self.name
 
     @property
     def largest_bytes(self) -> int:
@@ -141,6 +136,10 @@ class Instruction:
                 return read(found)
         found = _PAIRS.search(self.rest)
         return [int(found[1]), int(found[2])] if found else None
+
+    def _attribute(self, pattern: re.Pattern[str]) -> str:
+        found = pattern.search(self.rest)
+        return found[1] if found else ""
 
 
 @dataclasses.dataclass(frozen=True)

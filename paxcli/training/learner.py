@@ -16,9 +16,8 @@ from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import path_of
 from paxcli.mesh.weights import Weight, match_parameters, parameter_names
 from paxcli.optim.adamw import AdamW
-from paxcli.optim.base import Optimizer, decay_mask, reduce_groups
+from paxcli.optim.base import Optimizer, ParameterGroup, decay_mask, reduce_groups
 from paxcli.optim.dp_sgd import DpSgd
-from paxcli.optim.parameter_group import ParameterGroup
 from paxcli.optim.regularizers import elastic_weight_consolidation, l1_penalty, move_anchor
 from paxcli.optim.schedules import Constant, Schedule
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import os
 import secrets
 import sys
 import time
@@ -18,9 +19,11 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
+from paxcli.checkpoint.local_tier import newest_local_step
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import OnCorrupt
 from paxcli.checkpoint.warm_start import Report, load_params
+from paxcli.config.bucket import count_retries, repeat_operations
 from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
 from paxcli.errors import DataError, Stopped
@@ -276,7 +279,10 @@ class TrainingRun:
             self.run_dir.check_in_place()
         for record in records:
             self.report.step(record)
-            self.writer.write(record.step, record.values | {"goodput": self.goodput.report()["goodput"]}, split=TRAIN)
+            accounts = {"goodput": self.goodput.report()["goodput"]}
+            if "://" in os.fspath(self.run_dir.path):
+                accounts["storage_retries"] = count_retries()
+            self.writer.write(record.step, record.values | accounts, split=TRAIN)
             self.divergence.check_record(record)
 
     def _meter(self) -> Meter:
@@ -334,6 +340,7 @@ def train(
       DivergedError: The loss or the parameters are not finite.
       ConfigError: Among others, the recipe does not fit into the devices' memory.
     """
+    repeat_operations(config.checkpoint.storage_timeout_seconds)
     fdl.build(config.mesh).start_processes()
     # Only process 0 writes and prints. A single process has not started its devices yet.
     is_first = not jax.distributed.is_initialized() or jax.process_index() == 0
@@ -392,7 +399,8 @@ def resume_step(
     """
     config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    step = CheckpointStore(run_dir.checkpoints).latest_step()
+    found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
+    step = max((step for step in found if step is not None), default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
     early = rule.reason(read_lines(run_dir.path / FILE_NAME), step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps

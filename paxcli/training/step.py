@@ -14,7 +14,6 @@ from paxcli.layers.fp8 import accumulating
 from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.learner import replace_trained
-from paxcli.training.noise import add_noise
 from paxcli.training.state import TrainState
 from paxcli.training.summaries import step_summaries
 from paxcli.training.task import SingleTask
@@ -41,7 +40,8 @@ def make_train_step(
             return task.loss(replace_trained(cast, trained), rows, model_key, accumulating(fp8))
 
         # Gradients have the dtype of the cast parameters: in bfloat16, half the memory, and no computed bit is lost.
-        cast = task.model.cast(add_noise(state.params, task.vn, state.step, noise_key))
+        noisy = state.params if task.vn is None else task.vn.add_to(state.params, state.step, noise_key)
+        cast = task.model.cast(noisy)
         learner = task.train.learner
         weights = jax.tree.unflatten(jax.tree.structure(state.params), state.weights)
         trained, private = learner.select_trained(cast), learner.stochastic_gradient

@@ -24,7 +24,9 @@ from paxcli.config.fields import (
     Unit,
 )
 from paxcli.errors import ConfigError
+from paxcli.layers.scopes import NOISE
 from paxcli.layers.summaries import ActivationSums
+from paxcli.mesh.weights import match_parameters, parameter_names
 from paxcli.models.base import Model, WeightedScalars
 from paxcli.nested_map import NestedMap
 from paxcli.training.early_stopping import EarlyStopping
@@ -117,6 +119,24 @@ class VariationalNoise(Configurable):
     scale: NonNegativeFloat = 0.0
     regex: str | None = None
     start_step: StepNumber = 0
+
+    @jax.named_scope(NOISE)
+    def add_to(self, params: dict, step: jax.Array, key: jax.Array) -> dict:
+        """The parameters with noise.
+
+        Raises:
+          ConfigError: The regex matches no parameter.
+        """
+        values, structure = jax.tree.flatten(params)
+        names = parameter_names(params)
+        chosen = [True] * len(names) if self.regex is None else match_parameters("vn.regex", self.regex, names)
+        scale = jnp.where(step >= self.start_step, self.scale, 0.0)
+        keys = jax.random.split(key, len(values))
+        noisy = [
+            value + scale * jax.random.normal(k, value.shape, value.dtype) if use else value
+            for value, use, k in zip(values, chosen, keys, strict=True)
+        ]
+        return jax.tree.unflatten(structure, noisy)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,17 +33,32 @@ def copy_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None
         if digest == _MISSING:  # that of token files, which need it only to decode ids
             continue
         copied = record.setdefault(path, f"tokenizers/{digest}/{epath.Path(path).name}")
-        if digest not in copied:
-            raise DataError(
-                f"The tokenizer {path} has changed since the run started.",
-                f"Restore it from the run's copy: {run_dir / copied}.",
-            )
+        _check_unchanged(path, digest, run_dir / copied)
         folder = (run_dir / copied).parent
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             (folder / file.name).write_bytes(file.read_bytes())
     if record:
         replace_text(run_dir / _RECORD, json.dumps(record, indent=1) + "\n")
+
+
+def check_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None:
+    """Checks the tokenizer files that a recipe names.
+
+    Raises:
+      DataError: A file is not the one that the run started with. One that is missing is no error.
+    """
+    record = _read_record(run_dir)
+    for path in {node.value for node in _nodes(config)} & record.keys():
+        if (digest := _files(path)[1]) != _MISSING:
+            _check_unchanged(path, digest, run_dir / record[path])
+
+
+def _check_unchanged(path: str, digest: str, copied: epath.Path) -> None:
+    if digest != copied.parent.name:
+        raise DataError(
+            f"The tokenizer {path} has changed since the run started.", f"Restore it from the run's copy: {copied}."
+        )
 
 
 def with_copied_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> fdl.Config[Experiment]:

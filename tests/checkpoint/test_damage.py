@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.manifest import _checksum
 from paxcli.checkpoint.policy import Checkpoint
-from paxcli.errors import DataError, MissingError, PaxError, RemoteError
+from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped
 from tests.checkpoint.states import abstract, assert_same_bits, make_state
 
 
@@ -165,3 +166,15 @@ def test_a_bucket_that_does_not_answer_is_no_damage(reason: str) -> None:
     store = CheckpointStore("gs://bucket/run/checkpoints")
     with pytest.raises(RemoteError, match="Cannot read the checkpoint of step 3"), store._translate_read_errors(3):
         raise DataError(f"its arrays cannot be read: {reason}")
+
+
+def test_a_timeout_because_of_a_changed_clock_names_it(tmp_path, monkeypatch) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", Checkpoint())
+    now, timeout = time.time(), "ChainedFuture completed 0/1 futures but timed out after 94608000 seconds."
+    monkeypatch.setattr(time, "time", lambda: now + 94_608_000)
+    with pytest.raises(Stopped, match=r"clock of this machine changed by 94,608,\d\d\d s"):
+        with store._translate_write_errors():
+            raise TimeoutError(timeout)
+    monkeypatch.setattr(time, "time", lambda: now)
+    with pytest.raises(DataError, match="timed out"), store._translate_write_errors():
+        raise TimeoutError(timeout)

@@ -99,3 +99,12 @@ def test_marks_hold_below_their_field_and_in_every_stack():
     outside = marked_paths(config, Mark.NOT_COMPILED)
     assert is_at_or_below("checkpoint.save_interval_steps", outside) and is_at_or_below("train_input.name", outside)
     assert not is_at_or_below("mesh.ici_mesh_shape", outside)
+
+
+@pytest.mark.parametrize(("path", "value"), [("remat_policy", "all"), ("optimizer.mu_dtype", None)])
+def test_a_word_that_a_field_does_not_allow_is_refused_in_a_recipe(path, value):
+    config = _config()
+    node, _ = find(config, path)
+    setattr(node.parent, node.key, value)
+    with pytest.raises(ConfigError, match=rf"{path} must be one of .*, not {value}"):
+        check_ranges(config)

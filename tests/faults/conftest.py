@@ -1,9 +1,9 @@
-"""The size of the fault suite, and its counts."""
+"""The size of the fault suite, and the table of its counts."""
 
 from __future__ import annotations
 
 import collections
-import json
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -12,25 +12,37 @@ from tests.faults.processes import train
 
 
 class Counts:
-    """Counts of faults, by kind; printed as JSON at the end."""
+    """What was done to runs and how each ended; printed at the end as the table of docs/reliability.md."""
 
     def __init__(self) -> None:
-        self.numbers: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        self.outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         self.seconds: dict[str, list[float]] = collections.defaultdict(list)
 
-    def add(self, kind: str, what: str, number: int = 1, seconds: float | None = None) -> None:
+    def add(self, fault: str, outcome: str, seconds: float | None = None) -> None:
         """Counts a fault; `seconds`: from the fault to the end of the process."""
-        self.numbers[kind][what] += number
+        self.outcomes[fault][outcome] += 1
         if seconds is not None:
-            self.seconds[f"{kind}, {what}"].append(seconds)
+            self.seconds[fault].append(seconds)
 
-    def text(self) -> str:
-        """One JSON object."""
-        seconds = {
-            kind: {"median": round(sorted(times)[len(times) // 2], 2), "max": round(max(times), 2)}
-            for kind, times in self.seconds.items()
-        }
-        return json.dumps({"counts": self.numbers, "seconds": seconds})
+    def markdown(self) -> str:
+        """A row for each kind of fault."""
+        rows = ["| fault | number | outcome | seconds to the end: median, p95, largest |", "|---|---|---|---|"]
+        for fault, outcomes in self.outcomes.items():
+            listed = [f"{number} × {outcome}" for outcome, number in sorted(outcomes.items())]
+            ended = next(iter(outcomes)) if len(outcomes) == 1 else ", ".join(listed)
+            times = self.seconds[fault]
+            shown = (
+                ", ".join(f"{x:.1f}" for x in (percentile(times, 0.5), percentile(times, 0.95), max(times)))
+                if times
+                else ""
+            )
+            rows.append(f"| {fault} | {outcomes.total()} | {ended} | {shown} |")
+        return "\n".join(rows)
+
+
+def percentile(times: list[float], share: float) -> float:
+    """The smallest of `times` that this share of them does not exceed."""
+    return sorted(times)[math.ceil(share * len(times)) - 1]
 
 
 _COUNTS = Counts()
@@ -58,5 +70,6 @@ def scale(pytestconfig: pytest.Config):
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None] | None:
-    if _COUNTS.numbers:
-        terminalreporter.write_line(_COUNTS.text())
+    if _COUNTS.outcomes:
+        terminalreporter.write_line("")
+        terminalreporter.write_line(_COUNTS.markdown())

@@ -21,11 +21,18 @@ TIMEOUT = 300
 class Process:
     """A `pax` command under way, with its output in files, so that no pipe can fill up."""
 
-    def __init__(self, folder: pathlib.Path, *args: str, env: dict[str, str] | None = None, name: str = "process"):
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        *args: str,
+        env: dict[str, str] | None = None,
+        name: str = "process",
+        prefix: Sequence[str] = (),
+    ):
         self.out, self.err = folder / f"{name}.out", folder / f"{name}.err"
         with self.out.open("w") as out, self.err.open("w") as err:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "paxcli", *args],
+                [*prefix, sys.executable, "-m", "paxcli", *args],
                 cwd=folder,
                 env={**os.environ, **(env or {})},
                 stdin=subprocess.DEVNULL,
@@ -50,9 +57,15 @@ class Process:
         self.process.send_signal(number)
 
 
-def train(folder: pathlib.Path, *options: str, env: dict[str, str] | None = None, **changes: object) -> Process:
-    """`pax train` of a small run in `folder/run`."""
-    return Process(folder, "train", "tiny", *small(**changes), "--run-dir=run", *options, env=env)
+def train(
+    folder: pathlib.Path,
+    *options: str,
+    env: dict[str, str] | None = None,
+    prefix: Sequence[str] = (),
+    **changes: object,
+) -> Process:
+    """`pax train` of a small run in `folder/run`; `prefix`: a command that runs it."""
+    return Process(folder, "train", "tiny", *small(**changes), "--run-dir=run", *options, env=env, prefix=prefix)
 
 
 def wait_until(condition: Callable[[], object], process: Process, timeout: float = TIMEOUT) -> None:
@@ -93,17 +106,19 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start_job(folder: pathlib.Path, options: Sequence[str], count: int = 2, devices: int = 1) -> list[Process]:
+def start_job(
+    folder: pathlib.Path, options: Sequence[str], count: int = 2, devices: int = 1, env: dict[str, str] | None = None
+) -> list[Process]:
     """The processes of one training job, in `folder/run`."""
     port = free_port()
     jobs = []
     for index in range(count):
-        env = {
+        own = {
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "JAX_NUM_PROCESSES": str(count),
             "JAX_PROCESS_ID": str(index),
         }
         command = ("train", "tiny-synthetic", *options, "--run-dir=run")
-        jobs.append(Process(folder, *command, env=env, name=f"process-{index}"))
+        jobs.append(Process(folder, *command, env={**own, **(env or {})}, name=f"process-{index}"))
     return jobs

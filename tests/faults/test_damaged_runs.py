@@ -46,16 +46,16 @@ def test_damages_are_detected_and_an_earlier_step_takes_over(straight, tmp_path,
         store = CheckpointStore(run_dir / "checkpoints", Checkpoint())
         try:
             step, restored, found = store.restore_newest(wanted, print)
-            outcome = "not read" if step == 50 else "skipped"
+            outcome = "in a file that a restore does not read" if step == 50 else "its step no longer counts"
             assert step in (40, 50) and (step == 40 or found == position)
         except DamagedCheckpoint:
-            outcome = "refused"
+            outcome = "refused, then resumed from an earlier step"
             store = CheckpointStore(run_dir / "checkpoints", Checkpoint(on_corrupt="previous"))
             step, restored, _ = store.restore_newest(wanted, print)
             assert step == 40 and (run_dir / "checkpoints" / "50.damaged").exists()
         right = expected if step == 50 else earlier
         assert all(right[name].tobytes() == array.tobytes() for name, array in restored.items())
-        counts.add("damage", outcome)
+        counts.add("damaged file of a checkpoint", outcome)
         shutil.rmtree(tmp_path / str(number))
 
 
@@ -73,4 +73,4 @@ def test_a_run_resumes_from_before_the_damage_and_ends_the_same(straight, tmp_pa
         code, report = process.end()
     assert code == 0 and "50.damaged" in report and "at step 40" in report
     assert_same_run(run_dir, straight)
-    counts.add("damage", "resumed by a process")
+    counts.add("damaged checkpoint of a run", "exit code 5, then resumed from an earlier step, run equal")

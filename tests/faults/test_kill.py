@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import random
 import signal
+import subprocess
 import time
 
 import pytest
@@ -29,7 +31,7 @@ def test_kills_at_each_operation_on_a_file_of_the_start(straight, tmp_path, coun
     for number in range(scale(KILLS[file])):
         with train(tmp_path, env=killed_at(file, number % 4 + 1)) as process:
             assert process.end()[0] == -signal.SIGKILL
-        counts.add("SIGKILL", f"at a write of {file}")
+        counts.add(f"SIGKILL at a write of {file}", "resumed, run equal")
     _finish(tmp_path, straight)
 
 
@@ -41,7 +43,7 @@ def test_kills_at_operations_of_a_save(straight, tmp_path, counts, scale):
         with train(tmp_path, env=killed_at("orbax-checkpoint-tmp", moments.randint(1, 70))) as process:
             code, report = process.end()
             assert code == -signal.SIGKILL, (number, report)
-        counts.add("SIGKILL", "at a file operation of a save")
+        counts.add("SIGKILL at a file operation of a save", "resumed, run equal")
         if number % 4 == 3:
             _finish(tmp_path, straight)
             tmp_path = tmp_path / str(number)
@@ -65,7 +67,7 @@ def test_kills_at_any_time_of_a_save(straight, tmp_path, counts, scale):
             time.sleep(moments.uniform(0, 0.05))
             process.process.kill()
             assert process.end()[0] == -signal.SIGKILL
-        counts.add("SIGKILL", "during a save")
+        counts.add("SIGKILL during a save", "resumed, run equal")
         if number % 4 == 3:
             _finish(tmp_path, straight)
             tmp_path = tmp_path / str(number)
@@ -76,12 +78,22 @@ def test_kills_at_any_time_of_a_save(straight, tmp_path, counts, scale):
 @pytest.mark.slow
 @pytest.mark.faults
 def test_kills_at_any_time(straight, tmp_path, counts, scale):
-    moments = random.Random(2)
-    for _ in range(scale(10)):
+    """A kill that comes too late does not count: the next ones come earlier, to a new run."""
+    moments, latest, killed = random.Random(2), 8.0, 0
+    while killed < scale(10):
+        moment = moments.uniform(0, latest)
         with train(tmp_path) as process:
-            time.sleep(moments.uniform(0, 8))
-            if process.process.poll() is not None:
-                break
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.process.wait(moment)
             process.process.kill()
-        counts.add("SIGKILL", "at any time")
+            code, report = process.end()
+        if code == -signal.SIGKILL:
+            killed += 1
+            counts.add("SIGKILL at any time", "resumed, run equal")
+            continue
+        assert code == 0, report
+        assert_same_run(tmp_path / "run", straight)
+        latest = 0.8 * moment
+        tmp_path = tmp_path / "next"
+        tmp_path.mkdir()
     _finish(tmp_path, straight)

@@ -14,6 +14,37 @@ from tests.faults.processes import Process, free_port, last_step, start_job, wai
 from tests.training.runs import small
 
 HEARTBEAT = 10
+STUCK = '''
+"""An input that never returns its 13th batch to process 1."""
+
+import dataclasses
+import time
+
+import jax
+
+from pax_recipes.tiny import tiny_synthetic
+from paxcli.config.recipe import recipe
+from paxcli.inputs.synthetic import SyntheticInput
+
+
+@dataclasses.dataclass
+class StuckInput(SyntheticInput):
+    """Synthetic rows, until it hangs."""
+
+    def get_next(self):
+        self.served = getattr(self, "served", 0) + 1
+        if self.served > 12 and jax.process_index() == 1:
+            time.sleep(10_000)
+        return super().get_next()
+
+
+@recipe()
+def stuck():
+    """The recipe."""
+    config = tiny_synthetic()
+    config.train_input = StuckInput.config()
+    return config
+'''
 
 
 def _options(steps: int) -> list[str]:
@@ -40,7 +71,7 @@ def test_the_other_process_asks_for_a_restart(tmp_path, counts, number, victim):
     else:
         assert "Another process of this job ended or cannot be reached" in last
     assert seconds < 3 * HEARTBEAT
-    counts.add("two processes", number.name, seconds=seconds)
+    counts.add(f"{number.name} to one of two processes", "exit code 75, then resumed", seconds)
 
     # Together they resume.
     done = last_step(tmp_path / "run")
@@ -54,6 +85,27 @@ def test_the_other_process_asks_for_a_restart(tmp_path, counts, number, victim):
 
 @pytest.mark.slow
 @pytest.mark.faults
+def test_a_process_that_hangs_ends_both(tmp_path, counts):
+    """Its input never returns: the watchdog of one of them prints the stacks, and both ask for a restart."""
+    (tmp_path / "stuck.py").write_text(STUCK)
+    port, limit = free_port(), 40.0
+    with contextlib.ExitStack() as stack:
+        jobs = []
+        for index in range(2):
+            env = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
+            env |= {"JAX_PROCESS_ID": str(index)}
+            command = ("train", "./stuck.py:stuck", *_options(60), f"--set=step_timeout_seconds={limit}")
+            job = Process(tmp_path, *command, "--run-dir=run", env=env, name=f"process-{index}")
+            jobs.append(stack.enter_context(job))
+        ends = [job.end(300) for job in jobs]
+    assert [code for code, _ in ends] == [75, 75], ends
+    assert any("error: No step" in report for _, report in ends), ends
+    assert last_step(tmp_path / "run") >= 10
+    counts.add("hang of one of two processes", "exit code 75 of both")
+
+
+@pytest.mark.slow
+@pytest.mark.faults
 def test_an_error_of_one_process_keeps_its_exit_code(tmp_path, counts):
     """It does not wait for the others, and they do not wait for it."""
     with contextlib.ExitStack() as stack:
@@ -62,7 +114,7 @@ def test_an_error_of_one_process_keeps_its_exit_code(tmp_path, counts):
         ]
         codes = [job.end(6 * HEARTBEAT + 60)[0] for job in jobs]
     assert codes[0] == 6 and codes[1] in (6, 75)
-    counts.add("two processes", "diverged")
+    counts.add("divergence of two processes", "exit code 6")
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
@@ -35,12 +36,13 @@ def test_a_disk_that_fills_up_at_five_places(straight, tmp_path, counts, free):
         # The thread that writes TensorBoard's events prints a traceback of its own.
         (error,) = [line for line in report.splitlines() if line.startswith("error: ")]
         assert "no space left" in error.lower() and "bug" not in report, report
-        counts.add("disk full", f"{free} KiB free, stopped at step {last_step(tmp_path / 'run')}")
+        stopped = last_step(tmp_path / "run")
         filler.unlink()
         with train(tmp_path) as process:
             code, report = process.end()
         assert code == 0, report
         assert_same_run(tmp_path / "run", straight)
+        counts.add("full disk", f"exit code 3 at step {stopped}, then resumed, run equal")
     finally:
         subprocess.run(["umount", tmp_path / "run"], check=True)
 
@@ -67,9 +69,33 @@ def test_a_file_system_that_becomes_read_only(straight, tmp_path, counts):
             code, report = process.end()
         assert code == 0, report
         assert_same_run(tmp_path / "run", straight)
-        counts.add("permission", "read-only file system")
+        counts.add("file system that fills up and becomes read-only", "stopped, evaluated, resumed, run equal")
     finally:
         subprocess.run(["umount", tmp_path / "run"], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is missing")
+@pytest.mark.parametrize("place", [".", "checkpoints", "metrics.jsonl", "config.txt"])
+def test_a_lack_of_permission(straight, tmp_path, counts, place):
+    """As a user to whom permissions apply: root's right to pass over them is dropped."""
+    shutil.copytree(straight, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "checkpoints" / "60")
+    path = tmp_path / "run" / place
+    mode = path.stat().st_mode
+    path.chmod(0)
+    limited = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
+    with train(tmp_path, prefix=limited) as process:
+        code, report = process.end()
+    assert code == 3 and "ermission denied" in report, report
+    assert "Traceback" not in report and "bug" not in report, report
+    path.chmod(mode)
+    with train(tmp_path) as process:
+        code, report = process.end()
+    assert code == 0, report
+    assert_same_run(tmp_path / "run", straight)
+    counts.add("file or directory without permission", "exit code 3, then resumed, run equal")
 
 
 @pytest.mark.slow
@@ -85,7 +111,7 @@ def test_nan_for_ever_keeps_the_last_sound_checkpoint(tmp_path, counts):
             code, report = process.end()
         assert code == 6 and "Traceback" not in report, report
         assert sorted(path.name for path in checkpoints.iterdir()) == before
-        counts.add("NaN", "for ever: exit code 6")
+        counts.add("loss of NaN for ever", "exit code 6, checkpoints unchanged")
     with train(tmp_path, "--allow-changed") as process:
         assert process.end()[0] == 0
 
@@ -127,4 +153,4 @@ def nan():
         with Process(tmp_path, "train", "./nan.py:nan", *options, run) as process:
             code, report = process.end()
         assert code == expected and "Traceback" not in report, report
-        counts.add("NaN", f"at step 13: exit code {expected}")
+        counts.add("loss of NaN at one step", "skipped" if skips else "exit code 6")

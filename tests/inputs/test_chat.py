@@ -61,7 +61,7 @@ def test_tokens_and_loss_masks_equal_those_of_transformers(tmp_path, packing):
     expected = [(case["ids"], case["mask"]) for case in CHATML]
     assert sorted(conversations(batch)) == sorted(expected)
     assert not batch.weights[batch.segment_ids == 0].any()
-    assert data.num_truncated == data.num_dropped == 0
+    assert data.corpus.num_truncated == data.corpus.num_dropped == 0
 
 
 def test_only_assistant_tokens_have_loss(tmp_path):
@@ -117,8 +117,8 @@ def test_processes_tokenize_to_the_same(tmp_path):
     one, two = (chat_input(tmp_path / "*.jsonl", num_workers=n, **fields) for n in (0, 2))
     jax.tree.map(np.testing.assert_array_equal, one.get_next(), two.get_next())
     assert one.data_fingerprint() == two.data_fingerprint()
-    assert one.bad_records == two.bad_records
-    assert "b.jsonl, line 2 is not JSON" in one.bad_records[0]
+    assert one.corpus.bad_records == two.corpus.bad_records
+    assert "b.jsonl, line 2 is not JSON" in one.corpus.bad_records[0]
 
 
 class TestTooLong:
@@ -136,7 +136,7 @@ class TestTooLong:
             batches = list(data.eval_batches())
             data.reset()
             data.get_next()
-        assert (data.num_truncated, data.num_dropped) == (1, 1)
+        assert (data.corpus.num_truncated, data.corpus.num_dropped) == (1, 1)
         warnings = [record.getMessage() for record in caplog.records]
         assert warnings == [
             "Input input truncated 1 conversations to 64 tokens.",
@@ -148,7 +148,7 @@ class TestTooLong:
     def test_is_dropped_with_drop_longer_than(self, tmp_path):
         data = chat_input(write(tmp_path / "a.jsonl", self.RECORDS), seq_len=64, drop_longer_than=64)
         assert len(conversations(data.get_next())) == 1
-        assert (data.num_truncated, data.num_dropped) == (0, 2)
+        assert (data.corpus.num_truncated, data.corpus.num_dropped) == (0, 2)
 
     def test_all_of_them_is_an_error(self, tmp_path):
         with pytest.raises(DataError, match="none of 3 conversations in 1 files is usable"):
@@ -183,7 +183,7 @@ class TestBadRecords:
         fields = {"chat_template": self.TEMPLATE, "on_bad_record": "skip", "num_workers": num_workers}
         data = chat_input(file, bad_record_budget=5, **fields)
         data.check_data()
-        assert len(data.bad_records) == data.get_state()["bad_records"] == 5
+        assert len(data.corpus.bad_records) == 5
         with pytest.raises(DataError, match="More than 4 records cannot be read. The last one: .*line 6"):
             chat_input(file, bad_record_budget=4, **fields).check_data()
 
@@ -203,8 +203,8 @@ class TestBadRecords:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"packing": "concat"}, "packing `concat` is unknown"),
-        ({"format": "text"}, "format `text` is unknown"),
+        ({"packing": "concat"}, "packing must be one of first_fit, one_per_row, not concat"),
+        ({"format": "text"}, "format must be one of jsonl, parquet, arrayrecord, not text"),
         ({"text_field": None}, "text_field is None"),
         ({"template_date": "July"}, "template_date is 'July'"),
         ({"chat_template": "{% if %}"}, "is not valid Jinja"),

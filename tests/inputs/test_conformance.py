@@ -27,9 +27,7 @@ from paxcli.inputs.preference import PreferenceInput
 from paxcli.inputs.seqio_features import LanguageModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
 from paxcli.inputs.stdlib import StdlibInput
-from paxcli.inputs.synthetic import SyntheticInput
-from paxcli.inputs.synthetic_images import SyntheticImages
-from paxcli.inputs.synthetic_pairs import SyntheticPairs
+from paxcli.inputs.synthetic import SyntheticImages, SyntheticInput, SyntheticPairs
 from paxcli.inputs.text import TextInput
 from paxcli.nested_map import NestedMap
 from tests.inputs.formats import write_formats

@@ -120,7 +120,7 @@ class TestBadData:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"split": "evla"}, "split `evla` is unknown"),
+        ({"split": "evla"}, "split must be one of train, eval, not evla"),
         ({"eval_fraction": 1.0}, "eval_fraction must be above 0 and below 1, not 1.0"),
         ({"files": []}, "files is"),
         ({"files": "a.txt"}, "files is 'a.txt'"),

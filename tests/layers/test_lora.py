@@ -76,6 +76,25 @@ def test_merged_equals_unmerged(use_dora: bool, fields: dict) -> None:
     assert distance(params) > 0.01  # without its adapters, the model is the base
 
 
+def test_gradients_are_those_of_the_merged_weights() -> None:
+    """For a batch as large as the weights, and for a smaller one, of adapters and bases alike."""
+    lora = Lora(rank=3, alpha=12.0, targets="attention/|feed_forward/")
+    network = model(lora)
+    _, flat, facts = random_params(network)
+    plain = network.clone(lora=None)
+
+    def loss(flat: dict, merges: bool) -> jax.Array:
+        if merges:
+            adapted = adapted_weights(flat, facts, lora)
+            flat = without_adapters(flat) | {name: weight.merge() for name, weight in adapted.items()}
+        params = traverse_util.unflatten_dict(flat, sep=".")
+        return (plain if merges else network).loss_and_metrics(params, batch())[0]["loss"][0]
+
+    found, expected = (jax.jit(jax.grad(loss), static_argnums=1)(flat, merges) for merges in (False, True))
+    for name, x in expected.items():
+        np.testing.assert_allclose(found[name], x, rtol=1e-4, atol=1e-6 * float(jnp.max(jnp.abs(x))), err_msg=name)
+
+
 @pytest.mark.slow
 def test_a_new_adapter_changes_nothing() -> None:
     """Neither does DoRA's: its magnitude is the difference from the base, whatever the base is."""

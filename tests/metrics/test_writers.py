@@ -117,6 +117,23 @@ def test_tensorboard_hides_the_steps_that_a_resumed_run_repeats(tmp_path):
     assert _scalars(tmp_path / "train", "loss") == [(1, 1.0), (2, 2.0), (3, 3.0), (4, 40.0)]
 
 
+def test_a_failing_file_is_one_warning_and_no_traceback(tmp_path):
+    script = """
+import resource, sys
+from paxcli.metrics.writers import TensorBoardWriter
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))  # no file may be larger
+writer = TensorBoardWriter(sys.argv[1])
+for step in range(3000):  # more than its queue holds
+    writer.write(step, {"loss": 1.0})
+writer.close()
+print("done")
+"""
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    assert done.stderr == "TensorBoard events are not written: [Errno 27] File too large\n"
+
+
 def test_all_writers_get_the_same_metrics(tmp_path):
     writer = MultiWriter([JsonlWriter(tmp_path / "a.jsonl"), JsonlWriter(tmp_path / "b.jsonl")])
     writer.write(3, {"loss": 1.5}, "eval/x")

@@ -12,8 +12,7 @@ import optax
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.synthetic import SyntheticInput
-from paxcli.inputs.synthetic_images import SyntheticImages
+from paxcli.inputs.synthetic import SyntheticImages, SyntheticInput
 from paxcli.layers.mlp import Mlp
 from paxcli.layers.vision_transformer import VisionTransformer
 from paxcli.models.classification_model import ClassificationMlpModel, ClassificationModel

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.synthetic_pairs import SyntheticPairs
+from paxcli.inputs.synthetic import SyntheticPairs
 from paxcli.layers.attention.cross_attention import CrossAttention
 from paxcli.layers.decoder import Decoder
 from paxcli.models.decoding import generate

@@ -12,10 +12,9 @@ import pytest
 
 from paxcli.mesh.weights import Weight
 from paxcli.optim.adagrad import Adagrad
-from paxcli.optim.lamb import Lamb
-from paxcli.optim.lars import Lars
 from paxcli.optim.lion import Lion
 from paxcli.optim.schedules import LinearRampupPolynomialDecay
+from paxcli.optim.trust_ratio import Lamb, Lars
 from paxcli.training.learner import Learner
 from tests.tolerances import BFLOAT16
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -51,18 +53,19 @@ def _ours(optimizer: Muon, steps: int = 3) -> dict:
     learner = Learner(optimizer=optimizer, learning_rate=0.01, clip_gradient_norm_to_value=None)
     params = _params()
     state = learner.init(params, WEIGHTS)
+    update = jax.jit(functools.partial(learner.update, weights=WEIGHTS))
     for number in range(steps):
-        params, state, _ = learner.update(_grads(number), state, params, jnp.int32(number), WEIGHTS)
+        params, state, _ = update(_grads(number), state, params, jnp.int32(number))
     return params
 
 
 def _optax(names: tuple[str, ...], steps: int = 3, **kwargs) -> dict:
     params = {name: _params()[name] for name in names}
     theirs = optax.contrib.muon(0.01, adam_b2=0.95, **kwargs)
-    state = theirs.init(params)
+    state, update = theirs.init(params), jax.jit(theirs.update)
     for number in range(steps):
         grads = {name: _grads(number)[name] for name in names}
-        updates, state = theirs.update(grads, state, params)
+        updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
     return params
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,9 +38,9 @@ def _grads(number: int) -> dict:
 
 def _run(optimizer: optax.GradientTransformation, steps: int = 5) -> dict:
     params = _params()
-    state = optimizer.init(params)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
     for number in range(steps):
-        updates, state = optimizer.update(_grads(number), state, params)
+        updates, state = update(_grads(number), state, params)
         params = optax.apply_updates(params, updates)
     return params
 
@@ -46,8 +48,9 @@ def _run(optimizer: optax.GradientTransformation, steps: int = 5) -> dict:
 def _ours(learner: Learner, steps: int = 5) -> dict:
     params = _params()
     state = learner.init(params, WEIGHTS)
+    update = jax.jit(functools.partial(learner.update, weights=WEIGHTS))
     for number in range(steps):
-        params, state, _ = learner.update(_grads(number), state, params, jnp.int32(number), WEIGHTS)
+        params, state, _ = update(_grads(number), state, params, jnp.int32(number))
     return params
 
 

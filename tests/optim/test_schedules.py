@@ -51,7 +51,7 @@ _BY_HAND = {
     "continuous": (ContinuousSchedule(3.0, 10, 5, 0.2), {0: 3, 10: 3, 15: 1.5, 20: 0.75, 99: 0.6}),
     "ramp, exponential": (LinearRampupExponentialDecay(10, 20, 120, 0.01), {0: 0, 5: 0.5, 20: 1, 70: 0.1, 999: 0.01}),
     "ramp, polynomial": (
-        LinearRampupPolynomialDecay(10, 20, 30, 2.0, 0.2),
+        LinearRampupPolynomialDecay(10, 20, 30, 0.2, power=2.0),
         {0: 0, 5: 0.5, 10: 1, 20: 1, 25: 0.8, 30: 0.2, 99: 0.2},
     ),
     "ramp, cosine, max": (LinearRampupCosineDecay(10, 20, 30, 0.1, 0.5), {0: 0, 5: 0.25, 15: 0.5, 25: 0.275, 99: 0.05}),
@@ -64,7 +64,7 @@ _BY_HAND = {
         {0: 0, 5: 1.5, 20: 3, 70: 0.3, 999: 0.03},
     ),
     "ramp, polynomial, max": (
-        LinearRampupPolynomialDecay(10, 20, 30, 2.0, 0.2, 0.5),
+        LinearRampupPolynomialDecay(10, 20, 30, 0.2, 0.5, power=2.0),
         {5: 0.25, 10: 0.5, 20: 0.5, 25: 0.4, 99: 0.1},
     ),
     "ramp, square root": (LinearRampupSqrtDecay(2.0, 100), {0: 0.02, 1: 0.02, 50: 1, 100: 2, 400: 1}),

@@ -14,8 +14,10 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from paxcli.config.resolve import resolve
 from paxcli.errors import MissingError
-from paxcli.profiling.auto import AutoPgle, auto_pgle, expected_pgle
+from paxcli.profiling.auto import AutoPgle
 from paxcli.profiling.costs import encode
+from paxcli.profiling.instruments import Instrumentation
+from paxcli.training.run_dir import RunDir
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _FROM_CACHE = "/jax/compilation_cache/cache_hits"
@@ -111,8 +113,8 @@ def test_a_missing_expected_program_is_a_warning(cache):
         assert compilations(step, 3)[1:] == [0, 0]
 
 
-def test_a_cpu_gives_no_profile():
+def test_a_cpu_gives_no_profile(tmp_path):
     config = resolve("tiny").config
-    for ask in (lambda: auto_pgle(config, 3, 90), lambda: expected_pgle(config)):
+    for asked in (Instrumentation(auto_pgle=True), Instrumentation(expect_pgle=True)):
         with pytest.raises(MissingError, match="gives no profile"):
-            ask()
+            asked.instrument(config, RunDir(tmp_path))

@@ -17,7 +17,7 @@ from paxcli.errors import ConfigError
 from paxcli.mesh.weights import Weight
 from paxcli.optim.adam import Adam
 from paxcli.optim.adamw import AdamW
-from paxcli.optim.parameter_group import ParameterGroup
+from paxcli.optim.base import ParameterGroup
 from paxcli.optim.schedules import LinearRampupPolynomialDecay
 from paxcli.optim.sgd import Sgd
 from paxcli.training.learner import Learner
@@ -127,9 +127,9 @@ def test_each_group_follows_its_own_optimizer_schedule_and_rate():
         ),
     )
     expected = _params()
-    their_state = theirs.init(expected)
+    their_state, update = theirs.init(expected), jax.jit(theirs.update)
     for number in range(4):
-        updates, their_state = theirs.update(_grads(number), their_state, expected)
+        updates, their_state = update(_grads(number), their_state, expected)
         expected = optax.apply_updates(expected, updates)
         _assert_close(params[number + 1], expected)
         np.testing.assert_allclose(reports[number]["learning_rate"], main(jnp.int32(number)), rtol=1e-6)
@@ -172,6 +172,7 @@ def test_penalties_add_their_gradients_after_clipping(included):
     params, _, reports = _run(learner)
     plain = Learner(optimizer=Adam(weight_decay=0.0), learning_rate=0.1, clip_gradient_norm_to_value=None)
     expected, state = _params(), plain.init(_params(), WEIGHTS)
+    update = jax.jit(functools.partial(plain.update, weights=WEIGHTS))
 
     def penalty(params):
         pairs = zip(jax.tree.leaves(params), jax.tree.leaves(WEIGHTS), strict=True)
@@ -182,7 +183,7 @@ def test_penalties_add_their_gradients_after_clipping(included):
         norm = optax.tree.norm(_grads(number))
         np.testing.assert_allclose(reports[number]["grad_norm"], norm, rtol=1e-6)
         grads = jax.tree.map(lambda g, p, n=norm: g / max(1, n) + p, _grads(number), jax.grad(penalty)(expected))
-        expected, state, _ = plain.update(grads, state, expected, jnp.int32(number), WEIGHTS)
+        expected, state, _ = update(grads, state, expected, jnp.int32(number))
         _assert_close(params[number + 1], expected)
 
 
@@ -190,15 +191,14 @@ def test_ewc_pulls_back_to_the_start():
     """praxis's own example: SGD at a rate of 1, a weight of 1, and the gradients 1, 2, 3."""
     learner = Learner(optimizer=Sgd(), learning_rate=1.0, clip_gradient_norm_to_value=None, ewc_regularizer_weight=1.0)
     weights = {"var": Weight(("norm",))}
+    update = jax.jit(functools.partial(learner.update, weights=weights))
     for start in (0.0, 5.0):
         state = learner.init({"var": jnp.zeros(1)}, weights)
         params = {"var": jnp.full(1, start)}
         state = learner.warm_start(params, state)
         seen = []
         for number in range(3):
-            params, state, _ = learner.update(
-                {"var": jnp.full(1, number + 1.0)}, state, params, jnp.int32(number), weights
-            )
+            params, state, _ = update({"var": jnp.full(1, number + 1.0)}, state, params, jnp.int32(number))
             seen.append(float(params["var"][0]) - start)
         assert seen == [-1.0, -2.5, -4.25]
 
@@ -215,10 +215,11 @@ def test_ewc_follows_its_formula_in_each_group():
     start, factors = _params(), {"w_in": 1.0, "b_in": 0.5}
     pulled = dataclasses.replace(learner, ewc_regularizer_weight=0.3)
     states = learner.init(start, WEIGHTS), pulled.warm_start(start, pulled.init(_grads(7), WEIGHTS))
+    updates = [jax.jit(functools.partial(one.update, weights=WEIGHTS)) for one in (learner, pulled)]
     params = start
     for number in range(3):
-        without, plain_state, _ = learner.update(_grads(number), states[0], params, jnp.int32(number), WEIGHTS)
-        params, state, report = pulled.update(_grads(number), states[1], before := params, jnp.int32(number), WEIGHTS)
+        without, plain_state, _ = updates[0](_grads(number), states[0], params, jnp.int32(number))
+        params, state, report = updates[1](_grads(number), states[1], before := params, jnp.int32(number))
         states = plain_state, state
         for name, factor in factors.items():
             rate = factor * report["learning_rate"]

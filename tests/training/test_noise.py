@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.training.noise import add_noise
 from paxcli.training.session import open_session
 from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
@@ -23,7 +22,7 @@ PARAMS = {
 
 def noise_of(step: int, key: int = 0, **fields) -> dict[str, np.ndarray]:
     """The noise of each parameter."""
-    noisy = add_noise(PARAMS, VariationalNoise(**fields), jnp.int32(step), jax.random.key(key))
+    noisy = VariationalNoise(**fields).add_to(PARAMS, jnp.int32(step), jax.random.key(key))
     added = jax.tree.map(jnp.subtract, noisy, PARAMS)
     return {path[-1].key: np.asarray(leaf).ravel() for path, leaf in jax.tree_util.tree_leaves_with_path(added)}
 

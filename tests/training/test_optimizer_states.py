@@ -13,9 +13,9 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.inference.trained import TrainedRun
 from paxcli.optim.adafactor import ShardedAdafactor
+from paxcli.optim.base import ParameterGroup
 from paxcli.optim.from_optax import Optax
 from paxcli.optim.muon import Muon
-from paxcli.optim.parameter_group import ParameterGroup
 from paxcli.training.evaluate import evaluate
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session

@@ -57,6 +57,8 @@ def trained(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pax.Run:
 def test_a_run_keeps_its_tokenizer(trained, tmp_path, monkeypatch, caplog):
     expected = _outputs(trained)
     _write_tokenizer(tmp_path / "t" / "tokenizer.json", [*_WORDS[:1], *reversed(_WORDS[1:])])
+    with pytest.raises(DataError, match="has changed since the run started"):
+        pax.export_weights(trained, "out")
     with caplog.at_level(logging.WARNING):
         assert _outputs(pax.Run(tmp_path / "run")) == expected
     assert "tokenizer t/tokenizer.json has changed since the run started: using the run's copy" in caplog.text

@@ -93,6 +93,8 @@ def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differenc
     Raises:
       ConfigError: MaxText has no array for a parameter.
     """
+    if "norms" not in tables.blocks()[maxtext.block]:
+        raise ConfigError(f"The weights of decoder_block={maxtext.block} are not supported.", "Start a new run.")
     is_top = [name for name in params if not name.startswith("stack.")]
     rules = (
         Rule("token_embedder.embedding", "embedding.table"),

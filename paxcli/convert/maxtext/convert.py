@@ -10,8 +10,9 @@ from typing import Any
 
 from paxcli.config.assign import assign
 from paxcli.config.resolve import Resolved
+from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
-from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
+from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
 from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.source import read_source
@@ -74,6 +75,7 @@ def describe(
     """
     config = config_with(conversion.values)
     assign(config, "train_input", "SyntheticInput")  # sizes do not depend on the data, which may not exist here
+    config.task.model.dpo = None  # which needs pairs, and a copy of the parameters
     if check:
         validate(config)
     sizes = summarize(config)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from paxcli.convert.maxtext import tables
-from paxcli.convert.maxtext.draft import Draft
+from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.settings import Settings
-from paxcli.convert.maxtext.sizes import has_qk_norm, sizes_of
+from paxcli.convert.maxtext.sizes import has_biases, has_qk_norm, is_qk_norm_joint, sizes_of
 from paxcli.errors import ConfigError
 
 _MODEL = "task.model"
@@ -14,7 +14,7 @@ _STACK = f"{_MODEL}.stack"
 _ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu", "tanh": "tanh", "sigmoid": "sigmoid"}
 
 
-def set_model(draft: Draft) -> None:
+def set_model(draft: Conversion) -> None:
     """Sets everything about the network.
 
     Raises:
@@ -41,7 +41,7 @@ def _is_pipelined(settings: Settings) -> bool:
     return settings["ici_pipeline_parallelism"] > 1 or settings["dcn_pipeline_parallelism"] > 1
 
 
-def _set_interleaved(draft: Draft, block: str, local: list[bool]) -> None:
+def _set_interleaved(draft: Conversion, block: str, local: list[bool]) -> None:
     settings = draft.settings
     draft.set(_STACK, "PatternedStack", "decoder_block")
     layers = sizes_of(settings).layers
@@ -56,8 +56,10 @@ def _set_interleaved(draft: Draft, block: str, local: list[bool]) -> None:
         _set_block(draft, f"{_STACK}.turns.{turn}", has_window)
 
 
-def _set_block(draft: Draft, path: str, has_window: bool) -> None:
+def _set_block(draft: Conversion, path: str, has_window: bool) -> None:
     """Sets a layer template."""
+    for name, value in tables.blocks()[draft.settings["decoder_block"]].get("sets", {}).items():
+        draft.set(f"{path}.{name}", value, "decoder_block")
     if draft.settings["use_post_attn_norm"]:
         draft.set(f"{path}.post_norms", True, "use_post_attn_norm", "use_post_ffw_norm")
     if _is_fp8(draft.settings):
@@ -74,9 +76,6 @@ def _refuse(settings: Settings) -> None:
         nearest = tables.nearest_block(block)
         hint = f"The nearest is decoder_block={nearest}." if nearest else f"Pax has {', '.join(tables.blocks())}."
         raise ConfigError(f"decoder_block={block} of {name} is not a block that pax has.", hint)
-    kind = settings["attention_type"]
-    if kind not in ("global", "local_sliding"):
-        raise ConfigError(f"attention_type={kind} is not one that pax has.", "Pax has global and local_sliding.")
     if tables.local_layers(block) and _is_pipelined(settings):
         raise ConfigError(
             f"decoder_block={block}: interleaved kinds of layers cannot be pipelined.",
@@ -86,7 +85,7 @@ def _refuse(settings: Settings) -> None:
         raise ConfigError("use_post_attn_norm and use_post_ffw_norm differ.", "Pax has both or neither.")
 
 
-def _set_sizes(draft: Draft) -> None:
+def _set_sizes(draft: Conversion) -> None:
     settings, s = draft.settings, sizes_of(draft.settings)
     draft.set(f"{_MODEL}.num_layers", s.layers, "base_num_decoder_layers", scaled=s.layers)
     draft.set(f"{_MODEL}.model_dims", s.emb, "base_emb_dim", scaled=s.emb)
@@ -99,17 +98,12 @@ def _set_sizes(draft: Draft) -> None:
     draft.set(f"{_MODEL}.num_kv_heads", kv_heads, "base_num_kv_heads", scaled=s.kv_heads)
     draft.set(f"{_MODEL}.dims_per_head", s.head_dim, "head_dim")
     draft.set(f"{_MODEL}.vocab_size", s.vocab, "vocab_size")
-    draft.set(f"{_MODEL}.max_seq_len", settings["max_target_length"], "max_target_length")
-    if settings["dtype"] not in ("bfloat16", "float32"):
-        raise ConfigError(
-            f"dtype={settings['dtype']} is not one that pax computes in.", "Pax has bfloat16 and float32."
-        )
-    draft.set(f"{_MODEL}.fprop_dtype", settings["dtype"], "dtype")
+    draft.copy(_MODEL, "max_seq_len", "fprop_dtype")
     if settings["z_loss_multiplier"]:
-        draft.set(f"{_MODEL}.z_loss_weight", settings["z_loss_multiplier"], "z_loss_multiplier")
+        draft.copy(_MODEL, "z_loss_weight")
 
 
-def _set_tables(draft: Draft) -> None:
+def _set_tables(draft: Conversion) -> None:
     """Sets absolute positions, the embedding table and the output head."""
     settings = draft.settings
     if settings["trainable_position_size"] > 0:
@@ -119,19 +113,18 @@ def _set_tables(draft: Draft) -> None:
         draft.set(f"{_MODEL}.position", "SinusoidPositions", "use_untrainable_positional_embedding")
     else:
         draft.set(f"{_MODEL}.position", None, "trainable_position_size", "use_untrainable_positional_embedding")
-    cap = settings["final_logits_soft_cap"] or None
     if not settings["logits_via_embedding"]:
         draft.set(f"{_MODEL}.head", "OutputHead", "logits_via_embedding")
-        draft.set(f"{_MODEL}.head.logit_cap", cap, "final_logits_soft_cap")
-        return
-    draft.set(f"{_MODEL}.embedding.logit_cap", cap, "final_logits_soft_cap")
+        return draft.copy(f"{_MODEL}.head", "logit_cap")
+    draft.copy(f"{_MODEL}.embedding", "logit_cap")
     if settings["normalize_embedding_logits"]:
         draft.set(
             f"{_MODEL}.embedding.scale_logits_sqrt_depth", True, "logits_via_embedding", "normalize_embedding_logits"
         )
+    return None
 
 
-def _set_pipeline(draft: Draft) -> None:
+def _set_pipeline(draft: Conversion) -> None:
     settings = draft.settings
     stages = max(settings["ici_pipeline_parallelism"], 1) * max(settings["dcn_pipeline_parallelism"], 1)
     per_stage, repeats = settings["num_layers_per_pipeline_stage"], settings["num_pipeline_repeats"]
@@ -149,37 +142,40 @@ def _is_fp8(settings: Settings) -> bool:
     return settings["quantization"] == "fp8" and settings["num_experts"] == 1
 
 
-def _set_norm(draft: Draft, path: str) -> None:
+def _set_norm(draft: Conversion, path: str) -> None:
     norm = "LayerNorm" if draft.settings["decoder_block"] == "gpt3" else "RmsNorm"
     draft.set(path, norm, "decoder_block")
-    draft.set(f"{path}.epsilon", draft.settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
+    draft.copy(path, "epsilon")
     if norm == "RmsNorm":
         draft.set(f"{path}.direct_scale", True, "decoder_block")
 
 
-def _set_attention(draft: Draft, path: str, has_window: bool) -> None:
-    settings = draft.settings
-    draft.set(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
-    draft.set(f"{path}.logit_cap", settings["attn_logits_soft_cap"] or None, "attn_logits_soft_cap")
+def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
+    settings, facts = draft.settings, tables.blocks()[draft.settings["decoder_block"]]
+    draft.set(f"{path}.use_bias", has_biases(settings), "decoder_block", "attention_bias")
+    if has_biases(settings) and "output_bias" in facts:
+        draft.set(f"{path}.output_bias", facts["output_bias"], "decoder_block")
+    draft.copy(path, "logit_cap")
     _set_rotary(draft, path, has_window)
     if has_qk_norm(settings):
         draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm", "decoder_block")
-        draft.set(f"{path}.qk_norm.epsilon", settings["normalization_layer_epsilon"], "normalization_layer_epsilon")
+        draft.copy(path, "qk_norm.epsilon")
         draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm", "decoder_block")
-    if not tables.blocks()[settings["decoder_block"]].get("scales_queries"):
+    if has_qk_norm(settings) and is_qk_norm_joint(settings):
+        draft.set(f"{path}.qk_norm_joint", True, "model_name")
+    if not facts.get("scales_queries"):
         draft.set(f"{path}.query_scale", 1.0, "decoder_block")
     elif settings.model_name == "gemma3-27b":
         s = sizes_of(settings)
         draft.set(f"{path}.query_scale", (s.emb // s.heads) ** -0.5, "model_name")
-    # Without norms of queries and keys, the recipe has nothing else that Qwen 3's block has and Llama's lacks.
-    elif settings["decoder_block"].startswith("qwen3") and not has_qk_norm(settings):
+    # Without norms of queries and keys, the recipe has nothing else that Qwen's blocks have and Llama's lacks.
+    elif settings["decoder_block"].startswith("qwen") and not has_qk_norm(settings):
         draft.set(f"{path}.query_scale", settings["head_dim"] ** -0.5, "decoder_block")
-    window = settings["sliding_window_size"]
-    if has_window and 0 < window < settings["max_target_length"]:
-        draft.set(f"{path}.window", window, "sliding_window_size")
+    if has_window and 0 < settings["sliding_window_size"] < settings["max_target_length"]:
+        draft.copy(path, "window")
 
 
-def _set_rotary(draft: Draft, attention: str, has_window: bool) -> None:
+def _set_rotary(draft: Conversion, attention: str, has_window: bool) -> None:
     settings, path = draft.settings, f"{attention}.rotary"
     if settings["decoder_block"] == "gpt3":
         return draft.set(path, None, "decoder_block")
@@ -192,18 +188,23 @@ def _set_rotary(draft: Draft, attention: str, has_window: bool) -> None:
     draft.set(f"{path}.max_timescale", float(settings[theta]), theta)
     if settings["rope_min_timescale"] != 1:
         draft.set(f"{path}.min_timescale", float(settings["rope_min_timescale"]), "rope_min_timescale")
-    kind, factor = settings["rope_type"] or "default", settings["rope_linear_scaling_factor"]
-    if kind not in ("default", "llama3.1"):
-        raise ConfigError(f"rope_type={kind} is not supported.", "Supported are default and llama3.1.")
-    if kind == "llama3.1":
-        draft.set(f"{path}.scaling", "Llama31Scaling", "rope_type")
+    factor = settings["rope_linear_scaling_factor"]
+    if settings["rope_type"] == "llama3.1":
+        if settings["rope_use_scale"]:
+            draft.set(f"{path}.scaling", "Llama31Scaling", "rope_type")
+    elif settings["rope_type"] == "yarn":
+        draft.set(f"{path}.scaling", "YarnScaling", "rope_type")
+        draft.copy(f"{path}.scaling", "beta_fast", "beta_slow", "original_max_seq_len", "truncate")
+        draft.set(f"{path}.scaling.factor", settings["rope_factor"], "rope_factor")
+        if not settings["rope_attention_scaling"]:
+            draft.set(f"{path}.scaling.attention_factor", 1.0, "rope_attention_scaling")
     elif factor != 1 and not is_local:
         draft.set(f"{path}.scaling", "LinearScaling", "rope_linear_scaling_factor")
         draft.set(f"{path}.scaling.factor", factor, "rope_linear_scaling_factor")
     return None
 
 
-def _set_feed_forward(draft: Draft, path: str) -> None:
+def _set_feed_forward(draft: Conversion, path: str) -> None:
     settings = draft.settings
     names = [str(name) for name in settings["mlp_activations"]]
     plain = [name for name in names if name != "linear"]
@@ -221,10 +222,7 @@ def _set_feed_forward(draft: Draft, path: str) -> None:
         return
     if len(names) != 2:
         raise ConfigError(f"mlp_activations={names}: pax's experts are gated.", "For example silu,linear.")
-    draft.set(f"{path}.num_experts", settings["num_experts"], "num_experts")
-    draft.set(f"{path}.num_experts_per_token", settings["num_experts_per_tok"], "num_experts_per_tok")
-    factor = settings["capacity_factor"]
-    draft.set(f"{path}.capacity_factor", factor if factor > 0 else None, "capacity_factor")
+    draft.copy(path, "num_experts", "num_experts_per_token", "capacity_factor")
     weight = settings["load_balance_loss_weight"]
     if weight:
         draft.set("task.loss_aggregator.loss_keys", ["loss", "load_balance_loss"], "load_balance_loss_weight")
@@ -234,8 +232,10 @@ def _set_feed_forward(draft: Draft, path: str) -> None:
         )
 
 
-def _note_differences(draft: Draft) -> None:
+def _note_differences(draft: Conversion) -> None:
     settings = draft.settings
+    if settings["use_multimodal"]:
+        draft.note_approximation("use_multimodal: the text decoder only, without the encoders of images and audio.")
     if settings["dropout_rate"] and settings["enable_dropout"]:
         draft.note_approximation(f"dropout_rate={settings['dropout_rate']}: pax's layers have no dropout.")
     if settings["quantization"] and not _is_fp8(settings):
@@ -252,7 +252,3 @@ def _note_differences(draft: Draft) -> None:
         draft.note_approximation(
             "logits_via_embedding: MaxText rounds the table to bfloat16 for the logits, also in float32; pax does not."
         )
-    for key in ("shared_experts", "first_num_dense_layers"):
-        draft.drop(key, f"MaxText ignores it in decoder_block={settings['decoder_block']}")
-    for key in ("fused_qkv", "fused_mlp", "use_iota_embed", "attention", "num_vocab_tiling"):
-        draft.drop(key, "an implementation choice that pax makes itself")

@@ -99,9 +99,8 @@ def _text(value: Any) -> str:
 
 def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     get = values.get
-    same, nulls = tables.recipe_keys()["same"], tables.recipe_keys()["null_values"]
-    keys = {key: get(path) for path, key in same.items() if path in values}
-    keys |= {key: null if get(path) is None else get(path) for path, (key, null) in nulls.items()}
+    table = [(path, *key) for path, key in tables.recipe_keys().items() if path in values]
+    keys = {key: off[0] if off and get(path) is None else get(path) for path, key, *off in table}
     keys["base_num_kv_heads"] = get(f"{_MODEL}.num_kv_heads") or get(f"{_MODEL}.num_heads")
     keys["head_dim"] = get(f"{_MODEL}.dims_per_head")
     keys["decoder_block"] = _block(values)
@@ -109,6 +108,7 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
         keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # counted in pairs
     if keys["decoder_block"] == "gemma3":
         keys["local_rope_max_timescale"] = get(_LOCAL_TIMESCALE)
+    if keys["decoder_block"] in ("gemma3", "olmo3"):
         keys["model_name"] = _named_model(keys)
     keys |= _tables(values) | _attention(values) | _feed_forward(values) | _learning(values)
     keys |= remat_keys(values) | _mesh(values) | _batch(values, num_devices) | _data(values)
@@ -134,6 +134,8 @@ def _block(values: Mapping[str, Any]) -> str:
         return "default"
     if values.get(f"{_BLOCK}.norm") == "LayerNorm":
         return "gpt3"
+    if values.get(f"{_BLOCK}.attention.use_bias"):
+        return "qwen2"
     if experts:
         return "qwen3_moe" if is_qwen else "mixtral"
     is_gemma = values.get(f"{_BLOCK}.feed_forward.activation") == "gelu"
@@ -142,13 +144,11 @@ def _block(values: Mapping[str, Any]) -> str:
 
 def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
     tied = values.get(f"{_MODEL}.head") is None
-    holder = "embedding" if tied else "head"
     position = values.get(f"{_MODEL}.position")
     rows = values.get(f"{_MODEL}.position.num_positions") or values.get(f"{_MODEL}.max_seq_len")
     return {
         "logits_via_embedding": tied,
         "normalize_embedding_logits": bool(values.get(f"{_MODEL}.embedding.scale_logits_sqrt_depth")),
-        "final_logits_soft_cap": values.get(f"{_MODEL}.{holder}.logit_cap") or 0.0,
         "trainable_position_size": rows if position == "LearnedPositions" else -1,
         "use_untrainable_positional_embedding": position == "SinusoidPositions",
     }
@@ -160,9 +160,11 @@ def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
     scaling, factor = (values.get(f"{path}.rotary.{name}") for name in ("scaling", "scaling.factor"))
     return {
         "use_qk_norm": values.get(f"{path}.qk_norm") is not None,
-        "sliding_window_size": window or 0,
         "attention_type": "local_sliding" if window and _NUM_KINDS not in values else "global",
-        "rope_type": "llama3.1" if scaling == "Llama31Scaling" else "default",
+        "rope_type": {"Llama31Scaling": "llama3.1", "YarnScaling": "yarn"}.get(str(scaling), "default"),
+        "rope_factor": factor if scaling == "YarnScaling" else None,
+        "rope_attention_scaling": True if values.get(f"{path}.rotary.scaling.attention_factor", 1.0) is None else None,
+        "attention_bias": values.get(f"{path}.use_bias") if values.get(f"{_BLOCK}.norm") != "LayerNorm" else None,
         "rope_linear_scaling_factor": factor if scaling == "LinearScaling" else None,
         "use_post_attn_norm": bool(values.get(f"{_BLOCK}.post_norms")),
         "use_post_ffw_norm": bool(values.get(f"{_BLOCK}.post_norms")),
@@ -178,10 +180,7 @@ def _feed_forward(values: Mapping[str, Any]) -> dict[str, Any]:
         "mlp_activations": [values.get(f"{path}.activation"), *(["linear"] if gated else [])],
     }
     if experts:
-        keys |= {
-            "base_moe_mlp_dim": values.get(f"{_MODEL}.hidden_dims"),
-            "capacity_factor": values.get(f"{path}.capacity_factor") or -1.0,
-        }
+        keys["base_moe_mlp_dim"] = values.get(f"{_MODEL}.hidden_dims")
     return keys
 
 
@@ -227,8 +226,7 @@ def _data(values: Mapping[str, Any]) -> dict[str, Any]:
     if values.get("train_input") == "C4Input":
         return {
             "dataset_type": "tfds",
-            "dataset_name": values.get("train_input.c4.tfds_name"),
             "dataset_path": values.get("train_input.c4.path"),
             "tokenizer_path": values.get("train_input.c4.tokenizer_path"),
         }
-    return {"dataset_type": "synthetic"}
+    return {"dataset_type": "synthetic", "use_dpo": values.get("task.model.dpo") is not None}

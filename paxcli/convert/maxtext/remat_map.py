@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paxcli.convert.maxtext import tables
-from paxcli.convert.maxtext.draft import Draft
+from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.settings import Settings
 from paxcli.errors import ConfigError
 
@@ -14,12 +14,11 @@ _STACK = "task.model.stack"
 _CUSTOM = "custom"
 _KEYS = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "qkv_proj", "context", "out_proj")
 _KEYS += ("mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo")
-_MEMORY_SPACES = ("remat", "device", "offload")
 _INPUT = "layer_input"
 _ATTENTION = ("query", "key", "value")
 
 
-def set_remat(draft: Draft) -> None:
+def set_remat(draft: Conversion) -> None:
     """Sets the policy and the offloaded activations.
 
     Raises:
@@ -70,11 +69,6 @@ def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
 
 def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> tuple[str, list[str], str]:
     """As in `tables.remat`, for `custom`, which has a memory space for each tensor."""
-    for key in tensors.values():
-        if settings[key] not in _MEMORY_SPACES:
-            raise ConfigError(
-                f"{key}={settings[key]} is not a memory space of MaxText.", f"One of {', '.join(_MEMORY_SPACES)}."
-            )
     offload = [name for name, key in tensors.items() if settings[key] == "offload"]
     saved = tables.remat()["saved_on_device"]
     device = {name for name, key in tensors.items() if settings[key] == "device"} - {_INPUT}

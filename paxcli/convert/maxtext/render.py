@@ -9,8 +9,8 @@ import textwrap
 from typing import Any
 
 from paxcli.convert.maxtext import tables
-from paxcli.convert.maxtext.draft import Row
-from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, Conversion
+from paxcli.convert.maxtext.conversion import Conversion, Row
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE
 
 
 def recipe_yaml(converted: Conversion) -> str:
@@ -42,7 +42,7 @@ def recipe_python(converted: Conversion) -> str:
 
 def report(converted: Conversion, parameters: int | None = None, verbose: bool = False) -> str:
     """The report of a conversion: sizes, what is not exact, and the launch's values; with `verbose` all values."""
-    settings, flags = converted.settings, converted.flags
+    settings, flags = converted.settings, converted.launch.flags
     sizes = [
         f"parameters: {converted.parameters:,} by MaxText's sizes"
         + (f", {parameters:,} by the recipe" if parameters is not None else ""),
@@ -73,9 +73,9 @@ def report(converted: Conversion, parameters: int | None = None, verbose: bool =
 
 def expectation(converted: Conversion) -> list[str]:
     """The speed in the comment after the command, as seconds per step by MaxText's formula."""
-    found = re.search(r"([0-9][0-9.]*)\s*(?:TFLOPs?/s|TFLOPS|teraflops)", converted.note, re.IGNORECASE)
+    found = re.search(r"([0-9][0-9.]*)\s*(?:TFLOPs?/s|TFLOPS|teraflops)", converted.launch.note, re.IGNORECASE)
     if found is None or not float(found[1].rstrip(".") or 0):
-        return [f"Its comment: {converted.note}"] if converted.note else []
+        return [f"Its comment: {converted.launch.note}"] if converted.launch.note else []
     rate = float(found[1].rstrip("."))
     return [
         f"Expected: {rate:g} TFLOP/s per device, counted by {converted.flops.formula}:"
@@ -95,7 +95,7 @@ def _description(converted: Conversion) -> list[str]:
         f"{converted.parameters / 1e9:.2f} billion parameters"
         + (f" on {converted.num_devices} devices." if converted.num_devices else "."),
         *expectation(converted),
-        *(f"Set {name}={value}" for name, value in converted.flags.items()),
+        *(f"Set {name}={value}" for name, value in converted.launch.flags.items()),
         *(f"To decide: {text}" for text in converted.settings.undecided),
         *(f"Approximated: {text}" for text in converted.approximated),
     ]

@@ -17,6 +17,7 @@ from paxcli.errors import ConfigError, did_you_mean, nearest
 
 _BOOLS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False, "1": True, "0": False}
 _LARGEST = 10**12
+_MOST_HINTS = 50  # nearest names are slow to find
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,13 +28,11 @@ class Setting:
       value: Typed like the key's default.
       origin: `script`, `environment`, `model`, `default`.
       line: In the script.
-      written: As written in the script.
     """
 
     value: Any
     origin: str = "default"
     line: int | None = None
-    written: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,9 +101,10 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
             f"The date: the script is of {settings.era.text()}, and on these days the defaults of "
             f"{', '.join(settings.era.open_keys)} changed. Those of {settings.date} are used; give `--date`."
         )
+    model = {key: tables.value_on(settings.date, value) for key, value in model.items() if key != "published"}
     for key in tables.timelines():
         settings.values[key] = Setting(tables.default(key, settings.date))
-    settings.values |= {key: Setting(value, "model") for key, value in model.items() if key != "published"}
+    settings.values |= {key: Setting(value, "model") for key, value in model.items()}
     _put(pairs, "script", settings, model)
     _put_overrides(launch, settings, model)
     settings.warnings += [f"Line {found.line}: `{found.text}`: {found.reason}." for found in launch.diagnostics]
@@ -135,7 +135,7 @@ def _rename_keys(pairs: list[Pair], settings: Settings) -> list[Pair]:
         elif pair.key in tables.known_keys():
             found.append(pair)
         else:
-            like = nearest(pair.key, tables.known_keys())
+            like = nearest(pair.key, tables.known_keys()) if len(settings.dropped) < _MOST_HINTS else ()
             hint = f"; similar are {', '.join(like)}" if like else ""
             settings.dropped.append(Dropped(pair.key, pair.value, pair.line, f"unknown to pax{hint}"))
     return found
@@ -166,7 +166,7 @@ def _put(pairs: list[Pair], origin: str, settings: Settings, model: Mapping[str,
                 f"{model[pair.key]}: MaxText stops unless override_model_config=true."
             )
             settings.undecided.append(f"{pair.key}: {pair.value} of line {pair.line} is used, not the model's.")
-        settings.values[pair.key] = Setting(value, origin, pair.line, f"{pair.key}={pair.value}")
+        settings.values[pair.key] = Setting(value, origin, pair.line)
 
 
 def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from paxcli.convert.maxtext.launch import (
     python_program,
     read_arguments,
 )
-from paxcli.convert.maxtext.shell_words import Variables, Word, expand, expand_unsplit, join, source
+from paxcli.convert.maxtext.shell_words import Variables, Word, expand, expand_unsplit, join, source, value_of
 from paxcli.errors import ConfigError
 
 OpenScript = Callable[[str], str | None]
@@ -40,6 +40,8 @@ _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
 _DOLLARS = tree_sitter.Query(_LANGUAGE, '"$" @dollar')
 _VARIABLE = re.compile(rb"(?<=\$)([0-9]|[A-Za-z_][A-Za-z_0-9]*)")
 _INVALID = "not valid shell syntax"
+_BRACKETED = re.compile(r"\[\[?\s(.*)\s\]\]?", re.DOTALL)
+_COMMENTS = re.compile(r"[ \t]*(?:#.*)?(?:\n{1,2}[ \t]*#.*)*")
 _CHUNK = 1 << 14
 _MAX_STATEMENTS = 20_000
 _MAX_SCRIPTS = 8  # scripts and commands in strings, inside each other
@@ -65,8 +67,8 @@ def read_script(
     arguments = dict(arguments or {})
     numbers = [int(name[:4]) for name in arguments if name.isdigit()]
     positional = [Word(arguments.get(str(i), "")) for i in range(1, max(numbers, default=0) + 1)]
-    pinned = {name: Word(value) for name, value in arguments.items() if not name.isdigit()}
-    evaluator = _Evaluator(Variables(dict(pinned), positional), pinned, open_script)
+    pinned = {name: [Word(value)] for name, value in arguments.items() if not name.isdigit()}
+    evaluator = _Evaluator({**pinned, "@": positional}, pinned, open_script)
     evaluator.run(_parse(text))
     return evaluator.found
 
@@ -78,7 +80,7 @@ def _parse(text: str) -> Node:
       ConfigError: It takes too long.
     """
     content = text.replace("\r\n", "\n").encode("utf-8", "replace")
-    deadline = time.monotonic() + _MAX_SECONDS
+    deadline = time.thread_time() + _MAX_SECONDS
     root = _parse_bytes(content, deadline)
     while (braced := _brace_split_variables(root, content)) != content:
         content = braced
@@ -89,7 +91,9 @@ def _parse(text: str) -> Node:
 def _parse_bytes(content: bytes, deadline: float) -> Node:
     parser = tree_sitter.Parser(_LANGUAGE)  # a new one: after a timeout, the old one would resume the old text
     try:  # with a deadline, which only the slower kind of input can have
-        parser.parse(lambda at, _: content[at : at + _CHUNK], progress_callback=lambda *_: time.monotonic() > deadline)
+        parser.parse(
+            lambda at, _: content[at : at + _CHUNK], progress_callback=lambda *_: time.thread_time() > deadline
+        )
     except ValueError:
         raise ConfigError("The script takes too long to parse.", "Give its keys: `model_name=… steps=…`.") from None
     return parser.parse(content).root_node
@@ -122,7 +126,7 @@ class _Evaluator:
     """
 
     variables: Variables
-    pinned: Mapping[str, Word]
+    pinned: Mapping[str, list[Word]]
     open_script: OpenScript
     found: LaunchFile = dataclasses.field(default_factory=LaunchFile)
     budget: list[int] = dataclasses.field(default_factory=lambda: [_MAX_STATEMENTS])
@@ -217,27 +221,14 @@ class _Evaluator:
                     if not joined or result == (joined == "&&"):
                         result = self._test(part)
                 return result
-            case "test_command":
-                return _evaluate_test(self._operands(node)[1:-1])
+            case "test_command" if bracketed := _BRACKETED.fullmatch(source(node)):
+                return self._test(_parse(f"test {bracketed[1]}").children[0])
             case "command":
                 name, *operands = self._words(node)[0] or [Word()]
                 if name.text == "test":
                     return _evaluate_test(operands)
                 return {"true": True, ":": True, "false": False}.get(name.text) if not operands else None
         return None
-
-    def _operands(self, node: Node) -> list[Word]:
-        """The words of `[ … ]`, brackets included."""
-        words, waiting = [], [node]
-        while waiting:
-            part = waiting.pop()
-            if part.type in ("test_command", "ERROR") or part.type.endswith("_expression"):
-                waiting += reversed(part.children)
-            elif part.is_named and part.type != "test_operator":
-                words += expand(part, self.variables)
-            else:
-                words.append(Word(source(part)))
-        return words
 
     def _line(self, node: Node) -> int:
         return self.line or node.start_point[0] + 1
@@ -271,17 +262,17 @@ class _Evaluator:
         if left.type != "variable_name":
             self._skip(node, "an element of an array")
             return name
+        adds = source(node.children[1]) == "+="
         if right.type == "array":
-            before = self.variables.arrays.get(name, []) if source(node.children[1]) == "+=" else []
             items = [word for item in right.named_children for word in expand(item, self.variables)]
-            self.variables.arrays[name] = [*before, *items][:_MAX_ITEMS]
+            self.variables[name] = [*(self.variables.get(name, []) if adds else []), *items][:_MAX_ITEMS]
             return name
         value = expand_unsplit(right, self.variables) if right.is_named else Word()
-        if source(node.children[1]) == "+=":
-            value = join([self.variables.get(name) or Word(), value])
+        if adds:
+            value = join([*self.variables.get(name, [])[:1], value])
         self.assigned_at[name] = self._line(node)
         if name not in self.pinned:
-            self.variables.named[name] = value
+            self.variables[name] = [value]
         return name
 
     def _words(self, node: Node) -> tuple[list[Word], list[int]]:
@@ -298,20 +289,20 @@ class _Evaluator:
         return words, lines
 
     def _command(self, node: Node) -> None:
-        named, exported = dict(self.variables.named), set(self.exported)
+        variables, exported = dict(self.variables), set(self.exported)
         prefix = [self._assign(child) for child in node.named_children if child.type == "variable_assignment"]
         words, lines = self._words(node)
         while words and words[0].text == "env":
             words, lines = words[1:], lines[1:]
             while words and (match := _ASSIGNMENT.match(words[0].text)):
-                self.variables.named[match[1]] = words[0].slice(match.end())
+                self.variables[match[1]] = [words[0].slice(match.end())]
                 prefix.append(match[1])
                 words, lines = words[1:], lines[1:]
         self.exported |= set(prefix)
         if words:
             self._run(node, words, lines)
         if prefix:  # `NAME=value command` sets NAME for that command only
-            self.variables.named, self.exported = named, exported
+            self.variables, self.exported = variables, exported
 
     def _run(self, node: Node, words: list[Word], lines: list[int]) -> None:
         name = words[0].text.rpartition("/")[2]
@@ -350,8 +341,8 @@ class _Evaluator:
     def _add_environment(self, launch: Launch) -> None:
         """Adds what exported variables and the flags of a wrapper say about a launch."""
         for name in sorted(self.exported | set(self.pinned)):
-            value = self.variables.get(name)
-            if value is None:
+            value = value_of(name, self.variables)
+            if name in value.missing:
                 continue
             if name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS"):
                 launch.flags[name] = " ".join(value.text.split())
@@ -374,7 +365,7 @@ class _Evaluator:
             return self._skip(node, "too many commands inside each other")
         inner = dataclasses.replace(
             self,
-            variables=self.variables.copy(),
+            variables=dict(self.variables),
             depth=self.depth + 1,
             exported=set(self.exported),
             options=options,
@@ -397,9 +388,9 @@ class _Evaluator:
         if not is_sourced:
             arguments = [word for word in words[1:] if not _ASSIGNMENT.match(word.text)]
             given = dict(word.text.split("=", 1) for word in words[1:] if _ASSIGNMENT.match(word.text))
-            inner.pinned = {**{key: Word(value) for key, value in given.items()}, **self.pinned}
-            exported = {name: value for name, value in self.variables.named.items() if name in self.exported}
-            inner.variables = Variables({**exported, **inner.pinned}, arguments)
+            inner.pinned = {**{key: [Word(value)] for key, value in given.items()}, **self.pinned}
+            exported = {name: value for name, value in self.variables.items() if name in self.exported}
+            inner.variables = {**exported, **inner.pinned, "@": arguments}
             inner.exported = set(self.exported)
         return inner.run(_parse(text))
 
@@ -433,20 +424,13 @@ def _syntax_error(node: Node) -> Node | None:
 
 def _comment_after(node: Node) -> str:
     """The comments after a command: on its line, and on the lines that follow, with at most one empty line between."""
-    parent = node.parent
-    while parent is not None and parent.type in ("redirected_statement", "list") and parent.end_byte >= node.end_byte:
-        if parent.type == "list" and parent.children[-1] != node:
-            return ""
-        node, parent = parent, parent.parent
-    comments, row, sibling = [], node.end_point[0], node.next_sibling
-    while sibling is not None and (sibling.type == "comment" or not source(sibling).strip()):
-        if sibling.type == "comment":
-            if sibling.start_point[0] - row > 2:
-                break
-            comments.append(source(sibling).lstrip("# ").rstrip())
-            row = sibling.end_point[0]
-        sibling = sibling.next_sibling
-    return " ".join(filter(None, comments))
+    while node.parent is not None and node.parent.type in ("redirected_statement", "list", "subshell"):
+        node = node.parent
+    script = node.parent or node
+    after = (script.text or b"")[node.end_byte - script.start_byte :].decode("utf-8", "replace")
+    comments = _COMMENTS.match(after)
+    lines = (line.strip("# \t\r") for line in comments[0].splitlines()) if comments else ()
+    return " ".join(filter(None, lines))
 
 
 def _evaluate_test(words: Sequence[Word]) -> bool | None:

@@ -19,7 +19,7 @@ DATE = "DATE"
 _COMMANDS = ("command_substitution", "process_substitution")
 _EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", *_COMMANDS)
 _STRINGS = ("string", "raw_string", "ansi_c_string")
-_ARRAY = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
+_ARRAY = re.compile(r'"?\$(?:@|\{@\}|\{(\w+)\[[@*]\]\})"?')
 _ESCAPES = re.compile(r"\\(?:\n|(.))", re.DOTALL)
 _ESCAPES_IN_QUOTES = re.compile(r'\\(?:\n|([$`"\\]))')
 _CASES: dict[str, Callable[[str], str]] = {",,": str.lower, "^^": str.upper}
@@ -70,25 +70,8 @@ class Word:
         return text
 
 
-@dataclasses.dataclass
-class Variables:
-    """Shell variables by name, the positional arguments ($1 and up), and arrays."""
-
-    named: dict[str, Word] = dataclasses.field(default_factory=dict)
-    positional: list[Word] = dataclasses.field(default_factory=list)
-    arrays: dict[str, list[Word]] = dataclasses.field(default_factory=dict)
-
-    def copy(self) -> Variables:
-        """The variables of a shell inside this one."""
-        return Variables(dict(self.named), list(self.positional), dict(self.arrays))
-
-    def get(self, name: str) -> Word | None:
-        """The value of a variable or positional argument; None if it is not set."""
-        if name.isdigit():
-            index = int(name[:6]) - 1
-            return self.positional[index] if 0 <= index < len(self.positional) else self.named.get(name)
-        return self.named.get(name)
-
+Variables = dict[str, list[Word]]
+"""Name -> its words: one, those of an array, or for `@` the positional arguments ($1 and up)."""
 
 # A part of a word, and whether blanks in it separate words (an unquoted expansion).
 _Part = tuple[Word, bool]
@@ -101,11 +84,9 @@ def source(node: Node) -> str:
 
 def expand(node: Node, variables: Variables) -> list[Word]:
     """The words that a word of the script becomes: one, unless an unquoted variable holds none or several."""
-    if source(node).strip() in ('"$@"', "$@", '"${@}"', "${@}"):
-        return list(variables.positional)
     array = _ARRAY.fullmatch(source(node).strip())
-    if array and array[1] in variables.arrays:
-        return list(variables.arrays[array[1]])
+    if array and (name := array[1] or "@") in variables:
+        return list(variables[name])
     words: list[list[Word]] = []
     current: list[Word] | None = None
     for part, splits in _parts(node, variables, quoted=False, depth=0):
@@ -195,7 +176,7 @@ def _unknown(text: str) -> Word:
 def _expansion(node: Node, text: str, variables: Variables, depth: int) -> Word:
     if node.type == "simple_expansion":
         length = 2 if text[1:2].isdigit() else len(text)  # the grammar takes `$1b` for one variable
-        return join([_variable(text[1:length], variables), Word(text[length:])])
+        return join([value_of(text[1:length], variables), Word(text[length:])])
     if node.type == "arithmetic_expansion":
         return _arithmetic(node, text, variables, depth)
     if node.type == "expansion":
@@ -204,11 +185,14 @@ def _expansion(node: Node, text: str, variables: Variables, depth: int) -> Word:
     return Word(DATE) if is_date else _unknown(text)
 
 
-def _variable(name: str, variables: Variables) -> Word:
+def value_of(name: str, variables: Variables) -> Word:
+    """The value of a variable, of an argument such as `1`, or of all arguments; unknown if it is not set."""
+    arguments = variables["@"]
     if name in ("@", "*"):
-        return join(word for i, value in enumerate(variables.positional) for word in (Word(" " * bool(i)), value))
-    value = variables.get(name)
-    return Word.unknown("", [name]) if value is None else value
+        return join(word for i, value in enumerate(arguments) for word in (Word(" " * bool(i)), value))
+    index = int(name[:6]) if name.isdigit() else 0
+    found = arguments[index - 1 : index] if index else variables.get(name)
+    return found[0] if found else Word.unknown("", [name])
 
 
 def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
@@ -217,7 +201,7 @@ def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
     if named.type not in ("variable_name", "special_variable_name") or node.has_error:
         return _unknown(text)
     name = source(named)
-    value = _variable(name, variables)
+    value = value_of(name, variables)
     if operator == "}":
         return value
 
@@ -233,7 +217,7 @@ def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
             return value
         default = argument()
         if operator[-1] == "=":
-            variables.named[name] = default
+            variables[name] = [default]
         return default
     if operator in _CASES:
         return Word(_CASES[operator](value.text), value.gaps)
@@ -293,7 +277,7 @@ def _integer(node: Node, variables: Variables) -> int:
             return int(source(node))
         case "variable_name" | "simple_expansion" | "expansion":
             is_bare = node.type == "variable_name"
-            return int((_variable(source(node), variables) if is_bare else expand_unsplit(node, variables)).text)
+            return int((value_of(source(node), variables) if is_bare else expand_unsplit(node, variables)).text)
         case "parenthesized_expression":
             return _integer(operand[0], variables)
         case "unary_expression" if source(node.children[0]) == "-":

@@ -79,7 +79,7 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
 def parameters(settings: Settings) -> int:
     """The number of parameters, from the model's dimensions."""
     s, block = sizes_of(settings), settings["decoder_block"]
-    branches, biased = len(settings["mlp_activations"]), block == "gpt3"
+    branches = len(settings["mlp_activations"])
     experts = settings["num_experts"]
     attention = s.emb * s.head_dim * 2 * (s.heads + s.kv_heads)
     feed_forward = s.emb * s.mlp * (branches + 1)
@@ -88,21 +88,39 @@ def parameters(settings: Settings) -> int:
     is_parallel = block == "default"
     norms = s.emb * (1 if is_parallel else 2)
     norms += s.emb * (bool(settings["use_post_attn_norm"]) + bool(settings["use_post_ffw_norm"]))
-    norms += 2 * s.head_dim if has_qk_norm(settings) else 0
+    if has_qk_norm(settings):
+        norms += s.head_dim * (s.heads + s.kv_heads if is_qk_norm_joint(settings) else 2)
+    if has_biases(settings):
+        attention += s.head_dim * (s.heads + 2 * s.kv_heads) + s.emb * tables.blocks()[block].get("output_bias", True)
     final_norm = s.emb
-    if biased:
+    if block == "gpt3":
         norms, final_norm = 2 * norms, 2 * final_norm
-        attention += s.head_dim * (s.heads + 2 * s.kv_heads) + s.emb
         feed_forward += branches * s.mlp + s.emb
     relative = 32 * s.heads if _has_relative_bias(settings) else 0
-    tables = s.vocab * s.emb * (1 if settings["logits_via_embedding"] else 2)
-    tables += max(settings["trainable_position_size"], 0) * s.emb
-    return s.layers * (attention + feed_forward + norms + relative) + final_norm + tables
+    embeddings = s.vocab * s.emb * (1 if settings["logits_via_embedding"] else 2)
+    embeddings += max(settings["trainable_position_size"], 0) * s.emb
+    return s.layers * (attention + feed_forward + norms + relative) + final_norm + embeddings
 
 
 def has_qk_norm(settings: Settings) -> bool:
-    """Whether queries and keys are normalized: by a key, or always in Gemma 3's block."""
-    return settings["use_qk_norm"] or settings["decoder_block"] == "gemma3"
+    """Whether queries and keys are normalized."""
+    return _has(settings, "qk_norm")
+
+
+def has_biases(settings: Settings) -> bool:
+    """Whether attention's projections have biases."""
+    return _has(settings, "biases")
+
+
+def is_qk_norm_joint(settings: Settings) -> bool:
+    """Whether a norm of queries or keys is over all heads together."""
+    return settings.model_name.startswith("olmo3")
+
+
+def _has(settings: Settings, part: str) -> bool:
+    """Whether the block has an optional part: always, or by a key."""
+    key = tables.blocks().get(settings["decoder_block"], {}).get(part)
+    return key == "always" or bool(key and settings[key])
 
 
 def _has_relative_bias(settings: Settings) -> bool:

@@ -125,6 +125,8 @@ def _read_config(launch: Launch, path: Path) -> None:
         launch.pairs = [pair for pair in below if pair.key not in given] + launch.pairs
         launch.diagnostics += config.diagnostics
         return
+    if name == "dpo.yml":
+        launch.pairs.insert(0, Pair("use_dpo", "true", launch.line))
     if any(pair.key == "model_name" for pair in launch.pairs):
         launch.diagnostics.append(Diagnostic(launch.line, name, "this config was not found, and its keys are not read"))
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import fnmatch
 import functools
 import importlib.resources
 from typing import Any
@@ -34,8 +33,14 @@ def timelines() -> dict[str, dict[datetime.date, Any]]:
 
 def default(key: str, date: datetime.date) -> Any:
     """The default of a key on a day; before the key's first day, the default of that day."""
-    timeline = timelines()[key]
-    return timeline[max((day for day in timeline if day <= date), default=min(timeline))]
+    return value_on(date, timelines()[key])
+
+
+def value_on(date: datetime.date, value: Any) -> Any:
+    """A value on a day, where it may be a mapping of first days to values."""
+    if not isinstance(value, dict):
+        return value
+    return value[max((day for day in value if day <= date), default=min(value))]
 
 
 def aliases() -> dict[str, dict[str, Any]]:
@@ -44,7 +49,7 @@ def aliases() -> dict[str, dict[str, Any]]:
 
 
 def blocks() -> dict[str, dict[str, Any]]:
-    """`decoder_block` that pax has -> `layer`, `norms`, `scales_queries`, `local`."""
+    """`decoder_block` that pax has -> facts; see the file."""
     return _read("blocks.yaml")["blocks"]
 
 
@@ -64,9 +69,19 @@ def local_layers(block: str) -> list[bool] | None:
     return blocks().get(block, {}).get("local")
 
 
-def recipe_keys() -> dict[str, dict[str, Any]]:
-    """Paths of a recipe -> keys: those with the `same` value, and those with another for null."""
+def recipe_keys() -> dict[str, list[Any]]:
+    """Path of a recipe -> the key with the same value, and the key's value where the recipe has null."""
     return _read("recipe_keys.yaml")
+
+
+def choices() -> dict[str, list[Any]]:
+    """Key -> the values that pax has, of keys with other values in MaxText."""
+    return {key: values for keys, values in _read("keys.yaml")["choices"] for key in keys}
+
+
+def unused() -> dict[str, str]:
+    """Key that is read, but has no field in a recipe -> why, or what replaces it."""
+    return {key: why for why, keys in _read("keys.yaml")["unused"].items() for key in keys}
 
 
 def remat() -> dict[str, dict[str, list[Any]]]:
@@ -75,13 +90,13 @@ def remat() -> dict[str, dict[str, list[Any]]]:
 
 
 def models() -> dict[str, dict[str, Any]]:
-    """Name of a model -> the keys that its config sets."""
+    """Name of a model -> the keys that its config sets: a value, or first day -> value."""
     return _read("models.yaml")
 
 
 def lives() -> dict[str, dict[str, datetime.date]]:
     """Key, or `key=value` -> `first` day that had it, and `last`, the first day that no longer did."""
-    former = {key: alias for key, alias in aliases().items() if "last" in alias}
+    former = {key: alias for key, alias in aliases().items() if {"first", "last"} & alias.keys()}
     return {**former, **_read("keys.yaml")["lives"]}
 
 
@@ -90,7 +105,8 @@ def drop_reason(key: str) -> str | None:
     dropped = _read("keys.yaml")["dropped"]
     if key in timelines() or key in _read("keys.yaml")["known"]:
         return None
-    return next((why for name, why in dropped.items() if fnmatch.fnmatchcase(key, name)), None)
+    matching = (why for name, why in dropped.items() if name.endswith("*") and key.startswith(name[:-1]))
+    return dropped.get(key) or next(matching, None)
 
 
 def training_refusals() -> dict[str, str]:
@@ -103,6 +119,7 @@ def silent_keys() -> set[str]:
     return set(_read("keys.yaml")["silent"])
 
 
+@functools.cache
 def known_keys() -> set[str]:
     """Every key in the tables."""
     names = _read("keys.yaml")

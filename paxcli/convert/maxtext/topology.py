@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 
 from paxcli.accelerators import find_accelerator
-from paxcli.convert.maxtext.draft import Draft
-from paxcli.convert.maxtext.launch import Launch
+from paxcli.convert.maxtext.conversion import Conversion, Topology
 from paxcli.errors import ConfigError
 
 _IN_FILE = re.compile(r"(?:^|[^a-z0-9])(?:([0-9]{1,3})x)?(v4|v5e|v5p|v6e|tpu7x)[-_]([0-9]{1,6})(?![0-9])")
 _PLAIN_AXES = {"data": ("data",), "fsdp": ("fsdp", "fsdp_transpose"), "tensor": ("tensor",)}
 _AXES = _PLAIN_AXES | {"stage": ("pipeline",), "context": ("context", "sequence"), "expert": ("expert",)}
-_FOREIGN = ("autoregressive", "tensor_sequence", "tensor_transpose")
-
-
-@dataclasses.dataclass(frozen=True)
-class Topology:
-    """Devices per slice, and slices; None if unknown. `source` is their origin."""
-
-    devices: int | None = None
-    slices: int | None = None
-    source: str = ""
 
 
 def devices_of(name: str) -> int:
@@ -35,9 +23,9 @@ def devices_of(name: str) -> int:
     return 8 if name == "a3" else find_accelerator(name).devices
 
 
-def topology_of(launch: Launch, draft: Draft, file_name: str, given: str | None, slices: int | None) -> Topology:
+def topology_of(draft: Conversion, given: str | None, slices: int | None) -> Topology:
     """The topology given by the user, the keys, the flags of a wrapper, or the file name, in this order."""
-    settings = draft.settings
+    settings, launch = draft.settings, draft.launch
     counts = [slices, launch.num_slices, *(settings[key] for key in ("compile_topology_num_slices", "num_slices"))]
     count = next((n for n in counts if n is not None and n > 0), None)
     for name, source in (
@@ -52,7 +40,7 @@ def topology_of(launch: Launch, draft: Draft, file_name: str, given: str | None,
             if given:
                 raise
             draft.note_undecided(f"The devices: pax does not know `{name}`, from {source}; give `--topology`.")
-    match = _IN_FILE.search(file_name.lower())
+    match = _IN_FILE.search(draft.name.lower())
     if match:
         name = f"{match[2]}-{match[3]}"
         in_name = int(match[1]) if match[1] else None
@@ -60,16 +48,13 @@ def topology_of(launch: Launch, draft: Draft, file_name: str, given: str | None,
     return Topology(None, count)
 
 
-def set_mesh(draft: Draft, topology: Topology) -> None:
+def set_mesh(draft: Conversion) -> None:
     """Sets the shapes of the mesh, and with them the number of devices.
 
     Raises:
       ConfigError: The axes do not fit the devices, or pax does not have one of them.
     """
-    for key in (f"{group}_{axis}_parallelism" for axis in _FOREIGN for group in ("ici", "dcn")):
-        if draft.settings[key] not in (1, -1):
-            problem = f"{key}={draft.settings[key]}: pax has no such mesh axis."
-            raise ConfigError(problem, "The nearest is `ici_tensor_parallelism`.")
+    topology = draft.topology
     ici = _group(draft, "ici", topology.devices)
     one_slice = topology.slices == 1 and topology.devices is not None
     dcn = dict.fromkeys(_AXES, 1) if one_slice else _group(draft, "dcn", topology.slices)
@@ -99,13 +84,13 @@ def _keys(group: str) -> list[str]:
     return [f"{group}_{name}_parallelism" for names in _AXES.values() for name in names]
 
 
-def _keys_to_show(draft: Draft, group: str) -> list[str]:
+def _keys_to_show(draft: Conversion, group: str) -> list[str]:
     """The keys to show: the three of every mesh, and those that are set."""
     plain = [f"{group}_{axis}_parallelism" for axis in _PLAIN_AXES]
     return [key for key in _keys(group) if key in plain or draft.settings[key] != 1]
 
 
-def _group(draft: Draft, group: str, total: int | None) -> dict[str, int] | None:
+def _group(draft: Conversion, group: str, total: int | None) -> dict[str, int] | None:
     """Axis -> size, of the ICI or the DCN mesh; None if the size of a -1 axis is unknown."""
     sizes = {key: draft.settings[key] for key in _keys(group)}
     free = [key for key, size in sizes.items() if size == -1]

@@ -6,7 +6,7 @@ import datetime
 import math
 
 from paxcli.convert.maxtext import tables
-from paxcli.convert.maxtext.draft import Draft
+from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.remat_map import set_remat
 from paxcli.errors import ConfigError
 
@@ -16,11 +16,12 @@ _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
 _NEW_PARSER = datetime.date(2025, 11, 14)
 _COSINE_TO_LAST_STEP = datetime.date(2026, 1, 20)
+_BETA_SQUARED = datetime.date(2026, 5, 20)  # the first day without
 _PACKED_ROWS = datetime.date(2023, 9, 12)
 _GPT3_ROWS = 1536
 
 
-def set_training(draft: Draft) -> None:
+def set_training(draft: Conversion) -> None:
     """Sets everything except the model and the mesh.
 
     Raises:
@@ -35,7 +36,7 @@ def set_training(draft: Draft) -> None:
     _set_run(draft, steps)
 
 
-def _set_batch(draft: Draft) -> None:
+def _set_batch(draft: Conversion) -> None:
     settings = draft.settings
     rows, slices = settings["per_device_batch_size"], settings["gradient_accumulation_steps"]
     if rows <= 0 or slices < 1:
@@ -59,18 +60,10 @@ def _set_batch(draft: Draft) -> None:
         draft.set(f"{_TRAIN}.global_batch_size", global_rows, *keys)
     else:
         draft.set(f"{_TRAIN}.percore_batch_size", float(rows * slices), *keys)
-    draft.set(f"{_TRAIN}.num_microbatches", slices, "gradient_accumulation_steps")
+    draft.copy(_TRAIN, "num_microbatches")
 
 
-def global_batch(draft: Draft) -> int | None:
-    """Rows per step over all devices; None if the number of devices is unknown."""
-    if draft.num_devices is None:
-        return None
-    settings = draft.settings
-    return int(draft.num_devices * settings["per_device_batch_size"]) * settings["gradient_accumulation_steps"]
-
-
-def _set_steps(draft: Draft) -> int:
+def _set_steps(draft: Conversion) -> int:
     settings = draft.settings
     steps = settings["steps"] if settings["steps"] > 0 else settings["learning_rate_schedule_steps"]
     if steps < 1:
@@ -79,8 +72,8 @@ def _set_steps(draft: Draft) -> int:
     return steps
 
 
-def _set_schedule(draft: Draft, steps: int) -> None:
-    settings, batch = draft.settings, global_batch(draft)
+def _set_schedule(draft: Conversion, steps: int) -> None:
+    settings, batch = draft.settings, draft.global_batch
     era = settings.era
     if settings.model_name == "gpt3-175b" and not era.is_given and era.first < _NEW_PARSER <= era.last:
         draft.note_undecided(
@@ -92,19 +85,17 @@ def _set_schedule(draft: Draft, steps: int) -> None:
         draft.note_undecided(
             "The schedule: MaxText derives that of gpt3-175b from the global batch; give `--topology`."
         )
-    draft.set(f"{_LEARNER}.learning_rate", settings["learning_rate"], "learning_rate")
+    draft.copy(_LEARNER, "learning_rate")
     if settings["lr_schedule_type"] == "rsqrt":
         draft.set(_SCHEDULE, "LinearRampupSqrtDecay")
         return draft.set(f"{_SCHEDULE}.warmup_steps", settings["warmup_steps"], "warmup_steps")
-    if settings["lr_schedule_type"] != "cosine":
-        raise ConfigError(f"lr_schedule_type={settings['lr_schedule_type']} is not supported.", "Supported is cosine.")
     length = settings["learning_rate_schedule_steps"]
     length = length if length > 0 else steps
     warmup = int(length * settings["warmup_steps_fraction"])
     return _set_cosine(draft, warmup, length, steps)
 
 
-def _set_cosine(draft: Draft, warmup: int, length: int, steps: int) -> None:
+def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None:
     """Linear warmup, cosine decay, and 0 after the end of the schedule.
 
     MaxText's decay reaches its final value one step after the schedule's last; since January 2026, at the last.
@@ -131,7 +122,7 @@ def _set_cosine(draft: Draft, warmup: int, length: int, steps: int) -> None:
         draft.set(f"{path}.{name}", value, *from_keys)
 
 
-def _set_gpt3_schedule(draft: Draft, batch: int) -> None:
+def _set_gpt3_schedule(draft: Conversion, batch: int) -> None:
     """The learning rate and schedule that MaxText's code fixed for this model until November 2025."""
     draft.set(f"{_LEARNER}.learning_rate", 2e-5 if batch <= 3584 else 3e-5, "model_name", "per_device_batch_size")
     steps = draft.values[f"{_TRAIN}.num_train_steps"]
@@ -139,25 +130,19 @@ def _set_gpt3_schedule(draft: Draft, batch: int) -> None:
     _set_cosine(draft, warmup, length, steps)
 
 
-def _set_optimizer(draft: Draft) -> None:
+def _set_optimizer(draft: Conversion) -> None:
     settings, kind = draft.settings, draft.settings["opt_type"]
-    if kind not in ("adam", "adamw", "adam_pax", "sgd"):
-        raise ConfigError(f"opt_type={kind} is not supported.", "The nearest is adamw.")
     draft.set(_OPTIMIZER, {"adam_pax": "Adam", "sgd": "Sgd"}.get(kind, "AdamW"), "opt_type")
-    threshold = settings["gradient_clipping_threshold"]
-    draft.set(f"{_LEARNER}.clip_gradient_norm_to_value", threshold or None, "gradient_clipping_threshold")
+    draft.copy(_LEARNER, "clip_gradient_norm_to_value")
     if kind == "sgd":
         return
-    fields = {"beta1": "adam_b1", "beta2": "adam_b2", "epsilon": "adam_eps", "weight_decay": "adam_weight_decay"}
     if kind == "adam_pax":
-        fields["epsilon_root"] = "adam_eps_root"
         draft.set(f"{_OPTIMIZER}.clip_threshold", None, "opt_type")
     elif settings["adam_eps_root"]:
         draft.note_approximation(f"adam_eps_root={settings['adam_eps_root']}: pax's AdamW does not have one.")
-    for field, key in fields.items():
-        draft.set(f"{_OPTIMIZER}.{field}", settings[key], key)
+    draft.copy(_OPTIMIZER, "beta1", "beta2", "epsilon", "weight_decay", *["epsilon_root"][: kind == "adam_pax"])
     if kind != "adam_pax" and settings["mu_dtype"] == "bfloat16":
-        draft.set(f"{_OPTIMIZER}.mu_dtype", "bfloat16", "mu_dtype")
+        draft.copy(_OPTIMIZER, "mu_dtype")
     elif settings["mu_dtype"] not in ("", "float32"):
         draft.note_approximation(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
     draft.set(f"{_OPTIMIZER}.decay_norms_and_biases", True, "adamw_mask")
@@ -167,10 +152,12 @@ def _set_optimizer(draft: Draft) -> None:
         )
 
 
-def _set_data(draft: Draft) -> None:
+def _set_data(draft: Conversion) -> None:
     settings = draft.settings
     kind = settings["dataset_type"]
-    if kind == "synthetic" or settings["reuse_example_batch"]:
+    if settings["use_dpo"]:
+        _set_preferences(draft)
+    elif kind == "synthetic" or settings["reuse_example_batch"]:
         draft.set("train_input", "SyntheticInput", "dataset_type")
         if kind != "synthetic":
             draft.note_approximation(
@@ -178,7 +165,7 @@ def _set_data(draft: Draft) -> None:
             )
     elif kind in ("c4", "tfds"):
         draft.set("train_input", "C4Input", "dataset_type")
-        draft.set("train_input.c4.tfds_name", settings["dataset_name"], "dataset_name")
+        draft.copy("train_input", "c4.tfds_name")
         draft.set("train_input.c4.path", settings["dataset_path"] or None, "dataset_path")
         draft.set("train_input.c4.tokenizer_path", settings["tokenizer_path"] or None, "tokenizer_path")
         lacks = [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]
@@ -191,36 +178,48 @@ def _set_data(draft: Draft) -> None:
         draft.note_undecided(
             f"The data: dataset_type={kind} is not supported; rows are synthetic until you set `train_input`."
         )
-    for key in ("hf_path", "hf_train_files", "grain_train_files", "hf_data_dir"):
-        draft.drop(key, "set `train_input` to TextInput, and its `files`")
-    draft.set(f"{_TRAIN}.random_seed", settings["init_weights_seed"], "init_weights_seed")
-    draft.set("train_input.input_random_seed", settings["data_shuffle_seed"], "data_shuffle_seed")
+    draft.copy(_TRAIN, "random_seed")
+    draft.copy("train_input", "input_random_seed")
     if settings.date < _PACKED_ROWS and kind != "synthetic":
         draft.note_approximation(
             "The loss: MaxText of early 2023 divided by all positions, padding included; pax divides by real tokens."
         )
 
 
-def _set_run(draft: Draft, steps: int) -> None:
+def _set_preferences(draft: Conversion) -> None:
+    settings, beta = draft.settings, draft.settings["dpo_beta"]
+    beta = beta**2 if settings.date < _BETA_SQUARED else beta
+    draft.set("train_input", "PreferenceInput", "use_dpo")
+    draft.set("task.model.dpo", "Dpo", "use_dpo")
+    draft.set("task.model.dpo.beta", beta, "dpo_beta")
+    draft.copy("task.model.dpo", "label_smoothing")
+    draft.set("task.model.loss_chunk", None, "use_dpo")
+    if beta != settings["dpo_beta"]:
+        draft.note_approximation(
+            f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`."
+        )
+    draft.note_approximation("use_dpo: MaxText ignores the end of the longer answer of a pair; pax uses both in full.")
+    draft.note_undecided(
+        "The data: set `train_input.files` to records with `chosen` and `rejected`, and the tokenizer. "
+        "Start from the trained model, with `pax train --from`."
+    )
+
+
+def _set_run(draft: Conversion, steps: int) -> None:
     settings = draft.settings
     draft.set(f"{_TRAIN}.summary_interval_steps", max(settings["log_period"], 1), "log_period")
-    interval = settings["eval_interval"]
-    draft.set(f"{_TRAIN}.eval_interval_steps", interval if interval > 0 else None, "eval_interval")
-    if interval > 0:
+    draft.copy(_TRAIN, "eval_interval_steps")
+    if settings["eval_interval"] > 0:
         draft.note_undecided("The evaluation: its data is not converted; set `eval_inputs`.")
     if settings["enable_checkpointing"]:
         draft.set("checkpoint.save_interval_steps", max(settings["checkpoint_period"], 1), "checkpoint_period")
     else:
         draft.set("checkpoint.save_interval_steps", steps, "enable_checkpointing")
         draft.note_approximation("enable_checkpointing=false: pax saves once, at the end of the run.")
-    kept = settings["max_num_checkpoints_to_keep"]
-    draft.set("checkpoint.save_max_to_keep", kept if kept > 0 else None, "max_num_checkpoints_to_keep")
-    draft.set("checkpoint.async_save", settings["async_checkpointing"], "async_checkpointing")
+    draft.copy("checkpoint", "save_max_to_keep", "async_save")
     draft.set("task.name", settings["run_name"] or "maxtext", "run_name")
-    draft.drop("base_output_directory", "give it as `pax train --run-dir`")
-    draft.drop("profiler", "give it as `pax train --profile-steps`")
-    for key in ("load_parameters_path", "load_full_state_path"):
-        draft.drop(key, "start a run from it with `pax import`")
+    for key, why in tables.unused().items():
+        draft.drop(key, why)
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}
     reported = known | tables.silent_keys() | {dropped.key for dropped in settings.dropped}
     for key in list(settings.values):
@@ -229,5 +228,5 @@ def _set_run(draft: Draft, steps: int) -> None:
             draft.drop(key, "has no equivalent in this recipe")
 
 
-def _is_reported(draft: Draft, key: str) -> bool:
+def _is_reported(draft: Conversion, key: str) -> bool:
     return any(text.startswith(key) for text in draft.approximated) or draft.settings[key] in ("", [], False, -1, 1, 0)

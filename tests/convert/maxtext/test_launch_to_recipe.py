@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from paxcli.config.load import load
 from paxcli.convert.maxtext import tables
+from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.launch_to_recipe import Conversion, config_with, convert
+from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.recipe_to_launch import command_line, to_maxtext
 from paxcli.convert.maxtext.render import recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.shell import read_script
@@ -42,6 +43,9 @@ GOLDEN = {
     "required.sh": None,
     "xpk.sh": "2025-09-01",
 }
+
+
+UNROLLED = ("gemma3-4b", "gemma3-27b", "qwen3-vl-30b-a3b", "qwen3-omni-30b-a3b")  # these take long to trace
 
 
 def of_script(name: str, date: str | None = None, **options) -> Conversion:
@@ -112,8 +116,8 @@ def test_the_first_script_value_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",  # the two of many layers that are unrolled take long to trace
-    [pytest.param(n, marks=pytest.mark.slow) if n in ("gemma3-4b", "gemma3-27b") else n for n in tables.models()],
+    "name",
+    [pytest.param(n, marks=pytest.mark.slow) if n in UNROLLED else n for n in tables.models()],
 )
 def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
     try:
@@ -223,7 +227,7 @@ def test_gpt3_had_a_schedule_of_its_own() -> None:
         ({"remat_policy": "fulll"}, "remat_policy=fulll"),
         ({"remat_policy": "custom", "context": "hbm"}, "context=hbm"),
         ({"mlp_activations": "[silu,silu]"}, "mlp_activations"),
-        ({"rope_type": "yarn"}, "rope_type=yarn"),
+        ({"rope_type": "ntk"}, "rope_type=ntk"),
         ({"dtype": "float16"}, "dtype=float16"),
         ({"model_name": "gemma2-2b", "ici_pipeline_parallelism": 2}, "cannot be pipelined"),
         ({"steps": 0, "learning_rate_schedule_steps": 0}, "not a number of steps"),
@@ -254,7 +258,9 @@ def test_there_and_back(keys: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "gemma2-2b", "gemma3-12b", "qwen3-8b", "mistral-7b"]
+    "name",
+    ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "gemma2-2b", "gemma3-12b", "qwen3-8b", "mistral-7b"]
+    + ["qwen2.5-7b", "olmo3-7b", "olmo3-7b-pt"],
 )
 def test_models_go_there_and_back(name: str) -> None:
     _there_and_back(of_keys("2026-08-22", model_name=name, dataset_type="synthetic"))
@@ -380,3 +386,19 @@ def test_the_command_line_refuses_with_two(pax, tmp_path: pathlib.Path) -> None:
     for arguments in (["bad.sh"], ["--model", "deepseek3-671b"], [], ["missing.sh"], ["steps=1", "--date", "never"]):
         done = pax("maxtext-convert", *arguments)
         assert done.returncode == 2 and "hint" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("date", "beta"), [("2025-03-01", 0.04), ("2026-06-01", 0.2)])
+def test_preferences_are_carried_over(date: str, beta: float) -> None:
+    """The same loss as MaxText's, which was `log_sigmoid(beta * beta * margin)` until May 2026."""
+    keys = {"model_name": "gpt3-52k", "use_dpo": "true", "dpo_beta": 0.2, "dpo_label_smoothing": 0.1}
+    converted = of_keys(date, **keys, train_data_columns="[chosen,rejected]")
+    config = config_with(converted.values)
+    assert fdl.get_callable(config.train_input).__name__ == "PreferenceInput"
+    assert config.task.model.loss_chunk is None
+    scores, reference = jnp.array([[-3.0, -5.0]]), jnp.array([[-4.0, -4.5]])
+    loss, _ = fdl.build(config.task.model.dpo).metrics(scores, reference, jnp.ones(1))["loss"]
+    margin = beta * ((-3.0 + 4.0) - (-5.0 + 4.5))
+    sigmoid = 1 / (1 + math.exp(-margin))
+    assert float(loss) == pytest.approx(-0.9 * math.log(sigmoid) - 0.1 * math.log(1 - sigmoid), rel=1e-5)
+    assert any("--from" in text for text in converted.settings.undecided)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import pathlib
+import sys
 
 import pytest
 
@@ -71,7 +72,8 @@ def test_a_base_config_at_hand_gives_its_values(tmp_path: pathlib.Path) -> None:
     [
         ("python3 -m maxtext.trainers.post_train.rl.train_rl rl.yml model_name=llama2-7b", "reinforcement learning"),
         ("python3 src/MaxText/rl/train_rl.py rl.yml model_name=llama2-7b", "reinforcement learning"),
-        ("python3 -m MaxText.train base.yml model_name=llama2-7b use_dpo=true", "use_dpo=true trains with DPO"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-7b use_sft=true", "use_sft=true trains with supervised"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-7b use_dpo=true dpo.algo=orpo", "dpo_algo=orpo"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b per_device_batch_size=0.5", "--topology"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b dcn_fsdp_parallelism=-1", "--slices"),
         ("python3 -m MaxText.train base.yml model_name=llama2-8b", "Pax's tables have no model `llama2-8b`"),
@@ -159,3 +161,27 @@ def test_a_launch_without_a_known_key_is_refused(tmp_path: pathlib.Path, text: s
     (launch,) = read_file(tmp_path / "run.sh").launches
     with pytest.raises(ConfigError, match="no key that pax knows"):
         settings_of(launch)
+
+
+def calls_to_convert(keys: int) -> int:
+    """Calls of Python functions, for a launch with so many unknown keys."""
+    words = ["model_name=gpt3-52k", *(f"unknown_{i}_key=1" for i in range(keys))]
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    launch = read_source(words).launches[0]
+    sys.setprofile(count)
+    try:
+        report(convert(launch, "x", date=datetime.date(2026, 1, 1)))
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_the_work_for_unknown_keys_grows_with_their_number_alone() -> None:
+    calls_to_convert(1)  # reads the tables
+    few, many = calls_to_convert(200), calls_to_convert(1200)
+    assert many - few < 150 * 1000

@@ -1,11 +1,24 @@
-"""A recipe while it is built: values by path, the MaxText keys that they come from, and remarks."""
+"""A recipe converted from a launch: values by path, the MaxText keys that they come from, and facts for the report."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any
 
+from paxcli.convert.maxtext import tables
+from paxcli.convert.maxtext.launch import Launch
 from paxcli.convert.maxtext.settings import Dropped, Settings
+from paxcli.convert.maxtext.sizes import StepFlops, flops, parameters
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Devices per slice, and slices; None if unknown. `source` is their origin."""
+
+    devices: int | None = None
+    slices: int | None = None
+    source: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,22 +45,58 @@ class Row:
 
 
 @dataclasses.dataclass
-class Draft:
-    """The state of a conversion.
+class Conversion:
+    """A recipe for a launch.
 
     Attributes:
-      settings: MaxText's values.
-      values: Path -> plain value, in the order of assignment.
-      rows: The table.
+      name: The name of its file, with the line if there are several launches.
+      launch: The launch.
+      settings: MaxText's values, with dropped keys, warnings and undecided questions.
+      values: Path -> plain value, to be assigned to the base recipe in order.
+      rows: The source of each value.
       approximated: What pax computes approximately as MaxText does.
+      topology: Devices per slice, and slices.
       num_devices: Over all slices; None if unknown.
     """
 
+    name: str
+    launch: Launch
     settings: Settings
     values: dict[str, Any] = dataclasses.field(default_factory=dict)
     rows: list[Row] = dataclasses.field(default_factory=list)
     approximated: list[str] = dataclasses.field(default_factory=list)
+    topology: Topology = Topology()
     num_devices: int | None = None
+
+    @property
+    def parameters(self) -> int:
+        """The number of MaxText's parameters, from its own sizes."""
+        return parameters(self.settings)
+
+    @property
+    def flops(self) -> StepFlops:
+        """TFLOPs per step and device, by MaxText's formula of the date."""
+        return flops(self.settings)
+
+    @property
+    def global_batch(self) -> int | None:
+        """Rows per step over all devices; None if the number of devices is unknown."""
+        if self.num_devices is None:
+            return None
+        rows = int(self.num_devices * self.settings["per_device_batch_size"])
+        return rows * self.settings["gradient_accumulation_steps"]
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Over all devices; None if their number is unknown."""
+        return None if self.global_batch is None else self.global_batch * self.settings["max_target_length"]
+
+    def copy(self, at: str, *fields: str) -> None:
+        """Sets fields of the object at a path to the values of their keys in `tables.recipe_keys`."""
+        for path in (f"{at}.{field}" for field in fields):
+            key, *off = tables.recipe_keys()[re.sub(r"turns\.[0-9]+", "block", path)]
+            value = self.settings[key]
+            self.set(path, None if off and value <= 0 else value, key)
 
     def set(self, path: str, value: Any, *keys: str, scaled: Any = None) -> None:
         """Sets the value of a path, with the keys that it comes from; no keys = fixed in MaxText's code."""

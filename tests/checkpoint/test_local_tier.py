@@ -1,0 +1,97 @@
+"""The local tier of checkpoints: which tier a run resumes from, and when local checkpoints do not count."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+
+import jax
+import pytest
+
+from paxcli.checkpoint.local_tier import find_local, newest_local_step
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.policy import Checkpoint
+from paxcli.errors import ConfigError
+from tests.checkpoint.states import abstract, assert_same_bits, make_state
+from tests.checkpoint.test_damage import damage
+
+
+def _store(folder: pathlib.Path, run: str = "run") -> CheckpointStore:
+    local = {"local_directory": str(folder / "local"), "local_save_interval_steps": 2}
+    return CheckpointStore(folder / run / "checkpoints", Checkpoint(save_interval_steps=5, **local))
+
+
+def _save(folder: pathlib.Path, steps: range) -> None:
+    """As a process that is killed after the last step: nothing is closed."""
+    store = _store(folder)
+    for step in steps:
+        store.save(step, make_state(step), {"position": step}, recipe={"seed": step})
+    store.wait()
+    assert store._local is not None
+    store._local.wait()
+
+
+def _restore(folder: pathlib.Path, run: str = "run") -> tuple[int, list[str]]:
+    announced: list[str] = []
+    store = _store(folder, run)
+    newest = store.latest_step()
+    step, state, positions = store.restore_newest(abstract(make_state()), announced.append)
+    assert_same_bits(state, make_state(step))
+    assert positions == {"position": step} and store.recipe(step) == {"seed": step}
+    assert newest == step or announced
+    return step, announced
+
+
+def test_the_newest_of_both_tiers_is_restored(tmp_path):
+    _save(tmp_path, range(1, 5))
+    checkpoints = tmp_path / "run" / "checkpoints"
+    assert CheckpointStore(checkpoints).steps() == []  # two local checkpoints only
+    assert [path.name for path in find_local(checkpoints)] == ["2", "4"] and newest_local_step(checkpoints) == 4
+    assert _restore(tmp_path) == (4, [])
+    _save(tmp_path, range(5, 10))
+    assert CheckpointStore(checkpoints).steps() == [5]
+    assert [path.name for path in find_local(checkpoints)] == ["6", "8"]
+    assert _restore(tmp_path) == (8, [])
+
+    copied = tmp_path / "copy"  # continues from its own checkpoint, not from the steps of another run
+    shutil.copytree(tmp_path / "run", copied)
+    assert newest_local_step(copied / "checkpoints") is None and _restore(tmp_path, "copy") == (5, [])
+
+    with _store(tmp_path) as store:
+        store.save(10, make_state(10), {"position": 10}, recipe={"seed": 10})
+    assert find_local(checkpoints) == []  # the run directory has what they had
+    assert _restore(tmp_path) == (10, [])
+
+
+@pytest.mark.parametrize("kind", ["delete", "truncate", "empty", "zeros", "64 bits, seed 0"])
+@pytest.mark.parametrize("file", ["shards.npz", "manifest.json"])
+def test_a_damaged_local_checkpoint_is_passed_over(tmp_path, kind, file):
+    _save(tmp_path, range(1, 9))
+    [folder] = (tmp_path / "local").glob("*/process-0-of-1")
+    damage(folder / "8" / file, kind)
+    step, announced = _restore(tmp_path)
+    assert step == 6 and "local checkpoint of step 8 cannot be used" in announced[0]
+    damage(folder / "6" / file, kind)
+    assert _restore(tmp_path)[0] == 5
+    assert not folder.exists()  # a later run in the run directory's steps must not find them
+
+
+def test_a_new_run_at_the_same_path_has_no_local_checkpoints(tmp_path):
+    _save(tmp_path, range(1, 5))
+    shutil.rmtree(tmp_path / "run")
+    assert _store(tmp_path).latest_step() is None and not list((tmp_path / "local").iterdir())
+
+
+def test_another_model_does_not_take_them(tmp_path):
+    _save(tmp_path, range(1, 9))
+    announced: list[str] = []
+    wanted = jax.tree.map(lambda x: x, abstract(make_state(width=16)))
+    with pytest.raises(Exception, match="step 5 does not match this model"):
+        _store(tmp_path).restore_newest(wanted, announced.append)
+    assert "saved on another mesh" in announced[0]
+
+
+def test_the_directory_and_the_interval_need_each_other():
+    with pytest.raises(ConfigError, match="need each other"):
+        Checkpoint(local_directory="/tmp/a").validate()
+    Checkpoint(local_directory="/tmp/a", local_save_interval_steps=5).validate()
