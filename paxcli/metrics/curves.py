@@ -118,7 +118,7 @@ def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
             )
 
 
-def smoothed(curve: Series, weight: float) -> Series:
+def smooth(curve: Series, weight: float) -> Series:
     """The exponential moving average of training values, corrected for its start; an evaluation's are unchanged.
 
     Raises:
@@ -187,7 +187,7 @@ def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str, smoothing: 
             if curve.split == TRAIN:
                 if smoothing:
                     panel.plot(curve.steps, curve.values, linewidth=0.8, alpha=0.25, color=style["color"])
-                panel.plot(curve.steps, smoothed(curve, smoothing).values, linewidth=1.0, alpha=0.8, **style)
+                panel.plot(curve.steps, smooth(curve, smoothing).values, linewidth=1.0, alpha=0.8, **style)
             else:
                 marker = {"marker": markers[curve.split], "markersize": 4.5, "markeredgecolor": "white"}
                 panel.plot(curve.steps, curve.values, ":", linewidth=0.9, markeredgewidth=0.6, **marker, **style)

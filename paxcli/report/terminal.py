@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from paxcli.errors import DataError
-from paxcli.metrics.curves import RunMetrics, curve_label, eval_markers, series, smoothed, title_of
+from paxcli.metrics.curves import RunMetrics, curve_label, eval_markers, series, smooth, title_of
 from paxcli.metrics.writers import TRAIN
 
 _TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # one for each run
@@ -33,15 +33,13 @@ def plot_text(
     figure.theme("simple")
     figure.plot_size(width, height)
     figure.title(f"{title_of(runs)}: {metric} by step")
-    curves = [
-        (index, run, smoothed(curve, smoothing)) for index, run in enumerate(runs) for curve in series(run, metric)
-    ]
+    curves = [(index, run, smooth(curve, smoothing)) for index, run in enumerate(runs) for curve in series(run, metric)]
     markers = eval_markers(runs, metric, _EVAL_MARKERS)
     names = []
     for index, run, curve in curves:
         line = _TRAIN_MARKERS[index % len(_TRAIN_MARKERS)]
         marker = markers.get(curve.split, line)
-        signal = figure.signal(_scaled(curve.steps, "x" in log), _scaled(curve.values, "y" in log), marker=marker)
+        signal = figure.signal(_scale(curve.steps, "x" in log), _scale(curve.values, "y" in log), marker=marker)
         signal.lines(curve.split == TRAIN)
         figure.draw(signal)
         names.append(f"{_LEGEND.get(marker, marker)} {curve_label(runs, run, curve)}")
@@ -49,7 +47,7 @@ def plot_text(
         ("x", [x for _, _, curve in curves for x in curve.steps]),
         ("y", [y for _, _, curve in curves for y in curve.values]),
     ):
-        low, high = min(_scaled(logged, axis in log)), max(_scaled(logged, axis in log))
+        low, high = min(_scale(logged, axis in log)), max(_scale(logged, axis in log))
         ticks = sorted({low + (high - low) * part / 5 for part in range(6)})
         shown = [10**tick if axis in log else tick for tick in ticks]
         figure.ruler(axis).ticks(ticks, [f"{value:.0f}" if axis == "x" else f"{value:.4g}" for value in shown])
@@ -58,7 +56,7 @@ def plot_text(
     return (str(built) if color else str(plotext.uncolorize(built))).rstrip("\n") + f"\n{legend}\n"
 
 
-def _scaled(values: Sequence[float], log: bool) -> list[float]:
+def _scale(values: Sequence[float], log: bool) -> list[float]:
     """The values, or their logarithms.
 
     Raises:

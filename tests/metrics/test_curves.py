@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from paxcli.errors import ConfigError, DataError, MissingError
-from paxcli.metrics.curves import check_metric, draw, metric_names, read_runs, save_figure, series, smoothed
+from paxcli.metrics.curves import check_metric, draw, metric_names, read_runs, save_figure, series, smooth
 from paxcli.metrics.writers import JsonlWriter
 from paxcli.report.terminal import plot_text
 
@@ -148,11 +148,11 @@ def test_smoothing_is_that_of_pandas_and_leaves_evaluations(run_dirs):
     train, held_out = series(read_runs(run_dirs)[0], "loss")
     weights = [[0.1 * 0.9 ** (n - i) if i <= n else 0.0 for i in range(len(train.steps))] for n in range(20)]
     expected = [np.average(train.values, weights=row) for row in weights]
-    np.testing.assert_allclose(smoothed(train, 0.9).values, expected, rtol=1e-12)
-    assert smoothed(held_out, 0.9) == held_out
-    assert smoothed(train, 0.0).values == train.values
+    np.testing.assert_allclose(smooth(train, 0.9).values, expected, rtol=1e-12)
+    assert smooth(held_out, 0.9) == held_out
+    assert smooth(train, 0.0).values == train.values
     with pytest.raises(ConfigError, match="not from 0 to below 1"):
-        smoothed(train, 1.0)
+        smooth(train, 1.0)
 
 
 def test_a_logarithmic_axis_spaces_powers_evenly(tmp_path):
