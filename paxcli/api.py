@@ -161,41 +161,46 @@ class Run:
 
         return columns(read_runs([self.path])[0], split)
 
-    def plot(self, *others: Run | PathLike, metrics: Sequence[str] = (), path: PathLike | None = None) -> Figure:
+    def plot(
+        self,
+        *others: PathLike,
+        metrics: Sequence[str] = (),
+        path: PathLike | None = None,
+        smoothing: float = 0.0,
+        log: str = "",
+    ) -> Figure:
         """Draws the run's curves, and those of other runs beside them.
 
         Args:
           *others: Other runs.
           metrics: One panel for each. Empty = `loss`, and `log_pplx` where it differs.
           path: An image to write; its suffix chooses the format.
+          smoothing: Weight of the past in a moving average of the training values, below 1; 0 = off.
+          log: Axes with a logarithmic scale: `x`, `y` or `xy`.
 
         Raises:
           ConfigError: No run has such a metric, or images of this format cannot be written.
-          DataError: A run has no values of a metric.
+          DataError: A run has no values of a metric, or one without a logarithm.
         """
         from paxcli.metrics.curves import check_metric, default_metrics, draw, read_runs, save_figure
 
-        runs = read_runs(_paths(self, others))
+        runs = read_runs([self, *others])
         metrics = metrics or default_metrics(runs)
         for metric in metrics:
             check_metric(runs, metric)
-        figure = draw(runs, metrics)
+        figure = draw(runs, metrics, smoothing, log)
         if path is not None:
             save_figure(figure, path)
         return figure
 
-    def report(self, *others: Run | PathLike, path: PathLike, dry_run: bool = False) -> dict[str, Any]:
-        """Writes one HTML page about the run, and other runs beside it, which needs no server and no network.
+    def report(self, *others: PathLike, path: PathLike, dry_run: bool = False) -> dict[str, Any]:
+        """Writes one HTML page about the run, and other runs beside it: it needs no server and no network.
 
-        Returns:
-          `path`, `bytes`, and `runs`: name → `run_dir`, the last `step`, and the last value of each main metric.
-
-        Raises:
-          DataError: A run has no metrics, or a file of it is damaged.
+        Returns `path`, `bytes`, and `runs`: name → `run_dir`, the last `step`, and the last value of each main metric.
         """
         from paxcli.report.page import write_report
 
-        return write_report(_paths(self, others), path, dry_run)
+        return write_report([self, *others], path, dry_run)
 
     def evaluate(
         self, step: int | None = None, files: Sequence[str] = (), tasks: Sequence[str] = (), **settings: Any
@@ -307,6 +312,9 @@ class Run:
 
         return open_trained(self.config, self._directory)
 
+    def __fspath__(self) -> str:
+        return self.path
+
     def __repr__(self) -> str:
         return f"<Run {self.path}>"
 
@@ -333,7 +341,7 @@ def train(
     the main thread no signal is handled.
 
     Args:
-      recipe: The recipe.
+      recipe: What to train.
       run_dir: Where the run writes: a directory, or `gs://…`. None = `runs/<recipe name>`.
       init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: a checkpoint that initializes a new run's parameters. None = random
         initialization.
@@ -378,7 +386,6 @@ def inspect_input(
     """Reads batches as the model will see them: arrays, text, padding, packing, speed. Starts no device.
 
     Args:
-      recipe: The recipe.
       batches: How many batches to read of each input.
       split: `train`, `eval` or `decode`.
       hosts: How many hosts share the data (simulated).
@@ -468,9 +475,7 @@ def export_weights(
     adapter: bool = False,
     dry_run: bool = False,
 ) -> ExportedWeights:
-    """Writes a checkpoint as weights of Hugging Face, or as a training state of MaxText.
-
-    Adapters (LoRA, DoRA) are merged into the weights.
+    """Writes a checkpoint as weights of Hugging Face or a training state of MaxText. Adapters (LoRA, DoRA) are merged.
 
     Args:
       run: The run, or its directory.
@@ -489,7 +494,3 @@ def export_weights(
 
     run = run if isinstance(run, Run) else Run(run)
     return formats.export_weights(run.config, run.path, directory, format, step, dtype, adapter, dry_run)
-
-
-def _paths(run: Run, others: Sequence[Run | PathLike]) -> list[str]:
-    return [one.path if isinstance(one, Run) else os.fspath(one) for one in (run, *others)]

@@ -160,6 +160,8 @@ def _text(report: dict[str, Any], what: str) -> str:
         "  " + ", ".join(f"{name.removesuffix('_bytes')} {_gib(size)}" for name, size in memory.items()) + "; of these "
         f"parameters {_gib(report['parameters_bytes_per_device'])}, "
         f"optimizer {_gib(report['optimizer_bytes_per_device'])}",
+        "  These sizes do not add up to the memory that is needed: outputs replace donated arguments (alias), and",
+        "  temporaries reuse the memory of arguments that are no longer read.",
         f"predicted: {_prediction(report)}",
     ]
     if report["predicted_step_seconds"]:

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from paxcli.cli.interrupts import interrupts
-from paxcli.cli.usage_hints import usage_hint
+from paxcli.cli.usage_hints import import_hint, usage_hint
 from paxcli.cli.user_code import explain
 from paxcli.errors import MissingError, PaxError, first_line, machine_fault
 from paxcli.log import use_color
@@ -66,7 +66,8 @@ def say_interrupted(arguments: Sequence[str], exit_code: int) -> int:
 
 def say_failure(arguments: Sequence[str], error: PaxError) -> int:
     """Prints a failure, as text or as JSON, and returns its exit code."""
-    return _fail(error.message, error.hint, error.exit_code, _wants_json(arguments))
+    hint = import_hint(error.__cause__) or error.hint
+    return _fail(error.message, hint, error.exit_code, _wants_json(arguments))
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

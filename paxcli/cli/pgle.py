@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -56,7 +57,7 @@ def collect(
     measured = _measure(collect, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
     if measured:
         text = f"Wrote {measured['profile']} and .pbtxt: {measured['instructions']} instructions."
-        say_result(measured, f"{text}\nNext: pax pgle apply {recipe}", as_json)
+        say_result(measured, f"{text}\nNext: pax pgle apply {shlex.quote(recipe)}", as_json)
 
 
 @app.command("apply")
@@ -185,4 +186,4 @@ def _comparison(measured: dict[str, Any], recipe: str) -> str:
     lines += [
         f"speedup {measured['speedup']:.3f}: medians of {measured['after']['steps']} steps each, in alternating rounds"
     ]
-    return "\n".join([*lines, f"Next: pax pgle apply {recipe}"])
+    return "\n".join([*lines, f"Next: pax pgle apply {shlex.quote(recipe)}"])

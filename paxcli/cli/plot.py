@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +20,16 @@ if TYPE_CHECKING:
 
     from paxcli.metrics.curves import RunMetrics
 
+
+class Log(enum.StrEnum):
+    """The axes with a logarithmic scale."""
+
+    NONE = ""
+    X = "x"
+    Y = "y"
+    XY = "xy"
+
+
 RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, plotted together.")]
 MetricOption = Annotated[
     list[str] | None,
@@ -32,10 +43,18 @@ OutOption = Annotated[
 ]
 
 
+SmoothingOption = Annotated[
+    float, typer.Option("--smoothing", metavar="0…1", help="Moving average of training values, such as 0.9; 0 = off.")
+]
+LogOption = Annotated[Log, typer.Option("--log", help="Axes with a logarithmic scale.")]
+
+
 def plot(
     ctx: typer.Context,
     run_dirs: RunDirsArgument,
     metrics: MetricOption = None,
+    smoothing: SmoothingOption = 0.0,
+    log: LogOption = Log.NONE,
     out: OutOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -46,18 +65,20 @@ def plot(
     \b
     Examples:
       pax plot runs/tiny
-      pax plot runs/a runs/b --metric log_pplx --out compare.png
+      pax plot runs/a runs/b --metric log_pplx --smoothing 0.9 --log x --out compare.svg
     """
     if on is not None:
         return run_on(on, ctx, everywhere=False)
-    from paxcli.metrics.curves import default_metrics, plot_text, read_runs
+    from paxcli.metrics.curves import default_metrics, read_runs
+    from paxcli.report.terminal import plot_text
 
     runs = read_runs(run_dirs)
     metrics = metrics or default_metrics(runs)
+    view: dict[str, Any] = {"smoothing": smoothing, "log": log.value}
     path = out or (f"{run_dirs[0].rstrip('/')}/{metrics[0]}.png" if len(run_dirs) == 1 else "plot.png")
-    pax.Run(run_dirs[0]).plot(*run_dirs[1:], metrics=metrics, path=None if dry_run else path)
+    pax.Run(run_dirs[0]).plot(*run_dirs[1:], metrics=metrics, path=None if dry_run else path, **view)
     width = min(shutil.get_terminal_size().columns, 120)
-    drawn = [] if as_json else [plot_text(runs, metric, width, 18, use_color(sys.stdout)) for metric in metrics]
+    drawn = [] if as_json else [plot_text(runs, metric, width, 18, use_color(sys.stdout), **view) for metric in metrics]
     result = {"path": path, "metrics": metrics, "runs": _summary(runs, metrics)}
     say_result(result, "\n".join([*drawn, f"{'Would write' if dry_run else 'Wrote'} {path}"]), as_json)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -199,5 +200,6 @@ def run_text(result: dict[str, Any]) -> str:
     lines = [f"{result['run_dir']}: {result['steps']} steps, loss {result['loss']:.4f}"]
     for name, metrics in result["eval"].items():
         lines.append(f"eval {name}: {values_text(metrics)}")
-    lines.append(f"Next: pax plot {result['run_dir']}, pax decode {result['run_dir']}")
+    run_dir = shlex.quote(result["run_dir"])
+    lines.append(f"Next: pax plot {run_dir}, pax decode {run_dir}")
     return "\n".join(lines)

@@ -1,9 +1,13 @@
-"""The next step after a usage error: the verb of pax for another tool's word, `--set` for a bare value."""
+"""The next step after a usage error: the verb of pax for another tool's word, `--set` for a bare value, an import."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
+from pathlib import Path
+
+from paxcli.errors import did_you_mean
 
 # What other tools call it → what to type.
 _VERBS = {
@@ -37,6 +41,21 @@ def usage_hint(arguments: Sequence[str], command: str) -> str:
         sets = " ".join(f"--set {shlex.quote(value)}" for value in values)
         return f"Values are given with `--set`: `{sets}`."
     return f"See `{command} --help`."
+
+
+def import_hint(error: BaseException | None) -> str | None:
+    """The import that a recipe or layer of the user's meant, if it asked one of pax's packages for another's name."""
+    if not isinstance(error, ImportError) or not (error.name or "").startswith("paxcli"):
+        return None
+    asked = re.search(r"cannot import name '(\w+)'", str(error))
+    root = Path(__file__).resolve().parents[1]
+    names = {path: ".".join(("paxcli", *path.relative_to(root).with_suffix("").parts)) for path in root.rglob("*.py")}
+    modules = {name.removesuffix(".__init__"): path for path, name in names.items()}
+    if asked is None:
+        return did_you_mean(str(error.name), modules)
+    defines = re.compile(rf"^(class|def) {asked[1]}\b", re.MULTILINE)
+    found = [name for name, path in modules.items() if defines.search(path.read_text(encoding="utf-8"))]
+    return f"It is `from {found[0]} import {asked[1]}`." if found else None
 
 
 def _is_bare_value(argument: str, arguments: Sequence[str]) -> bool:

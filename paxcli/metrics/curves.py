@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import logging
 import os
 from collections.abc import Sequence
@@ -29,8 +30,6 @@ _STYLE: dict[Any, Any] = {
     "legend.frameon": False,
 }
 _EVAL_MARKERS = "osD^v"  # one for each evaluation input, the same in every run
-_TEXT_TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # one for each run
-_TEXT_EVAL_MARKERS = "●■◆▲▼"
 
 
 class RunMetrics(NamedTuple):
@@ -119,8 +118,29 @@ def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
             )
 
 
-def draw(runs: Sequence[RunMetrics], metrics: Sequence[str]) -> Figure:
-    """A figure with one panel for each metric, which has the curves of every run."""
+def smooth(curve: Series, weight: float) -> Series:
+    """The exponential moving average of training values, corrected for its start; an evaluation's are unchanged.
+
+    Raises:
+      ConfigError: `weight`, that of the past, is not in [0, 1).
+    """
+    if not 0 <= weight < 1:
+        raise ConfigError(f"A smoothing of {weight:g} is not from 0 to below 1.", "Try 0.9.")
+    if curve.split != TRAIN:
+        return curve
+    sums = itertools.accumulate(curve.values, lambda mean, value: weight * mean + (1 - weight) * value, initial=0.0)
+    return curve._replace(values=[mean / (1 - weight**n) for n, mean in enumerate(sums) if n])
+
+
+def draw(runs: Sequence[RunMetrics], metrics: Sequence[str], smoothing: float = 0.0, log: str = "") -> Figure:
+    """A figure with one panel for each metric, which has the curves of every run.
+
+    Args:
+      runs: The runs.
+      metrics: The metrics.
+      smoothing: Weight of the past in a moving average of training values, which are then faint behind it; 0 = off.
+      log: Axes with a logarithmic scale: `x`, `y` or `xy`.
+    """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it caches fonts
     import matplotlib
 
@@ -130,8 +150,9 @@ def draw(runs: Sequence[RunMetrics], metrics: Sequence[str]) -> Figure:
         figure = NotebookFigure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         for panel, metric in zip(panels, metrics, strict=True):
-            _draw_panel(panel, runs, metric)
-        figure.suptitle(_title(runs), fontsize=11, fontweight="bold")
+            _draw_panel(panel, runs, metric, smoothing)
+            panel.set(**{f"{axis}scale": "log" for axis in log})
+        figure.suptitle(title_of(runs), fontsize=11, fontweight="bold")
     return figure
 
 
@@ -148,33 +169,6 @@ def save_figure(figure: Figure, path: epath.PathLike) -> None:
     _write_picture(path, image.getvalue())
 
 
-def plot_text(runs: Sequence[RunMetrics], metric: str, width: int = 80, height: int = 20, color: bool = False) -> str:
-    """Draws one metric of every run as text of `width` by `height` characters."""
-    import plotext
-
-    plotext.terminal.limit(False, False)
-    figure = plotext.figure
-    figure.clear()
-    figure.theme("simple")
-    figure.plot_size(width, height)
-    figure.title(f"{_title(runs)}: {metric} by step")
-    curves = [(index, run, curve) for index, run in enumerate(runs) for curve in series(run, metric)]
-    markers = _eval_markers(runs, metric, _TEXT_EVAL_MARKERS)
-    for index, run, curve in curves:
-        line = _TEXT_TRAIN_MARKERS[index % len(_TEXT_TRAIN_MARKERS)]
-        signal = figure.signal(curve.steps, curve.values, marker=markers.get(curve.split, line))
-        signal.lines(curve.split == TRAIN)
-        signal.label(_label(runs, run, curve))
-        figure.draw(signal)
-    steps = [step for _, _, curve in curves for step in curve.steps]
-    ticks = sorted({min(steps) + (max(steps) - min(steps)) * part // 5 for part in range(6)})
-    figure.ruler("x").ticks(ticks, [str(tick) for tick in ticks])
-    top = max(max(curve.values) for _, _, curve in curves)
-    figure.legend(x=max(steps), y=top, ha="right", relative=True)
-    built = figure.build()
-    return str(built) if color else str(plotext.uncolorize(built))
-
-
 def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
     path = run_dir / FILE_NAME
     if not path.exists():
@@ -185,13 +179,15 @@ def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str) -> None:
-    markers = _eval_markers(runs, metric, _EVAL_MARKERS)
+def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str, smoothing: float) -> None:
+    markers = eval_markers(runs, metric, _EVAL_MARKERS)
     for index, run in enumerate(runs):
         for curve in series(run, metric):
-            style: dict[str, Any] = {"color": f"C{index % 10}", "label": _label(runs, run, curve)}
+            style: dict[str, Any] = {"color": f"C{index % 10}", "label": curve_label(runs, run, curve)}
             if curve.split == TRAIN:
-                panel.plot(curve.steps, curve.values, linewidth=1.0, alpha=0.8, **style)
+                if smoothing:
+                    panel.plot(curve.steps, curve.values, linewidth=0.8, alpha=0.25, color=style["color"])
+                panel.plot(curve.steps, smooth(curve, smoothing).values, linewidth=1.0, alpha=0.8, **style)
             else:
                 marker = {"marker": markers[curve.split], "markersize": 4.5, "markeredgecolor": "white"}
                 panel.plot(curve.steps, curve.values, ":", linewidth=0.9, markeredgewidth=0.6, **marker, **style)
@@ -200,19 +196,20 @@ def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str) -> None:
     panel.legend()
 
 
-def _eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[str, str]:
+def eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[str, str]:
     """A marker for each split except training."""
     splits = {curve.split: None for run in runs for curve in series(run, metric) if curve.split != TRAIN}
     return {split: markers[index % len(markers)] for index, split in enumerate(splits)}
 
 
-def _label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> str:
+def curve_label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> str:
     """Name of a curve, with its last value: late differences are too small to read off the plot."""
     run_name = f"{run.name} " if len(runs) > 1 else ""
     return f"{run_name}{curve.split}, last {curve.values[-1]:.4g}"
 
 
-def _title(runs: Sequence[RunMetrics]) -> str:
+def title_of(runs: Sequence[RunMetrics]) -> str:
+    """The names of the runs, or how many there are."""
     return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
 
 

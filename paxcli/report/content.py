@@ -82,7 +82,7 @@ class ReportedRun(NamedTuple):
         return found
 
 
-def read_run(metrics: RunMetrics, run_dir: str) -> ReportedRun:
+def read_run(metrics: RunMetrics, run_dir: epath.PathLike) -> ReportedRun:
     """Reads a run directory, finished or running, on this machine or in a bucket. Starts no device.
 
     Files other than the metrics may be missing, as in a copy of a part of the directory.
@@ -105,7 +105,7 @@ def read_run(metrics: RunMetrics, run_dir: str) -> ReportedRun:
     )
 
 
-def read_reported_runs(run_dirs: Sequence[str]) -> list[ReportedRun]:
+def read_reported_runs(run_dirs: Sequence[epath.PathLike]) -> list[ReportedRun]:
     """Reads several run directories.
 
     Raises:

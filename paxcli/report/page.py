@@ -11,16 +11,10 @@ from etils import epath
 
 from paxcli import __version__
 from paxcli.errors import MissingError
-from paxcli.report.content import (
-    chart_groups,
-    differing_values,
-    evaluations,
-    read_reported_runs,
-    time_shares,
-)
+from paxcli.report import content
 
 
-def write_report(run_dirs: Sequence[str], path: epath.PathLike, dry_run: bool = False) -> dict[str, Any]:
+def write_report(run_dirs: Sequence[epath.PathLike], path: epath.PathLike, dry_run: bool = False) -> dict[str, Any]:
     """Writes a page about runs: curves, differences, speed, time by cause, samples, evaluations, environment.
 
     Args:
@@ -35,16 +29,16 @@ def write_report(run_dirs: Sequence[str], path: epath.PathLike, dry_run: bool = 
       DataError: A run has no metrics, or a file of it is damaged.
       MissingError: The page cannot be written.
     """
-    runs = read_reported_runs(run_dirs)
-    groups = chart_groups(runs)
+    runs = content.read_reported_runs(run_dirs)
+    groups = content.chart_groups(runs)
     page = render_page(
         "report.html",
         title=", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs",
         runs=runs,
         groups=groups,
-        differing=differing_values(runs),
-        evaluations={run.name: evaluations(run) for run in runs},
-        shares={run.name: time_shares(run) for run in runs},
+        differing=content.differing_values(runs),
+        evaluations={run.name: content.evaluations(run) for run in runs},
+        shares={run.name: content.time_shares(run) for run in runs},
         data={"runs": [{"name": run.name, "splits": run.curves()} for run in runs], "groups": groups},
         plotly=_plotly(),
     )

@@ -52,7 +52,6 @@ class ProgressPrinter(Reporter):
     def __init__(self) -> None:
         self._console = progress_console()
         self._progress: Progress | None = None
-        self._peak: float | None = None
 
     def __enter__(self) -> ProgressPrinter:
         return self
@@ -63,12 +62,11 @@ class ProgressPrinter(Reporter):
 
     def start(self, facts: dict[str, Any]) -> None:
         """Prints sizes and devices, and on a terminal starts the progress bar."""
-        self._peak = facts["peak_flops_per_device"]
-        tokens = facts["tokens_per_step"]
+        tokens, peak = facts["tokens_per_step"], facts["peak_flops_per_device"]
         parts = [
             f"{facts['parameters']:,} parameters",
             f"global batch {facts['global_batch_size']:,}" + (f" = {tokens:,} tokens" if tokens else ""),
-            f"{facts['devices']} as {facts['mesh']}",
+            f"{facts['devices']} as {facts['mesh']}" + (f", {peak / 1e12:,.0f} TFLOP/s each" if peak else ""),
             f"data seed {facts['data_seed']}",
             f"steps {facts['first_step']} → {facts['num_train_steps']}",
         ]
@@ -85,12 +83,13 @@ class ProgressPrinter(Reporter):
         """Prints a logged step."""
         values = record.values
         fields = [f"step {record.step}", f"loss {_number(values['loss'], '.4f')}"]
-        if values.get("log_pplx") is not None:
+        if values.get("log_pplx") not in (None, values["loss"]):
             fields.append(f"log_pplx {values['log_pplx']:.4f}")
         fields.append(f"learning_rate {_number(values['learning_rate'], '.2e')}")
         if values["tokens_per_second"] is not None:
             fields.append(f"tokens/s {values['tokens_per_second']:,.0f}")
-        fields.append(self._mfu(values["mfu"]))
+        if values["mfu"] is not None:
+            fields.append(f"MFU {values['mfu']:.1%}")
         if values["skipped_steps"]:
             fields.append(f"skipped {values['skipped_steps']}")
         left = _duration(values["seconds_left"])
@@ -108,11 +107,6 @@ class ProgressPrinter(Reporter):
         """Prints a line."""
         self._console.print(text, markup=False)
 
-    def _mfu(self, mfu: float | None) -> str:
-        if mfu is None:
-            return "MFU unknown device"
-        return f"MFU {mfu:.1%} of {self._peak / 1e12:,.0f} TFLOP/s" if self._peak else f"MFU {mfu:.1%}"
-
 
 def _number(value: float | None, form: str) -> str:
     return "not finite" if value is None else format(value, form)
@@ -122,4 +116,4 @@ def _duration(seconds: float | None) -> str:
     if seconds is None:
         return "unknown"
     days, rest = divmod(round(seconds), 86_400)
-    return (f"{days} d " if days else "") + time.strftime("%H:%M:%S", time.gmtime(rest))
+    return f"{days} d {rest // 3600} h" if days else time.strftime("%H:%M:%S", time.gmtime(rest))

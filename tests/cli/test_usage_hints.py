@@ -8,7 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
+from paxcli.cli.main import app
+from paxcli.cli.output import run
+from paxcli.cli.train import run_text
 from paxcli.cli.usage_hints import usage_hint
+from paxcli.metrics.meter import Record
+from paxcli.training.progress import ProgressPrinter
 
 Pax = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -35,3 +40,35 @@ def test_the_command_line_says_so(pax: Pax) -> None:
 def test_recipes_that_differ_exit_with_one_when_asked(pax: Pax, tmp_path: pathlib.Path) -> None:
     assert pax("recipes", "diff", "tiny", "tiny-synthetic", "--exit-code").returncode == 1
     assert pax("recipes", "diff", "tiny", "tiny", "--exit-code").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "hint"),
+    [
+        ("from paxcli.layers import Linear", "It is `from paxcli.layers.linear import Linear`."),
+        ("import paxcli.layer.linear", "Did you mean `paxcli.layers`"),
+    ],
+)
+def test_a_wrong_import_names_the_right_one(tmp_path, capsys, line: str, hint: str) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"from paxcli.config.recipe import recipe\n{line}\n\n@recipe()\ndef mine(): ...\n"
+    )
+    assert run(app, ["recipes", "show", f"{tmp_path}/mine.py:mine"]) in (2, 3)
+    assert hint in capsys.readouterr().err
+
+
+def test_next_lines_are_quoted_for_the_shell() -> None:
+    result = {"run_dir": "runs/my first run", "steps": 4, "loss": 2.5, "eval": {}}
+    assert run_text(result).endswith("Next: pax plot 'runs/my first run', pax decode 'runs/my first run'")
+
+
+def test_a_line_of_progress_fits_and_says_a_thing_once(capfd) -> None:
+    values = dict.fromkeys(("skipped_steps", "mfu"), None) | {"loss": 2.25, "log_pplx": 2.25, "learning_rate": 1e-4}
+    values |= {"tokens_per_second": 1234567.0, "seconds_left": 123456.0}
+    printer = ProgressPrinter()
+    for more in ({}, {"log_pplx": 2.0}, {"mfu": 0.5}):
+        printer.step(Record(100_000, values | more))
+    once, both, known = capfd.readouterr().err.splitlines()
+    assert "log_pplx" not in once and "MFU" not in once
+    assert "loss 2.2500 · log_pplx 2.0000" in both
+    assert "MFU 50.0%" in known and max(map(len, (once, known))) <= 100

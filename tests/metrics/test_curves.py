@@ -10,8 +10,9 @@ import pytest
 from PIL import Image
 
 from paxcli.errors import ConfigError, DataError, MissingError
-from paxcli.metrics.curves import check_metric, draw, metric_names, plot_text, read_runs, save_figure, series
+from paxcli.metrics.curves import check_metric, draw, metric_names, read_runs, save_figure, series, smooth
 from paxcli.metrics.writers import JsonlWriter
+from paxcli.report.terminal import plot_text
 
 BLUE, ORANGE = (0x1F, 0x77, 0xB4), (0xFF, 0x7F, 0x0E)
 
@@ -124,10 +125,10 @@ def test_text_falls_from_left_to_right_without_control_codes(run_dirs):
     text = plot_text(read_runs(run_dirs[:1]), "loss", width=72, height=18)
     lines = text.splitlines()
     assert "\x1b" not in text
-    assert len(lines) == 18 and max(map(len, lines)) == 72
+    assert len(lines) == 18 + 1 and max(map(len, lines)) == 72  # and the names of the curves
     assert "first: loss" in lines[0]
     assert "train, last 3.25" in text and "eval/held-out, last 4" in text
-    first_mark = [line.find(next((c for c in line if "⠀" < c <= "⣿"), "\0")) for line in lines]
+    first_mark = [line.find(next((c for c in line if "⠀" < c <= "⣿"), "\0")) for line in lines[:18]]
     columns = [column for column in first_mark if column >= 0]
     assert columns[0] < columns[-1]  # high at the left, low at the right
 
@@ -141,3 +142,46 @@ def test_text_tells_runs_apart_without_color(run_dirs):
 def test_text_of_a_single_point(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 2.5}\n')
     assert "last 2.5" in plot_text(read_runs([tmp_path]), "loss")
+
+
+def test_smoothing_is_that_of_pandas_and_leaves_evaluations(run_dirs):
+    train, held_out = series(read_runs(run_dirs)[0], "loss")
+    weights = [[0.1 * 0.9 ** (n - i) if i <= n else 0.0 for i in range(len(train.steps))] for n in range(20)]
+    expected = [np.average(train.values, weights=row) for row in weights]
+    np.testing.assert_allclose(smooth(train, 0.9).values, expected, rtol=1e-12)
+    assert smooth(held_out, 0.9) == held_out
+    assert smooth(train, 0.0).values == train.values
+    with pytest.raises(ConfigError, match="not from 0 to below 1"):
+        smooth(train, 1.0)
+
+
+def test_a_logarithmic_axis_spaces_powers_evenly(tmp_path):
+    writer = JsonlWriter(tmp_path / "metrics.jsonl")
+    for step in (1, 10, 100, 1000, 10000):
+        writer.write(step, {"loss": 1 / step, "skipped_steps": 0})
+    writer.close()
+    runs = read_runs([tmp_path])
+    # A power law is a straight line: as many rows down as columns to the right, everywhere.
+    rows = plot_text(runs, "loss", width=80, height=22, log="xy").splitlines()[2:]
+    marks = [min(found) for row in rows if "│" in row and (found := [i for i, c in enumerate(row) if "⠀" < c <= "⣿"])]
+    steps = np.diff(marks)[1:]
+    assert len(marks) > 12 and steps.max() - steps.min() <= 2
+    axes = draw(runs, ["loss"], log="xy").axes[0]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    with pytest.raises(DataError, match="no place for 0"):
+        plot_text(runs, "skipped_steps", log="y")
+
+
+def test_an_image_can_be_svg_with_the_smoothed_curve_before_the_values(run_dirs, tmp_path):
+    save_figure(draw(read_runs(run_dirs), ["loss"], smoothing=0.9), tmp_path / "loss.svg")
+    assert (tmp_path / "loss.svg").read_text().count("<svg") == 1
+    faint, smooth, *_ = draw(read_runs(run_dirs[:1]), ["loss"], smoothing=0.9).axes[0].get_lines()
+    assert (faint.get_alpha(), smooth.get_alpha()) == (0.25, 0.8)
+    assert np.ptp(faint.get_ydata()) > np.ptp(smooth.get_ydata())
+
+
+def test_the_names_of_curves_cover_no_curve(run_dirs):
+    text = plot_text(read_runs(run_dirs), "loss", width=60, height=16)
+    picture, _, legend = text.partition("└┬")
+    assert "last" not in picture and legend.count("last") == 4
+    assert max(map(len, text.splitlines())) <= 60

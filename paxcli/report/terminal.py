@@ -1,0 +1,69 @@
+"""Draws curves as text, for the terminal."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Sequence
+
+from paxcli.errors import DataError
+from paxcli.metrics.curves import RunMetrics, curve_label, eval_markers, series, smooth, title_of
+from paxcli.metrics.writers import TRAIN
+
+_TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # one for each run
+_EVAL_MARKERS = "●■◆▲▼"
+_LEGEND = {"braille": "⠒"}
+
+
+def plot_text(
+    runs: Sequence[RunMetrics],
+    metric: str,
+    width: int = 80,
+    height: int = 20,
+    color: bool = False,
+    smoothing: float = 0.0,
+    log: str = "",
+) -> str:
+    """Draws one metric of every run as text of `width` by `height` characters, with the names of the curves below."""
+    import plotext
+
+    plotext.terminal.limit(False, False)
+    figure = plotext.figure
+    figure.clear()
+    figure.theme("simple")
+    figure.plot_size(width, height)
+    figure.title(f"{title_of(runs)}: {metric} by step")
+    curves = [(index, run, smooth(curve, smoothing)) for index, run in enumerate(runs) for curve in series(run, metric)]
+    markers = eval_markers(runs, metric, _EVAL_MARKERS)
+    names = []
+    for index, run, curve in curves:
+        line = _TRAIN_MARKERS[index % len(_TRAIN_MARKERS)]
+        marker = markers.get(curve.split, line)
+        signal = figure.signal(_scale(curve.steps, "x" in log), _scale(curve.values, "y" in log), marker=marker)
+        signal.lines(curve.split == TRAIN)
+        figure.draw(signal)
+        names.append(f"{_LEGEND.get(marker, marker)} {curve_label(runs, run, curve)}")
+    for axis, logged in (
+        ("x", [x for _, _, curve in curves for x in curve.steps]),
+        ("y", [y for _, _, curve in curves for y in curve.values]),
+    ):
+        low, high = min(_scale(logged, axis in log)), max(_scale(logged, axis in log))
+        ticks = sorted({low + (high - low) * part / 5 for part in range(6)})
+        shown = [10**tick if axis in log else tick for tick in ticks]
+        figure.ruler(axis).ticks(ticks, [f"{value:.0f}" if axis == "x" else f"{value:.4g}" for value in shown])
+    built = figure.build()
+    legend = textwrap.fill(" \u00a0 ".join(name.replace(" ", "\u00a0") for name in names), width).replace("\u00a0", " ")
+    return (str(built) if color else str(plotext.uncolorize(built))).rstrip("\n") + f"\n{legend}\n"
+
+
+def _scale(values: Sequence[float], log: bool) -> list[float]:
+    """The values, or their logarithms.
+
+    Raises:
+      DataError: One has no logarithm.
+    """
+    if log and min(values) <= 0:
+        raise DataError(
+            f"A logarithmic axis has no place for {min(values):g}.", "Leave out `--log`, or plot another metric."
+        )
+    return [math.log10(value) for value in values] if log else list(values)
