@@ -2,7 +2,7 @@
 
     python benchmarks/import_size.py [--layers 32] [--directory DIR]
 
-Writes a Llama of random bfloat16 weights in shards of one layer, 7B-shaped unless told otherwise, one tensor in memory
+Writes a Llama of random bfloat16 weights in shards of one layer, 7B-shaped by default, one tensor in memory
 at a time, and imports it in a process of its own. The parameters of the state are float32: 32 layers need 27 GB of
 memory, 13.5 GB of disk for the shards and 81 GB for the checkpoint, which includes Adam's moments, all zeros. `--sgd`
 imports into a recipe without moments: 27 GB.

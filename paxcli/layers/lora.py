@@ -96,7 +96,7 @@ class AdaptedWeight:
     a: jax.Array
     b: jax.Array
     magnitude: jax.Array | None = None
-    dropout: Callable[[jax.Array], jax.Array] | None = None
+    dropout: Callable[[jax.Array], jax.Array] | None = dataclasses.field(default=None, kw_only=True)
 
     def merge(self) -> jax.Array:
         """The weight that computes the same in evaluation, in the dtype of the base."""
@@ -115,12 +115,25 @@ class AdaptedWeight:
         inputs, letters = operands.split(",")
         a, b = _factors(letters, self.facts)
         hidden = "".join(letter for letter in inputs if letter not in a) + _RANK
-        equations = (equation, f"{a},{b}->{letters}", f"{inputs},{a}->{hidden}", f"{hidden},{b}->{result}")
+
+        def adapt(x: jax.Array, a_matrix: jax.Array, b_matrix: jax.Array) -> jax.Array:
+            low_rank = self.scale * jnp.einsum(f"{inputs},{a}->{hidden}", x, a_matrix)
+            return jnp.einsum(f"{hidden},{b}->{result}", low_rank, b_matrix)
+
+        @jax.custom_gradient
+        def multiply_by_sum(x: jax.Array, w: jax.Array, *ab: jax.Array) -> tuple[jax.Array, Callable]:
+            def product(x: jax.Array, w: jax.Array) -> jax.Array:
+                return jnp.einsum(equation, x, w + self.scale * jnp.einsum(f"{a},{b}->{letters}", *ab))
+
+            def backward(grad: jax.Array) -> tuple[jax.Array, ...]:  # no gradient of the sum for those of `A` and `B`
+                return *jax.vjp(product, x, w)[1](grad), *jax.vjp(functools.partial(adapt, x), *ab)[1](grad)
+
+            return product(x, w), backward
+
         if einsum is jnp.einsum and self.dropout is None and x.dtype == jnp.float32 and x.size >= self.base.size:
-            y = _multiply_by_sum(equations, x, self.base, self.scale * self.a, self.b)
+            y = multiply_by_sum(x, self.base, self.a, self.b)
         else:
-            low_rank = self.scale * jnp.einsum(equations[2], self.dropout(x) if self.dropout else x, self.a)
-            y = einsum(equation, x, self.base) + jnp.einsum(equations[3], low_rank, self.b)
+            y = einsum(equation, x, self.base) + adapt(self.dropout(x) if self.dropout else x, self.a, self.b)
         return y if self.magnitude is None else y * self._gain().astype(y.dtype)
 
     def norm(self, w: jax.Array) -> jax.Array:
@@ -142,30 +155,6 @@ class AdaptedWeight:
     @property
     def _inputs(self) -> tuple[int, ...]:
         return tuple(axis - len(self.facts.axes) for axis in self.facts.contracts)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _multiply_by_sum(
-    equations: tuple[str, str, str, str], x: jax.Array, w: jax.Array, a: jax.Array, b: jax.Array
-) -> jax.Array:
-    """`x (W + A B)`. For the gradients of `A` and `B`, its backward pass needs no gradient of the sum."""
-    return jnp.einsum(equations[0], x, w + jnp.einsum(equations[1], a, b))
-
-
-def _multiply_by_sum_backward(equations, inputs, grad):
-    x, w, a, b = inputs
-    of_product, of_sum, to_rank, from_rank = equations
-    product = functools.partial(jnp.einsum, of_product)
-    x_grad, w_grad = jax.vjp(product, x, w + jnp.einsum(of_sum, a, b))[1](
-        grad
-    )  # that of a frozen `W` is never computed
-    a_grad, b_grad = jax.vjp(lambda a, b: jnp.einsum(from_rank, jnp.einsum(to_rank, x, a), b), a, b)[1](grad)
-    return x_grad, w_grad, a_grad, b_grad
-
-
-_multiply_by_sum.defvjp(
-    lambda equations, *inputs: (_multiply_by_sum(equations, *inputs), inputs), _multiply_by_sum_backward
-)
 
 
 Matrix = jax.Array | AdaptedWeight
