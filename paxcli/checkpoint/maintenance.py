@@ -146,19 +146,15 @@ def _select_steps(run_dir: str, steps: Sequence[int]) -> list[int]:
     present = _steps(run_dir)
     unknown = sorted(set(steps) - set(present))
     if unknown:
-        raise DataError(
-            f"There is no checkpoint of step {format_steps(unknown)} in {resolve_path(run_dir)}.",
-            f"There are {format_steps(present)}.",
-        )
+        hint = f"There are {format_steps(present)}."
+        raise DataError(f"There is no checkpoint of step {format_steps(unknown)} in {resolve_path(run_dir)}.", hint)
     return sorted(set(steps)) or present
 
 
 def _check_some_left(run_dir: str, doomed: Sequence[int]) -> None:
     if set(_steps(run_dir)) <= set(doomed):
-        raise ConfigError(
-            f"That would delete every checkpoint of {resolve_path(run_dir)}.",
-            "Leave at least one, or delete the run directory itself.",
-        )
+        hint = "Leave at least one, or delete the run directory itself."
+        raise ConfigError(f"That would delete every checkpoint of {resolve_path(run_dir)}.", hint)
 
 
 def _step_dir(run_dir: str, step: int) -> epath.Path:

@@ -23,14 +23,7 @@ from paxcli.checkpoint.fingerprint import in_host_memory
 from paxcli.checkpoint.local_tier import LocalTier
 from paxcli.checkpoint.manifest import Manifest, describe_state, to_json
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
-from paxcli.checkpoint.reading import (
-    MANIFEST,
-    STATE,
-    named_leaves,
-    nest_by_name,
-    read_arrays,
-    read_manifest,
-)
+from paxcli.checkpoint.reading import MANIFEST, STATE, named_leaves, nest_by_name, read_arrays, read_manifest
 from paxcli.config.bucket import deadline, exit_when_stuck
 from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped, exit_now, first_line, machine_fault

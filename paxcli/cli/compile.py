@@ -129,10 +129,8 @@ def _search(resolved: Any, target: Any, what: str, as_json: bool) -> None:
         )
     ranked = [{"settings": trial.settings} | trial.report for trial in trials]
     if not ranked[0]["fits"]:
-        raise ConfigError(
-            f"No settings fit on {what}. The closest: {_line(ranked[0]['settings'], ranked[0])}.",
-            "Choose a larger `--topology`, or a smaller model.",
-        )
+        hint = "Choose a larger `--topology`, or a smaller model."
+        raise ConfigError(f"No settings fit on {what}. The closest: {_line(ranked[0]['settings'], ranked[0])}.", hint)
     lines = [_line(one["settings"], one) for one in ranked if one["fits"]]
     sets = " ".join(f"--set '{path}={value}'" for path, value in ranked[0]["settings"].items())
     result = {"recipe": resolved.name, "topology": target.name, "num_slices": target.num_slices, "ranked": ranked}

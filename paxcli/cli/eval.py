@@ -44,8 +44,7 @@ FewShotOption = Annotated[
     typer.Option("--num-fewshot", min=0, help="Solved examples in each task's prompts. Default: as the task says."),
 ]
 ChatOption = Annotated[
-    bool,
-    typer.Option("--apply-chat-template", help="Render tasks' prompts as conversations. Default: as plain text."),
+    bool, typer.Option("--apply-chat-template", help="Render tasks' prompts as conversations. Default: as plain text.")
 ]
 
 

@@ -39,9 +39,7 @@ from paxcli.jax_defaults import configure_jax
 from paxcli.log import setup_logging
 
 app = typer.Typer(
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["--help", "-h"]},
+    rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
 )
 app.add_typer(recipes.app, name="recipes")
 app.command("train")(train.train)
@@ -79,8 +77,7 @@ def options(
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
     trust_code: Annotated[
-        bool,
-        typer.Option("--trust-code", help="Run Python code that a run directory names. Default: ask, or refuse."),
+        bool, typer.Option("--trust-code", help="Run Python code that a run directory names. Default: ask, or refuse.")
     ] = False,
 ) -> None:
     """Configure, launch, run and measure large-model training on JAX.

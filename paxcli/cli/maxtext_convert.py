@@ -46,8 +46,7 @@ SlicesOption = Annotated[
     int | None, typer.Option("--slices", min=1, help="Number of slices. Default: inferred from the script.")
 ]
 OutOption = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="Write the recipe to this file. Default: stdout."),
+    Path | None, typer.Option("--out", metavar="FILE", help="Write the recipe to this file. Default: stdout.")
 ]
 PythonOption = Annotated[bool, typer.Option("--python", help="Write a Python recipe. Default: a YAML recipe.")]
 CheckOption = Annotated[

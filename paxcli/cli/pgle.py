@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from paxcli.training.run_dir import RunDir
 
 app = typer.Typer(
-    no_args_is_help=True,
-    help="Let XLA schedule by measured costs (profile-guided latency estimation; NVIDIA GPUs).",
+    no_args_is_help=True, help="Let XLA schedule by measured costs (profile-guided latency estimation; NVIDIA GPUs)."
 )
 
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of steps to trace. Default: 5.")]

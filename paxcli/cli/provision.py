@@ -50,10 +50,7 @@ ZoneOption = Annotated[
 ]
 ProjectOption = Annotated[
     str | None,
-    typer.Option(
-        "--project",
-        help="Project. Default: recorded for NAME, else $CLOUDSDK_CORE_PROJECT, else gcloud's.",
-    ),
+    typer.Option("--project", help="Project. Default: recorded for NAME, else $CLOUDSDK_CORE_PROJECT, else gcloud's."),
 ]
 AcceleratorOption = Annotated[str, typer.Option("--accelerator", metavar="TYPE", help="Slice type, such as v4-128.")]
 SlicesOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many slices.")]

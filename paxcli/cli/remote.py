@@ -150,10 +150,8 @@ def _check_devices(wanted: int | None, target: commands.Target) -> None:
 def _require_shared_disk(verb: str, params: dict[str, Any], workers: list[Worker]) -> None:
     places = [str(params[key]) for key in ("run_dir", "target") if params.get(key)]
     if verb in _SHARING and len(workers) > 1 and not any("://" in place or place.startswith("/") for place in places):
-        raise ConfigError(
-            f"{len(workers)} workers share no disk: each would have a run directory of its own.",
-            "Give one that all of them reach: --run-dir gs://BUCKET/RUN",
-        )
+        hint = "Give one that all of them reach: --run-dir gs://BUCKET/RUN"
+        raise ConfigError(f"{len(workers)} workers share no disk: each would have a run directory of its own.", hint)
 
 
 def show(stream: str, text: str) -> None:

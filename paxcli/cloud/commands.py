@@ -74,10 +74,8 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.accelerator.runtime is None:
-            raise ConfigError(
-                f"{self.accelerator.type} is available through GKE only.",
-                f"pax provision emit RECIPE --target gke --accelerator {self.accelerator.type}",
-            )
+            hint = f"pax provision emit RECIPE --target gke --accelerator {self.accelerator.type}"
+            raise ConfigError(f"{self.accelerator.type} is available through GKE only.", hint)
         if self.spot and self.reserved:
             raise ConfigError("--spot and --reserved exclude each other.", "Leave out --spot or --reserved.")
         for kind in ("network", "subnetwork", "service_account", "runtime_version"):

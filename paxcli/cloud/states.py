@@ -143,11 +143,7 @@ def ensure(order: Order, gcloud: Gcloud, recreate: bool, say: Callable[[str], No
 
 
 def wait(
-    target: Target,
-    gcloud: Gcloud,
-    timeout: float,
-    say: Callable[[str], None],
-    order: Order | None = None,
+    target: Target, gcloud: Gcloud, timeout: float, say: Callable[[str], None], order: Order | None = None
 ) -> Status:
     """Waits until every slice is running. With an `order`, a target that is preempted meanwhile is recreated.
 

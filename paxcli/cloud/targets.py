@@ -18,10 +18,7 @@ from paxcli.cloud.states import slices_of
 from paxcli.cloud.values import check
 from paxcli.errors import ConfigError
 
-_VARIABLES = {
-    "zone": ("CLOUDSDK_COMPUTE_ZONE",),
-    "project": ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT"),
-}
+_VARIABLES = {"zone": ("CLOUDSDK_COMPUTE_ZONE",), "project": ("CLOUDSDK_CORE_PROJECT", "GOOGLE_CLOUD_PROJECT")}
 _SETTINGS = {"zone": "compute/zone", "project": "core/project"}
 
 
@@ -79,12 +76,7 @@ def recall(name: str) -> Target | None:
 
 
 def find_target(
-    name: str,
-    zone: str | None,
-    project: str | None,
-    gcloud: Gcloud,
-    say: Callable[[str], None],
-    dry_run: bool = False,
+    name: str, zone: str | None, project: str | None, gcloud: Gcloud, say: Callable[[str], None], dry_run: bool = False
 ) -> Target:
     """The target of a name: remembered, or looked up as a queued resource and as a TPU VM.
 

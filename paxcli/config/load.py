@@ -96,10 +96,8 @@ def _call(entry: RecipeEntry) -> fdl.Config:
     except PaxError:
         raise
     except ModuleNotFoundError as error:
-        raise MissingError(
-            f"{entry.path}: recipe `{entry.name}` needs the package `{error.name}`.",
-            "Install it; lingvo is `pip install 'lingvo>=0.14'`.",
-        ) from error
+        hint = "Install it; lingvo is `pip install 'lingvo>=0.14'`."
+        raise MissingError(f"{entry.path}: recipe `{entry.name}` needs the package `{error.name}`.", hint) from error
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f.lineno for f in reversed(frames) if Path(f.filename) == entry.path.resolve()), entry.line)

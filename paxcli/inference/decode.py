@@ -157,10 +157,8 @@ class PromptDecoder:
         found, is_target = {}, isinstance(self._model, Seq2SeqModel)
         for batch in source.eval_batches():
             if not is_target and "inputs_indicator" not in batch:
-                raise ConfigError(
-                    f"Input `{source.name}` has no inputs to continue.",
-                    "Set the lengths of both `inputs` and `targets` in its task_feature_lengths.",
-                )
+                hint = "Set the lengths of both `inputs` and `targets` in its task_feature_lengths."
+                raise ConfigError(f"Input `{source.name}` has no inputs to continue.", hint)
             key, is_prompt = ("source_ids", batch.source_segment_ids) if is_target else ("ids", batch.inputs_indicator)
             lengths = np.maximum((is_prompt > 0).sum(axis=1), 1).tolist()
             texts = source.ids_to_strings(batch[key], lengths, key)

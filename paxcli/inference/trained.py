@@ -15,13 +15,7 @@ from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.warm_start import load_params
 from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, DataError, DivergedError
-from paxcli.inference.decode import (
-    OnText,
-    PromptDecoder,
-    check_continues_prompts,
-    check_decodes,
-    override,
-)
+from paxcli.inference.decode import OnText, PromptDecoder, check_continues_prompts, check_decodes, override
 from paxcli.inference.prompts import Prompt, parse_prompt
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
 from paxcli.inputs.text import TextInput
@@ -93,10 +87,8 @@ class TrainedRun:
             metrics = self._metrics(step, inputs)
         for name, values in metrics.items():
             if not math.isfinite(values.get("loss", 0.0)):
-                raise DivergedError(
-                    f"The loss of the checkpoint of step {step} on `{name}` is {values['loss']}.",
-                    f"Evaluate an earlier one with `--step`. There are {format_steps(self.steps())}.",
-                )
+                hint = f"Evaluate an earlier one with `--step`. There are {format_steps(self.steps())}."
+                raise DivergedError(f"The loss of the checkpoint of step {step} on `{name}` is {values['loss']}.", hint)
         self._write_evaluation(step, f"{step}-files.json" if files else f"{step}.json", metrics)
         return metrics
 

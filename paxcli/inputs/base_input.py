@@ -328,10 +328,8 @@ class RandomAccessInput(BaseInput):
 
     def set_state(self, state: dict[str, Any]) -> None:
         if state.get("data") != self.data_fingerprint() or not isinstance(state.get("next_row"), int):
-            raise DataError(
-                f"The data of input `{self.name}` has changed since its position was saved.",
-                "Restore the old data, or start a new run from the old one's parameters (--from).",
-            )
+            hint = "Restore the old data, or start a new run from the old one's parameters (--from)."
+            raise DataError(f"The data of input `{self.name}` has changed since its position was saved.", hint)
         self._next_row = state["next_row"]
 
 
@@ -414,8 +412,6 @@ def tokenizer_of(source: BaseInput) -> Any:
     """
     tokenizer = source.text_tokenizer
     if tokenizer is None:
-        raise ConfigError(
-            f"{type(source).__name__} has no tokenizer, so text cannot be decoded.",
-            "Decode a run that was trained on text.",
-        )
+        hint = "Decode a run that was trained on text."
+        raise ConfigError(f"{type(source).__name__} has no tokenizer, so text cannot be decoded.", hint)
     return tokenizer

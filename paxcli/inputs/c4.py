@@ -58,10 +58,8 @@ class C4(Configurable):
         """Raises ConfigError if input `name` lacks a field; `holder` is the path of this object in the recipe."""
         for field, example in (("path", "~/c4/en"), ("tokenizer_path", "c4.model")):
             if getattr(self, field) is None:
-                raise ConfigError(
-                    f"Input `{name}` has no data: {field} is None.",
-                    f"Set it, such as --set {holder}.{field}={example}, or use `--overlay synthetic-data`.",
-                )
+                hint = f"Set it, such as --set {holder}.{field}={example}, or use `--overlay synthetic-data`."
+                raise ConfigError(f"Input `{name}` has no data: {field} is None.", hint)
 
     @functools.cached_property
     def _vocabulary(self) -> Any:
@@ -87,10 +85,8 @@ class C4(Configurable):
             return seqio.TfdsDataSource(self.tfds_name, tfds_data_dir=str(self.path), splits=[split])
         files = sorted(map(str, epath.Path(str(self.path)).expanduser().glob(f"*{split}*.json.gz")))
         if not files:
-            raise DataError(
-                f"No file matches {self.path}/*{split}*.json.gz.",
-                "Set `path` to the directory of C4's files, and `split_name` to a part of their names.",
-            )
+            hint = "Set `path` to the directory of C4's files, and `split_name` to a part of their names."
+            raise DataError(f"No file matches {self.path}/*{split}*.json.gz.", hint)
         return seqio.FileDataSource(self._records, {split: files})
 
     def _records(self, file: Any) -> Any:

@@ -72,19 +72,13 @@ class Corpus:
     def _read_rows(self, pack: int, numbers: np.ndarray) -> NestedMap:
         batch = self.packs[pack].rows(np.where(numbers < 0, -1, numbers - self.first_rows[pack]))
         if self.paths and (largest := int(max(batch.ids.max(), batch.labels.max()))) >= self.vocab_size:
-            raise DataError(
-                f"{self.paths[pack]} contains id {largest}, but its vocab_size is {self.vocab_size}.",
-                "Write or download the file again, or correct its .json.",
-            )
+            hint = "Write or download the file again, or correct its .json."
+            raise DataError(f"{self.paths[pack]} contains id {largest}, but its vocab_size is {self.vocab_size}.", hint)
         return batch
 
 
 def tokenize_text(
-    files: Sequence[SourceFile],
-    tokenizing: Tokenizing,
-    tokenizer: Tokenizer,
-    make_pack: Pack,
-    num_workers: int,
+    files: Sequence[SourceFile], tokenizing: Tokenizing, tokenizer: Tokenizer, make_pack: Pack, num_workers: int
 ) -> Corpus:
     """Reads and tokenizes text files.
 
@@ -162,8 +156,6 @@ def _allow_open_files(number: int) -> None:
     if soft == resource.RLIM_INFINITY or needed <= soft:
         return
     if hard != resource.RLIM_INFINITY and needed > hard:
-        raise MissingError(
-            f"{number} open files are needed, and this machine allows {hard}.",
-            "Raise the limit (ulimit -n), or merge token files.",
-        )
+        hint = "Raise the limit (ulimit -n), or merge token files."
+        raise MissingError(f"{number} open files are needed, and this machine allows {hard}.", hint)
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -59,10 +59,8 @@ class BadRecords:
         """Counts records that were skipped, for example in another process. Raises DataError above the budget."""
         self.found += messages
         if len(self.found) > self.budget:
-            raise DataError(
-                f"More than {self.budget} records cannot be read. The last one: {self.found[-1]}",
-                "Fix the data, or raise bad_record_budget.",
-            )
+            hint = "Fix the data, or raise bad_record_budget."
+            raise DataError(f"More than {self.budget} records cannot be read. The last one: {self.found[-1]}", hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,10 +135,8 @@ class Reading:
             )
         kind = schema.field(self.text_field).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            raise DataError(
-                f"{file.path}: column `{self.text_field}` has type {kind}, not text.",
-                "Set text_field to another column.",
-            )
+            hint = "Set text_field to another column."
+            raise DataError(f"{file.path}: column `{self.text_field}` has type {kind}, not text.", hint)
         return [str(self.text_field)]
 
     def _read_rows(self, file: SourceFile) -> Iterator[tuple[str, Any]]:

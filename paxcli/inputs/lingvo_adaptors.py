@@ -238,10 +238,8 @@ class LingvoEvalAdaptor(RandomAccessInput, _LingvoInput):
     def validate(self) -> None:
         super().validate()
         if self.is_training or not self.reset_for_eval:
-            raise ConfigError(
-                f"Input `{self.name}`: LingvoEvalAdaptor only supports evaluation epochs.",
-                "Set reset_for_eval=True and eval_loop_num_batches=None; to train, use LingvoInputAdaptor.",
-            )
+            hint = "Set reset_for_eval=True and eval_loop_num_batches=None; to train, use LingvoInputAdaptor."
+            raise ConfigError(f"Input `{self.name}`: LingvoEvalAdaptor only supports evaluation epochs.", hint)
 
     def num_rows(self) -> int:
         return num_rows(self._data)

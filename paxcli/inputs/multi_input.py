@@ -46,10 +46,8 @@ class MultiInput(BaseInput):
     def validate(self) -> None:
         super().validate()
         if not self.inputs or (self.reset_for_eval and len(self.inputs) > 1):
-            raise ConfigError(
-                f"Input `{self.name}` has {len(self.inputs)} inputs.",
-                "Set `inputs`; with reset_for_eval=True only one, since epochs of several inputs differ in length.",
-            )
+            hint = "Set `inputs`; with reset_for_eval=True only one, since epochs of several inputs differ in length."
+            raise ConfigError(f"Input `{self.name}` has {len(self.inputs)} inputs.", hint)
         if self.default_input is not None and self.default_input not in self.inputs:
             raise ConfigError(f"Input `{self.name}`: default_input {self.default_input} is not one of its inputs.")
         for child in self.inputs.values():

@@ -220,10 +220,8 @@ class SeqIOInput(StreamInput):
         self._validate_task()
         self._validate_lengths()
         if self.shuffle and not self.is_training:
-            raise ConfigError(
-                f"Input `{self.name}`: shuffle=True, but an evaluation is never shuffled.",
-                "Leave shuffle unset; for a sample of the data, use a split such as validation[:5%].",
-            )
+            hint = "Leave shuffle unset; for a sample of the data, use a split such as validation[:5%]."
+            raise ConfigError(f"Input `{self.name}`: shuffle=True, but an evaluation is never shuffled.", hint)
         if self.eval_num_examples is not None and self.is_training:
             raise ConfigError(
                 f"Input `{self.name}`: eval_num_examples={self.eval_num_examples} does not limit an evaluation.",
@@ -240,10 +238,8 @@ class SeqIOInput(StreamInput):
 
     def _validate_lengths(self) -> None:
         if self.task_feature_lengths is None and self.seq_len is None:
-            raise ConfigError(
-                f"Input `{self.name}`: neither task_feature_lengths nor seq_len is set.",
-                "Set the maximum length of each feature of the task, such as {inputs: 512, targets: 114}.",
-            )
+            hint = "Set the maximum length of each feature of the task, such as {inputs: 512, targets: 114}."
+            raise ConfigError(f"Input `{self.name}`: neither task_feature_lengths nor seq_len is set.", hint)
         if isinstance(self.feature_converter, Features) and self.seq_len is not None:
             length = self.feature_converter.row_length(self.lengths)
             if length > self.seq_len:

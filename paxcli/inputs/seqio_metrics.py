@@ -50,10 +50,8 @@ class TaskMetrics:
                 answer = self.task.postprocess_fn(text, example=example, is_target=False)
             answers.append(answer)
         if len(targets) != len(outputs):
-            raise DataError(
-                f"{self.where}: there are {len(outputs)} outputs for {len(targets)} examples.",
-                "The feature converter must return one row per example.",
-            )
+            hint = "The feature converter must return one row per example."
+            raise DataError(f"{self.where}: there are {len(outputs)} outputs for {len(targets)} examples.", hint)
         metrics: dict[str, float] = {}
         for function in self.functions:
             self._add(metrics, function(targets, answers))

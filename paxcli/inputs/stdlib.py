@@ -42,8 +42,6 @@ class StdlibInput(TextInput):
             paths = [Path(directory, name) for name in names if name.endswith(".py") and name not in _TABLES]
             files += [SourceFile(path.relative_to(root).as_posix(), epath.Path(path)) for path in paths]
         if not files:
-            raise DataError(
-                f"There are no source files of Python's standard library in {root}.",
-                "Use TextInput with your own files.",
-            )
+            hint = "Use TextInput with your own files."
+            raise DataError(f"There are no source files of Python's standard library in {root}.", hint)
         return sorted(files)

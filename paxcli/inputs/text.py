@@ -81,10 +81,8 @@ class TextInput(RandomAccessInput):
     def _validate_files(self) -> None:
         if not self.files or isinstance(self.files, str):
             field = "train_input.files" if self.is_training else "eval_inputs.0.files"
-            raise ConfigError(
-                f"Input `{self.name}`: files is {self.files!r}.",
-                f"Set it to a list, such as --set {field}='[~/text/**/*.txt]', or use `--overlay synthetic-data`.",
-            )
+            hint = f"Set it to a list, such as --set {field}='[~/text/**/*.txt]', or use `--overlay synthetic-data`."
+            raise ConfigError(f"Input `{self.name}`: files is {self.files!r}.", hint)
 
     def _names_token_files(self) -> bool:
         formats = {self.format or format_of(pattern) for pattern in self.files or []}
@@ -219,10 +217,8 @@ class TextInput(RandomAccessInput):
         split = self._split_name()
         chosen = [file for file in files if split is None or self._split_of(file.name) == split]
         if not chosen:
-            raise DataError(
-                f"Input `{self.name}`: none of {len(files)} files is in split `{split}`.",
-                "Change eval_fraction, or set split=None and different `files` for each input.",
-            )
+            hint = "Change eval_fraction, or set split=None and different `files` for each input."
+            raise DataError(f"Input `{self.name}`: none of {len(files)} files is in split `{split}`.", hint)
         return chosen
 
     def _split_name(self) -> str | None:

@@ -99,10 +99,8 @@ class SentencePieceTokenizer(TokenizerConfig):
 
     def __post_init__(self) -> None:
         if self.path is None:
-            raise ConfigError(
-                "The tokenizer has no path.",
-                "Set it to a SentencePiece model for each input, such as --set train_input.tokenizer.path=c4.model.",
-            )
+            hint = "Set it to a SentencePiece model for each input, such as --set train_input.tokenizer.path=c4.model."
+            raise ConfigError("The tokenizer has no path.", hint)
 
     @functools.cached_property
     def _model(self) -> Any:

@@ -166,7 +166,5 @@ def cache_of(layer: nn.Module, batch_size: int, length: int, dtype: jax.typing.D
     """
     if isinstance(layer, CachedLayer):
         return layer.init_cache(batch_size, length, dtype)
-    raise ConfigError(
-        f"{type(layer).__name__} has no decode cache, so a model that holds it cannot decode.",
-        "Derive it from `paxcli.layers.base.CachedLayer` and define `init_cache`.",
-    )
+    hint = "Derive it from `paxcli.layers.base.CachedLayer` and define `init_cache`."
+    raise ConfigError(f"{type(layer).__name__} has no decode cache, so a model that holds it cannot decode.", hint)

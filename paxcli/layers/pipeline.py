@@ -71,10 +71,8 @@ class Pipeline:
         given = {field: value for field, value in given.items() if value is not None}
         if len(given) != 1:
             found = "both are" if given else "none is"
-            raise ConfigError(
-                f"A pipelined stack takes `num_microbatches` or `microbatch_size`; {found} set.",
-                "Set one of them, for example `--set stack.num_microbatches=4`.",
-            )
+            hint = "Set one of them, for example `--set stack.num_microbatches=4`."
+            raise ConfigError(f"A pipelined stack takes `num_microbatches` or `microbatch_size`; {found} set.", hint)
         ((field, parts),) = given.items()
         if rows % parts:
             nearest = max((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: -abs(n - parts))

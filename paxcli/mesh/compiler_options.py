@@ -57,10 +57,8 @@ def compiler_options(
     errors = _option_errors(platform, presets | user)
     for name in user:
         if errors[name]:
-            raise ConfigError(
-                f"mesh.compiler_options: {name}={user[name]!r}: {errors[name]}",
-                f"{_package(platform)} does not accept it. Set it to null, or look up its new name.",
-            )
+            hint = f"{_package(platform)} does not accept it. Set it to null, or look up its new name."
+            raise ConfigError(f"mesh.compiler_options: {name}={user[name]!r}: {errors[name]}", hint)
     unknown = [name for name in presets if errors[name]]
     if unknown:
         log.warning(

@@ -83,10 +83,8 @@ def libtpu_arguments(options: Mapping[str, Any] | None) -> str:
     """
     for name, value in (options or {}).items():
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or not re.fullmatch(r"[^\s'\"\\]+", str(value)):
-            raise ConfigError(
-                f"mesh.libtpu_options: {name}={value!r} is not a libtpu option.",
-                "Example: {xla_tpu_scoped_vmem_limit_kib: 98304}. Names have no dashes, values no spaces.",
-            )
+            hint = "Example: {xla_tpu_scoped_vmem_limit_kib: 98304}. Names have no dashes, values no spaces."
+            raise ConfigError(f"mesh.libtpu_options: {name}={value!r} is not a libtpu option.", hint)
     values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in (options or {}).items()}
     return " ".join(f"--{name}={value}" for name, value in values.items())
 
@@ -144,10 +142,8 @@ def _check_count(sizes: Mapping[str, int], found: int, slices: int) -> None:
         fit = f"--set mesh.ici_mesh_shape='{{data: {found // slices}}}'"
         if found % slices:
             fit = f"--set mesh.dcn_mesh_shape=null --set mesh.ici_mesh_shape='{{data: {found}}}'"
-        raise ConfigError(
-            f"mesh {describe(sizes)} needs {needed} device{'s' * (needed > 1)}, found {found}.",
-            f"Choose a shape that uses all devices, such as {fit}, or run a small model here: --overlay cpu",
-        )
+        hint = f"Choose a shape that uses all devices, such as {fit}, or run a small model here: --overlay cpu"
+        raise ConfigError(f"mesh {describe(sizes)} needs {needed} device{'s' * (needed > 1)}, found {found}.", hint)
 
 
 def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:

@@ -110,10 +110,8 @@ def _forward(settings: _Settings, params: Any, x: Any, labels: Any, weights: Any
 def _backward(settings: _Settings, residuals: Any, grads: Any):
     total_grad, *others = grads
     if not all(isinstance(grad, SymbolicZero) for grad in others):
-        raise ConfigError(
-            "With a chunked loss, only the metric `loss` has a gradient.",
-            "Set `loss_chunk` to null, or train on `loss`.",
-        )
+        hint = "Set `loss_chunk` to null, or train on `loss`."
+        raise ConfigError("With a chunked loss, only the metric `loss` has a gradient.", hint)
     param_grads, x_grads, types = residuals
     param_grads = {name: (total_grad * grad).astype(types[name].dtype) for name, grad in param_grads.items()}
     return param_grads, (total_grad * x_grads.astype(jnp.float32)).astype(x_grads.dtype), None, None

@@ -96,10 +96,8 @@ def compile_with_costs(costs: dict[str, float], xla_log: XlaLog, compile_step: C
         return program
     used = xla_log.wait_for(_PROFILE_USED)
     if used is None:
-        raise DataError(
-            "XLA did not use the profile: its log does not report it.",
-            "Collect it again with this version: `pax pgle collect RECIPE`.",
-        )
+        hint = "Collect it again with this version: `pax pgle collect RECIPE`."
+        raise DataError("XLA did not use the profile: its log does not report it.", hint)
     log.info("XLA schedules by the costs of %d instructions: %s", len(costs), used.partition("] ")[2] or used)
     return program
 

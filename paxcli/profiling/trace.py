@@ -51,10 +51,8 @@ def find_trace(directory: str) -> epath.Path:
         found = [path for path in (root, *root.iterdir()) if path.is_dir() and any(path.glob("*.xplane.pb"))]
         if found:
             return max(found, key=lambda path: path.name)
-    raise DataError(
-        f"There is no trace in {directory}.",
-        "Trace some steps: `pax train RECIPE --profile-steps 10:15`.",
-    )
+    hint = "Trace some steps: `pax train RECIPE --profile-steps 10:15`."
+    raise DataError(f"There is no trace in {directory}.", hint)
 
 
 def read_trace(directory: epath.Path) -> Trace:
@@ -89,10 +87,8 @@ def read_trace(directory: epath.Path) -> Trace:
                     steps |= numbers
     operations = {device: found for device, found in operations.items() if found}
     if not operations:
-        raise DataError(
-            f"The trace in {directory} has no operations of a device.",
-            "Check that the traced steps ran, and that no other profiler, such as Nsight or DCGM, is using the GPU.",
-        )
+        hint = "Check that the traced steps ran, and that no other profiler, such as Nsight or DCGM, is using the GPU."
+        raise DataError(f"The trace in {directory} has no operations of a device.", hint)
     return Trace(operations, sorted(phases, key=lambda phase: phase.start), len(steps))
 
 

@@ -5,15 +5,17 @@ The report has the memory that the step needs, what it communicates, and its pre
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
@@ -72,10 +74,8 @@ def target_of(config: fdl.Config[Experiment], topology: str | None, num_slices: 
     mesh = fdl.build(config.mesh)
     devices, slices = mesh.num_devices(), mesh.num_slices()
     if num_slices is not None and num_slices != slices:
-        raise ConfigError(
-            f"The recipe's mesh has {slices} slice{'s' * (slices > 1)}, not {num_slices}.",
-            f"Change the mesh, such as `--set mesh.dcn_mesh_shape=[{num_slices},1,1]`, or leave out `--slices`.",
-        )
+        hint = f"Change the mesh, such as `--set mesh.dcn_mesh_shape=[{num_slices},1,1]`, or leave out `--slices`."
+        raise ConfigError(f"The recipe's mesh has {slices} slice{'s' * (slices > 1)}, not {num_slices}.", hint)
     if devices is None:
         if topology is None:
             raise ConfigError("The recipe's mesh has no fixed size.", "Choose the devices: `--topology v4-8`.")
@@ -106,7 +106,7 @@ def compile_ahead(
       MissingError: This machine lacks what compiling for the target needs.
     """
     set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
-    with open_session(config, target.devices()) as session:
+    with _no_compilation_cache(), open_session(config, target.devices()) as session:
         options: dict[str, Any] = session.compiler_options
         began = time.perf_counter()
         lowered = _lower(session, step)
@@ -298,3 +298,16 @@ def _stacked_shapes(session: Session) -> list[tuple[int, ...]]:
     """Shapes of the parameters that stack one matrix of each layer."""
     stack = session.abstract.params.get("stack", {})
     return sorted({leaf.shape for leaf in jax.tree.leaves(stack) if leaf.ndim >= 3})
+
+
+@contextlib.contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """Disables the cache: a CPU program from the cache cannot be saved again, and its compile time would be wrong."""
+    enabled = jax.config.jax_enable_compilation_cache  # pyrefly: ignore[missing-attribute]
+    jax.config.update("jax_enable_compilation_cache", False)
+    reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        reset_cache()

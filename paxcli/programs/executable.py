@@ -93,10 +93,8 @@ def load_executable(path: Path, session: Session) -> TrainStep:
     now = json.loads(json.dumps(list_dependencies(session)))
     changed = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
     if changed:
-        raise ConfigError(
-            f"{path} was compiled for something else:\n{changed_lines(before, now, changed)}",
-            "Compile it again with `pax compile … --save FILE`, or train without `--compiled`.",
-        )
+        hint = "Compile it again with `pax compile … --save FILE`, or train without `--compiled`."
+        raise ConfigError(f"{path} was compiled for something else:\n{changed_lines(before, now, changed)}", hint)
     devices = tuple(session.mesh.devices.flat)
     try:
         loaded = devices[0].client.deserialize_executable(executable, executable_devices=xla_client.DeviceList(devices))

@@ -102,10 +102,8 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
     if raw:
         generation, shape = raw[1], raw[2]
     elif ":" in name:
-        raise ConfigError(
-            f"{name!r} is not a topology.",
-            f"Write v4-128, v4:4x4x12 or cpu:8. TPU generations: {', '.join(GENERATIONS)}.",
-        )
+        hint = f"Write v4-128, v4:4x4x12 or cpu:8. TPU generations: {', '.join(GENERATIONS)}."
+        raise ConfigError(f"{name!r} is not a topology.", hint)
     else:
         slice_ = find_accelerator(name)
         generation, shape = slice_.generation, slice_.topology

@@ -100,10 +100,8 @@ class Learner(Configurable):
             optimizer.validate()
             schedule.validate()
         if self.clip_gradient_norm_to_value is not None and self.clip_gradient_single_norm_to_value is not None:
-            raise ConfigError(
-                "Gradients are clipped by their global norm or each by its own, not both.",
-                "Set `clip_gradient_norm_to_value` or `clip_gradient_single_norm_to_value` to null.",
-            )
+            hint = "Set `clip_gradient_norm_to_value` or `clip_gradient_single_norm_to_value` to null."
+            raise ConfigError("Gradients are clipped by their global norm or each by its own, not both.", hint)
         clips = self.clip_gradient_norm_to_value or self.clip_gradient_single_norm_to_value
         if self.clip_each_microbatch and (self.stochastic_gradient is not None or not clips):
             raise ConfigError(

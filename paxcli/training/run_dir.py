@@ -135,10 +135,8 @@ class RunDir:
         with contextlib.suppress(FileNotFoundError):
             if self._locked is None or os.path.samestat(self._locked, os.stat(self._lock_file)):
                 return
-        raise MissingError(
-            f"The run directory {self.path} was renamed, deleted or replaced during the run.",
-            "Resume with `--run-dir` and its new name. A save in progress may have left files under the old name.",
-        )
+        hint = "Resume with `--run-dir` and its new name. A save in progress may have left files under the old name."
+        raise MissingError(f"The run directory {self.path} was renamed, deleted or replaced during the run.", hint)
 
     @contextlib.contextmanager
     def explain_rename(self) -> Iterator[None]:
@@ -163,10 +161,8 @@ class RunDir:
                 return parse_config_text(path.read_bytes().decode())
             except (UnicodeDecodeError, DataError) as error:
                 reason = error.message if isinstance(error, DataError) else f"It is not UTF-8: {error}."
-                raise DataError(
-                    f"{path} is damaged. {reason}",
-                    "Restore it from a backup, or delete it: checkpoints record the recipe and its seeds too.",
-                ) from error
+                hint = "Restore it from a backup, or delete it: checkpoints record the recipe and its seeds too."
+                raise DataError(f"{path} is damaged. {reason}", hint) from error
         store = CheckpointStore(self.checkpoints)
         latest = store.latest_step()
         return {} if latest is None else dict(store.recipe(latest))

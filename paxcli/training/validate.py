@@ -149,10 +149,8 @@ def _check_inputs(given: Any, config: Any, model: Model) -> None:
     for path, source in zip(paths, (config.train_input, *config.eval_inputs), strict=True):
         length = fdl.ordered_arguments(source, include_defaults=True).get("seq_len")
         if length and limit and length > limit:
-            raise ConfigError(
-                f"{path}.seq_len={length} is longer than task.model.max_seq_len={limit}.",
-                f"Lower `{path}.seq_len`, or raise `max_seq_len`.",
-            )
+            hint = f"Lower `{path}.seq_len`, or raise `max_seq_len`."
+            raise ConfigError(f"{path}.seq_len={length} is longer than task.model.max_seq_len={limit}.", hint)
 
 
 def _check_filled_in(path: str, source: Any) -> None:

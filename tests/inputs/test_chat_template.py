@@ -76,10 +76,7 @@ class TestUnknownMask:
         ("{{ range(10 ** 9) }}", "fails: OverflowError"),
         ("{{ ''.__class__.__mro__ }}", "fails: SecurityError"),
         ("{{ messages.append(1) }}", "fails: SecurityError"),
-        (
-            "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-            "more than 2,000,000 steps",
-        ),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "more than 2,000,000 steps"),
         (
             "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
             "more than 2,000,000 steps",

@@ -114,11 +114,7 @@ def test_weights_of_tokens():
         )
         np.testing.assert_array_equal(batch["labels"], [5, 6, 7, 8, 9, 1, 0, 0])
         weights[asked] = batch["weights"].tolist()
-    assert weights == {
-        None: [1, 1, 1, 0, 1, 1, 0, 0],
-        True: [0, 0, 0, 0, 1, 1, 0, 0],
-        False: [1, 1, 1, 1, 1, 1, 0, 0],
-    }
+    assert weights == {None: [1, 1, 1, 0, 1, 1, 0, 0], True: [0, 0, 0, 0, 1, 1, 0, 0], False: [1, 1, 1, 1, 1, 1, 0, 0]}
 
 
 def test_reversed_rows_have_each_token_at_its_position():

@@ -93,11 +93,7 @@ def test_layers_keep_their_order():
 
 @pytest.mark.parametrize(
     ("rounds", "scan", "lead"),
-    [
-        (1, True, {"stage": 2, "layers": 2}),
-        (1, False, {"stage": 2}),
-        (2, False, {"layers": 2, "stage": 2}),
-    ],
+    [(1, True, {"stage": 2, "layers": 2}), (1, False, {"stage": 2}), (2, False, {"layers": 2, "stage": 2})],
 )
 def test_each_layer_starts_different_and_names_its_axes(rounds, scan, lead, inputs):
     stack = PipelinedStack(**WIDTHS, scan=scan, num_stages=2, num_microbatches=1, circular_repeat=rounds)

@@ -92,8 +92,7 @@ def _orthogonalized(matrix: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("path", "rows", "columns"),
-    [("query", 6, 8), ("post", 8, 6), ("experts", 6, 5), ("layers/query", 6, 8)],
+    ("path", "rows", "columns"), [("query", 6, 8), ("post", 8, 6), ("experts", 6, 5), ("layers/query", 6, 8)]
 )
 def test_a_weight_is_the_matrix_of_its_matmul(path, rows, columns):
     ours, params, grad = _ours(Muon(nesterov=False, weight_decay=0.0), steps=1), _params(), _grads(0)

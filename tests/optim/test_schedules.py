@@ -10,12 +10,7 @@ import pytest
 
 from paxcli.errors import ConfigError
 from paxcli.optim.curves import ContinuousSchedule, Cosine, DelayedCosine, Exponential, LinearSchedule, Polynomial
-from paxcli.optim.piecewise import (
-    CycleSchedule,
-    LinearRampupPiecewiseConstant,
-    PiecewiseConstant,
-    PiecewiseSchedule,
-)
+from paxcli.optim.piecewise import CycleSchedule, LinearRampupPiecewiseConstant, PiecewiseConstant, PiecewiseSchedule
 from paxcli.optim.schedules import (
     Constant,
     LinearRampupCosineDecay,
@@ -94,10 +89,7 @@ _OPTAX = {
     "cosine": (LinearRampupCosineDecay(10, None, 100, 0.1), optax.warmup_cosine_decay_schedule(0, 1, 10, 100, 0.1)),
     "linear": (LinearSchedule((10, 2.0), (90, 0.5)), optax.linear_schedule(2.0, 0.5, 80, 10)),
     # optax counts the share of steps that are left, as our `origin="limit"` does.
-    "polynomial": (
-        Polynomial((10, 2.0), (90, 0.5), 3.0, "limit"),
-        optax.polynomial_schedule(2.0, 0.5, 3, 80, 10),
-    ),
+    "polynomial": (Polynomial((10, 2.0), (90, 0.5), 3.0, "limit"), optax.polynomial_schedule(2.0, 0.5, 3, 80, 10)),
     "exponential": (Exponential((10, 1.0), (110, 0.2)), optax.exponential_decay(1.0, 100, 0.2, 10, False, 0.2)),
     "cosine alone": (Cosine(1.0, 0.25, 100), optax.cosine_decay_schedule(1.0, 100, 0.25)),
     "pieces": (

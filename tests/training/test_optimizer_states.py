@@ -35,10 +35,7 @@ def _lion_with_clip(learning_rate, limit: float):
 
 @pytest.mark.parametrize(
     ("optimizer", "state"),
-    [
-        (Optax.config(factory=fdl.Partial(_lion_with_clip, limit=1.0)), "mu"),
-        (Muon.config(), "muon"),
-    ],
+    [(Optax.config(factory=fdl.Partial(_lion_with_clip, limit=1.0)), "mu"), (Muon.config(), "muon")],
 )
 def test_an_optimizer_trains_with_parameters_left_out(optimizer, state):
     config = tiny_synthetic()

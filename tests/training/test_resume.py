@@ -129,11 +129,7 @@ def test_safe_changes_can_be_allowed(tmp_path):
 def test_another_mesh_goes_on(tmp_path, pax):
     """Eight devices begin, one ends: the parameters are the ones that were saved."""
     first = pax(
-        "train",
-        "tiny",
-        *small(num_train_steps=10, ici_mesh_shape="{fsdp: 4, tensor: 2}"),
-        "--run-dir=f",
-        devices=8,
+        "train", "tiny", *small(num_train_steps=10, ici_mesh_shape="{fsdp: 4, tensor: 2}"), "--run-dir=f", devices=8
     )
     assert first.returncode == 0, first.stderr
     eight = losses(tmp_path / "f")

@@ -60,10 +60,8 @@ class Safetensors:
             if name in self.shapes:
                 raise DataError(f"Two files have `{name}`, {path} among them.", "Delete files of another model.")
             if found.get_dtype() not in DTYPES:
-                raise DataError(
-                    f"`{name}` in {path} is {found.get_dtype()}; pax reads {', '.join(DTYPES)}.",
-                    "Import the weights that it was quantized from.",
-                )
+                hint = "Import the weights that it was quantized from."
+                raise DataError(f"`{name}` in {path} is {found.get_dtype()}; pax reads {', '.join(DTYPES)}.", hint)
             self._files[name] = file
             self.shapes[name] = jax.ShapeDtypeStruct(tuple(found.get_shape()), np.dtype(DTYPES[found.get_dtype()]))
 
@@ -119,10 +117,7 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_safetensors(
-    directory: Path,
-    tensors: Iterable[tuple[str, np.ndarray]],
-    sizes: Mapping[str, int],
-    shard_bytes: int = SHARD_BYTES,
+    directory: Path, tensors: Iterable[tuple[str, np.ndarray]], sizes: Mapping[str, int], shard_bytes: int = SHARD_BYTES
 ) -> list[str]:
     """Writes `model.safetensors`, or shards and their index; holds one shard in memory.
 

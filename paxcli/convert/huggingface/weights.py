@@ -33,14 +33,7 @@ from paxcli.convert.huggingface.generation import GENERATION, decoding_values, g
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, sizes_of
 from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
-from paxcli.convert.runs import (
-    ExportedWeights,
-    ImportedWeights,
-    check_new,
-    import_checkpoint,
-    read_run,
-    state_shapes,
-)
+from paxcli.convert.runs import ExportedWeights, ImportedWeights, check_new, import_checkpoint, read_run, state_shapes
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.experiment import Experiment

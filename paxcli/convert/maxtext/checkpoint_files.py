@@ -46,10 +46,8 @@ class MaxTextCheckpoint:
         try:
             self._tree = self._handler.metadata(self.path).tree
         except Exception as error:
-            raise DataError(
-                f"{self.path} cannot be read: {first_line(error)}",
-                "Check that the directory is complete, as MaxText wrote it.",
-            ) from error
+            hint = "Check that the directory is complete, as MaxText wrote it."
+            raise DataError(f"{self.path} cannot be read: {first_line(error)}", hint) from error
         self._leaves = named_leaves(self._tree)
         self._names: dict[Kind, dict[str, str]] = {"params": {}, "ema": {}, "mu": {}, "nu": {}}
         for full_name in self._leaves:

@@ -77,10 +77,8 @@ def _refuse(settings: Settings) -> None:
         hint = f"The nearest is decoder_block={nearest}." if nearest else f"Pax has {', '.join(tables.blocks())}."
         raise ConfigError(f"decoder_block={block} of {name} is not a block that pax has.", hint)
     if tables.local_layers(block) and _is_pipelined(settings):
-        raise ConfigError(
-            f"decoder_block={block}: interleaved kinds of layers cannot be pipelined.",
-            "Set *_pipeline_parallelism to 1.",
-        )
+        hint = "Set *_pipeline_parallelism to 1."
+        raise ConfigError(f"decoder_block={block}: interleaved kinds of layers cannot be pipelined.", hint)
     if settings["use_post_attn_norm"] != settings["use_post_ffw_norm"]:
         raise ConfigError("use_post_attn_norm and use_post_ffw_norm differ.", "Pax has both or neither.")
 
@@ -209,10 +207,8 @@ def _set_feed_forward(draft: Conversion, path: str) -> None:
     names = [str(name) for name in settings["mlp_activations"]]
     plain = [name for name in names if name != "linear"]
     if len(names) > 2 or len(plain) != 1 or plain[0] not in _ACTIVATIONS:
-        raise ConfigError(
-            f"mlp_activations={names} is not a feed-forward that pax has.",
-            f"Pax has one of {', '.join(_ACTIVATIONS)}, alone or beside `linear`.",
-        )
+        hint = f"Pax has one of {', '.join(_ACTIVATIONS)}, alone or beside `linear`."
+        raise ConfigError(f"mlp_activations={names} is not a feed-forward that pax has.", hint)
     experts = settings["num_experts"] > 1
     draft.set(path, "MoeFeedForward" if experts else "FeedForward", "num_experts")
     draft.set(f"{path}.activation", _ACTIVATIONS[plain[0]], "mlp_activations")

@@ -80,10 +80,8 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     understood = any(pair.key in known or tables.drop_reason(pair.key) for pair in launch.pairs)
     if (launch.pairs or launch.diagnostics) and not understood and not launch.overrides:
         names = [pair.key for pair in launch.pairs] or [found.text for found in launch.diagnostics]
-        raise ConfigError(
-            f"Line {launch.line}: the launch has no key that pax knows: {', '.join(names[:6])}.",
-            "Set the script's variables with `--arg NAME=…`, or give its keys: `model_name=… steps=…`.",
-        )
+        hint = "Set the script's variables with `--arg NAME=…`, or give its keys: `model_name=… steps=…`."
+        raise ConfigError(f"Line {launch.line}: the launch has no key that pax knows: {', '.join(names[:6])}.", hint)
     settings = Settings({}, era_of(launch, (), date), "default")
     pairs = _rename_keys(launch.pairs, settings)
     name = next((pair.value for pair in reversed(pairs) if pair.key == "model_name"), "default") or "default"

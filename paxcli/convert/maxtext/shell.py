@@ -329,10 +329,8 @@ class _Evaluator:
             reason = _NOT_TRAINING.get(kind, "not a training command")
             return self.found.others.append(Diagnostic(line, name, reason))
         if error := _syntax_error(node):
-            raise ConfigError(
-                f"Line {self._line(error)}: the training command is not valid shell syntax.",
-                "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`.",
-            )
+            hint = "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`."
+            raise ConfigError(f"Line {self._line(error)}: the training command is not valid shell syntax.", hint)
         launch = Launch(line, name, note=_comment_after(node))
         read_arguments(words[used:], lines[used:], launch)
         self._add_environment(launch)

@@ -103,10 +103,8 @@ class Attention(CachedLayer):
 
     def setup(self) -> None:
         if self.window is not None and not self.causal:
-            raise ConfigError(
-                f"window={self.window}: a sliding window requires causal attention.",
-                "Set `window` to null, or `causal` to true.",
-            )
+            hint = "Set `window` to null, or `causal` to true."
+            raise ConfigError(f"window={self.window}: a sliding window requires causal attention.", hint)
         if self.bidirectional_prefix and not (self.causal and self.segmented and self.window is None):
             raise ConfigError("bidirectional_prefix=true requires `causal` and `segmented`, and no `window`.")
         if not (self.segmented or self.causal):

@@ -25,10 +25,8 @@ class CrossAttention(Attention):
 
     def setup(self) -> None:
         if self.causal or self.rotary is not None or self.relative_bias is not None:
-            raise ConfigError(
-                "Cross-attention has no order of positions.",
-                "Leave `causal` False, `rotary` and `relative_bias` None.",
-            )
+            hint = "Leave `causal` False, `rotary` and `relative_bias` None."
+            raise ConfigError("Cross-attention has no order of positions.", hint)
         if self.kernel not in ("auto", "xla"):
             raise ConfigError(f"Cross-attention has no kernel `{self.kernel}`.", "Set `kernel` to `auto` or `xla`.")
         super().setup()

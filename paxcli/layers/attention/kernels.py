@@ -15,12 +15,7 @@ from paxcli.mesh.sharding import current_device
 
 XLA = XlaAttention()
 BACKENDS: dict[str, AttentionBackend] = {
-    backend.name: backend
-    for backend in (
-        XLA,
-        SplashAttention(),
-        CudnnAttention(),
-    )
+    backend.name: backend for backend in (XLA, SplashAttention(), CudnnAttention())
 }
 
 if TYPE_CHECKING:

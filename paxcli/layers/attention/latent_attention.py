@@ -80,11 +80,7 @@ class LatentAttention(CachedLayer):
             self.weight, init=self.params_init, axes=("embed", None), contracts=(0,), produces=(1,)
         )
         up = functools.partial(
-            self.weight,
-            init=self.params_init,
-            axes=("embed", "heads", "head_dim"),
-            contracts=(0,),
-            produces=(1, 2),
+            self.weight, init=self.params_init, axes=("embed", "heads", "head_dim"), contracts=(0,), produces=(1, 2)
         )
         if self.query_latent_dims is not None:
             self.query_down = down("query_down", shape=(dims, self.query_latent_dims))

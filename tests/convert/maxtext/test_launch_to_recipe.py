@@ -116,8 +116,7 @@ def test_the_first_script_value_by_value() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow) if n in UNROLLED else n for n in tables.models()],
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in UNROLLED else n for n in tables.models()]
 )
 def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
     try:
@@ -173,8 +172,7 @@ def test_the_rate_is_zero_after_the_schedule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("date", "step_4"),
-    [("2026-01-19", 3e-4 + 2.7e-3 * 0.5 * (1 + math.cos(math.pi * 2 / 5))), ("2026-01-20", 0.00165)],
+    ("date", "step_4"), [("2026-01-19", 3e-4 + 2.7e-3 * 0.5 * (1 + math.cos(math.pi * 2 / 5))), ("2026-01-20", 0.00165)]
 )
 def test_the_cosine_reaches_its_end_at_the_last_step_since_2026(date: str, step_4: float) -> None:
     keys = {"learning_rate": 3e-3, "warmup_steps_fraction": 0.3, "steps": 7, "learning_rate_final_fraction": 0.1}

@@ -108,8 +108,7 @@ def test_logit_cap_and_bias_against_numpy():
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{}, {"window": 3}, {"relative_bias": functools.partial(RelativeBias)}, {"value_dims_per_head": 5}],
+    "fields", [{}, {"window": 3}, {"relative_bias": functools.partial(RelativeBias)}, {"value_dims_per_head": 5}]
 )
 def test_packed_equals_separate(fields):
     layer, variables = _layer(**fields)
