@@ -46,12 +46,7 @@ def _on_host(x: np.ndarray) -> int:
         block *= _WORD
         block += _block_indices()[: block.size]
         block += np.uint32(start * int(_INDEX) % 2**32)
-        block ^= block >> 16
-        block *= _MIX
-        block ^= block >> 13
-        block *= _MORE
-        block ^= block >> 16
-        total += int(block.sum(dtype=np.uint64))
+        total += int(_mix(block).sum(dtype=np.uint64))
     return total % 2**32
 
 
@@ -64,10 +59,14 @@ def _on_device(x: jax.Array) -> jax.Array:
     for dim in reversed(range(words.ndim)):
         index += jax.lax.broadcasted_iota(jnp.uint32, words.shape, dim) * np.uint32(stride % 2**32)
         stride *= words.shape[dim]
-    mixed = words * _WORD + index * _INDEX
-    mixed ^= mixed >> 16
-    mixed *= _MIX
-    mixed ^= mixed >> 13
-    mixed *= _MORE
-    mixed ^= mixed >> 16
-    return jnp.sum(mixed, dtype=jnp.uint32)
+    return jnp.sum(_mix(words * _WORD + index * _INDEX), dtype=jnp.uint32)
+
+
+def _mix(words: Any) -> Any:
+    """The hash of each word; a NumPy array is changed in place."""
+    words ^= words >> 16
+    words *= _MIX
+    words ^= words >> 13
+    words *= _MORE
+    words ^= words >> 16
+    return words

@@ -99,7 +99,9 @@ def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False
       ConfigError: No checkpoint would be left.
     """
     chosen = _select_steps(run_dir, steps)
-    _check_some_left(run_dir, chosen)
+    if chosen == _steps(run_dir):
+        hint = "Leave at least one, or delete the run directory itself."
+        raise ConfigError(f"That would delete every checkpoint of {resolve_path(run_dir)}.", hint)
     deleted = [_info(_step_dir(run_dir, step)) for step in chosen]
     for info in () if dry_run else deleted:
         delete_step(epath.Path(info.path))
@@ -149,12 +151,6 @@ def _select_steps(run_dir: str, steps: Sequence[int]) -> list[int]:
         hint = f"There are {format_steps(present)}."
         raise DataError(f"There is no checkpoint of step {format_steps(unknown)} in {resolve_path(run_dir)}.", hint)
     return sorted(set(steps)) or present
-
-
-def _check_some_left(run_dir: str, doomed: Sequence[int]) -> None:
-    if set(_steps(run_dir)) <= set(doomed):
-        hint = "Leave at least one, or delete the run directory itself."
-        raise ConfigError(f"That would delete every checkpoint of {resolve_path(run_dir)}.", hint)
 
 
 def _step_dir(run_dir: str, step: int) -> epath.Path:

@@ -21,7 +21,7 @@ from etils import epath
 from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.fingerprint import in_host_memory
 from paxcli.checkpoint.local_tier import LocalTier
-from paxcli.checkpoint.manifest import Manifest, describe_state, to_json
+from paxcli.checkpoint.manifest import describe_state, to_json
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import MANIFEST, STATE, named_leaves, nest_by_name, read_arrays, read_manifest
 from paxcli.config.bucket import deadline, exit_when_stuck
@@ -213,7 +213,11 @@ class CheckpointStore:
         wanted = named_leaves(abstract_state)
         with self._translate_read_errors(step):
             manifest = read_manifest(step_dir)
-        _check_same_state(step, wanted, manifest)
+        if differences := compare_arrays(wanted, manifest.arrays):
+            raise DataError(
+                f"The checkpoint of step {step} does not match this model and optimizer: {differences.text()}.",
+                "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights.",
+            )
         with self._translate_read_errors(step), deadline(self._timeout):
             arrays = read_arrays(step_dir, manifest, wanted)
         return _like(abstract_state, arrays), _select_input_state(step, manifest.input_states)
@@ -241,11 +245,10 @@ class CheckpointStore:
         if manager is not None:
             with self._translate_write_errors():
                 manager.close()
-                self._start_cleanup()
                 if self._cleanup is not None:
                     self._cleanup.join()
                 if jax.process_index() == 0:
-                    _remove_empty_trash(self.directory)
+                    shutil.rmtree(self.directory / _TRASH, ignore_errors=True)
         if self._local is not None:
             with self._translate_write_errors():
                 self._local.close(max(self.steps(), default=0))
@@ -343,23 +346,16 @@ class CheckpointStore:
 def delete_step(step_dir: epath.Path) -> None:
     """Deletes one checkpoint as retention does: if the process dies meanwhile, the next training deletes the rest."""
     trash = step_dir.parent / _TRASH
+    shutil.rmtree(trash, ignore_errors=True)  # the rest of an earlier deletion
     trash.mkdir(exist_ok=True)
-    _empty_directory(trash)
     step_dir.rename(trash / step_dir.name)
-    _empty_directory(trash)
-    _remove_empty_trash(step_dir.parent)
+    shutil.rmtree(trash, ignore_errors=True)
 
 
 def _like(abstract_state: Any, arrays: Mapping[str, Any]) -> Any:
     """A tree like `abstract_state` with arrays of these names."""
     names = named_leaves(abstract_state)
     return jax.tree.unflatten(jax.tree.structure(abstract_state), [arrays[name] for name in names])
-
-
-def _remove_empty_trash(directory: epath.Path) -> None:
-    trash = directory / _TRASH
-    if trash.exists() and not any(trash.iterdir()):
-        trash.rmdir()
 
 
 def _empty_directory(trash: epath.Path) -> None:
@@ -410,15 +406,6 @@ def _preservation_policy(policy: Checkpoint) -> Any:
     if policy.save_keep_interval_duration is not None:
         kept.append(ocm.EveryNSeconds(int(parse_duration(policy.save_keep_interval_duration).total_seconds())))
     return ocm.AnyPreservationPolicy(kept)
-
-
-def _check_same_state(step: int, wanted: dict[str, Any], manifest: Manifest) -> None:
-    differences = compare_arrays(wanted, manifest.arrays)
-    if differences:
-        raise DataError(
-            f"The checkpoint of step {step} does not match this model and optimizer: {differences.text()}.",
-            "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights.",
-        )
 
 
 def _gather_input_states(input_state: dict[str, Any]) -> list[dict[str, Any]]:

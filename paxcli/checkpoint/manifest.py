@@ -12,8 +12,7 @@ from paxcli.checkpoint.fingerprint import fingerprints
 from paxcli.errors import DataError
 
 FORMAT = 3
-_TRAIN_INPUT_ONLY = 2  # the format before the positions of eval inputs were recorded
-_WITHOUT_RECIPE = 1  # the format before the recipe was recorded
+_FIRST = 1  # version 0.1.0, which recorded neither the recipe nor the positions of eval inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +66,7 @@ def from_json(saved: Any) -> Manifest:
     content = saved.get("content") if isinstance(saved, dict) else None
     if not isinstance(content, dict) or saved.get("checksum") != _checksum(content):
         raise DataError("its manifest is damaged")
-    if content.get("format") not in (FORMAT, _TRAIN_INPUT_ONLY, _WITHOUT_RECIPE):
+    if content.get("format") not in (FORMAT, _FIRST):
         raise DataError(f"its format is {content.get('format')}, and this version of pax reads format {FORMAT}")
     try:
         manifest = Manifest(
@@ -77,13 +76,13 @@ def from_json(saved: Any) -> Manifest:
                 for name, entry in content["arrays"].items()
             },
             input_states=content["input_states"],
-            recipe=content["recipe"] if content["format"] != _WITHOUT_RECIPE else {},
+            recipe=content["recipe"] if content["format"] != _FIRST else {},
         )
+        if not _is_well_formed(manifest):
+            raise TypeError
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError("its manifest is damaged: a part is missing or has the wrong type") from error
-    if not _is_well_formed(manifest):
-        raise DataError("its manifest is damaged: a part has the wrong type")
-    if content["format"] != FORMAT:
+    if content["format"] == _FIRST:
         by_split = [{"train": state} if state else {} for state in manifest.input_states]
         manifest = dataclasses.replace(manifest, input_states=by_split)
     return manifest

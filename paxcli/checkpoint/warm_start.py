@@ -9,39 +9,34 @@ from typing import Any, Literal
 import jax
 from etils import epath
 
-from paxcli.checkpoint.array_differences import compare_arrays
-from paxcli.checkpoint.manager import CheckpointStore, format_steps
+from paxcli.checkpoint.array_differences import ArrayDifferences, compare_arrays
+from paxcli.checkpoint.manager import CheckpointStore, find_step, format_steps
 from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
 from paxcli.errors import ConfigError, DataError
 
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """The result of a warm start, by array name.
+    """The result of a warm start.
 
     Args:
       source: The checkpoint's directory.
-      matched: Arrays that were loaded.
-      missing: Arrays of the model that the checkpoint lacks.
-      unused: Arrays of the checkpoint that the model does not have.
-      mismatched: Descriptions of the arrays with another shape or dtype in the checkpoint.
+      arrays: Its arrays compared with the model's. Those that match were loaded.
     """
 
-    source: str
-    matched: list[str]
-    missing: list[str]
-    unused: list[str]
-    mismatched: list[str]
+    source: epath.Path
+    arrays: ArrayDifferences
 
     def text(self) -> str:
         """A summary of several lines, without empty categories."""
-        lines = [f"Loaded {len(self.matched)} arrays from {self.source}."]
-        if self.missing:
-            lines.append(f"Not in the checkpoint, randomly initialized: {listing(self.missing)}.")
-        if self.mismatched:
-            lines.append(f"Another shape or dtype, randomly initialized: {'; '.join(self.mismatched)}.")
-        if self.unused:
-            lines.append(f"In the checkpoint, not used: {listing(self.unused)}.")
+        arrays = self.arrays
+        lines = [f"Loaded {len(arrays.matched)} arrays from {self.source}."]
+        if arrays.missing:
+            lines.append(f"Not in the checkpoint, randomly initialized: {listing(arrays.missing)}.")
+        if arrays.mismatched:
+            lines.append(f"Another shape or dtype, randomly initialized: {'; '.join(arrays.mismatched.values())}.")
+        if arrays.unexpected:
+            lines.append(f"In the checkpoint, not used: {listing(arrays.unexpected)}.")
         return "\n".join(lines)
 
 
@@ -73,29 +68,18 @@ def load_params(
       DataError: The checkpoint does not exist or is damaged, or none of its arrays match.
     """
     store = CheckpointStore(epath.Path(run_dir) / "checkpoints")
-    steps = store.steps()
-    chosen = step if step is not None else store.latest_step()
-    if chosen not in steps:
-        wanted_step = "checkpoint" if step is None else f"checkpoint of step {step}"
-        raise DataError(f"{run_dir} has no {wanted_step}.", f"Steps there: {format_steps(steps)}.")
-    step_dir = store.directory / str(chosen)
+    step_dir = store.directory / str(find_step(run_dir, step))
     prefix = "params." if what == "params" else ""
     leaves = {prefix + name: leaf for name, leaf in named_leaves(state).items()}
     try:
         manifest = read_manifest(step_dir)
-        differences = compare_arrays(leaves, manifest.arrays)
-        matching = {name: leaves[name] for name in differences.matched}
+        saved = {name: entry for name, entry in manifest.arrays.items() if name.startswith(prefix)}
+        report = Report(step_dir, compare_arrays(leaves, saved))
+        matching = {name: leaves[name] for name in report.arrays.matched}
         loaded = read_arrays(step_dir, manifest, matching) if matching else {}
     except DataError as error:
-        hint = f"Steps there: {format_steps(steps)}; choose one with --from {run_dir}@STEP."
+        hint = f"Steps there: {format_steps(store.steps())}; choose one with --from {run_dir}@STEP."
         raise DataError(f"The checkpoint {step_dir} is unusable: {error.message}.", hint) from error
-    report = Report(
-        source=str(step_dir),
-        matched=list(loaded),
-        missing=differences.missing,
-        unused=[name for name in differences.unexpected if name.startswith(prefix)],
-        mismatched=list(differences.mismatched.values()),
-    )
     if not loaded:
         raise DataError(f"No array in {step_dir} matches this model.", report.text())
     merged = [loaded.get(name, leaf) for name, leaf in leaves.items()]

@@ -240,7 +240,7 @@ class TrainedRun:
 
     def _load_arrays(self, step: int, wanted: Any, what: Literal["params", "all"]) -> Any:
         loaded, report = load_params(self._run_dir.path, step, wanted, what)
-        if report.missing or report.mismatched:
+        if report.arrays.missing or report.arrays.mismatched:
             raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")
         return loaded
 

@@ -32,11 +32,11 @@ def test_parameters_alone_or_everything(run_dir):
     fresh = make_state(9)
     params, report = load_params(run_dir, None, fresh.params)
     assert_same_bits(params, make_state(2).params)
-    assert sorted(report.matched) == ["params.decoder.b", "params.decoder.w", "params.table"]
-    assert report.missing == report.unused == report.mismatched == []
+    assert sorted(report.arrays.matched) == ["params.decoder.b", "params.decoder.w", "params.table"]
+    assert not report.arrays
     everything, report = load_params(run_dir, 1, fresh, what="all")
     assert_same_bits(everything, make_state(1))
-    assert report.text() == f"Loaded {len(report.matched)} arrays from {run_dir}/checkpoints/1."
+    assert report.text() == f"Loaded {len(report.arrays.matched)} arrays from {run_dir}/checkpoints/1."
 
 
 def test_mismatched_arrays_stay_initialized_and_are_reported(run_dir):
@@ -45,9 +45,11 @@ def test_mismatched_arrays_stay_initialized_and_are_reported(run_dir):
     params, report = load_params(run_dir, 2, fresh)
     assert_same_bits(params["decoder"], {"w": make_state(2).params["decoder"]["w"]})
     assert_same_bits({k: params[k] for k in ("head", "table")}, {k: fresh[k] for k in ("head", "table")})
-    assert report.matched == ["params.decoder.w"] and report.missing == ["params.head"]
-    assert report.unused == ["params.decoder.b"]
-    assert report.mismatched == ["`params.table` is bfloat16[259, 32] there, bfloat16[300, 32] here"]
+    assert report.arrays.matched == ["params.decoder.w"] and report.arrays.missing == ["params.head"]
+    assert report.arrays.unexpected == ["params.decoder.b"]
+    assert list(report.arrays.mismatched.values()) == [
+        "`params.table` is bfloat16[259, 32] there, bfloat16[300, 32] here"
+    ]
     assert len(report.text().splitlines()) == 4
 
 
@@ -56,7 +58,7 @@ def test_no_matching_array_is_an_error(run_dir, tmp_path):
         load_params(run_dir, 2, {"other": jnp.zeros(3)})
     with pytest.raises(DataError, match="no checkpoint of step 7") as caught:
         load_params(run_dir, 7, make_state().params)
-    assert caught.value.hint == "Steps there: 1, 2."
+    assert caught.value.hint == "It has: 1, 2."
     with pytest.raises(DataError, match="has no checkpoint"):
         load_params(tmp_path / "nowhere", None, make_state().params)
 
