@@ -16,28 +16,18 @@ import numpy as np
 # Opcodes that only run other computations and take no time of their own.
 CONTROL_FLOW = frozenset({"while", "conditional", "call"})
 
-_BITS = {"pred": 8, "bf16": 16, "f8e4m3fn": 8, "f8e5m2": 8, "s4": 4, "u4": 4, "token": 0, "c64": 64, "c128": 128}
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = ")
+# Name, type, opcode, and the rest. Types have no space before a word and a parenthesis.
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)(\(.*)")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _ARRAY_AND_LAYOUT = re.compile(_ARRAY.pattern + r"(?:\{([^}]*)\})?")
 _HOST_MEMORY = "S(5)"  # the memory space in a layout: `bf16[48,1024]{1,0:T(8,128)S(5)}`
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)")
-_FUSED = re.compile(r" calls=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
-_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_TRIP_COUNT = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
-_CALL_TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
 _IOTA_GROUPS = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
-_PAIRS = re.compile(r"source_target_pairs=\{\{(\d+),(\d+)\}")
-_OPERANDS = re.compile(r"operand_layout_constraints=\{(.*?\})\}")
-_CHANNEL = re.compile(r"channel_id=(\d+)")
-_FINGERPRINT = re.compile(r'fingerprint_before_lhs="?([0-9a-f]+)')
+_LISTED_GROUP = r"(?:replica_groups|source_target_pairs)=\{\{([\d,]+)\}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,23 +65,23 @@ class Instruction:
     @property
     def operand_arrays(self) -> list[tuple[str, tuple[int, ...]]]:
         """Element type and shape of each operand of a custom call."""
-        found = _OPERANDS.search(self.rest)
-        return [(dtype, _numbers(dims)) for dtype, dims in _ARRAY.findall(found[1])] if found else []
+        operands = self.attribute(r"operand_layout_constraints=\{(.*?\})\}")
+        return [(dtype, _numbers(dims)) for dtype, dims in _ARRAY.findall(operands)]
 
     @property
     def op_name(self) -> str:
         """Path of modules and scopes in the source: `jit(train_step)/…/attention/dot_general`; empty if unknown."""
-        return self._attribute(_OP_NAME)
+        return self.attribute(r'op_name="([^"]*)"')
 
     @property
     def call_target(self) -> str:
         """Target of a custom call, such as `tpu_custom_call`; empty for other instructions."""
-        return self._attribute(_CALL_TARGET)
+        return self.attribute(r'custom_call_target="([^"]*)"')
 
     @property
     def estimated_cycles(self) -> int:
         """Clock cycles estimated by the TPU compiler; 0 if it gives no estimate."""
-        return int(self._attribute(_CYCLES) or 0)
+        return int(self.attribute(r'"estimated_cycles":"(\d+)"') or 0)
 
     @property
     def called(self) -> list[str]:
@@ -99,12 +89,12 @@ class Instruction:
         found = _BRANCHES.search(self.rest)
         if found:
             return re.findall(r"[\w.\-]+", found[1]) if found[1] else [found[2], found[3]]
-        return _CALLED.findall(self.rest)
+        return re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", self.rest)
 
     @property
     def fused(self) -> str:
         """Name of the computation that a fusion runs; empty for other instructions."""
-        return self._attribute(_FUSED)
+        return self.attribute(r" calls=%?([\w.\-]+)")
 
     @property
     def integer_value(self) -> int | None:
@@ -115,7 +105,7 @@ class Instruction:
     @property
     def channel(self) -> str:
         """Channel of a collective, which its start and done share; the instruction's name if it has none."""
-        return self._attribute(_CHANNEL) or self.name
+        return self.attribute(r"channel_id=(\d+)") or self.name
 
     @property
     def largest_bytes(self) -> int:
@@ -130,15 +120,15 @@ class Instruction:
     @property
     def replica_group(self) -> list[int] | None:
         """First group of devices that communicate, as positions in the mesh; None = all devices."""
-        for pattern, read in ((_MESH_GROUPS, _mesh_group), (_IOTA_GROUPS, _iota_group), (_LISTED_GROUPS, _number_list)):
-            found = pattern.search(self.rest)
-            if found:
-                return read(found)
-        found = _PAIRS.search(self.rest)
-        return [int(found[1]), int(found[2])] if found else None
+        if found := _MESH_GROUPS.search(self.rest):
+            return _mesh_group(found)
+        if found := _IOTA_GROUPS.search(self.rest):
+            return _permuted(found[2], found[3]).reshape(_numbers(found[1]))[0].tolist()
+        return list(_numbers(self.attribute(_LISTED_GROUP))) or None
 
-    def _attribute(self, pattern: re.Pattern[str]) -> str:
-        found = pattern.search(self.rest)
+    def attribute(self, pattern: str) -> str:
+        """What the group of a pattern matches in the attributes; empty if there is no match."""
+        found = re.search(pattern, self.rest)
         return found[1] if found else ""
 
 
@@ -156,24 +146,19 @@ class Program:
 
     def trip_count(self, loop: Instruction) -> int:
         """Iterations of a `while`: as XLA states it, else from the bound in the condition, counting up from 0."""
-        known = _TRIP_COUNT.search(loop.rest)
-        if known:
-            return int(known[1])
-        found = {word: name for word, name in re.findall(r"(condition|body)=%?([\w.\-]+)", loop.rest)}
-        condition = list(self._reachable(found.get("condition", "")))
+        if known := loop.attribute(r'"known_trip_count":\{"n":"(\d+)"\}'):
+            return int(known)
+        condition = list(self._reachable(loop.attribute(r"condition=%?([\w.\-]+)")))
         bounds = [one.integer_value for one in condition if one.integer_value is not None]
         counters = [one for one in condition if one.opcode == "get-tuple-element"]
-        body = self.computations.get(found.get("body", ""), [])
+        body = self.computations.get(loop.attribute(r"body=%?([\w.\-]+)"), [])
         increment = _increment(body, counters[0]) if len(counters) == 1 else 1
         return math.ceil(max(bounds, default=1) / increment)
 
     def find_inside(self, instruction: Instruction, opcodes: frozenset[str]) -> Instruction | None:
         """First instruction with one of these opcodes in the computations that `instruction` runs."""
-        for name in instruction.called:
-            for inside in self._reachable(name):
-                if inside.opcode in opcodes:
-                    return inside
-        return None
+        inside = (one for name in instruction.called for one in self._reachable(name))
+        return next((one for one in inside if one.opcode in opcodes), None)
 
     def with_fused(self, instruction: Instruction) -> Iterator[Instruction]:
         """The instruction, and all instructions that it fuses, nested fusions included."""
@@ -227,7 +212,8 @@ def read_program(text: str) -> Program:
         else:
             found = _INSTRUCTION.match(line)
             if found:
-                current.append(_parse_instruction(found[1], line[found.end() :]))
+                name, result, opcode, rest = found.groups()
+                current.append(Instruction(name, opcode, result, rest))
             elif current:  # attributes of a kernel continue over several lines
                 current[-1] = dataclasses.replace(current[-1], rest=f"{current[-1].rest}\n{line}")
     return Program(entry, computations)
@@ -235,25 +221,8 @@ def read_program(text: str) -> Program:
 
 def read_fingerprint(text: str) -> str | None:
     """Fingerprint that XLA:GPU gives a module before scheduling; the costs of a PGLE profile are keyed by it."""
-    found = _FINGERPRINT.search(text)
+    found = re.search(r'fingerprint_before_lhs="?([0-9a-f]+)', text)
     return found[1] if found else None
-
-
-def _parse_instruction(name: str, text: str) -> Instruction:
-    end = _closing_bracket(text) if text.startswith("(") else text.find(" ")
-    result, rest = text[:end], text[end:].lstrip()
-    opcode, _, rest = rest.partition("(")
-    return Instruction(name, opcode, result, "(" + rest)
-
-
-def _closing_bracket(text: str) -> int:
-    """Position after the bracket that closes the first one."""
-    depth = 0
-    for found in re.finditer(r"[()]", text):
-        depth += 1 if found[0] == "(" else -1
-        if depth == 0:
-            return found.end()
-    return len(text)
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -262,10 +231,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 @functools.cache
 def _num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    bits = _BITS.get(dtype)
-    if bits is None:
-        found = re.search(r"\d+", dtype)
-        bits = int(found[0]) if found else 0
+    digits = re.search(r"\d+", dtype)
+    bits = 8 if dtype == "pred" else int(digits[0]) if digits else 0
     return math.prod(shape) * bits // 8
 
 
@@ -273,21 +240,13 @@ def _mesh_group(found: re.Match[str]) -> list[int]:
     """`mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`: the devices that differ in `b` only."""
     axes = re.findall(r"'([^']+)'=(\d+)", found[1])
     sizes = [int(size) for _, size in axes]
-    devices = np.arange(math.prod(sizes))
-    if found[2]:
-        devices = devices.reshape(_numbers(found[2]))
-        devices = devices.transpose(_numbers(found[3])) if found[3] else devices
+    devices = _permuted(found[2] or str(math.prod(sizes)), found[3])
     wanted = re.findall(r"'([^']+)'", found[4])
     index = tuple(slice(None) if name in wanted else 0 for name, _ in axes)
     return devices.reshape(sizes)[index].reshape(-1).tolist()
 
 
-def _iota_group(found: re.Match[str]) -> list[int]:
-    """`[2,4]<=[4,2]T(1,0)`: rows of an iota that is reshaped, transposed and reshaped again."""
-    devices = np.arange(math.prod(_numbers(found[2]))).reshape(_numbers(found[2]))
-    devices = devices.transpose(_numbers(found[3])) if found[3] else devices
-    return devices.reshape(_numbers(found[1]))[0].tolist()
-
-
-def _number_list(found: re.Match[str]) -> list[int]:
-    return list(_numbers(found[1]))
+def _permuted(shape: str, axes: str | None) -> np.ndarray:
+    """An iota, reshaped and transposed: `[4,2]T(1,0)`."""
+    devices = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
+    return devices.transpose(_numbers(axes)) if axes else devices

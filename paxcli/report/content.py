@@ -13,8 +13,7 @@ from etils import epath
 from paxcli.config.diff import diff
 from paxcli.config.render import value_text
 from paxcli.errors import DataError
-from paxcli.metrics.curves import RunMetrics, metric_names, read_runs
-from paxcli.metrics.goodput import CAUSES
+from paxcli.metrics.curves import read_runs
 from paxcli.metrics.writers import TRAIN, read_lines
 from paxcli.training.run_dir import SAMPLES, RunDir
 
@@ -32,9 +31,9 @@ class ReportedRun(NamedTuple):
     """The content of a report about one run.
 
     Attributes:
-      metrics: Its metrics.
+      name: The name by which the report calls it.
+      lines: Its metrics, those of later evaluations and decodes included.
       path: Its directory.
-      num_train_steps: The steps that its recipe asks for; None if that is unknown.
       values: The resolved recipe: path → value.
       recipe: The text of `recipe.yaml`.
       environment: The content of `environment.json`.
@@ -42,9 +41,9 @@ class ReportedRun(NamedTuple):
       samples: The lines of `samples.jsonl`.
     """
 
-    metrics: RunMetrics
+    name: str
+    lines: list[dict[str, Any]]
     path: str
-    num_train_steps: int | None
     values: dict[str, Any]
     recipe: str
     environment: dict[str, Any]
@@ -52,18 +51,13 @@ class ReportedRun(NamedTuple):
     samples: list[dict[str, Any]]
 
     @property
-    def name(self) -> str:
-        """The name by which the report calls the run."""
-        return self.metrics.name
-
-    @property
     def last_step(self) -> int:
         """The last step with metrics."""
-        return max(line["step"] for line in self.metrics.lines)
+        return max(line["step"] for line in self.lines)
 
     def facts(self) -> dict[str, Any]:
         """The last value of each metric that sums up a run, or None."""
-        train = [line for line in self.metrics.lines if line["split"] == TRAIN]
+        train = (line for line in self.lines if line["split"] == TRAIN)
         last = {name: value for line in train for name, value in line.items() if value is not None}
         goodput = self.goodput["goodput"] if self.goodput else None
         return {name: last.get(name) for name in _FACTS} | {"goodput": goodput}
@@ -71,9 +65,9 @@ class ReportedRun(NamedTuple):
     def curves(self) -> dict[str, dict[str, list[float | None]]]:
         """Split → `step` and each metric as columns of equal length. Long runs are thinned out to every n-th line."""
         found: dict[str, dict[str, list[float | None]]] = {}
-        for split in dict.fromkeys(line["split"] for line in self.metrics.lines):
+        for split in dict.fromkeys(line["split"] for line in self.lines):
             # A step that a stopped run logged twice counts once, with its last line.
-            lines = {line["step"]: line for line in self.metrics.lines if line["split"] == split}
+            lines = {line["step"]: line for line in self.lines if line["split"] == split}
             steps = sorted(lines)
             stride = math.ceil(len(steps) / _MOST_POINTS)
             kept = steps if stride <= 1 else sorted({*steps[::stride], steps[-1]})
@@ -82,45 +76,39 @@ class ReportedRun(NamedTuple):
         return found
 
 
-def read_run(metrics: RunMetrics, run_dir: epath.PathLike) -> ReportedRun:
-    """Reads a run directory, finished or running, on this machine or in a bucket. Starts no device.
-
-    Files other than the metrics may be missing, as in a copy of a part of the directory.
-
-    Raises:
-      DataError: A file is damaged.
-    """
-    path = epath.Path(run_dir).expanduser()
-    later = [line for folder in ("eval", "decoded") for line in read_lines(path / folder / "metrics.jsonl")]
-    values = RunDir(path).original_config()
-    return ReportedRun(
-        metrics=metrics._replace(lines=metrics.lines + later),
-        path=os.fspath(path),
-        num_train_steps=values.get("task.train.num_train_steps"),
-        values=values,
-        recipe=(path / "recipe.yaml").read_text() if (path / "recipe.yaml").exists() else "",
-        environment=_read_json(path / "environment.json") or {},
-        goodput=_read_json(path / "goodput.json", ("goodput", "wall_seconds", "seconds", "starts")),
-        samples=[line for line in read_lines(path / SAMPLES) if "prompt" in line and "text" in line],
-    )
-
-
 def read_reported_runs(run_dirs: Sequence[epath.PathLike]) -> list[ReportedRun]:
-    """Reads several run directories.
+    """Reads run directories, finished or running, on this machine or in a bucket. Starts no device.
+
+    Files other than the metrics may be missing, as in a copy of a part of a directory.
 
     Raises:
-      DataError: One has no metrics, or a file is damaged.
+      DataError: A run has no metrics, or a file is damaged.
     """
-    return [read_run(run, path) for run, path in zip(read_runs(run_dirs), run_dirs, strict=True)]
+    found = []
+    for metrics, run_dir in zip(read_runs(run_dirs), run_dirs, strict=True):
+        path = epath.Path(run_dir).expanduser()
+        later = [line for folder in ("eval", "decoded") for line in read_lines(path / folder / "metrics.jsonl")]
+        run = ReportedRun(
+            name=metrics.name,
+            lines=metrics.lines + later,
+            path=os.fspath(path),
+            values=RunDir(path).original_config(),
+            recipe=(path / "recipe.yaml").read_text() if (path / "recipe.yaml").exists() else "",
+            environment=_read_json(path / "environment.json") or {},
+            goodput=_read_json(path / "goodput.json", ("goodput", "wall_seconds", "seconds", "starts")),
+            samples=[line for line in read_lines(path / SAMPLES) if "prompt" in line and "text" in line],
+        )
+        found.append(run)
+    return found
 
 
 def chart_groups(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:
     """Group → the metrics that some run has a value of; those of no group are under `Other`."""
-    lines = [line for run in runs for line in run.metrics.lines]
-    named = metric_names([run.metrics for run in runs])
-    present = [name for name in named if any(isinstance(line.get(name), int | float) for line in lines)]
+    lines = [line for run in runs for line in run.lines]
+    present = {name: None for line in lines for name, value in line.items() if isinstance(value, int | float)}
+    del present["step"]
     if all(line.get("log_pplx") in (None, line.get("loss")) for line in lines):
-        present = [name for name in present if name != "log_pplx"]  # it is the loss
+        present.pop("log_pplx", None)  # it is the loss
     grouped = {group: [name for name in names if name in present] for group, names in _GROUPS.items()}
     known = {name for names in _GROUPS.values() for name in names}
     return grouped | {"Other": [name for name in present if name not in known]}
@@ -133,25 +121,6 @@ def differing_values(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]
     return [
         (path, [value_text(run.values[path]) if path in run.values else "not set" for run in runs]) for path in paths
     ]
-
-
-def evaluations(run: ReportedRun) -> list[tuple[str, list[str], list[list[Any]]]]:
-    """For each split but training: its name, its metrics, and rows of a step and the values, newest first."""
-    tables = []
-    for split, columns in run.curves().items():
-        if split != TRAIN:
-            names = [name for name in columns if name != "step"]
-            rows = [list(row) for row in zip(columns["step"], *(columns[name] for name in names), strict=True)]
-            tables.append((split, names, rows[::-1]))
-    return tables
-
-
-def time_shares(run: ReportedRun) -> list[tuple[str, float, float]]:
-    """Cause, seconds and share of the wall time of a run, without causes that took no time."""
-    if not run.goodput:
-        return []
-    seconds, wall = run.goodput["seconds"], run.goodput["wall_seconds"]
-    return [(cause, seconds[cause], seconds[cause] / wall) for cause in CAUSES if seconds[cause]]
 
 
 def _read_json(path: epath.Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:

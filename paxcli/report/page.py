@@ -11,6 +11,7 @@ from etils import epath
 
 from paxcli import __version__
 from paxcli.errors import MissingError
+from paxcli.metrics.goodput import CAUSES
 from paxcli.report import content
 
 
@@ -31,25 +32,34 @@ def write_report(run_dirs: Sequence[epath.PathLike], path: epath.PathLike, dry_r
     """
     runs = content.read_reported_runs(run_dirs)
     groups = content.chart_groups(runs)
-    page = render_page(
-        "report.html",
-        title=", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs",
-        runs=runs,
-        groups=groups,
-        differing=content.differing_values(runs),
-        evaluations={run.name: content.evaluations(run) for run in runs},
-        shares={run.name: content.time_shares(run) for run in runs},
-        data={"runs": [{"name": run.name, "splits": run.curves()} for run in runs], "groups": groups},
-        plotly=_plotly(),
+    page = (
+        _environment()
+        .get_template("report.html")
+        .render(
+            version=__version__,
+            written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+            title=", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs",
+            runs=runs,
+            groups=groups,
+            differing=content.differing_values(runs),
+            causes=CAUSES,
+            data={"runs": [{"name": run.name, "splits": run.curves()} for run in runs], "groups": groups},
+            plotly=_plotly(),
+        )
     )
-    if not dry_run:
-        write_page(path, page)
+    path = epath.Path(path)
+    try:
+        if not dry_run:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(page)
+    except OSError as error:
+        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
     summaries = {run.name: {"run_dir": run.path, "step": run.last_step, **run.facts()} for run in runs}
     return {"path": str(path), "runs": summaries, "bytes": len(page.encode())}
 
 
-def render_page(template: str, **values: Any) -> str:
-    """A page of a template in this package. What the values hold is escaped: it is data, and never markup."""
+def _environment() -> Any:
+    """The templates of this package. What the values hold is escaped: it is data, and never markup."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -60,22 +70,7 @@ def render_page(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"number": _number, "share": "{:.1%}".format}
-    written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-    return environment.get_template(template).render(version=__version__, written=written, **values)
-
-
-def write_page(path: epath.PathLike, page: str) -> None:
-    """Writes a page, and the directories above it.
-
-    Raises:
-      MissingError: It cannot be written.
-    """
-    path = epath.Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(page)
-    except OSError as error:
-        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
+    return environment
 
 
 def _plotly() -> str:
