@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,13 +15,6 @@ from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError
 
 _GIB = 1 << 30
-
-
-class _Step(enum.StrEnum):
-    TRAIN = "train"
-    EVAL = "eval"
-    DECODE = "decode"
-
 
 TopologyOption = Annotated[
     str | None,
@@ -36,7 +28,10 @@ TopologyOption = Annotated[
 SlicesOption = Annotated[
     int | None, typer.Option("--slices", min=1, help="Number of slices. Default: as in the recipe's mesh.")
 ]
-StepOption = Annotated[_Step, typer.Option("--step", help="Step to compile. Default: train.", show_default=False)]
+StepOption = Annotated[
+    Literal["train", "eval", "decode"],
+    typer.Option("--step", help="Step to compile. Default: train.", show_default=False),
+]
 SaveOption = Annotated[
     Path | None,
     typer.Option("--save", metavar="FILE", help="Save the executable, for `pax train --compiled`. Default: none."),
@@ -56,7 +51,7 @@ def compile(
     recipe: RecipeArgument,
     topology: TopologyOption = None,
     slices: SlicesOption = None,
-    step: StepOption = _Step.TRAIN,
+    step: StepOption = "train",
     save: SaveOption = None,
     hlo: HloOption = None,
     search: SearchOption = False,
@@ -71,11 +66,11 @@ def compile(
       pax compile c4-1b --topology v4-8
       pax compile tiny --topology cpu:8 --save tiny.step
     """
-    if search and (save or hlo or step is not _Step.TRAIN):
+    if search and (save or hlo or step != "train"):
         raise ConfigError(
             "--search cannot be combined with --save, --hlo or --step.", "Compile the best settings with `--set`."
         )
-    if save and step is not _Step.TRAIN:
+    if save and step != "train":
         raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
     # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
@@ -92,7 +87,7 @@ def compile(
         _search(resolved, target, what, as_json)
         return
     with waiting(f"Compiling the {step} step of {resolved.name} for {what}; this takes minutes."):
-        compiled = pax.compile(resolved, topology, slices, step.value, save)
+        compiled = pax.compile(resolved, topology, slices, step, save)
     report = {"recipe": resolved.name} | compiled.report
     if hlo and compiled.text:
         hlo.write_text(compiled.text)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,23 +20,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Prepare data: write token files, so that training does not tokenize, and check them.")
 
-
-class Format(enum.StrEnum):
-    """The format of input files."""
-
-    TEXT = "text"
-    JSONL = "jsonl"
-    PARQUET = "parquet"
-    ARRAYRECORD = "arrayrecord"
-
-
-class BadRecord(enum.StrEnum):
-    """Treatment of a record that cannot be read."""
-
-    ERROR = "error"
-    SKIP = "skip"
-
-
 FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
 OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The directory for the token files. Required.")]
 TokenizerOption = Annotated[
@@ -51,10 +33,15 @@ BosOption = Annotated[
     str | None,
     typer.Option("--bos-token", metavar="TOKEN", help="Start-of-document token of a tokenizer.json. Default: none."),
 ]
-FormatOption = Annotated[Format | None, typer.Option("--format", help="Format of all files. Default: by suffix.")]
+FormatOption = Annotated[
+    Literal["text", "jsonl", "parquet", "arrayrecord"] | None,
+    typer.Option("--format", help="Format of all files. Default: by suffix."),
+]
 FieldOption = Annotated[str, typer.Option("--text-field", metavar="NAME", help="The field or column with the text.")]
 Workers = Annotated[int, typer.Option("--num-workers", min=0, help="Tokenizing processes; 0 = only this process.")]
-BadOption = Annotated[BadRecord, typer.Option("--on-bad-record", help="What to do with a record that cannot be read.")]
+BadOption = Annotated[
+    Literal["error", "skip"], typer.Option("--on-bad-record", help="What to do with a record that cannot be read.")
+]
 Budget = Annotated[int, typer.Option("--bad-record-budget", min=0, help="The most records that `skip` may drop.")]
 
 
@@ -68,7 +55,7 @@ def tokenize(
     format: FormatOption = None,
     text_field: FieldOption = "text",
     num_workers: Workers = 0,
-    on_bad_record: BadOption = BadRecord.ERROR,
+    on_bad_record: BadOption = "error",
     bad_record_budget: Budget = 100,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -88,7 +75,7 @@ def tokenize(
     from paxcli.inputs.tokenizing import Tokenizing, plan_parts
 
     tokenizing = Tokenizing(
-        Reading(format and str(format), text_field, str(on_bad_record), bad_record_budget),
+        Reading(format, text_field, on_bad_record, bad_record_budget),
         tokenizer_template(tokenizer, eos_token, bos_token),
     )
     vocab_size = tokenizing.tokenizer().vocab_size

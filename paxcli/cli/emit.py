@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,18 +12,9 @@ from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDir
 from paxcli.cli.output import say_result
 from paxcli.errors import ConfigError
 
-
-class Scheduler(enum.StrEnum):
-    """A scheduler to write a job for, or a container image."""
-
-    GKE = "gke"
-    SLURM = "slurm"
-    SKYPILOT = "skypilot"
-    IMAGE = "image"
-
-
 TargetOption = Annotated[
-    Scheduler, typer.Option("--target", help="The scheduler; image: a Dockerfile with this checkout.")
+    Literal["gke", "slurm", "skypilot", "image"],
+    typer.Option("--target", help="The scheduler; image: a Dockerfile with this checkout."),
 ]
 MachineOption = Annotated[
     str, typer.Option("--accelerator", metavar="TYPE", help="A TPU slice such as v4-128, or a machine's GPUs: h100:8.")
@@ -71,13 +61,13 @@ def emit(
         *(f"--overlay={item}" for item in overlays or ()),
     ]
     words += [f"--run-dir={run_dir}"] if run_dir else []
-    if image and target not in (Scheduler.GKE, Scheduler.IMAGE):
+    if image and target not in ("gke", "image"):
         raise ConfigError(f"--image has no effect with --target {target}.", "Leave it out.")
-    if source != "local" and target is not Scheduler.SKYPILOT:
+    if source != "local" and target != "skypilot":
         raise ConfigError(f"--from has no effect with --target {target}.", "Leave it out.")
     machine = find_machine(accelerator)
     task = Task(name or resolved.name, [*words, "--", recipe], machine, slices, image, run_dir, source)
-    text = TARGETS[target.value](task)
+    text = TARGETS[target](task)
     wanted = fdl.build(resolved.config.mesh).num_devices()
     if wanted not in (None, task.devices):
         raise ConfigError(
@@ -86,5 +76,5 @@ def emit(
         )
     if out is not None:
         out.write_text(text, encoding="utf-8")
-    result = {"target": target.value, "devices": task.devices, "path": out and str(out), "text": text}
+    result = {"target": target, "devices": task.devices, "path": out and str(out), "text": text}
     say_result(result, f"Wrote {out}" if out else text.rstrip("\n"), as_json)

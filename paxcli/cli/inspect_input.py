@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,16 +22,7 @@ if TYPE_CHECKING:
 _SHOWN_ROWS = 4
 _SHOWN_CHARACTERS = 480
 
-
-class Split(enum.StrEnum):
-    """The inputs of a recipe that are shown."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-    DECODE = "decode"
-
-
-SplitOption = Annotated[Split, typer.Option("--split", help="Which inputs to read.")]
+SplitOption = Annotated[Literal["train", "eval", "decode"], typer.Option("--split", help="Which inputs to read.")]
 NumBatches = Annotated[int, typer.Option("--num-batches", min=1, help="How many batches to read.")]
 Hosts = Annotated[int, typer.Option("--hosts", min=1, help="Shard the data over this many simulated hosts.")]
 HostIndex = Annotated[int, typer.Option("--host-index", min=0, help="The host whose batches to print.")]
@@ -44,7 +34,7 @@ SaveOption = Annotated[
 def inspect_input(
     ctx: typer.Context,
     recipe: RecipeArgument,
-    split: SplitOption = Split.TRAIN,
+    split: SplitOption = "train",
     num_batches: NumBatches = 2,
     hosts: Hosts = 1,
     host_index: HostIndex = 0,
@@ -63,11 +53,11 @@ def inspect_input(
     """
     if on is not None:
         return run_on(on, ctx)
-    found = pax.inspect_input(load_recipe(recipe, overlays, sets), num_batches, split.value, hosts, host_index)
+    found = pax.inspect_input(load_recipe(recipe, overlays, sets), num_batches, split, hosts, host_index)
     if save is not None:
         _save(save, found.inputs)
-    result: dict[str, Any] = {"recipe": recipe, "split": split.value, "hosts": hosts, "host_index": host_index}
-    result |= {"prompts": found.prompts} if split is Split.DECODE else {}
+    result: dict[str, Any] = {"recipe": recipe, "split": split, "hosts": hosts, "host_index": host_index}
+    result |= {"prompts": found.prompts} if split == "decode" else {}
     result |= {"inputs": [one.report() for one in found.inputs], "saved": save and str(save)}
     texts = [f"{len(prompt['ids'])} ids  {_printable(prompt['prompt'])}" for prompt in found.prompts]
     texts += [_text(one, hosts, use_color(sys.stdout)) for one in found.inputs]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,16 +23,6 @@ from paxcli.cloud.workers import find_workers, select
 from paxcli.errors import MissingError, RemoteError
 from paxcli.log import log
 
-
-class Extra(enum.StrEnum):
-    """The accelerator to install JAX for."""
-
-    TPU = "tpu"
-    CUDA12 = "cuda12"
-    CUDA13 = "cuda13"
-    CPU = "cpu"
-
-
 OnOption = Annotated[
     str | None, typer.Option("--on", metavar="NAME", help="Install on all workers of these TPU VMs. Default: here.")
 ]
@@ -41,7 +30,8 @@ FromOption = Annotated[
     str, typer.Option("--from", metavar="SOURCE", help="git:REF, git:ADDRESS@REF, or local: this checkout.")
 ]
 ForOption = Annotated[
-    Extra | None, typer.Option("--for", help="The accelerator. Default: this machine's; with --on, tpu.")
+    Literal["tpu", "cuda12", "cuda13", "cpu"] | None,
+    typer.Option("--for", help="The accelerator. Default: this machine's; with --on, tpu."),
 ]
 VenvOption = Annotated[
     Path | None,
@@ -66,7 +56,7 @@ def install(
       pax install --dry-run
       pax install --on demo
     """
-    chosen = extra.value if extra else "tpu" if on else detect_extra()
+    chosen = extra or ("tpu" if on else detect_extra())
     node, index = check_worker(worker)
     target = find(on, dry_run=dry_run) if on else None
     with tempfile.TemporaryDirectory() as folder:

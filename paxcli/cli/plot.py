@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import enum
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,16 +19,6 @@ if TYPE_CHECKING:
 
     from paxcli.metrics.curves import RunMetrics
 
-
-class Log(enum.StrEnum):
-    """The axes with a logarithmic scale."""
-
-    NONE = ""
-    X = "x"
-    Y = "y"
-    XY = "xy"
-
-
 RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, plotted together.")]
 MetricOption = Annotated[
     list[str] | None,
@@ -41,12 +30,10 @@ OutOption = Annotated[
         "--out", metavar="FILE", help="Image to write. Default: RUN_DIR/loss.png for one run, plot.png for several."
     ),
 ]
-
-
 SmoothingOption = Annotated[
     float, typer.Option("--smoothing", metavar="0…1", help="Moving average of training values, such as 0.9; 0 = off.")
 ]
-LogOption = Annotated[Log, typer.Option("--log", help="Axes with a logarithmic scale.")]
+LogOption = Annotated[Literal["", "x", "y", "xy"], typer.Option("--log", help="Axes with a logarithmic scale.")]
 
 
 def plot(
@@ -54,7 +41,7 @@ def plot(
     run_dirs: RunDirsArgument,
     metrics: MetricOption = None,
     smoothing: SmoothingOption = 0.0,
-    log: LogOption = Log.NONE,
+    log: LogOption = "",
     out: OutOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
@@ -74,7 +61,7 @@ def plot(
 
     runs = read_runs(run_dirs)
     metrics = metrics or default_metrics(runs)
-    view: dict[str, Any] = {"smoothing": smoothing, "log": log.value}
+    view: dict[str, Any] = {"smoothing": smoothing, "log": log}
     path = out or (f"{run_dirs[0].rstrip('/')}/{metrics[0]}.png" if len(run_dirs) == 1 else "plot.png")
     pax.Run(run_dirs[0]).plot(*run_dirs[1:], metrics=metrics, path=None if dry_run else path, **view)
     width = min(shutil.get_terminal_size().columns, 120)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import sys
 import time
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,7 +92,7 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
         if param.name in ("on", "dry_run") or value is None or value == param.default:
             continue
         for item in value if isinstance(value, list | tuple) else [value]:
-            text = str(item.value if isinstance(item, Enum) else item)
+            text = str(item)
             word = _find_local_file(text, files) if param.name in _FILES else text
             if param.param_type_name == "argument":
                 positional.append(word)

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 
-from paxcli.cli.inspect_input import Split, inspect_input
+from paxcli.cli.inspect_input import inspect_input
 from paxcli.errors import ConfigError, DataError
 
 RECIPES = """
@@ -138,7 +138,7 @@ def inspect(capsys):
     """The JSON report of `pax inspect-input`, in this process."""
 
     def run(name: str, split: str = "train", **options) -> dict:
-        inspect_input(None, f"./kinds.py:{name}", Split(split), as_json=True, **options)
+        inspect_input(None, f"./kinds.py:{name}", split, as_json=True, **options)
         return json.loads(capsys.readouterr().out)
 
     return run
