@@ -54,6 +54,12 @@ def check_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> Non
             _check_unchanged(path, digest, run_dir / record[path])
 
 
+def copied_folders(config: fdl.Config[Experiment], run_dir: epath.Path) -> list[epath.Path]:
+    """The directories of the run's own copies of the tokenizer files that a recipe names."""
+    record = _read_record(run_dir)
+    return [(run_dir / record[node.value]).parent for node in _nodes(config) if node.value in record]
+
+
 def _check_unchanged(path: str, digest: str, copied: epath.Path) -> None:
     if digest != copied.parent.name:
         raise DataError(

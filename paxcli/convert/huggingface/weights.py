@@ -12,6 +12,7 @@ import fiddle as fdl
 import ml_dtypes
 import numpy as np
 import yaml
+from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.manager import find_step
@@ -37,6 +38,7 @@ from paxcli.convert.runs import ExportedWeights, ImportedWeights, check_new, imp
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.experiment import Experiment
+from paxcli.training.tokenizer_copies import copied_folders
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 _TRAINING = {
@@ -143,7 +145,8 @@ def export_huggingface(
     target, step = resolve_path(directory), find_step(run_dir, step)
     if target.exists() and (not target.is_dir() or any(target.glob("*.safetensors")) or (target / CONFIG).exists()):
         raise ConfigError(f"{target} already has a model.", "Give a new directory with `--out`.")
-    from_import = resolve_path(run_dir) / FOLDER
+    folders = [resolve_path(run_dir) / FOLDER, *map(resolve_path, copied_folders(config, epath.Path(run_dir)))]
+    from_import = next((folder for folder in folders if folder.is_dir()), folders[0])
     carried = read_json(from_import / CONFIG) if (from_import / CONFIG).exists() else None
     dtype = dtype or _dtype_of(carried)
     if dtype not in DTYPES:
