@@ -44,6 +44,7 @@ class Layer(Configurable, nn.Module):
         fused: int = 1,
         group: str | None = None,
         factored: bool = False,
+        factor: float = 1.0,
     ) -> Any:
         """A float32 parameter [*shape], with its adapter added if the model's `lora` targets it.
 
@@ -62,10 +63,12 @@ class Layer(Configurable, nn.Module):
             query, key and value.
           group: Weights of this layer with the same group count as one weight in statistics.
           factored: Whether to return an adapted weight as an `AdaptedWeight`, which `product` takes.
+          factor: Multiplies the initial values of an `Init`.
         """
         scale = None
         if isinstance(init, Init):
-            scale, init = init.scale(shape, contracts, produces, fused), init.weight(contracts, produces, fused)
+            scale, draw = init.scale(shape, contracts, produces, fused), init.weight(contracts, produces, fused)
+            scale, init = scale and factor * scale, lambda *args: factor * draw(*args)
         facts = Weight(axes, contracts, produces, group=group, init_scale=scale)
         w = self._declare(name, init, shape, facts)
         lora = current_lora()
@@ -109,6 +112,11 @@ class Layer(Configurable, nn.Module):
             return WeightBox(init(*args), facts.axes, weight=facts)
 
         return nn.meta.unbox(self.param(name, init_boxed, shape))
+
+    @nn.nowrap
+    def named_fields(self, *names: str) -> dict[str, Any]:
+        """The values of these fields, such as those that a layer passes on to others."""
+        return {name: getattr(self, name) for name in names}
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:

@@ -109,18 +109,12 @@ class TransformerBlock(CachedLayer):
 
     @property
     def _feed_forward_template(self) -> functools.partial:
-        widths = dict(model_dims=self.model_dims, hidden_dims=self.hidden_dims, params_init=self.params_init)
+        widths = self.named_fields("model_dims", "hidden_dims", "params_init")
         return functools.partial(self._with_precision(self.feed_forward), **widths)
 
     @property
     def _attention_widths(self) -> dict[str, Any]:
-        return dict(
-            model_dims=self.model_dims,
-            num_heads=self.num_heads,
-            dims_per_head=self.dims_per_head,
-            num_kv_heads=self.num_kv_heads,
-            params_init=self.params_init,
-        )
+        return self.named_fields("model_dims", "num_heads", "dims_per_head", "num_kv_heads", "params_init")
 
     def _with_precision(self, part: functools.partial) -> functools.partial:
         """The template of a sub-layer, with this layer's `precision`."""

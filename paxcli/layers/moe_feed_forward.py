@@ -145,8 +145,8 @@ class MoeFeedForward(Layer):
 
     @property
     def _shared_template(self) -> functools.partial:
-        same = {field: getattr(self, field) for field in ("activation", "gated", "use_bias", "params_init")}
-        return functools.partial(FeedForward, model_dims=self.model_dims, hidden_dims=self.shared_dims, **same)
+        same = self.named_fields("model_dims", "activation", "gated", "use_bias", "params_init")
+        return functools.partial(FeedForward, hidden_dims=self.shared_dims, **same)
 
     def _routing(self, x: jax.Array) -> Routing:
         """Chosen experts and their weights; also reports the balance."""

@@ -98,7 +98,7 @@ class PatternedStack(Stack):
 
     @property
     def _first_stack(self) -> functools.partial:
-        fields = dict(scan=self.scan, unroll=self.unroll, remat_policy=self.remat_policy, offload=self.offload)
+        fields = self.named_fields("scan", "unroll", "remat_policy", "offload")
         return functools.partial(Stack, num_layers=self.num_first, block=self.first, **fields, **self._widths)
 
 

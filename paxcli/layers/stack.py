@@ -95,14 +95,8 @@ class Stack(CachedLayer):
 
     @property
     def _widths(self) -> dict[str, Any]:
-        return dict(
-            model_dims=self.model_dims,
-            hidden_dims=self.hidden_dims,
-            num_heads=self.num_heads,
-            dims_per_head=self.dims_per_head,
-            num_kv_heads=self.num_kv_heads,
-            params_init=self.params_init,
-        )
+        attention = self.named_fields("num_heads", "dims_per_head", "num_kv_heads")
+        return self.named_fields("model_dims", "hidden_dims", "params_init") | attention
 
     def __call__(
         self,

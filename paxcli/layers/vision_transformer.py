@@ -69,14 +69,9 @@ class VisionTransformer(Layer):
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
-        batch = shape[0]
-        return sum_flops(
-            (
-                flops_of(self._patches_template(parent=None), batch, self.num_patches),
-                flops_of(self._stack_template(parent=None), batch, self.num_patches),
-                flops_of(self._head_template(parent=None), batch),
-            )
-        )
+        batch, layers = shape[0], (self._patches_template, self._stack_template)
+        flops = [flops_of(layer(parent=None), batch, self.num_patches) for layer in layers]
+        return sum_flops((*flops, flops_of(self._head_template(parent=None), batch)))
 
     @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:
@@ -84,29 +79,18 @@ class VisionTransformer(Layer):
 
     @property
     def _patches_template(self) -> functools.partial[Linear]:
-        patch = self.patch_size**2 * self.num_channels
-        return functools.partial(self._linear, input_dims=patch, output_dims=self.model_dims, input_axis=None)
-
-    @property
-    def _linear(self) -> functools.partial[Linear]:
-        return functools.partial(Linear, use_bias=True, params_init=self.params_init)
+        fields = dict(input_dims=self.patch_size**2 * self.num_channels, input_axis=None, params_init=self.params_init)
+        return functools.partial(Linear, output_dims=self.model_dims, use_bias=True, **fields)
 
     @property
     def _stack_template(self) -> functools.partial:
-        return functools.partial(
-            self.stack,
-            num_layers=self.num_layers,
-            model_dims=self.model_dims,
-            hidden_dims=self.hidden_dims,
-            num_heads=self.num_heads,
-            dims_per_head=self.model_dims // self.num_heads,
-            params_init=self.params_init,
-        )
+        same = self.named_fields("num_layers", "model_dims", "hidden_dims", "num_heads", "params_init")
+        return functools.partial(self.stack, dims_per_head=self.model_dims // self.num_heads, **same)
 
     @property
     def _head_template(self) -> functools.partial[Linear]:
-        dims = dict(input_dims=self.model_dims, output_dims=self.output_dims)
-        return functools.partial(self._linear, **dims, output_axis="vocab")
+        fields = self.named_fields("output_dims", "params_init")
+        return functools.partial(Linear, input_dims=self.model_dims, use_bias=True, output_axis="vocab", **fields)
 
     def __call__(self, image: Float[jax.Array, "B height width channels"]) -> Float[jax.Array, "B classes"]:
         expected = (self.image_size, self.image_size, self.num_channels)

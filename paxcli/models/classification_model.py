@@ -119,20 +119,12 @@ class ClassificationMlpModel(Model):
 
     @property
     def _embedding_template(self) -> functools.partial:
-        return functools.partial(
-            self.embedding, vocab_size=self.vocab_size, model_dims=self.model_dims, params_init=self.params_init
-        )
+        return functools.partial(self.embedding, **self.named_fields("vocab_size", "model_dims", "params_init"))
 
     @property
     def _mlp_template(self) -> functools.partial:
-        return functools.partial(
-            self.mlp,
-            input_dims=self.model_dims,
-            output_dims=self.model_dims,
-            hidden_dims=self.hidden_dims,
-            num_layers=self.num_layers,
-            params_init=self.params_init,
-        )
+        same = self.named_fields("hidden_dims", "num_layers", "params_init")
+        return functools.partial(self.mlp, input_dims=self.model_dims, output_dims=self.model_dims, **same)
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
         """Logits [B, T, V] of `ids` [B, T]."""

@@ -69,16 +69,10 @@ class TransformerModel(Model):
     @property
     def _widths(self) -> dict[str, Any]:
         """The fields of a stack, but its number of layers."""
-        return dict(
-            model_dims=self.model_dims,
-            hidden_dims=self.hidden_dims,
-            num_heads=self.num_heads,
-            dims_per_head=self.head_dims,
-            num_kv_heads=self.num_kv_heads,
-            params_init=self.params_init,
-        )
+        same = self.named_fields("model_dims", "hidden_dims", "num_heads", "num_kv_heads", "params_init")
+        return same | {"dims_per_head": self.head_dims}
 
     @property
     def _table_widths(self) -> dict[str, Any]:
         """The fields of the embedding and the head."""
-        return dict(vocab_size=self.vocab_size, model_dims=self.model_dims, params_init=self.params_init)
+        return self.named_fields("vocab_size", "model_dims", "params_init")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
@@ -11,14 +10,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.layers.attention.backend import on_shards
-from paxcli.layers.attention.splash import splash_attention
+from paxcli.layers.attention.backend import Demand
+from paxcli.layers.attention.splash import SplashAttention
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import merge_rules
 from paxcli.mesh.sharding import use_mesh, vmap_along
 from tests.tolerances import FLOAT32
 
-attend = functools.partial(splash_attention, interpret=True)
+backend = SplashAttention(interpret=True)
+
+
+def attend(query, key, value, ids):
+    return backend.attend(query, key, value, ids, None, Demand.of(query, value))
+
+
 query, key, value = (
     jax.random.normal(jax.random.key(seed), (2, 4, heads, 128, 8)) for seed, heads in enumerate((4, 2, 2))
 )
@@ -32,11 +37,10 @@ def outcome(run):
 
 
 expected = outcome(jax.vmap(attend))
-sharded = functools.partial(on_shards, attend)
 for shape in ([1, 2, 4], [2, 1, 1, 4]):
     staged = len(shape) == 4
     mesh = build_mesh(Mesh(shape))
     with use_mesh(mesh, merge_rules({"kv_heads": None})):
-        found = outcome(vmap_along("activation_stage", sharded) if staged else jax.vmap(sharded))
+        found = outcome(vmap_along("activation_stage", attend) if staged else jax.vmap(attend))
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, **FLOAT32, err_msg=str(shape))

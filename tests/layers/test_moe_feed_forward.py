@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 
 from paxcli.errors import ConfigError
 from paxcli.layers.moe_feed_forward import MoeFeedForward
+from tests.conftest import ROOT
 from tests.tolerances import FLOAT32
 
 B, T, D, F, E = 2, 10, 6, 8, 4
@@ -111,3 +115,10 @@ def test_groups_that_do_not_fit_are_refused():
 def test_a_choice_of_more_experts_than_there_are_is_refused():
     with pytest.raises(ConfigError, match="num_experts_per_token=5"):
         _layer(num_experts_per_token=5)
+
+
+def test_eight_devices_compute_what_one_computes():
+    """With biases of the experts and shared experts, in a process of their own."""
+    command = [sys.executable, "-m", "tests.layers.experts_on_eight_devices"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -23,7 +22,7 @@ from paxcli.layers.attention.xla import distances, dot_product_attention, is_vis
 from paxcli.layers.base import CachedLayer
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
-from paxcli.layers.init import Init, Initializer, Xavier
+from paxcli.layers.init import Init, Xavier
 from paxcli.layers.lora import Matrix
 from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
@@ -112,7 +111,7 @@ class Attention(CachedLayer):
                 "segmented=false: attention that is not causal would also see the padding of its row.",
                 "Set `segmented` or `causal` to true.",
             )
-        dims = self.dims_per_head
+        dims, zeros = self.dims_per_head, nn.initializers.zeros
         start = 1.0 if self.query_scale is None else dims**-0.5 / self.query_scale
         self.query, self.query_bias = self._projection("query", self.num_heads, "heads", start)
         self.key, self.key_bias = self._projection("key", self._kv_heads, "kv_heads")
@@ -128,13 +127,11 @@ class Attention(CachedLayer):
         )
         self.query_product, self.key_product = product(self.precision), product(self.precision)
         self.value_product, self.post_product = product(self.precision), product(self.precision)
-        if self._output_bias:
-            self.post_bias = self.weight("post_bias", nn.initializers.zeros, (self.model_dims,), ("norm",))
-        self.sink_logits = None
-        if self.sinks:
-            self.sink_logits = self.weight("sinks", nn.initializers.zeros, (self.num_heads,), ("heads",))
+        has_bias = self.use_bias if self.output_bias is None else self.output_bias
+        self.post_bias = self.weight("post_bias", zeros, (self.model_dims,), ("norm",)) if has_bias else None
+        self.sink_logits = self.weight("sinks", zeros, (self.num_heads,), ("heads",)) if self.sinks else None
         if self.per_dim_scale:
-            self.scale = self.weight("per_dim_scale", nn.initializers.zeros, (dims,), ("norm",))
+            self.scale = self.weight("per_dim_scale", zeros, (dims,), ("norm",))
         if self.qk_norm is not None:
             query_heads, key_heads = (self.num_heads, self._kv_heads) if self.qk_norm_joint else (1, 1)
             self.query_norm, self.key_norm = self.qk_norm(dims=query_heads * dims), self.qk_norm(dims=key_heads * dims)
@@ -173,15 +170,8 @@ class Attention(CachedLayer):
             bias = self._bias(distances(x.shape[1]))
             context = dot_product_attention(query, key, value, visible, self.logit_cap, bias, self.sink_logits)
             return self._project_output(context), None
-        demand = Demand.of(
-            query,
-            value,
-            causal=self.causal,
-            logit_cap=self.logit_cap,
-            window=self.window,
-            biased=self.relative_bias is not None,
-            sinks=self.sinks,
-        )
+        demanded = self.named_fields("causal", "logit_cap", "window", "sinks")
+        demand = Demand.of(query, value, biased=self.relative_bias is not None, **demanded)
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
         bias = self._bias(distances(x.shape[1])) if demand.biased else None
@@ -220,10 +210,6 @@ class Attention(CachedLayer):
         return None if self.relative_bias is None else self._distance_bias(distance)
 
     @property
-    def _output_bias(self) -> bool:
-        return self.use_bias if self.output_bias is None else self.output_bias
-
-    @property
     def _kv_heads(self) -> int:
         return self.num_kv_heads or self.num_heads
 
@@ -240,7 +226,7 @@ class Attention(CachedLayer):
         combined = one_shape and self.combine_qkv
         w = self.weight(
             name,
-            self.params_init if start == 1.0 else _Scaled(self.params_init, start),
+            self.params_init,
             (self.model_dims, heads, dims),
             ("embed", axis, "head_dim"),
             contracts=(0,),
@@ -248,6 +234,7 @@ class Attention(CachedLayer):
             fused=3 if combined else 1,
             group="qkv" if combined else None,
             factored=True,
+            factor=start,
         )
         if not self.use_bias:
             return w, None
@@ -278,14 +265,8 @@ class Attention(CachedLayer):
         rows = jnp.swapaxes(heads, 1, 2)
         return jnp.swapaxes(norm(rows.reshape(*rows.shape[:2], -1)).reshape(rows.shape), 1, 2)
 
-    @jax.named_scope(ATTENTION_PROJECTION)
     def _project_output(self, context: jax.Array, is_named: bool = False) -> jax.Array:
-        """The output projection: [B, N, T, Hv] to [B, T, D]."""
-        context = constrain(context, *HEADS)
-        context = context if is_named else save_as(CONTEXT, context)
-        y = self.post_product("bnth,nhd->btd", context, self.post)
-        y = y + self.post_bias if self._output_bias else y
-        return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
+        return project_output(self.post_product, context, self.post, self.post_bias, is_named)
 
 
 def shard_heads(name: str, heads: Float[jax.Array, "B N T H"]) -> Float[jax.Array, "B N T H"]:
@@ -293,22 +274,16 @@ def shard_heads(name: str, heads: Float[jax.Array, "B N T H"]) -> Float[jax.Arra
     return save_as(name, constrain(heads, *HEADS))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Scaled(Init):
-    """`init` times `factor`."""
-
-    init: Init
-    factor: PositiveFloat
-
-    def scale(
-        self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1
-    ) -> float | None:
-        scale = self.init.scale(shape, fan_in, fan_out, fused)
-        return None if scale is None else self.factor * scale
-
-    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
-        init = self.init.weight(fan_in, fan_out, fused)
-        return lambda *args: self.factor * init(*args)
+@jax.named_scope(ATTENTION_PROJECTION)
+def project_output(
+    product: Callable[..., jax.Array], context: jax.Array, w: Matrix, bias: jax.Array | None, is_named: bool
+) -> jax.Array:
+    """The output projection, [B, N, T, Hv] to [B, T, D], of a context that a backend may have named already."""
+    context = constrain(context, *HEADS)
+    context = context if is_named else save_as(CONTEXT, context)
+    y = product("bnth,nhd->btd", context, w)
+    y = y if bias is None else y + bias
+    return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
 
 
 def _project(product: Callable[..., jax.Array], x: jax.Array, w: Matrix, bias: jax.Array | None) -> jax.Array:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
+from paxcli.layers.scopes import ATTENTION_CORE
 from paxcli.mesh.sharding import layout, split
 
 HEADS = ("activation_batch", "activation_heads", "activation_length", None)
@@ -105,7 +106,7 @@ class AttentionBackend(abc.ABC):
 
 
 class FusedKernel(AttentionBackend):
-    """A flash-attention kernel, which runs on each device's rows and heads."""
+    """A flash-attention kernel, which runs on each device's rows and heads: XLA partitions no kernels."""
 
     names_context = True
 
@@ -116,36 +117,31 @@ class FusedKernel(AttentionBackend):
             return f"each row is sharded over {demand.length_parts} devices"
         return None
 
+    @abc.abstractmethod
+    def kernel(self, demand: Demand) -> Callable[..., jax.Array]:
+        """`(query, key, value, segment_ids, sinks) -> context` on one device."""
 
-def on_shards(
-    attend: Callable[..., jax.Array],
-    query: Float[jax.Array, "B N T H"],
-    key: Float[jax.Array, "B K T H"],
-    value: Float[jax.Array, "B K T Hv"],
-    segment_ids: Int[jax.Array, "B T"] | None,
-    sinks: Float[jax.Array, " N"] | None = None,
-) -> Float[jax.Array, "B N T Hv"]:
-    """`attend(query, key, value, segment_ids, sinks)` on each device's rows and heads: XLA partitions no kernels."""
-    sharded = layout(query.shape, *HEADS)
-    if sharded is None:
-        return attend(query, key, value, segment_ids, sinks)
-    rows, heads = sharded[0], sharded[1]
-    ways = split(query.shape, *HEADS)[1]
-    num_heads, kv_heads = query.shape[1], key.shape[1]
-    # With fewer key/value heads than devices, each device gets a copy of the one that its queries read.
-    copies = next(
-        n for n in range(1, num_heads // kv_heads + 1) if (num_heads // kv_heads) % n == 0 == kv_heads * n % ways
-    )
-    if copies > 1:
-        key, value = (jnp.repeat(part, copies, axis=1) for part in (key, value))
-    spec = PartitionSpec(rows, heads)
-    return jax.shard_map(
-        attend,
-        in_specs=(spec, spec, spec, _spec_of(segment_ids, rows), _spec_of(sinks, heads)),
-        out_specs=spec,
-        check_vma=False,
-    )(query, key, value, segment_ids, sinks)
-
-
-def _spec_of(array: jax.Array | None, sharded_over: Any) -> PartitionSpec | None:
-    return None if array is None else PartitionSpec(sharded_over)
+    @jax.named_scope(ATTENTION_CORE)
+    def attend(
+        self,
+        query: Float[jax.Array, "B N T H"],
+        key: Float[jax.Array, "B K T H"],
+        value: Float[jax.Array, "B K T Hv"],
+        segment_ids: Int[jax.Array, "B T"] | None,
+        bias: Float[jax.Array, "N T T"] | None,
+        demand: Demand,
+        sinks: Float[jax.Array, " N"] | None = None,
+    ) -> Float[jax.Array, "B N T Hv"]:
+        kernel, sharded = self.kernel(demand), layout(query.shape, *HEADS)
+        if sharded is None:
+            return kernel(query, key, value, segment_ids, sinks)
+        rows, heads = sharded[0], sharded[1]
+        ways, group = split(query.shape, *HEADS)[1], query.shape[1] // key.shape[1]
+        # With fewer key/value heads than devices, each device gets a copy of the one that its queries read.
+        copies = next(n for n in range(1, group + 1) if group % n == 0 == key.shape[1] * n % ways)
+        if copies > 1:
+            key, value = (jnp.repeat(part, copies, axis=1) for part in (key, value))
+        specs = [PartitionSpec(rows, heads)] * 3
+        specs += [None if segment_ids is None else PartitionSpec(rows), None if sinks is None else PartitionSpec(heads)]
+        run = jax.shard_map(kernel, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
+        return run(query, key, value, segment_ids, sinks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
@@ -10,8 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.errors import first_line
-from paxcli.layers.attention.backend import Demand, FusedKernel, on_shards
-from paxcli.layers.scopes import ATTENTION_CORE
+from paxcli.layers.attention.backend import Demand, FusedKernel
 
 
 class CudnnAttention(FusedKernel):
@@ -37,37 +37,22 @@ class CudnnAttention(FusedKernel):
         value_dims = demand.value_dims_per_head or demand.dims_per_head
         if value_dims != demand.dims_per_head and most == 128:
             return f"values have {value_dims} features a head, queries and keys {demand.dims_per_head}: it needs Hopper"
-        return _compile_failure(
-            demand.length, demand.dims_per_head, value_dims, demand.dtype, demand.causal, demand.window
-        )
+        return _compile_failure(demand)
 
-    @jax.named_scope(ATTENTION_CORE)
-    def attend(
-        self,
-        query: Float[jax.Array, "B N T H"],
-        key: Float[jax.Array, "B K T H"],
-        value: Float[jax.Array, "B K T Hv"],
-        segment_ids: Int[jax.Array, "B T"] | None,
-        bias: Float[jax.Array, "N T T"] | None,
-        demand: Demand,
-        sinks: Float[jax.Array, " N"] | None = None,
-    ) -> Float[jax.Array, "B N T Hv"]:
-        attend = functools.partial(cudnn_attention, causal=demand.causal, window=demand.window)
-        return on_shards(attend, query, key, value, segment_ids)
+    def kernel(self, demand: Demand) -> Callable[..., jax.Array]:
+        return functools.partial(cudnn_attention, causal=demand.causal, window=demand.window)
 
 
 @functools.cache
-def _compile_failure(
-    length: int, dims_per_head: int, value_dims: int, dtype: str, causal: bool, window: int | None
-) -> str | None:
+def _compile_failure(demand: Demand) -> str | None:
     """Why cuDNN fails to compile such an attention and its gradient on this machine's GPU; None if it compiles."""
     if jax.default_backend() != "gpu":  # compiling for a GPU on another machine
         return None
 
     def compile_one() -> None:
-        heads, values = (jax.ShapeDtypeStruct((1, 2, length, dims), dtype) for dims in (dims_per_head, value_dims))
-        ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
-        attend = functools.partial(cudnn_attention, causal=causal, window=window)
+        dims = (demand.dims_per_head, demand.value_dims_per_head or demand.dims_per_head)
+        heads, values = (jax.ShapeDtypeStruct((1, 2, demand.length, size), demand.dtype) for size in dims)
+        ids, attend = jax.ShapeDtypeStruct((1, demand.length), jnp.int32), CudnnAttention().kernel(demand)
         jax.jit(jax.grad(lambda *args: attend(*args).sum(), (0, 1, 2))).lower(heads, heads, values, ids).compile()
 
     with ThreadPoolExecutor(1) as pool:  # a new thread, outside the mesh and the tracing under way

@@ -13,18 +13,16 @@ from jaxtyping import Float, Int
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.attention.attention import shard_heads, write_at
-from paxcli.layers.attention.backend import HEADS, Demand
+from paxcli.layers.attention.attention import project_output, shard_heads, write_at
+from paxcli.layers.attention.backend import Demand
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import dot_product_attention, is_visible
 from paxcli.layers.base import CachedLayer
 from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
 from paxcli.layers.init import Init, Xavier
-from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.scopes import ATTENTION_PROJECTION
-from paxcli.mesh.sharding import constrain
 
 LatentCache = Float[jax.Array, "B 1 S C"]
 """Of each position seen so far the latent and the rotated key, C = R + Hr features."""
@@ -116,7 +114,8 @@ class LatentAttention(CachedLayer):
             visible = is_visible(segment_pos[:, :, None] - jnp.arange(cache.shape[2]), None)
             query = jnp.concatenate([jnp.einsum("bnth,rnh->bntr", content, self.key), rotated], axis=-1)
             attended = dot_product_attention(query, cache, cache[..., : self.latent_dims], visible)
-            return self._project_output(jnp.einsum("bntr,rnh->bnth", attended, self.value)), cache
+            context = jnp.einsum("bntr,rnh->bnth", attended, self.value)
+            return project_output(jnp.einsum, context, self.post, None, is_named=False), cache
         query = shard_heads("query", jnp.concatenate([content, rotated], axis=-1))
         keys = jnp.einsum("bksr,rnh->bnsh", latent, self.key), jnp.broadcast_to(key, rotated.shape)
         key = shard_heads("key", jnp.concatenate(keys, axis=-1))
@@ -125,7 +124,7 @@ class LatentAttention(CachedLayer):
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
         context = backend.attend(query, key, value, segment_ids if self.segmented else None, None, demand)
-        return self._project_output(context, is_named=backend.names_context), None
+        return project_output(jnp.einsum, context, self.post, None, backend.names_context), None
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
@@ -136,9 +135,8 @@ class LatentAttention(CachedLayer):
         matrices += heads * (self.latent_dims * (self._content_dims + self._value_dims))
         matrices += heads * self._value_dims * self.model_dims
         pairs = batch * visible_pairs(length, causal=True)
-        return matrix_flops(shape, matrices) + Flops(
-            attention=2 * pairs * heads * (self.dims_per_head + self._value_dims)
-        )
+        attention = Flops(attention=2 * pairs * heads * (self.dims_per_head + self._value_dims))
+        return matrix_flops(shape, matrices) + attention
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> LatentCache:
@@ -168,11 +166,3 @@ class LatentAttention(CachedLayer):
         latent = self.kv_norm(jnp.einsum("btd,dr->btr", x, self.latent))
         key = self.rotate(jnp.einsum("btd,dr->btr", x, self.rotary_key)[:, None], positions)
         return latent[:, None], key
-
-    @jax.named_scope(ATTENTION_PROJECTION)
-    def _project_output(self, context: jax.Array, is_named: bool = False) -> jax.Array:
-        """The output projection: [B, N, T, Hv] to [B, T, D]."""
-        context = constrain(context, *HEADS)
-        context = context if is_named else save_as(CONTEXT, context)
-        y = jnp.einsum("bnth,nhd->btd", context, self.post)
-        return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Float, Int
 
-from paxcli.layers.attention.backend import Demand, FusedKernel, on_shards
+from paxcli.layers.attention.backend import Demand, FusedKernel
 from paxcli.layers.remat import CONTEXT
-from paxcli.layers.scopes import ATTENTION_CORE
 
 _LANES = 128  # rows have to be a multiple of this
 # The fused backward kernel saves two of seven matmuls, but holds one query gradient for each block of keys.
@@ -37,25 +37,9 @@ class SplashAttention(FusedKernel):
             return reason
         return None if demand.length % _LANES == 0 else f"the length, {demand.length}, is not a multiple of {_LANES}"
 
-    @jax.named_scope(ATTENTION_CORE)
-    def attend(
-        self,
-        query: Float[jax.Array, "B N T H"],
-        key: Float[jax.Array, "B K T H"],
-        value: Float[jax.Array, "B K T Hv"],
-        segment_ids: Int[jax.Array, "B T"] | None,
-        bias: Float[jax.Array, "N T T"] | None,
-        demand: Demand,
-        sinks: Float[jax.Array, " N"] | None = None,
-    ) -> Float[jax.Array, "B N T Hv"]:
-        attend = functools.partial(
-            splash_attention,
-            causal=demand.causal,
-            logit_cap=demand.logit_cap,
-            window=demand.window,
-            interpret=self.interpret,
-        )
-        return on_shards(attend, query, key, value, segment_ids, sinks)
+    def kernel(self, demand: Demand) -> Callable[..., jax.Array]:
+        options = dict(causal=demand.causal, logit_cap=demand.logit_cap, window=demand.window)
+        return functools.partial(splash_attention, **options, interpret=self.interpret)
 
 
 def splash_attention(
