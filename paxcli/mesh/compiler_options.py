@@ -5,6 +5,7 @@ They are passed with each compilation and not in XLA_FLAGS, where an option that
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import json
@@ -25,6 +26,7 @@ Options = dict[str, str | int | float | bool]
 
 _PACKAGE = {"tpu": "libtpu", "gpu": "jaxlib", "cpu": "jaxlib"}
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_PRESETS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "data" / "compiler_options.yaml").read_text())
 
 
 def compiler_options(
@@ -47,7 +49,8 @@ def compiler_options(
       ConfigError: XLA rejects a user's option or its value.
     """
     overrides = dict(user_options or {})
-    from_environment = _environment_options()
+    environment = " ".join(os.environ.get(variable, "") for variable in _ENVIRONMENT)
+    from_environment = re.findall(r"--([a-z]\w*)", environment)
     presets = {
         name: value
         for name, value in _presets(platform, device_kind, num_devices).items()
@@ -70,7 +73,8 @@ def compiler_options(
 def _presets(platform: str, device_kind: str, num_devices: int) -> Options:
     """pax's options for this platform, device kind and number of devices."""
     options: Options = {}
-    for group in _load_presets():
+    version = _parse_version(_package(platform).split()[-1])
+    for group in _PRESETS:
         matches = (
             group["platform"] == platform
             and device_kind.startswith(tuple(group.get("kinds", [""])))
@@ -78,22 +82,13 @@ def _presets(platform: str, device_kind: str, num_devices: int) -> Options:
             and num_devices >= group.get("devices", 1)
         )
         oldest, newest = _parse_version(group["from"]), _parse_version(group.get("below", "9999"))
-        if matches and oldest <= _package_version(platform) < newest:
+        if matches and oldest <= version < newest:
             options |= group["options"]
     return options
 
 
-@functools.cache
-def _load_presets() -> list[dict[str, Any]]:
-    return yaml.safe_load((Path(__file__).parent / "data" / "compiler_options.yaml").read_text())
-
-
 def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
-
-
-def _package_version(platform: str) -> tuple[int, ...]:
-    return _parse_version(_package(platform).split()[-1])
 
 
 @functools.cache
@@ -104,11 +99,6 @@ def _package(platform: str) -> str:
         return f"{name} {importlib.metadata.version(name)}"
     except importlib.metadata.PackageNotFoundError:  # e.g. a libtpu that is part of a TPU VM image
         return f"{name} 0"
-
-
-def _environment_options() -> set[str]:
-    """Names of the options set in the environment for every compilation."""
-    return {name for variable in _ENVIRONMENT for name in re.findall(r"--([a-z]\w*)", os.environ.get(variable, ""))}
 
 
 def _option_errors(platform: str, options: Options) -> dict[str, str | None]:
@@ -124,25 +114,22 @@ def _option_errors(platform: str, options: Options) -> dict[str, str | None]:
         known = {}
     keys = {name: f"{name}={value}" for name, value in options.items()}
     missing = {name: options[name] for name, key in keys.items() if key not in known}
-    failure = None
     if missing:
-        found, failure = _try_options(platform, missing)
-        known |= {keys[name]: failure or found[name] for name in missing}
-    if missing and not failure:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(known, indent=1))
-        except OSError as error:
-            log.debug("Cannot write the cache of compiler options: %s", error)
+        found, is_checked = _try_options(platform, missing)
+        known |= {keys[name]: error for name, error in found.items()}
+        with contextlib.suppress(OSError):
+            if is_checked:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(known, indent=1))
     return {name: known[key] for name, key in keys.items()}
 
 
-def _try_options(platform: str, options: Options) -> tuple[dict[str, str | None], str | None]:
-    """Compiles with each option in a subprocess: the error or None for each; and why the check failed, if it did."""
+def _try_options(platform: str, options: Options) -> tuple[dict[str, str | None], bool]:
+    """Compiles with each option in a subprocess: the error or None for each, and whether they could be checked."""
     command = [sys.executable, "-m", "paxcli.mesh.option_check", platform]
     environment = {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
     done = subprocess.run(command, input=json.dumps(options), capture_output=True, text=True, env=environment)
     if done.returncode == 0:
-        return json.loads(done.stdout.splitlines()[-1]), None
+        return json.loads(done.stdout.splitlines()[-1]), True
     lines = done.stderr.strip().splitlines() or ["no reason given"]
-    return {}, f"cannot be checked on this machine: {lines[-1]}"
+    return dict.fromkeys(options, f"cannot be checked on this machine: {lines[-1]}"), False

@@ -113,7 +113,13 @@ def build_mesh(config: Mesh, devices: Sequence[Any] | None = None) -> jax.shardi
     if ici_shape is None:
         ici_shape = {"data": max(len(devices) // slices, 1)}
     ici = _sizes(ici_shape, "mesh.ici_mesh_shape")
-    _check_count(axis_sizes(ici, dcn), len(devices), slices)
+    sizes, found = axis_sizes(ici, dcn), len(devices)
+    if (needed := math.prod(sizes.values())) != found:
+        fit = f"--set mesh.ici_mesh_shape='{{data: {found // slices}}}'"
+        if found % slices:
+            fit = f"--set mesh.dcn_mesh_shape=null --set mesh.ici_mesh_shape='{{data: {found}}}'"
+        hint = f"Choose a shape that uses all devices, such as {fit}, or run a small model here: --overlay cpu"
+        raise ConfigError(f"mesh {describe(sizes)} needs {needed} device{'s' * (needed > 1)}, found {found}.", hint)
     grid = _arrange(list(ici.values()), list(dcn.values()), devices)
     return jax.sharding.Mesh(grid, MESH_AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES))
 
@@ -136,16 +142,6 @@ def _sizes(shape: Shape | None, where: str) -> dict[str, int]:
     return {axis: shape.get(axis, 1) for axis in MESH_AXES}
 
 
-def _check_count(sizes: Mapping[str, int], found: int, slices: int) -> None:
-    needed = math.prod(sizes.values())
-    if needed != found:
-        fit = f"--set mesh.ici_mesh_shape='{{data: {found // slices}}}'"
-        if found % slices:
-            fit = f"--set mesh.dcn_mesh_shape=null --set mesh.ici_mesh_shape='{{data: {found}}}'"
-        hint = f"Choose a shape that uses all devices, such as {fit}, or run a small model here: --overlay cpu"
-        raise ConfigError(f"mesh {describe(sizes)} needs {needed} device{'s' * (needed > 1)}, found {found}.", hint)
-
-
 def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:
     """Arranges devices in an array of shape ICI × DCN (elementwise): ICI neighbours are adjacent on the inner axes."""
     wanted = math.prod(dcn)
@@ -156,17 +152,13 @@ def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:
             f"--set mesh.dcn_mesh_shape='{{data: {found}}}'",
         )
     if wanted == 1:
-        return _arrange_slice(ici, devices)
+        try:
+            return mesh_utils.create_device_mesh(ici, devices)
+        except NotImplementedError:  # on this TPU torus, two mesh axes have to share a physical axis
+            return mesh_utils.create_device_mesh(ici, devices, allow_split_physical_axes=True)
     if wanted == found:
         return mesh_utils.create_hybrid_device_mesh(ici, dcn, devices, allow_split_physical_axes=True)
     groups = np.asarray(devices).reshape(dcn + ici)
     rank = len(ici)
     pairs = [axis for pair in zip(range(rank), range(rank, 2 * rank), strict=True) for axis in pair]
     return groups.transpose(pairs).reshape([inner * outer for inner, outer in zip(ici, dcn, strict=True)])
-
-
-def _arrange_slice(ici: list[int], devices: list[Any]) -> np.ndarray:
-    try:
-        return mesh_utils.create_device_mesh(ici, devices)
-    except NotImplementedError:  # on this TPU torus, two mesh axes have to share a physical axis
-        return mesh_utils.create_device_mesh(ici, devices, allow_split_physical_axes=True)

@@ -34,9 +34,7 @@ def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> R
                 f"`mesh.logical_axis_rules`: there is no logical axis `{name}`.",
                 did_you_mean(name, DEFAULT_RULES) or f"Logical axes: {', '.join(DEFAULT_RULES)}.",
             )
-        if isinstance(mesh_axes, str):
-            mesh_axes = (mesh_axes,)
-        axes = tuple(mesh_axes or ())
+        axes = (mesh_axes,) if isinstance(mesh_axes, str) else tuple(mesh_axes or ())
         for axis in axes:
             check_mesh_axis(axis, f"mesh.logical_axis_rules.{name}")
         rules[name] = tuple(str(axis) for axis in axes)
@@ -62,23 +60,14 @@ def spec(logical_axes: Sequence[str | None], rules: Rules = DEFAULT_RULES) -> Pa
     A mesh axis shards at most one dimension: the leftmost one whose rule names it.
     """
     used: set[str] = set()
-    entries: list[str | tuple[str, ...] | None] = []
+    entries: list[tuple[str, ...] | None] = []
     for name in logical_axes:
-        axes = tuple(axis for axis in _mesh_axes(name, rules) if axis not in used)
+        if name is not None and name not in rules:
+            raise ConfigError(
+                f"A layer uses the logical axis `{name}`, which has no sharding rule.",
+                did_you_mean(name, rules) or f"Logical axes: {', '.join(rules)}.",
+            )
+        axes = tuple(axis for axis in (rules[name] if name is not None else ()) if axis not in used)
         used.update(axes)
-        if len(axes) > 1:
-            entries.append(axes)
-        else:
-            entries.append(axes[0] if axes else None)
+        entries.append(axes or None)
     return PartitionSpec(*entries)
-
-
-def _mesh_axes(name: str | None, rules: Rules) -> tuple[str, ...]:
-    if name is None:
-        return ()
-    if name not in rules:
-        raise ConfigError(
-            f"A layer uses the logical axis `{name}`, which has no sharding rule.",
-            did_you_mean(name, rules) or f"Logical axes: {', '.join(rules)}.",
-        )
-    return rules[name]

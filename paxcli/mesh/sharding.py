@@ -59,11 +59,8 @@ def _avoid_miscompilation(rules: Rules, sizes: Mapping[str, int]) -> Rules:
     """
     if not (sizes["data"] > 1 and sizes["fsdp"] == sizes["tensor"] > 1 and "tensor" in rules["activation_embed"]):
         return rules
-    log.info(
-        "Mesh fsdp=%d × tensor=%d: matmul outputs are not sharded over `tensor` along `activation_embed`.",
-        sizes["fsdp"],
-        sizes["tensor"],
-    )
+    message = "Mesh fsdp=%d × tensor=%d: matmul outputs are not sharded over `tensor` along `activation_embed`."
+    log.info(message, sizes["fsdp"], sizes["tensor"])
     return {**rules, "activation_embed": tuple(axis for axis in rules["activation_embed"] if axis != "tensor")}
 
 
@@ -160,14 +157,26 @@ def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:
     def sharding(path: Any, leaf: Any) -> NamedSharding:
         if not is_partitioned(leaf):
             return NamedSharding(mesh, PartitionSpec())
-        return NamedSharding(mesh, _param_spec(name_of(path), leaf.value.shape, leaf.names, rules, mesh.shape))
+        name, shape, sizes = name_of(path), leaf.value.shape, mesh.shape
+        if len(leaf.names) != len(shape):
+            raise ValueError(f"{name}: {len(leaf.names)} logical axes {leaf.names} for shape {shape}")
+        entries = list(spec(leaf.names, rules))
+        for index, (logical, dim) in enumerate(zip(leaf.names, shape, strict=True)):
+            axes = axes_of(entries[index])
+            if dim % (num_shards := _num_shards(axes, sizes)) == 0:
+                continue
+            over = " × ".join(f"{axis}={sizes[axis]}" for axis in axes)
+            if logical not in _MAY_REPLICATE:
+                raise ConfigError(
+                    f"Parameter `{name}`: its dimension `{logical}` of {dim} does not divide over {over}.",
+                    f"Choose a size that is a multiple of {num_shards}, a smaller `{axes[-1]}` axis (--set "
+                    f"mesh.ici_mesh_shape=…), or replicate it: --set mesh.logical_axis_rules='{{{logical}: null}}'",
+                )
+            log.info("Parameter `%s`: `%s` of %d does not divide over %s: replicated.", name, logical, dim, over)
+            entries[index] = None
+        return NamedSharding(mesh, PartitionSpec(*entries))
 
     return jax.tree_util.tree_map_with_path(sharding, params, is_leaf=is_partitioned)
-
-
-def unbox(params: Any) -> Any:
-    """Removes Flax's partitioning boxes."""
-    return jax.tree.map(lambda leaf: leaf.value if is_partitioned(leaf) else leaf, params, is_leaf=is_partitioned)
 
 
 def shardings_like_params(tree: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
@@ -269,35 +278,9 @@ def is_partitioned(leaf: Any) -> bool:
     return isinstance(leaf, meta.Partitioned)
 
 
-def _param_spec(
-    name: str, shape: tuple[int, ...], logical_axes: tuple[str | None, ...], rules: Rules, sizes: Mapping[str, int]
-) -> PartitionSpec:
-    if len(logical_axes) != len(shape):
-        raise ValueError(f"{name}: {len(logical_axes)} logical axes {logical_axes} for shape {shape}")
-    entries = []
-    for logical, dim, entry in zip(logical_axes, shape, spec(logical_axes, rules), strict=True):
-        axes = axes_of(entry)
-        num_shards = _num_shards(axes, sizes)
-        if dim % num_shards == 0:
-            entries.append(entry)
-            continue
-        over = " × ".join(f"{axis}={sizes[axis]}" for axis in axes)
-        if logical not in _MAY_REPLICATE:
-            raise ConfigError(
-                f"Parameter `{name}`: its dimension `{logical}` of {dim} does not divide over {over}.",
-                f"Choose a size that is a multiple of {num_shards}, a smaller `{axes[-1]}` axis (--set "
-                f"mesh.ici_mesh_shape=…), or replicate it: --set mesh.logical_axis_rules='{{{logical}: null}}'",
-            )
-        log.info("Parameter `%s`: `%s` of %d does not divide over %s: replicated.", name, logical, dim, over)
-        entries.append(None)
-    return PartitionSpec(*entries)
-
-
 def axes_of(entry: str | tuple[str, ...] | None) -> tuple[str, ...]:
     """The mesh axes in one entry of a PartitionSpec."""
-    if isinstance(entry, str):
-        return (entry,)
-    return tuple(entry or ())
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def _num_shards(axes: tuple[str, ...], sizes: Mapping[str, int]) -> int:

@@ -7,6 +7,7 @@ import itertools
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,15 +21,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "metrics.jsonl"
 
-_STYLE: dict[Any, Any] = {
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-}
+_STYLE = Path(__file__).parent / "data" / "plot_style.yaml"
 _EVAL_MARKERS = "osD^v"  # one for each evaluation input, the same in every run
 
 
@@ -142,11 +135,11 @@ def draw(runs: Sequence[RunMetrics], metrics: Sequence[str], smoothing: float = 
       log: Axes with a logarithmic scale: `x`, `y` or `xy`.
     """
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it reports where it caches fonts
-    import matplotlib
+    import matplotlib.style
 
     from paxcli.metrics.figure import NotebookFigure
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.style.context(_STYLE):
         figure = NotebookFigure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
         for panel, metric in zip(panels, metrics, strict=True):
@@ -166,7 +159,11 @@ def save_figure(figure: Figure, path: epath.PathLike) -> None:
         raise ConfigError(f"{path} cannot be written as an image.", f"End it in one of {', '.join(formats)}.")
     image = io.BytesIO()
     figure.savefig(image, format=path.suffix[1:])
-    _write_picture(path, image.getvalue())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image.getvalue())
+    except OSError as error:
+        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file with `--out`.") from error
 
 
 def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
@@ -211,11 +208,3 @@ def curve_label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> s
 def title_of(runs: Sequence[RunMetrics]) -> str:
     """The names of the runs, or how many there are."""
     return ", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
-
-
-def _write_picture(path: epath.Path, picture: bytes) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture)
-    except OSError as error:
-        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file with `--out`.") from error

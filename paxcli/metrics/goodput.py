@@ -89,10 +89,8 @@ class Goodput:
             seconds = self._seconds | {self._cause: self._seconds[self._cause] + time.perf_counter() - self._since}
         ended = self._began + sum(seconds.values()) - seconds[STOPPED]
         steps = {"first_step": self._first_step, "last_step": self.step}
-        starts: list[dict[str, Any]] = [
-            *self._earlier,
-            {"began": self._began, "ended": ended, **steps, "seconds": seconds},
-        ]
+        this: dict[str, Any] = {"began": self._began, "ended": ended, **steps, "seconds": seconds}
+        starts = [*self._earlier, this]
         total = {cause: sum(start["seconds"][cause] for start in starts) for cause in CAUSES}
         wall = sum(total.values())
         return {"goodput": total[STEP] / wall, "wall_seconds": wall, "seconds": total, "starts": starts}

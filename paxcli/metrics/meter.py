@@ -90,13 +90,13 @@ class Meter:
                 value.copy_to_host_async()
         finished = self._clock.submit(_finish_time, device_metrics)
         self._in_flight.append(_Dispatched(step, device_metrics, input_wait_seconds, finished))
-        self._finish(_MAX_IN_FLIGHT)
-        return self._take()
+        return self.flush(_MAX_IN_FLIGHT)
 
-    def flush(self) -> list[Record]:
-        """Waits for all steps, and returns the remaining records."""
-        self._finish(0)
-        return self._take()
+    def flush(self, in_flight: int = 0) -> list[Record]:
+        """Waits until at most `in_flight` steps are in flight, and returns the records that are ready."""
+        self._finish(in_flight)
+        records, self._records = self._records, []
+        return records
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
@@ -117,10 +117,6 @@ class Meter:
 
     def _is_logged(self, step: int) -> bool:
         return step == 1 or step % self.summary_interval_steps == 0 or step == self.num_train_steps
-
-    def _take(self) -> list[Record]:
-        records, self._records = self._records, []
-        return records
 
     def _finish(self, in_flight: int) -> None:
         """Waits until at most `in_flight` steps are in flight."""

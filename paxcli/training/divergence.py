@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from paxcli.errors import DivergedError
-from paxcli.metrics.meter import MetricValue, Record
+from paxcli.metrics.meter import Record
+from paxcli.metrics.writers import is_finite
 from paxcli.training.learner import Learner
 
 _HINT = (
@@ -41,8 +41,8 @@ class DivergenceCheck:
         steps, skipped = record.step - self._step, values["skipped_steps"] - self._skipped_steps  # pyrefly: ignore
         self._step, self._skipped_steps = record.step, int(values["skipped_steps"])  # pyrefly: ignore
         self._in_a_row = self._in_a_row + steps if skipped == steps else 0
-        was_skipped = self._learner.skip_invalid_gradients and not _is_finite(values["grad_norm"])
-        if not _is_finite(values["loss"]) and not (was_skipped and _is_finite(values["param_norm"])):
+        was_skipped = self._learner.skip_invalid_gradients and not is_finite(values["grad_norm"])
+        if not is_finite(values["loss"]) and not (was_skipped and is_finite(values["param_norm"])):
             raise DivergedError(
                 f"The loss of step {record.step} is {values['loss']}. Earlier checkpoints are kept.", _HINT
             )
@@ -67,7 +67,3 @@ class DivergenceCheck:
 def _all_finite(params: Any) -> jax.Array:
     """One reduction over all parameters, on the devices that hold them."""
     return jnp.stack([jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(params)]).all()
-
-
-def _is_finite(value: MetricValue) -> bool:
-    return value is not None and math.isfinite(value)

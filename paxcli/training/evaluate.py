@@ -39,53 +39,42 @@ def evaluate(
     With a `score_step`, inputs with metrics of their own also compute those, from the scores of their examples.
     `check_stop` is called before each batch with its number; it raises an exception to end the evaluation.
     """
-    check_stop = check_stop or (lambda _: None)
-    return {
-        str(source.name): _evaluate_one(eval_step, params, source, mesh, metrics, score_step, check_stop)
-        for source in inputs
-    }
 
+    def evaluate_one(source: BaseInput) -> dict[str, float]:
+        of_scores = source.example_metrics("scores") if score_step is not None else None
+        total, scored, num_batches = None, [], 0
+        tokenizer, counts = _tokenizer_of(source), Counter[str]()
+        for number, batch in enumerate(source.eval_batches()):
+            if check_stop is not None:
+                check_stop(number)
+            counts.update(_count(batch, tokenizer))
+            num_batches = number + 1
+            batch = put_batch(batch, mesh)
+            if of_scores is None or score_step is None:
+                sums = eval_step(params, batch)
+            else:
+                sums, examples = score_step(params, batch)
+                scored.append(examples)
+            before, total = total, sums if total is None else metrics.combine(total, sums)
+            jax.block_until_ready(before)  # one batch computes while the next is read, so that a stop takes effect soon
+        if total is None:
+            return {}
+        values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
+        if of_scores is not None:
+            values |= of_scores(_by_example(scored))
+        # Over all processes: JAX gathers 32-bit integers.
+        parts = multihost_utils.process_allgather({name: np.array(divmod(n, 2**31)) for name, n in counts.items()})
+        counts = {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
+        if "log_pplx" in values:
+            values["perplexity"] = math.exp(min(values["log_pplx"], 700))
+            # Unless the targets are weighted otherwise than by 1, as masked tokens are.
+            if counts.get(_BYTES) and abs(float(total["log_pplx"][1]) - counts[_TARGETS]) < 0.5:
+                values["bits_per_byte"] = values["log_pplx"] * counts[_TARGETS] / counts[_BYTES] / math.log(2)
+        values |= {name: counts[name] for name in ("num_examples", "num_tokens") if name in counts}
+        share = source.data_share(num_batches)
+        return values | {"num_batches": num_batches} | ({} if share is None else {"data_share": share})
 
-def _evaluate_one(
-    eval_step: Callable,
-    params: dict,
-    source: BaseInput,
-    mesh: Mesh,
-    metrics: Metrics,
-    score_step: Callable | None,
-    check_stop: Callable[[int], None],
-) -> dict[str, float]:
-    of_scores = source.example_metrics("scores") if score_step is not None else None
-    total, scored, num_batches = None, [], 0
-    tokenizer, counts = _tokenizer_of(source), Counter[str]()
-    for number, batch in enumerate(source.eval_batches()):
-        check_stop(number)
-        counts.update(_count(batch, tokenizer))
-        num_batches = number + 1
-        batch = put_batch(batch, mesh)
-        if of_scores is None or score_step is None:
-            sums = eval_step(params, batch)
-        else:
-            sums, examples = score_step(params, batch)
-            scored.append(examples)
-        before, total = total, sums if total is None else metrics.combine(total, sums)
-        jax.block_until_ready(before)  # one batch computes while the next is read, so that a stop takes effect soon
-    if total is None:
-        return {}
-    values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
-    if of_scores is not None:
-        values |= of_scores(_by_example(scored))
-    # Over all processes: JAX gathers 32-bit integers.
-    parts = multihost_utils.process_allgather({name: np.array(divmod(n, 2**31)) for name, n in counts.items()})
-    counts = {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
-    if "log_pplx" in values:
-        values["perplexity"] = math.exp(min(values["log_pplx"], 700))
-        # Unless the targets are weighted otherwise than by 1, as masked tokens are.
-        if counts.get(_BYTES) and abs(float(total["log_pplx"][1]) - counts[_TARGETS]) < 0.5:
-            values["bits_per_byte"] = values["log_pplx"] * counts[_TARGETS] / counts[_BYTES] / math.log(2)
-    values |= {name: counts[name] for name in ("num_examples", "num_tokens") if name in counts}
-    share = source.data_share(num_batches)
-    return values | {"num_batches": num_batches} | ({} if share is None else {"data_share": share})
+    return {str(source.name): evaluate_one(source) for source in inputs}
 
 
 def _tokenizer_of(source: BaseInput) -> Tokenizer | None:

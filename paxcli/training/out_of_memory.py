@@ -36,7 +36,8 @@ def explain_out_of_memory(session: Session, profile_dir: epath.Path) -> Iterator
         device = session.mesh.devices.flat[0]
         reason = first_line(error).removeprefix("RESOURCE_EXHAUSTED: ")
         message = f"This recipe does not fit into the memory of {device.device_kind}: {reason}"
-        raise ConfigError(f"{message}{snapshot}", " ".join(advice(session, _capacity(device)))) from error
+        capacity = (device.memory_stats() or {}).get("bytes_limit")
+        raise ConfigError(f"{message}{snapshot}", " ".join(advice(session, capacity))) from error
 
 
 def advice(session: Session, capacity: int | None) -> list[str]:
@@ -73,10 +74,6 @@ def advice(session: Session, capacity: int | None) -> list[str]:
             "many tokens at a time."
         )
     return [*ways, smaller_state]
-
-
-def _capacity(device: jax.Device) -> int | None:
-    return (device.memory_stats() or {}).get("bytes_limit")
 
 
 def _save_snapshot(profile_dir: epath.Path) -> str:

@@ -33,7 +33,13 @@ def default_run_dir(recipe_name: str) -> str:
 
 
 class RunDir:
-    """A run directory: `recipe.yaml`, `config.txt`, `environment.json`, metrics and checkpoints, with one writer."""
+    """A run directory: `recipe.yaml`, `config.txt`, `environment.json`, metrics and checkpoints, with one writer.
+
+    Attributes:
+      path: The directory.
+      checkpoints: Directory of the checkpoints.
+      profile: Directory of traces and profiles.
+    """
 
     def __init__(self, path: str | os.PathLike):
         """Names the directory and touches nothing; a leading `~` is the home directory.
@@ -44,18 +50,9 @@ class RunDir:
         if not os.fspath(path):
             raise ConfigError("The path of the run directory is empty.", "Give one, such as `--run-dir runs/a`.")
         self.path = epath.Path(path).expanduser() if "://" not in os.fspath(path) else epath.Path(path)
+        self.checkpoints, self.profile = self.path / "checkpoints", self.path / "profile"
         self._lock_file = self.path / ".lock"
         self._locked: os.stat_result | None = None
-
-    @property
-    def checkpoints(self) -> epath.Path:
-        """Directory of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def profile(self) -> epath.Path:
-        """Directory of traces and profiles."""
-        return self.path / "profile"
 
     def create(self) -> None:
         """Creates the directory and checks that it is writable.

@@ -11,7 +11,6 @@ import fiddle as fdl
 from jax.sharding import Mesh
 
 from paxcli.errors import ConfigError
-from paxcli.inputs.base_input import BaseInput
 from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import build_mesh
 from paxcli.mesh.rules import merge_rules
@@ -90,7 +89,12 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
     rules = merge_rules(mesh_config.logical_axis_rules)
     with use_mesh(mesh, rules):
         spec = experiment.train_input.element_spec()
-        _check_rows(experiment.train_input, spec, batch)
+        rows, hosts = num_rows(spec), experiment.train_input.num_infeed_hosts
+        if rows * hosts != batch:
+            raise ConfigError(
+                f"train_input yields batches of {rows} rows on each of {hosts} hosts, but the global batch is {batch}.",
+                f"Change the input's batch size, or `--set global_batch_size={rows * hosts}`.",
+            )
         abstract = abstract_state(experiment.task, spec, mesh, rules)
     return Session(config, experiment, mesh, abstract, spec, batch)
 
@@ -100,16 +104,6 @@ def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None =
     """A session (`build_session`) whose mesh is the current one inside the `with` block."""
     with build_session(config, devices).active() as session:
         yield session
-
-
-def _check_rows(source: BaseInput, spec: NestedMap, global_batch: int) -> None:
-    rows = num_rows(spec)
-    if rows * source.num_infeed_hosts != global_batch:
-        raise ConfigError(
-            f"train_input yields batches of {rows} rows on each of {source.num_infeed_hosts} hosts, "
-            f"but the global batch is {global_batch}.",
-            f"Change the input's batch size, or `--set global_batch_size={rows * source.num_infeed_hosts}`.",
-        )
 
 
 def device_name(mesh: Mesh) -> str:

@@ -28,12 +28,12 @@ def copy_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None
     Raises:
       DataError: A file is not the one that the run started with.
     """
+    check_tokenizers(config, run_dir)
     record = _read_record(run_dir)
     for path, (files, digest) in {node.value: _files(node.value) for node in _nodes(config)}.items():
         if digest == _MISSING:  # that of token files, which need it only to decode ids
             continue
         copied = record.setdefault(path, f"tokenizers/{digest}/{epath.Path(path).name}")
-        _check_unchanged(path, digest, run_dir / copied)
         folder = (run_dir / copied).parent
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
@@ -50,21 +50,16 @@ def check_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> Non
     """
     record = _read_record(run_dir)
     for path in {node.value for node in _nodes(config)} & record.keys():
-        if (digest := _files(path)[1]) != _MISSING:
-            _check_unchanged(path, digest, run_dir / record[path])
+        copied = run_dir / record[path]
+        if _files(path)[1] not in (copied.parent.name, _MISSING):
+            hint = f"Restore it from the run's copy: {copied}."
+            raise DataError(f"The tokenizer {path} has changed since the run started.", hint)
 
 
 def copied_folders(config: fdl.Config[Experiment], run_dir: epath.Path) -> list[epath.Path]:
     """The directories of the run's own copies of the tokenizer files that a recipe names."""
     record = _read_record(run_dir)
     return [(run_dir / record[node.value]).parent for node in _nodes(config) if node.value in record]
-
-
-def _check_unchanged(path: str, digest: str, copied: epath.Path) -> None:
-    if digest != copied.parent.name:
-        raise DataError(
-            f"The tokenizer {path} has changed since the run started.", f"Restore it from the run's copy: {copied}."
-        )
 
 
 def with_copied_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> fdl.Config[Experiment]:

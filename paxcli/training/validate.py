@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import fiddle as fdl
+import flax.linen as nn
 import jax
 
 from paxcli.config.facts import check_ranges
@@ -17,7 +18,6 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
-from paxcli.mesh.sharding import unbox
 from paxcli.mesh.weights import match_parameters, parameter_names, weights_of
 from paxcli.models.base import Model
 from paxcli.training.experiment import Experiment, data_of, global_batch_size, with_derived_sizes
@@ -60,7 +60,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     fdl.build(config.task.early_stopping_fn).validate([fdl.build(source).name for source in ready.eval_inputs])
     if learner.selects_parameters and reads_data and num_devices is None:
         spec = fdl.build(ready.train_input).element_spec()
-        learner.check_parameters(unbox(abstract_params(fdl.build(ready.task), spec)))
+        learner.check_parameters(nn.meta.unbox(abstract_params(fdl.build(ready.task), spec)))
 
 
 def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
@@ -96,18 +96,14 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
             f"Set it to {ACTIVATIONS - 1} at most.",
         )
     for path, stack in pipelined.items():
-        _check_stages(path, stack, on_mesh)
+        stack.pipeline.layers_per_group(stack.num_layers)
+        if on_mesh not in (1, stack.num_stages):
+            raise ConfigError(
+                f"task.model.{path}.num_stages={stack.num_stages}, but the mesh has stage={on_mesh}.",
+                f"Make the product of `stage` in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape` {stack.num_stages}; "
+                "with 1, each device runs all stages.",
+            )
         _check_microbatches(config, stack.pipeline, sizes, batch, log_it)
-
-
-def _check_stages(path: str, stack: PipelinedStack, on_mesh: int) -> None:
-    stack.pipeline.layers_per_group(stack.num_layers)
-    if on_mesh not in (1, stack.num_stages):
-        raise ConfigError(
-            f"task.model.{path}.num_stages={stack.num_stages}, but the mesh has stage={on_mesh}.",
-            f"Make the product of `stage` in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape` {stack.num_stages}; "
-            "with 1, each device runs all stages.",
-        )
 
 
 def _check_microbatches(config: Any, pipeline: Pipeline, sizes: dict[str, int], batch: int, log_it: bool) -> None:
@@ -115,12 +111,8 @@ def _check_microbatches(config: Any, pipeline: Pipeline, sizes: dict[str, int], 
     size = rows // pipeline.count_microbatches(rows)
     shards = math.prod(sizes[axis] for axis in BATCH_AXES)
     if size % shards and log_it:
-        log.warning(
-            "Microbatches of %d rows do not divide over %s = %d: they are replicated.",
-            size,
-            " × ".join(BATCH_AXES),
-            shards,
-        )
+        message = "Microbatches of %d rows do not divide over %s = %d: they are replicated."
+        log.warning(message, size, " × ".join(BATCH_AXES), shards)
     for source in config.eval_inputs:
         if source.batch_size is not None:
             pipeline.count_microbatches(source.batch_size)
@@ -139,7 +131,12 @@ def _check_lora(config: Any, model: Model, lora: Lora) -> None:
 def _check_inputs(given: Any, config: Any, model: Model) -> None:
     paths = ["train_input", *(f"eval_inputs.{i}" for i in range(len(config.eval_inputs)))]
     for path, source in zip(paths, (given.train_input, *given.eval_inputs), strict=True):
-        _check_filled_in(path, source)
+        for field in ("num_infeed_hosts", "infeed_host_index"):  # values that a run would overwrite
+            if value := getattr(source, field):
+                problem = f"{path}.{field}={value} has no effect: a run sets it from its processes."
+                raise ConfigError(problem, "Remove it.")
+    if given.train_input.__arguments__.get("is_training") is False:
+        raise ConfigError("train_input.is_training=False has no effect: a run sets it to True.", "Remove it.")
     for kind, sources in (("evaluation", config.eval_inputs), ("decode", data_of(config.decode_inputs))):
         names = [source.name for source in sources]
         for name in names:
@@ -151,13 +148,3 @@ def _check_inputs(given: Any, config: Any, model: Model) -> None:
         if length and limit and length > limit:
             hint = f"Lower `{path}.seq_len`, or raise `max_seq_len`."
             raise ConfigError(f"{path}.seq_len={length} is longer than task.model.max_seq_len={limit}.", hint)
-
-
-def _check_filled_in(path: str, source: Any) -> None:
-    """Refuses values of an input that a run would overwrite."""
-    sharding = {"num_infeed_hosts": source.num_infeed_hosts, "infeed_host_index": source.infeed_host_index}
-    for field, value in sharding.items():
-        if value:
-            raise ConfigError(f"{path}.{field}={value} has no effect: a run sets it from its processes.", "Remove it.")
-    if path == "train_input" and source.__arguments__.get("is_training") is False:
-        raise ConfigError("train_input.is_training=False has no effect: a run sets it to True.", "Remove it.")

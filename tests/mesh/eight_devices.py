@@ -14,15 +14,7 @@ from jax.sharding import PartitionSpec as P
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES, merge_rules
-from paxcli.mesh.sharding import (
-    constrain,
-    infeed_shard,
-    param_shardings,
-    put_batch,
-    shardings_like_params,
-    unbox,
-    use_mesh,
-)
+from paxcli.mesh.sharding import constrain, infeed_shard, param_shardings, put_batch, shardings_like_params, use_mesh
 from tests.tolerances import FLOAT32
 
 D, F, V, L = 16, 32, 259, 2
@@ -62,7 +54,7 @@ def train(mesh, ids):
     model, optimizer = Model(), optax.adam(1e-2)
 
     def init():
-        params = unbox(model.init(jax.random.key(0), ids)["params"])
+        params = nn.meta.unbox(model.init(jax.random.key(0), ids)["params"])
         return {"params": params, "opt_state": optimizer.init(params)}
 
     def step(state, ids):
@@ -75,7 +67,7 @@ def train(mesh, ids):
 
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), ids))["params"]
     shardings = param_shardings(mesh, DEFAULT_RULES, boxed)
-    placed = shardings_like_params(jax.eval_shape(init), unbox(boxed), shardings, mesh)
+    placed = shardings_like_params(jax.eval_shape(init), nn.meta.unbox(boxed), shardings, mesh)
     with use_mesh(mesh):
         state = jax.jit(init, out_shardings=placed)()
         batch = put_batch(ids, mesh)
@@ -109,9 +101,9 @@ def check_gradients_agree_on_every_mesh():
         logits = Model().apply({"params": params}, ids)
         return optax.softmax_cross_entropy_with_integer_labels(logits, ids).mean()
 
-    reference = jax.jit(jax.grad(loss))(unbox(boxed), ids)
+    reference = jax.jit(jax.grad(loss))(nn.meta.unbox(boxed), ids)
     for mesh in (MESH, *(build_mesh(Mesh(shape)) for shape in SHAPES)):
-        params = jax.device_put(unbox(boxed), param_shardings(mesh, DEFAULT_RULES, boxed))
+        params = jax.device_put(nn.meta.unbox(boxed), param_shardings(mesh, DEFAULT_RULES, boxed))
         with use_mesh(mesh):
             grads = jax.jit(jax.grad(loss))(params, put_batch(ids, mesh))
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), grads, reference)

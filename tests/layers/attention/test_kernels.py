@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +26,7 @@ from paxcli.layers.attention.xla import dot_product_attention
 from paxcli.layers.remat import saveable
 from paxcli.layers.stack import Stack
 from paxcli.mesh.mesh import Mesh, build_mesh
-from paxcli.mesh.sharding import unbox, use_mesh
+from paxcli.mesh.sharding import use_mesh
 from tests.conftest import ROOT
 from tests.tolerances import FLOAT32
 
@@ -201,7 +202,7 @@ def test_a_stack_compiles_for_tpus(monkeypatch):
     def gradient(params, x, ids):
         return jax.grad(lambda p: stack.apply({"params": p}, x, None, ids, ids)[0].sum())(params)
 
-    params = unbox(jax.eval_shape(stack.init, jax.random.key(0), x, None, ids, ids)["params"])
+    params = nn.meta.unbox(jax.eval_shape(stack.init, jax.random.key(0), x, None, ids, ids)["params"])
     with use_mesh(build_mesh(Mesh({"fsdp": 2, "tensor": 2}), topology.devices)) as mesh:
         whole = NamedSharding(mesh, PartitionSpec())
         program = jax.jit(gradient, in_shardings=whole).lower(params, x, ids).compile().as_text()
