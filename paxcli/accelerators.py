@@ -1,4 +1,4 @@
-"""TPU slices by their Google Cloud names: chips, hosts, JAX devices, memory, runtime.
+"""TPU slices by their Google Cloud names: chips, hosts, JAX devices, runtime.
 
 Sources: the pages "TPU versions" and "TPU software versions" of the Cloud TPU documentation. Host counts are estimates,
 since those pages and others disagree for v5e and v6e. `cloud/states.py` asks a running slice for its workers.
@@ -7,14 +7,15 @@ since those pages and others disagree for v5e and v6e. `cloud/states.py` asks a 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import re
 
 from paxcli.errors import ConfigError, did_you_mean
 
-_GIB = 1 << 30
 _SMALL_3D = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4"}
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-_FLAT_HUGE = {512: "16x32", 1024: "32x32"}
+_FLAT_SHAPES = _FLAT | {512: "16x32", 1024: "32x32"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,9 +25,7 @@ class TpuGeneration:
     Args:
       prefix: Prefix of its slices' names.
       unit: Units of the number in a slice's name (cores or chips) in one chip.
-      cores_per_chip: TensorCores of a chip.
       devices_per_chip: JAX devices of a chip; fewer than its cores if two cores form one device (megacore).
-      hbm_gib: GiB of HBM of a chip.
       max_chips: Chips of the largest slice.
       chips: Chips of each slice that exists; empty if every multiple of a 4x4x4 cube is a slice.
       runtime: Default runtime version of a TPU VM; None if the generation is available through GKE only.
@@ -35,9 +34,7 @@ class TpuGeneration:
 
     prefix: str
     unit: int
-    cores_per_chip: int
     devices_per_chip: int
-    hbm_gib: int
     max_chips: int
     chips: tuple[int, ...]
     runtime: str | None
@@ -45,13 +42,13 @@ class TpuGeneration:
 
 
 GENERATIONS = {
-    "v2": TpuGeneration("v2", 2, 2, 2, 16, 256, (4, 16, 64, 128, 256), "tpu-ubuntu2204-base", None),
-    "v3": TpuGeneration("v3", 2, 2, 2, 32, 1024, (4, 16, 32, 64, 128, 256, 512, 1024), "tpu-ubuntu2204-base", None),
-    "v4": TpuGeneration("v4", 2, 2, 1, 32, 2048, (), "tpu-ubuntu2204-base", "tpu-v4-podslice"),
-    "v5e": TpuGeneration("v5litepod", 1, 1, 1, 16, 256, tuple(_FLAT), "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
-    "v5p": TpuGeneration("v5p", 2, 2, 1, 96, 6144, (), "v2-alpha-tpuv5", "tpu-v5p-slice"),
-    "v6e": TpuGeneration("v6e", 1, 1, 1, 32, 256, tuple(_FLAT), "v2-alpha-tpuv6e", "tpu-v6e-slice"),
-    "tpu7x": TpuGeneration("tpu7x", 2, 2, 2, 192, 9216, (), None, "tpu7x"),
+    "v2": TpuGeneration("v2", 2, 2, 256, (4, 16, 64, 128, 256), "tpu-ubuntu2204-base", None),
+    "v3": TpuGeneration("v3", 2, 2, 1024, (4, 16, 32, 64, 128, 256, 512, 1024), "tpu-ubuntu2204-base", None),
+    "v4": TpuGeneration("v4", 2, 1, 2048, (), "tpu-ubuntu2204-base", "tpu-v4-podslice"),
+    "v5e": TpuGeneration("v5litepod", 1, 1, 256, tuple(_FLAT), "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
+    "v5p": TpuGeneration("v5p", 2, 1, 6144, (), "v2-alpha-tpuv5", "tpu-v5p-slice"),
+    "v6e": TpuGeneration("v6e", 1, 1, 256, tuple(_FLAT), "v2-alpha-tpuv6e", "tpu-v6e-slice"),
+    "tpu7x": TpuGeneration("tpu7x", 2, 2, 9216, (), None, "tpu7x"),
 }
 _EXAMPLES = "v4-128, v5litepod-16, v5p-256, v6e-8"
 _ALIASES = {"v5e": "v5litepod", "v5lite": "v5litepod", "trillium": "v6e", "v7x": "tpu7x", "ironwood": "tpu7x"}
@@ -59,31 +56,26 @@ _ALIASES = {"v5e": "v5litepod", "v5lite": "v5litepod", "trillium": "v6e", "v7x":
 
 @dataclasses.dataclass(frozen=True)
 class Accelerator:
-    """One slice. `type` is its Google Cloud name, and `alias` what was typed if that differs."""
+    """One slice. `type` is its Google Cloud name, and `alias` what was typed if that differs.
+
+    `generation` is a key of `GENERATIONS`, and `row` its value.
+    """
 
     type: str
     generation: str
+    row: TpuGeneration
     chips: int
-    alias: str | None = None
-
-    @property
-    def _row(self) -> TpuGeneration:
-        return GENERATIONS[self.generation]
-
-    @property
-    def cores(self) -> int:
-        """TensorCores of the slice."""
-        return self.chips * self._row.cores_per_chip
+    alias: str | None
 
     @property
     def devices(self) -> int:
         """JAX devices of the slice."""
-        return self.chips * self._row.devices_per_chip
+        return self.chips * self.row.devices_per_chip
 
     @property
     def chips_per_host(self) -> int:
         """Chips of one TPU VM (an estimate, see the module)."""
-        return self.chips if self.chips <= 8 and self._row.unit == 1 else 4
+        return self.chips if self.chips <= 8 and self.row.unit == 1 else 4
 
     @property
     def hosts(self) -> int:
@@ -91,35 +83,16 @@ class Accelerator:
         return max(1, self.chips // self.chips_per_host)
 
     @property
-    def hbm_bytes(self) -> int:
-        """Bytes of HBM of all chips."""
-        return self.chips * self._row.hbm_gib * _GIB
-
-    @property
-    def runtime(self) -> str | None:
-        """Default runtime version of its TPU VMs; None if only GKE has it."""
-        return self._row.runtime
-
-    @property
-    def gke(self) -> str | None:
-        """Value of the GKE node label, or None."""
-        return self._row.gke
-
-    @property
     def topology(self) -> str:
         """Chips along each axis, such as `4x4x8`: the shape closest to a cube, as in Google's tables."""
-        if self.chips in self._row.chips:
-            return (_FLAT | _FLAT_HUGE)[self.chips]
+        if self.chips in self.row.chips:
+            return _FLAT_SHAPES[self.chips]
         if self.chips in _SMALL_3D:
             return _SMALL_3D[self.chips]
         cubes = self.chips // 64
-        shapes = [
-            (a, b, cubes // (a * b))
-            for a in range(1, cubes + 1)
-            for b in range(a, cubes // a + 1)
-            if not cubes % (a * b)
-        ]
-        return "x".join(str(4 * side) for side in min((s for s in shapes if s[1] <= s[2]), key=sum))
+        sides = [side for side in range(1, cubes + 1) if not cubes % side]
+        shapes = [s for s in itertools.combinations_with_replacement(sides, 3) if math.prod(s) == cubes]
+        return "x".join(str(4 * side) for side in min(shapes, key=sum))
 
 
 def find_accelerator(name: str) -> Accelerator:
@@ -145,7 +118,7 @@ def find_accelerator(name: str) -> Accelerator:
         counts = "cores" if row.unit > 1 else "chips"
         raise ConfigError(f"There is no {prefix}-{count}: the number counts {counts}.", f"Closest: {names}.")
     official = f"{prefix}-{count}"
-    return Accelerator(official, generation, chips, name if name != official else None)
+    return Accelerator(official, generation, row, chips, name if name != official else None)
 
 
 def _sizes(row: TpuGeneration) -> tuple[int, ...]:

@@ -73,7 +73,7 @@ class Order:
     runtime_version: str | None = None
 
     def __post_init__(self) -> None:
-        if self.accelerator.runtime is None:
+        if self.accelerator.row.runtime is None:
             hint = f"pax provision emit RECIPE --target gke --accelerator {self.accelerator.type}"
             raise ConfigError(f"{self.accelerator.type} is available through GKE only.", hint)
         if self.spot and self.reserved:
@@ -94,7 +94,7 @@ def create(order: Order) -> list[str]:
     """Creates a TPU VM, or requests a queued resource without waiting for it."""
     target = order.target
     kind = order.accelerator.type
-    runtime = order.runtime_version or order.accelerator.runtime
+    runtime = order.runtime_version or order.accelerator.row.runtime
     if target.queued:
         argv = [*_TPUS, "queued-resources", "create", target.name, f"--accelerator-type={kind}"]
         argv += [f"--runtime-version={runtime}"]

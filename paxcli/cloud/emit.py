@@ -97,7 +97,7 @@ def gke(task: Task) -> str:
     Fields: JobSet API v1alpha2, and GKE's documentation of TPU Multislice.
     """
     slice_ = task.machine
-    if isinstance(slice_, Gpus) or slice_.gke is None:
+    if isinstance(slice_, Gpus) or slice_.row.gke is None:
         raise ConfigError("--target gke requires a TPU v4 or newer.", "For GPUs, use --target slurm or skypilot.")
     if task.image is None:
         raise ConfigError("GKE needs a container image with pax.", "Set --image; --target image writes a Dockerfile.")
@@ -118,7 +118,7 @@ def gke(task: Task) -> str:
         "dnsPolicy": "ClusterFirstWithHostNet",
         "terminationGracePeriodSeconds": _STOP_SECONDS,
         "nodeSelector": {
-            "cloud.google.com/gke-tpu-accelerator": slice_.gke,
+            "cloud.google.com/gke-tpu-accelerator": slice_.row.gke,
             "cloud.google.com/gke-tpu-topology": slice_.topology,
         },
         "containers": [container],
@@ -190,7 +190,7 @@ def skypilot(task: Task) -> str:
         coordinator = f'export JAX_COORDINATOR_ADDRESS="$(head -n 1 <<< "$SKYPILOT_NODE_IPS"):{_PORT}"'
         process = 'export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK"'
         command = f"{coordinator}\n{process}\n{command}"
-    elif task.machine.runtime is None:
+    elif task.machine.row.runtime is None:
         raise ConfigError(f"{task.machine.type} is available through GKE only.", "--target gke")
     elif task.count > 1:
         raise ConfigError(
@@ -200,7 +200,7 @@ def skypilot(task: Task) -> str:
         resources = {
             "infra": "gcp",
             "accelerators": f"tpu-{task.machine.type}",
-            "accelerator_args": {"runtime_version": task.machine.runtime, "tpu_vm": True},
+            "accelerator_args": {"runtime_version": task.machine.row.runtime, "tpu_vm": True},
         }
     if task.source == "local":  # SkyPilot copies the checkout, and setup starts in the copy
         workdir, install = {"workdir": str(require_checkout())}, f"--constraint constraints.txt '.[{task.extra}]'"
