@@ -61,8 +61,7 @@ def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOpti
     damaged = [result for result in results if result["problem"]]
     lines = [f"step {one['step']}: {one['problem'] or _intact(one['arrays'], one['bytes'])}" for one in results]
     if not damaged:
-        say_result({"checkpoints": results}, "\n".join(lines), as_json)
-        return
+        return say_result({"checkpoints": results}, "\n".join(lines), as_json)
     intact = [str(one["step"]) for one in results if not one["problem"]]
     raise DataError(
         f"{len(damaged)} of {len(results)} checkpoints of {run_dir} cannot be used:\n  " + "\n  ".join(lines),

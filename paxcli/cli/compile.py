@@ -10,7 +10,7 @@ import typer
 
 import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
-from paxcli.cli.output import say_result
+from paxcli.cli.output import fail_with_result, say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError
 
@@ -84,8 +84,7 @@ def compile(
         hide_accelerators()
     what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name
     if search:
-        _search(resolved, target, what, as_json)
-        return
+        return _search(resolved, target, what, as_json)
     with waiting(f"Compiling the {step} step of {resolved.name} for {what}; this takes minutes."):
         compiled = pax.compile(resolved, topology, slices, step, save)
     report = {"recipe": resolved.name} | compiled.report
@@ -103,15 +102,8 @@ def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
         if needed and available
         else "it needs more memory than a device has"
     )
-    error = ConfigError(
-        f"{report['recipe']} does not fit on {what}: {by}.",
-        "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing.",
-    )
-    if not as_json:
-        raise error
-    failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-    say_result(report | {"error": failure}, "", as_json)
-    raise typer.Exit(error.exit_code)
+    hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
+    fail_with_result(report, ConfigError(f"{report['recipe']} does not fit on {what}: {by}.", hint), as_json)
 
 
 def _search(resolved: Any, target: Any, what: str, as_json: bool) -> None:
@@ -166,8 +158,7 @@ def _text(report: dict[str, Any], what: str) -> str:
         lines.append(f"between device and host: {report['host_transfers']['count']:,} times, {_gib(moved)} GiB")
     for shape in report["stacked_all_gathers"]:
         lines.append(f"warning: {shape}, the parameters of all layers, is all-gathered at once")
-    for name, value in report["compiler_options"].items():
-        lines.append(f"option {name}={value}")
+    lines += [f"option {name}={value}" for name, value in report["compiler_options"].items()]
     return "\n".join([*lines, f"compiled in {report['compile_seconds']:.0f} s"])
 
 

@@ -85,16 +85,14 @@ def tokenize(
     result["bytes"] = sum(part.num_bytes for part in parts)
     if dry_run:
         text = f"Would write {len(parts) - len(done)} of {len(parts)} token files to {out}"
-        say_result(result, f"{text} from {result['bytes']:,} bytes, with {vocab_size:,} ids.", as_json)
-        return
+        return say_result(result, f"{text} from {result['bytes']:,} bytes, with {vocab_size:,} ids.", as_json)
     began = time.perf_counter()
     left = [part for part in parts if part not in done]
     for part, info in _with_progress(tokenizing.write_all(left, num_workers, done.values()), left):
         done[part] = info
     seconds = time.perf_counter() - began
-    documents, tokens = (
-        sum(getattr(info, f"num_{name}") or 0 for info in done.values()) for name in ("documents", "tokens")
-    )
+    documents = sum(info.num_documents or 0 for info in done.values())
+    tokens = sum(info.num_tokens or 0 for info in done.values())
     bad = [record for info in done.values() for record in info.bad_records]
     result |= {"documents": documents, "tokens": tokens, "bad_records": bad, "seconds": seconds}
     text = f"{out}/*.bin: {documents:,} documents, {tokens:,} tokens of {vocab_size:,} ids"
@@ -113,20 +111,16 @@ def verify(files: FilesArgument, as_json: JsonOption = False) -> None:
     from paxcli.inputs.files import find_files
     from paxcli.inputs.token_files import check_contents, open_token_file, read_info
 
-    result: dict[str, Any] = {"files": 0, "tokens": 0, "without_checksum": []}
+    sizes, unknown = [], []
     for file in find_files(files):
         info = read_info(file.path)
         tokens, _ = open_token_file(file.path, info, None)
         check_contents(file.path, tokens, info)
-        result["files"] += 1
-        result["tokens"] += len(tokens)
-        if info.checksum is None:
-            result["without_checksum"].append(str(file.path))
-    unknown = len(result["without_checksum"])
-    text = (
-        f"{result['files']} token files, {result['tokens']:,} tokens: {result['files'] - unknown} match their checksums"
-    )
-    say_result(result, text + (f", {unknown} have none." if unknown else "."), as_json)
+        sizes.append(len(tokens))
+        unknown += [str(file.path)] if info.checksum is None else []
+    result = {"files": len(sizes), "tokens": sum(sizes), "without_checksum": unknown}
+    text = f"{len(sizes)} token files, {sum(sizes):,} tokens: {len(sizes) - len(unknown)} match their checksums"
+    say_result(result, text + (f", {len(unknown)} have none." if unknown else "."), as_json)
 
 
 def _with_progress(

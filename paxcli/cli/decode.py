@@ -12,7 +12,6 @@ import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
-from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import open_run
 from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
@@ -58,7 +57,6 @@ SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="S
 
 
 def decode(
-    ctx: typer.Context,
     target: RunOrRecipeArgument,
     prompts: PromptOption = None,
     prompts_file: PromptsFileOption = None,
@@ -73,7 +71,6 @@ def decode(
     top_p: TopPOption = None,
     seed: SeedOption = 0,
     as_json: JsonOption = False,
-    on: OnOption = None,
 ) -> None:
     """Generate text from a run's checkpoint. Prints one JSON line per text into a pipe; also writes RUN_DIR/decoded/.
 
@@ -85,8 +82,6 @@ def decode(
       pax decode runs/tiny --prompt "import " --temperature 0 --max-tokens 40
       pax decode runs/tiny --prompt "import " --set decoding=BeamSearch --set decoding.beam_size=4
     """
-    if on is not None:
-        return run_on(on, ctx)
     from paxcli.inference.prompts import read_prompts
 
     if interactive and (prompts or prompts_file or as_json):
@@ -148,11 +143,8 @@ class _Printer:
         while self._number in self._texts:
             prompt, text, is_complete = self._texts[self._number]
             shown = text if is_complete else text.rstrip("\ufffd")  # the first bytes of a character
-            start = (
-                f"\x1b[1m{prompt}\x1b[0m"
-                if self._shows_prompts and not self._printed and (shown or is_complete)
-                else ""
-            )
+            is_start = self._shows_prompts and not self._printed and (shown or is_complete)
+            start = f"\x1b[1m{prompt}\x1b[0m" if is_start else ""
             say(start + shown[self._printed :], end="\n" if is_complete else "")
             self._printed = len(shown)
             if not is_complete:

@@ -13,12 +13,9 @@ import subprocess
 import sys
 from typing import Any
 
-import typer
-
 from paxcli import __version__
 from paxcli.cli.options import JsonOption
-from paxcli.cli.output import say_result
-from paxcli.cli.remote import OnOption, run_on
+from paxcli.cli.output import fail_with_result, say_result
 from paxcli.errors import MissingError
 
 REQUIRED = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "fiddle", "grain")
@@ -57,7 +54,7 @@ print(json.dumps([{"platform": p, "kind": kind, "count": count} for (p, kind), c
 PROBE_SECONDS = 60
 
 
-def doctor(ctx: typer.Context, as_json: JsonOption = False, on: OnOption = None) -> None:
+def doctor(as_json: JsonOption = False) -> None:
     """Check this machine: versions, devices, missing optional packages.
 
     \b
@@ -65,8 +62,6 @@ def doctor(ctx: typer.Context, as_json: JsonOption = False, on: OnOption = None)
       pax doctor
       pax doctor --json
     """
-    if on is not None:
-        return run_on(on, ctx)
     packages = {name: _version(name) for name in REQUIRED}
     devices, problem = _devices() if packages["jax"] and packages["jaxlib"] else ([], None)
     result = {
@@ -84,12 +79,10 @@ def doctor(ctx: typer.Context, as_json: JsonOption = False, on: OnOption = None)
         error = MissingError(f"Not installed: {', '.join(missing)}.", f"pip install {' '.join(missing)}")
     elif problem:
         error = MissingError(problem, "JAX_PLATFORMS=cpu makes JAX use only the CPU.")
-    if error and as_json:
-        say_result({**result, "error": {"message": error.message, "hint": error.hint, "exit_code": 3}}, "", as_json)
-        raise typer.Exit(error.exit_code)
-    say_result(result, _text(result), as_json)
+    if not (error and as_json):
+        say_result(result, _text(result), as_json)
     if error:
-        raise error
+        fail_with_result(result, error, as_json)
 
 
 def _version(name: str) -> str | None:
@@ -102,20 +95,20 @@ def _version(name: str) -> str | None:
 
 def _devices() -> tuple[list[dict[str, Any]], str | None]:
     """The devices that JAX finds, or why it finds none. Runs in another process: an accelerator may never answer."""
-    with contextlib.ExitStack() as stack:
-        probe = subprocess.Popen(
-            [sys.executable, "-c", PROBE],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        stack.callback(_end, probe)
-        try:
-            output, errors = probe.communicate(timeout=PROBE_SECONDS)
-        except subprocess.TimeoutExpired:
-            return [], f"JAX found no devices in {PROBE_SECONDS} s: does another process or another host use them?"
+    probe = subprocess.Popen(
+        [sys.executable, "-c", PROBE],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        output, errors = probe.communicate(timeout=PROBE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return [], f"JAX found no devices in {PROBE_SECONDS} s: does another process or another host use them?"
+    finally:
+        _end(probe)
     if probe.returncode:
         return [], "JAX cannot start: " + (errors.strip().splitlines() or [f"exit status {probe.returncode}"])[-1]
     return json.loads(output.strip().splitlines()[-1]), None
@@ -136,10 +129,8 @@ def _end(probe: subprocess.Popen[str]) -> None:
 def _text(result: dict[str, Any]) -> str:
     packages = {"pax": result["pax"], "python": result["python"], **result["packages"]}
     lines = [f"{name:<20}{version or 'missing'}" for name, version in packages.items()]
-    lines += ["", "Devices"]
-    lines += [f"  {found['count']} x {found['kind']} ({found['platform']})" for found in result["devices"]] or [
-        "  none"
-    ]
+    devices = [f"  {found['count']} x {found['kind']} ({found['platform']})" for found in result["devices"]]
+    lines += ["", "Devices", *(devices or ["  none"])]
     lines += ["", "Optional packages"]
     for name, part in result["optional"].items():
         lines.append(f"  {name:<18}{part['version'] or 'missing; install: ' + part['get']}")

@@ -54,12 +54,8 @@ def emit(
     from paxcli.config.resolve import resolve
 
     resolved = resolve(recipe, overlays or (), sets or ())
-    words = [
-        "pax",
-        "train",
-        *(f"--set={item}" for item in sets or ()),
-        *(f"--overlay={item}" for item in overlays or ()),
-    ]
+    words = ["pax", "train", *(f"--set={item}" for item in sets or ())]
+    words += [f"--overlay={item}" for item in overlays or ()]
     words += [f"--run-dir={run_dir}"] if run_dir else []
     if image and target not in ("gke", "image"):
         raise ConfigError(f"--image has no effect with --target {target}.", "Leave it out.")

@@ -9,7 +9,6 @@ import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
-from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import open_run
 from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
@@ -49,7 +48,6 @@ ChatOption = Annotated[
 
 
 def evaluate(
-    ctx: typer.Context,
     target: RunOrRecipeArgument,
     sets: SetOption = None,
     overlays: OverlayOption = None,
@@ -63,7 +61,6 @@ def evaluate(
     num_fewshot: FewShotOption = None,
     apply_chat_template: ChatOption = False,
     as_json: JsonOption = False,
-    on: OnOption = None,
 ) -> None:
     """Evaluate a run's checkpoint on the recipe's evaluation inputs, on text files, or on tasks of lm-eval.
 
@@ -74,8 +71,6 @@ def evaluate(
       pax eval runs/tiny --files README.md --files "docs/*.md"
       pax eval runs/tiny --tasks arc_easy,hellaswag --num-fewshot 5
     """
-    if on is not None:
-        return run_on(on, ctx)
     names = [name for names in tasks or () for name in names.split(",") if name]
     settings: dict[str, Any] = {"tasks_dir": tasks_dir, "limit": limit, "num_fewshot": num_fewshot}
     settings = {name: value for name, value in settings.items() if value is not None}

@@ -11,7 +11,6 @@ import typer
 import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
 from paxcli.cli.output import say_result
-from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError, MissingError
 from paxcli.log import use_color
@@ -32,7 +31,6 @@ SaveOption = Annotated[
 
 
 def inspect_input(
-    ctx: typer.Context,
     recipe: RecipeArgument,
     split: SplitOption = "train",
     num_batches: NumBatches = 2,
@@ -42,7 +40,6 @@ def inspect_input(
     sets: SetOption = None,
     overlays: OverlayOption = None,
     as_json: JsonOption = False,
-    on: OnOption = None,
 ) -> None:
     """Print batches: shapes, text with segment boundaries, padding, sharding over hosts, speed. Starts no device.
 
@@ -51,8 +48,6 @@ def inspect_input(
       pax inspect-input tiny
       pax inspect-input tiny --split eval --hosts 4 --host-index 1
     """
-    if on is not None:
-        return run_on(on, ctx)
     found = pax.inspect_input(load_recipe(recipe, overlays, sets), num_batches, split, hosts, host_index)
     if save is not None:
         _save(save, found.inputs)
@@ -118,10 +113,9 @@ def _save(path: Path, shown: list[Inspection]) -> None:
 
     if not shown:
         raise ConfigError("The recipe's decode inputs are prompts, not batches.", "Leave out --save.")
-    prefixes = [f"{found.name}/" if len(shown) > 1 else "" for found in shown]
     arrays = {
-        prefix + field: array
-        for prefix, found in zip(prefixes, shown, strict=True)
+        f"{found.name}/{field}" if len(shown) > 1 else field: array
+        for found in shown
         for field, array in found.batches[0].flatten_items()
     }
     try:

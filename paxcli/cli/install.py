@@ -74,8 +74,7 @@ def _install_here(package: Package, venv: Path | None, folder: Path, extra: str,
     place = venv or active or Path.home() / ".pax" / "venv"
     lines = local_commands(package, place, folder)
     if dry_run:
-        say_commands(lines, as_json)
-        return
+        return say_commands(lines, as_json)
     log.info("installing for %s into %s", extra, place)
     for argv in lines:
         done = subprocess.run(argv, stdout=sys.stderr, env={**os.environ, "PYTHONNOUSERSITE": "1"})

@@ -34,6 +34,7 @@ from paxcli.cli import (
 )
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.output import run, say, say_failure, say_interrupted
+from paxcli.cli.remote import on_workers
 from paxcli.config.consent import code_consent
 from paxcli.jax_defaults import configure_jax
 from paxcli.log import setup_logging
@@ -41,25 +42,21 @@ from paxcli.log import setup_logging
 app = typer.Typer(
     rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
 )
-app.add_typer(recipes.app, name="recipes")
-app.command("train")(train.train)
-app.command("eval")(eval.evaluate)
-app.command("decode")(decode.decode)
-app.command("inspect-input")(inspect_input.inspect_input)
+app.command("train")(on_workers(train.train))
+app.command("eval")(on_workers(eval.evaluate))
+app.command("decode")(on_workers(decode.decode))
+app.command("inspect-input")(on_workers(inspect_input.inspect_input))
 app.command("compile")(compile.compile)
-app.add_typer(checkpoints.app, name="checkpoints")
-app.add_typer(data.app, name="data")
-app.add_typer(pgle.app, name="pgle")
 app.command("pgle-profile")(pgle.pgle_profile)
-app.add_typer(profile.app, name="profile")
-app.command("plot")(plot.plot)
-app.command("report")(report.report)
+app.command("plot")(on_workers(plot.plot, everywhere=False))
+app.command("report")(on_workers(report.report, everywhere=False))
 app.command("notebook")(notebook.notebook)
-app.command("doctor")(doctor.doctor)
+app.command("doctor")(on_workers(doctor.doctor))
 app.command("install")(install.install)
+for group in (recipes, checkpoints, data, pgle, profile, provision):
+    app.add_typer(group.app, name=group.__name__.rpartition(".")[2])
 for verb in (*provision_access.VERBS, emit.emit):
     provision.app.command(verb.__name__)(verb)
-app.add_typer(provision.app, name="provision")
 app.command("import")(import_weights.import_weights)
 app.command("export")(export_weights.export_weights)
 app.command("maxtext-convert")(maxtext_convert.maxtext_convert)

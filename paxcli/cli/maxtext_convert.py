@@ -105,13 +105,11 @@ def maxtext_convert(
             _write(file, result["recipe"])
     for result in results:
         print(result["report"], file=sys.stderr, end="\n\n")
-    wrote = "\n".join(
-        f"{'Would write' if dry_run else 'Wrote'} {file}. To train it: pax train {file}" for file in files
-    )
+    verb = "Would write" if dry_run else "Wrote"
+    wrote = "\n".join(f"{verb} {file}. To train it: pax train {file}" for file in files)
     more = {"recipes": [result["recipe"] for result in results]} if len(results) > 1 else {}
-    return say_result(
-        {**results[0], **more, "files": list(map(str, files))}, wrote or results[0]["recipe"].rstrip(), as_json
-    )
+    result = {**results[0], **more, "files": list(map(str, files))}
+    return say_result(result, wrote or results[0]["recipe"].rstrip(), as_json)
 
 
 def _parse_argument(text: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -83,11 +83,10 @@ def say(text: str, end: str = "\n") -> None:
     """
     try:
         print(text, end=end, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise typer.Exit(0) from None
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit fails again
+        if isinstance(error, BrokenPipeError):
+            raise typer.Exit(0) from None
         fault = machine_fault(error) or first_line(error)
         raise MissingError(f"Cannot write the result to stdout: {fault}.", "Send it to another place.") from None
 
@@ -95,6 +94,15 @@ def say(text: str, end: str = "\n") -> None:
 def say_result(result: Any, text: str, as_json: bool) -> None:
     """Prints a command's result: one JSON value with `--json`, else `text`."""
     say(json.dumps(_strict(result), ensure_ascii=False) if as_json else text)
+
+
+def fail_with_result(result: Mapping[str, Any], error: PaxError, as_json: bool) -> NoReturn:
+    """Raises an error of a command that has a result all the same: with `--json`, the error is part of it."""
+    if not as_json:
+        raise error
+    failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+    say_result({**result, "error": failure}, "", as_json)
+    raise typer.Exit(error.exit_code)
 
 
 def metrics_text(step: int, metrics: Mapping[str, Mapping[str, float]]) -> str:

@@ -10,14 +10,14 @@ import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
+from paxcli.cli.runs import open_recipe
 from paxcli.cli.train import AllowChangedOption, run_text
 from paxcli.jax_defaults import configure_jax
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
-    from paxcli.config.resolve import Resolved
-    from paxcli.training.run_dir import RunDir
+    from paxcli.api import Run
 
 app = typer.Typer(
     no_args_is_help=True, help="Let XLA schedule by measured costs (profile-guided latency estimation; NVIDIA GPUs)."
@@ -53,7 +53,8 @@ def collect(
     """
     from paxcli.profiling.collect import collect
 
-    measured = _measure(collect, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
+    settings = {"steps": steps, "warmup": warmup, "percentile": percentile}
+    measured = _measure(collect, open_recipe(recipe, overlays, sets, run_dir), settings, dry_run, as_json)
     if measured:
         text = f"Wrote {measured['profile']} and .pbtxt: {measured['instructions']} instructions."
         say_result(measured, f"{text}\nNext: pax pgle apply {shlex.quote(recipe)}", as_json)
@@ -78,18 +79,17 @@ def apply(
       pax pgle apply c4-1b --json
     """
     configure_jax(verbose_compiler=True)
-    from paxcli.config.render import recipe_yaml
-
-    resolved, directory = _resolve(recipe, sets, overlays, run_dir)
+    run = open_recipe(recipe, overlays, sets, run_dir)
 
     from paxcli.profiling.apply import open_profile
     from paxcli.profiling.xla_log import XlaLog
     from paxcli.training.loop import train
+    from paxcli.training.run_dir import RunDir
 
+    directory = RunDir(run.path)
     with XlaLog() as xla_log:
-        instrument = open_profile(resolved.config, directory, xla_log)
-        text = recipe_yaml(resolved)
-        result = train(resolved.config, text, directory, allow_changed=allow_changed, instrument=instrument)
+        instrument = open_profile(run.config, directory, xla_log)
+        result = train(run.config, run.recipe.yaml(), directory, allow_changed=allow_changed, instrument=instrument)
     if result is not None:
         say_result(result, run_text(result), as_json)
 
@@ -136,45 +136,26 @@ def pgle_profile(
     from paxcli.profiling.compare import compare
     from paxcli.profiling.xla_log import XlaLog
 
+    settings = {"steps": steps, "warmup": warmup, "percentile": percentile}
     with XlaLog() as xla_log:
         verb = functools.partial(compare, xla_log=xla_log)
-        measured = _measure(verb, recipe, sets, overlays, run_dir, (steps, warmup, percentile), dry_run, as_json)
+        measured = _measure(verb, open_recipe(recipe, overlays, sets, run_dir), settings, dry_run, as_json)
     if measured:
         say_result(measured, _comparison(measured, recipe), as_json)
 
 
-def _measure(
-    verb: Callable[..., dict[str, Any] | None],
-    recipe: str,
-    sets: Sequence[str] | None,
-    overlays: Sequence[str] | None,
-    run_dir: str | None,
-    settings: tuple[int, int, int],
-    dry_run: bool,
-    as_json: bool,
-) -> dict[str, Any] | None:
-    """Result of `verb` on a recipe; None after a dry run, and on every process but process 0."""
-    resolved, directory = _resolve(recipe, sets, overlays, run_dir)
+def _measure(verb: Callable[..., Any], run: Run, settings: dict[str, int], dry_run: bool, as_json: bool) -> Any:
+    """Result of `verb` on a run; None after a dry run, and on every process but process 0."""
+    from paxcli.training.run_dir import RunDir
+
+    directory = RunDir(run.path)
     if not dry_run:
-        return verb(resolved.config, directory, *settings)
-    from paxcli.training.validate import validate
-
-    validate(resolved.config)
-    steps, warmup, percentile = settings
-    would = {"profile_dir": str(directory.profile), "steps": steps, "warmup": warmup, "percentile": percentile}
-    text = f"Would trace {steps} steps after {warmup} others and write to {directory.profile}; nothing was written."
-    say_result(would, text, as_json)
+        return verb(run.config, directory, **settings)
+    run.recipe.validate()
+    what = f"{settings['steps']} steps after {settings['warmup']} others"
+    text = f"Would trace {what} and write to {directory.profile}; nothing was written."
+    say_result({"profile_dir": str(directory.profile)} | settings, text, as_json)
     return None
-
-
-def _resolve(
-    recipe: str, sets: Sequence[str] | None, overlays: Sequence[str] | None, run_dir: str | None
-) -> tuple[Resolved, RunDir]:
-    from paxcli.config.resolve import resolve
-    from paxcli.training.run_dir import RunDir, default_run_dir
-
-    resolved = resolve(recipe, overlays or (), sets or ())
-    return resolved, RunDir(default_run_dir(resolved.name) if run_dir is None else run_dir)
 
 
 def _comparison(measured: dict[str, Any], recipe: str) -> str:

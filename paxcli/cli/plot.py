@@ -11,7 +11,6 @@ import typer
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
-from paxcli.cli.remote import OnOption, run_on
 from paxcli.log import use_color
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ LogOption = Annotated[Literal["", "x", "y", "xy"], typer.Option("--log", help="A
 
 
 def plot(
-    ctx: typer.Context,
     run_dirs: RunDirsArgument,
     metrics: MetricOption = None,
     smoothing: SmoothingOption = 0.0,
@@ -45,7 +43,6 @@ def plot(
     out: OutOption = None,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
-    on: OnOption = None,
 ) -> None:
     """Plot the curves of runs, finished or running, as an image and in the terminal.
 
@@ -54,8 +51,6 @@ def plot(
       pax plot runs/tiny
       pax plot runs/a runs/b --metric log_pplx --smoothing 0.9 --log x --out compare.svg
     """
-    if on is not None:
-        return run_on(on, ctx, everywhere=False)
     from paxcli.metrics.curves import default_metrics, read_runs
     from paxcli.report.terminal import plot_text
 

@@ -121,8 +121,7 @@ def create(
         target, found, spot, reserved, valid_until, network, subnetwork, service_account, labels, runtime_version
     )
     if dry_run:
-        say_commands([commands.create(order)], as_json)
-        return
+        return say_commands([commands.create(order)], as_json)
     gcloud = Gcloud()
     deadline = time.monotonic() + seconds(timeout)
     status = states.ensure(order, gcloud, recreate, log.info, deadline)
@@ -214,8 +213,7 @@ def delete(
         raise ConfigError(f"This would delete {name}.", "Add --yes to do it.")
     target = find(name, zone, project, dry_run)
     if dry_run:
-        say_commands([commands.delete(target)], as_json)
-        return
+        return say_commands([commands.delete(target)], as_json)
     if not yes:
         what = f"{target.slices} slices of" if target.slices > 1 else "the TPU VM of"
         typer.confirm(f"Delete {what} {name} in {target.zone}?", abort=True, err=True)
@@ -235,10 +233,4 @@ def say_commands(lines: list[list[str]], as_json: bool) -> None:
 
 
 def _report(target: Target, status: states.Status) -> dict[str, Any]:
-    return {
-        **dataclasses.asdict(target),
-        "phase": status.phase.value,
-        "state": status.state,
-        "detail": status.detail,
-        "workers": list(status.workers),
-    }
+    return {**dataclasses.asdict(target), **dataclasses.asdict(status), "workers": list(status.workers)}

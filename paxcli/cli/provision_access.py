@@ -53,8 +53,7 @@ def ssh(
     if command is None and "all" in (node, index):
         raise ConfigError("A shell opens on one worker.", "Name the worker, or give a --command.")
     target = find(name, zone, project, dry_run)
-    argv = commands.ssh(target, node, index, command, ssh_args or ())
-    _hand_over(argv, dry_run, as_json)
+    _hand_over(commands.ssh(target, node, index, command, ssh_args or ()), dry_run, as_json)
 
 
 def scp(
@@ -77,8 +76,7 @@ def scp(
         raise ConfigError("Which side is remote?", "pax provision scp FILE NAME:PATH, or NAME:PATH FILE")
     node, index = check_worker(worker)
     target = find(names.pop(), zone, project, dry_run)
-    argv = commands.scp(target, paths[:-1], paths[-1], node, index)
-    _hand_over(argv, dry_run, as_json)
+    _hand_over(commands.scp(target, paths[:-1], paths[-1], node, index), dry_run, as_json)
 
 
 def forward(
@@ -186,8 +184,7 @@ def _job(name: str, job: str | None, zone: str | None, project: str | None) -> J
 def _hand_over(argv: list[str], dry_run: bool, as_json: bool) -> None:
     """Runs gcloud in this terminal."""
     if dry_run:
-        say_commands([argv], as_json)
-        return
+        return say_commands([argv], as_json)
     done = subprocess.run([find_gcloud(), *argv[1:]], stdout=sys.stderr if as_json else None)
     if done.returncode:
         raise RemoteError(f"gcloud exited with {done.returncode}; its output is above.")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,27 +23,37 @@ from paxcli.cloud.workers import Worker, find_workers
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
-OnOption = Annotated[
-    str | None,
-    typer.Option(
-        "--on", metavar="NAME", help="Run on all workers of these TPU VMs (pax provision). Default: this machine."
-    ),
-]
+_ON = typer.Option(
+    "--on", metavar="NAME", help="Run on all workers of these TPU VMs (pax provision). Default: this machine."
+)
 # Arguments that may name files of this machine, which are then sent along with the command.
 _FILES = {"recipe", "target", "overlays", "prompts_file"}
 # Commands whose processes share a run directory.
 _SHARING = {"train", "eval", "decode"}
 
 
-def run_on(name: str, ctx: typer.Context, everywhere: bool = True) -> None:
-    """Runs the command of `ctx` on TPU VMs and exits with its exit code.
+def on_workers(verb: Callable[..., None], everywhere: bool = True) -> Callable[..., None]:
+    """The command with the option `--on NAME`, which runs it on TPU VMs.
 
     Args:
-      name: The TPU VMs.
-      ctx: The command, as it was parsed.
+      verb: The command.
       everywhere: Whether to run it on all workers. A command that writes a file of its own runs on worker 0 only.
     """
-    params = dict(ctx.params)
+
+    @functools.wraps(verb)
+    def command(ctx: typer.Context, on: str | None, **options: Any) -> None:
+        return verb(**options) if on is None else run_on(on, ctx, everywhere)
+
+    own = inspect.signature(verb, eval_str=True)
+    context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    option = context.replace(name="on", default=None, annotation=Annotated[str | None, _ON])
+    command.__signature__ = own.replace(parameters=[*own.parameters.values(), option, context])  # type: ignore
+    return command
+
+
+def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
+    """Runs the command of `ctx`, as it was parsed, on the TPU VMs `name`, and exits with its exit code."""
+    params = ctx.params
     arguments, files = retype(ctx)
     devices = _needed_devices(params)
     target = find(name, dry_run=bool(params.get("dry_run")))
@@ -50,8 +63,7 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool = True) -> None:
     if params.get("dry_run"):
         which = "all" if everywhere else "0"
         script = start_script(job_name, arguments, files)
-        say_commands([commands.ssh(target, which, which, script)], bool(params.get("as_json")))
-        return
+        return say_commands([commands.ssh(target, which, which, script)], bool(params.get("as_json")))
     gcloud = Gcloud()
     workers = find_workers(target, gcloud)
     if everywhere:

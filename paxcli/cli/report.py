@@ -9,7 +9,6 @@ import typer
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
-from paxcli.cli.remote import OnOption, run_on
 
 RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, compared.")]
 OutOption = Annotated[
@@ -21,12 +20,7 @@ OutOption = Annotated[
 
 
 def report(
-    ctx: typer.Context,
-    run_dirs: RunDirsArgument,
-    out: OutOption = None,
-    dry_run: DryRunOption = False,
-    as_json: JsonOption = False,
-    on: OnOption = None,
+    run_dirs: RunDirsArgument, out: OutOption = None, dry_run: DryRunOption = False, as_json: JsonOption = False
 ) -> None:
     """Write one HTML page about runs, finished or running, to look at without a server or a network.
 
@@ -38,8 +32,6 @@ def report(
       pax report runs/tiny
       pax report runs/a runs/b --out compare.html
     """
-    if on is not None:
-        return run_on(on, ctx, everywhere=False)
     path = out or (f"{run_dirs[0].rstrip('/')}/report.html" if len(run_dirs) == 1 else "report.html")
     result = pax.Run(run_dirs[0]).report(*run_dirs[1:], path=path, dry_run=dry_run)
     text = f"{'Would write' if dry_run else 'Wrote'} {path} ({result['bytes'] / 1e6:.1f} MB)"

@@ -13,7 +13,6 @@ import paxcli as pax
 from paxcli.cli.import_weights import HF, import_once
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
-from paxcli.cli.remote import OnOption, run_on
 from paxcli.cli.restarts import keep_restarting
 from paxcli.cli.runs import is_run_dir, load_recipe
 from paxcli.cli.startup import restart_tuned
@@ -83,7 +82,6 @@ ExpectPgleOption = Annotated[
 
 
 def train(
-    ctx: typer.Context,
     recipe: RecipeArgument,
     sets: SetOption = None,
     overlays: OverlayOption = None,
@@ -101,7 +99,6 @@ def train(
     expect_pgle: ExpectPgleOption = False,
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
-    on: OnOption = None,
 ) -> None:
     """Train a recipe, or resume a run by its directory. Resumes from the latest checkpoint in the run directory.
 
@@ -113,8 +110,6 @@ def train(
       pax train hf:Llama-3.1-8B --set num_train_steps=200
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
-    if on is not None:
-        return run_on(on, ctx)
     from paxcli.profiling.instruments import Instrumentation
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
@@ -139,8 +134,7 @@ def train(
         run_dir = recipe
     loaded = load_recipe(recipe if run_dir != recipe else f"{recipe}/recipe.yaml", overlays, sets)
     if dry_run:
-        _describe(loaded, run_dir, source, allow_changed, observed, as_json)
-        return
+        return say_result(*_describe(loaded, run_dir, source, allow_changed, observed), as_json)
     run = pax.train(
         loaded,
         run_dir,
@@ -155,14 +149,9 @@ def train(
 
 
 def _describe(
-    recipe: Recipe,
-    run_dir: str | None,
-    source: str | None,
-    allow_changed: bool,
-    observed: Instrumentation,
-    as_json: bool,
-) -> None:
-    """Prints whether training would start, resume or do nothing, and on what. Writes nothing.
+    recipe: Recipe, run_dir: str | None, source: str | None, allow_changed: bool, observed: Instrumentation
+) -> tuple[dict[str, Any], str]:
+    """Whether training would start, resume or do nothing, and on what: as values and as text. Writes nothing.
 
     Raises what training would raise before it reads data or compiles.
     """
@@ -191,15 +180,13 @@ def _describe(
     data = {str(source.name): source.describe_data() for source in sources}
     shown = [f"{name}: {value:,}" if isinstance(value, int) else f"{name}: {value}" for name, value in sizes.items()]
     shown += [f"data of `{name}`: {text}" for name, text in data.items()]
-    sizes["data"] = data
-    say_result(sizes, f"Would {would}. Nothing was written.\n" + "\n".join(shown[1:]), as_json)
+    return sizes | {"data": data}, "\n".join([f"Would {would}. Nothing was written.", *shown[1:]])
 
 
 def run_text(result: dict[str, Any]) -> str:
     """The summary of a training run, as text."""
     lines = [f"{result['run_dir']}: {result['steps']} steps, loss {result['loss']:.4f}"]
-    for name, metrics in result["eval"].items():
-        lines.append(f"eval {name}: {values_text(metrics)}")
+    lines += [f"eval {name}: {values_text(metrics)}" for name, metrics in result["eval"].items()]
     run_dir = shlex.quote(result["run_dir"])
     lines.append(f"Next: pax plot {run_dir}, pax decode {run_dir}")
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from paxcli.errors import did_you_mean
@@ -36,7 +37,7 @@ def usage_hint(arguments: Sequence[str], command: str) -> str:
     verb = next((verb for verb, words in _VERBS.items() if word in words), None)
     if command == "pax" and verb is not None:
         return f"In pax that is `{verb}`."
-    values = [argument for argument in arguments[1:] if _is_bare_value(argument, arguments)]
+    values = [b for a, b in pairwise(arguments) if "=" in b and not a.startswith("-") and not b.startswith("-")]
     if values:
         sets = " ".join(f"--set {shlex.quote(value)}" for value in values)
         return f"Values are given with `--set`: `{sets}`."
@@ -56,8 +57,3 @@ def import_hint(error: BaseException | None) -> str | None:
     defines = re.compile(rf"^(class|def) {asked[1]}\b", re.MULTILINE)
     found = [name for name, path in modules.items() if defines.search(path.read_text(encoding="utf-8"))]
     return f"It is `from {found[0]} import {asked[1]}`." if found else None
-
-
-def _is_bare_value(argument: str, arguments: Sequence[str]) -> bool:
-    before = arguments[arguments.index(argument) - 1]
-    return "=" in argument and not argument.startswith("-") and not before.startswith("-")

@@ -115,7 +115,7 @@ def test_mistakes_are_named(pax, recipe, name, args, exit_code, message):
 def test_starts_no_device():
     code = """
 from paxcli.cli.inspect_input import inspect_input
-inspect_input(None, "tiny", as_json=True)
+inspect_input("tiny", as_json=True)
 from jax._src import xla_bridge
 assert not xla_bridge.backends_are_initialized()
 """

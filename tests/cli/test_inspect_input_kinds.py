@@ -138,7 +138,7 @@ def inspect(capsys):
     """The JSON report of `pax inspect-input`, in this process."""
 
     def run(name: str, split: str = "train", **options) -> dict:
-        inspect_input(None, f"./kinds.py:{name}", split, as_json=True, **options)
+        inspect_input(f"./kinds.py:{name}", split, as_json=True, **options)
         return json.loads(capsys.readouterr().out)
 
     return run
@@ -156,7 +156,7 @@ def test_every_kind_as_json_and_as_text(kind, inspect, capsys, folder):
     assert found["rows_per_second"] > 0 and not found["warnings"]
     assert (found["tokens_per_second"] is None) == (kind == "images")
     assert found["weights"].keys() == {field for field in found["fields"] if field.endswith("weights")}
-    inspect_input(None, f"./kinds.py:{kind}", num_batches=2)
+    inspect_input(f"./kinds.py:{kind}", num_batches=2)
     text = capsys.readouterr().out
     assert "\x1b" not in text and "speed: first batch in" in text
     assert all(f"  {field} " in text for field in KINDS[kind])
@@ -217,7 +217,7 @@ def test_rows_shared_by_hosts_are_a_warning(inspect, capsys):
     )
     assert (apart["shared_rows"], apart["warnings"]) == (0, [])
     assert together["shared_rows"] > 0 and "more than one of 4 hosts" in together["warnings"][0]
-    inspect_input(None, "./kinds.py:wrong", hosts=2)
+    inspect_input("./kinds.py:wrong", hosts=2)
     assert "hosts: no rows are on more than one of 2" in capsys.readouterr().out
 
 
