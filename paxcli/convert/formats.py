@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from typing import Literal
 
-import fiddle as fdl
 from etils import epath
 
 from paxcli.config.paths import resolve_path
@@ -14,13 +12,11 @@ from paxcli.convert.huggingface.weights import export_huggingface, import_huggin
 from paxcli.convert.maxtext.checkpoint_files import find_maxtext
 from paxcli.convert.maxtext.weights import export_maxtext, import_maxtext
 from paxcli.convert.paxml import find_paxml, import_paxml
-from paxcli.convert.runs import ExportedWeights, ImportedWeights
+from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike, Recipe
 from paxcli.errors import ConfigError, DataError
-from paxcli.training.experiment import Experiment
 from paxcli.training.tokenizer_copies import check_tokenizers
 
 Format = Literal["hf", "paxml", "maxtext"]
-PathLike = str | os.PathLike[str]
 
 _WEIGHTS = (".safetensors", *PICKLES)
 _RECIPE_OF = {
@@ -55,7 +51,7 @@ def import_weights(
     source: PathLike,
     run_dir: PathLike,
     format: Format | None = None,
-    recipe: tuple[str, fdl.Config[Experiment], str] | None = None,
+    recipe: Recipe | None = None,
     dry_run: bool = False,
 ) -> ImportedWeights:
     """Starts a run from a checkpoint.
@@ -84,7 +80,7 @@ def import_weights(
 
 
 def export_weights(
-    config: fdl.Config[Experiment],
+    config: ExperimentConfig,
     run_dir: PathLike,
     directory: PathLike,
     format: Literal["hf", "maxtext"] = "hf",

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote
 
-import fiddle as fdl
 import flax.serialization
 import jax
 import numpy as np
@@ -24,9 +23,8 @@ from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing, named_leaves
 from paxcli.config.paths import resolve_path
 from paxcli.convert.layout import Kind, LastKept, Layers, Layout, Rule, Source, Step, pax_layers, transpose, unstack
-from paxcli.convert.runs import ImportedWeights, check_new, import_checkpoint, state_shapes
+from paxcli.convert.runs import ExperimentConfig, ImportedWeights, PathLike, import_checkpoint, state_shapes
 from paxcli.errors import DataError, first_line
-from paxcli.training.experiment import Experiment
 
 _STEP = re.compile(r"checkpoint_(\d+)")
 _IN_LAYER = re.compile(r"transformer\.(repeat\.sub\.|pipeline\.body\.)?x_layers_(\d+)\.(.+)")
@@ -45,7 +43,7 @@ class PaxmlCheckpoint:
       DataError: There is no checkpoint, or it cannot be read.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]):
+    def __init__(self, directory: PathLike):
         path = find_paxml(directory)
         if path is None:
             raise DataError(
@@ -79,7 +77,7 @@ class PaxmlCheckpoint:
         return LastKept(lambda name: np.asarray(self._leaves[kind][name]))
 
 
-def find_paxml(directory: str | os.PathLike[str]) -> epath.Path | None:
+def find_paxml(directory: PathLike) -> epath.Path | None:
     """The directory of a step: this one, or that of the latest step in it; None if there is none."""
     folder = epath.Path(resolve_path(directory))
     parents = [parent for parent in (folder, folder / "checkpoints") if parent.is_dir()]
@@ -90,12 +88,7 @@ def find_paxml(directory: str | os.PathLike[str]) -> epath.Path | None:
 
 
 def import_paxml(
-    config: fdl.Config[Experiment],
-    recipe: str,
-    family: str,
-    source: str | os.PathLike[str],
-    run_dir: str | os.PathLike[str],
-    dry_run: bool = False,
+    config: ExperimentConfig, recipe: str, family: str, source: PathLike, run_dir: PathLike, dry_run: bool = False
 ) -> ImportedWeights:
     """Starts a run from a checkpoint of paxml: training resumes at its step, with its data from the beginning.
 
@@ -112,7 +105,6 @@ def import_paxml(
       ConfigError: The run has checkpoints, or its optimizer keeps something that Adam does not.
       MissingError: The run cannot be written.
     """
-    check_new(run_dir)
     checkpoint, shapes = PaxmlCheckpoint(source), state_shapes(config)
     params = named_leaves(shapes.params)
     layout = paxml_layout(checkpoint.arrays(), pax_layers(params, config.task.model.num_layers), "head.w" in params)

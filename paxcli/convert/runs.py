@@ -22,12 +22,18 @@ from paxcli.config.paths import replace_text
 from paxcli.convert.layout import Kind, Layout, Source, compare_to_model, fill_pax
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.synthetic import SyntheticInput
+from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
 from paxcli.mesh.sharding import use_mesh
 from paxcli.training.experiment import Experiment, with_derived_sizes
 from paxcli.training.run_dir import RunDir
 from paxcli.training.state import TrainState, abstract_state
+
+PathLike = str | os.PathLike[str]
+ExperimentConfig = fdl.Config[Experiment]
+Recipe = tuple[str, ExperimentConfig, str]
+"""Name, config and YAML of a recipe."""
 
 # Names of the trees in pax's optimizer states that have an array for each parameter.
 _PER_PARAMETER: dict[str, Kind] = {
@@ -120,7 +126,14 @@ class ExportedWeights:
     files: list[str]
 
 
-def state_shapes(config: fdl.Config[Experiment]) -> TrainState:
+def layer_kinds(model: fdl.Config) -> tuple[list[fdl.Config], int]:
+    """Templates of a model's layers, several if interleaved; and how many layers of another kind are before them."""
+    if issubclass(fdl.get_callable(model.stack), PatternedStack):  # pyrefly: ignore
+        return model.stack.turns, model.stack.num_first
+    return [model.stack.block], 0
+
+
+def state_shapes(config: ExperimentConfig) -> TrainState:
     """The shapes of a recipe's training state, without its data and devices."""
     config = copy.deepcopy(config)
     config.train_input, config.eval_inputs, config.decode_inputs = SyntheticInput.config(), [], []
@@ -151,19 +164,13 @@ def arrays_per_parameter(state: Mapping[str, ArrayType]) -> dict[str, tuple[Kind
     return found
 
 
-def check_new(run_dir: str | os.PathLike[str]) -> None:
-    """Raises ConfigError if the run has checkpoints."""
-    if CheckpointStore(RunDir(run_dir).checkpoints).steps():
-        raise ConfigError(f"{run_dir} already has checkpoints.", "Give a new directory with `--out`.")
-
-
 def import_checkpoint(
     source: ForeignCheckpoint,
     layout: Layout,
-    config: fdl.Config[Experiment],
+    config: ExperimentConfig,
     recipe: str,
     shapes: TrainState,
-    run_dir: str | os.PathLike[str],
+    run_dir: PathLike,
     family: str,
     hint: str,
     dry_run: bool = False,
@@ -186,9 +193,11 @@ def import_checkpoint(
 
     Raises:
       DataError: The tensors are not those of the model; names each with both shapes.
-      ConfigError: The optimizer keeps something that other formats do not.
+      ConfigError: The run has checkpoints, or the optimizer keeps something that other formats do not.
       MissingError: The run cannot be written.
     """
+    if CheckpointStore(RunDir(run_dir).checkpoints).steps():
+        raise ConfigError(f"{run_dir} already has checkpoints.", "Give a new directory with `--out`.")
     state, params = named_leaves(shapes), named_leaves(shapes.params)
     parts: dict[Kind, dict[str, str]] = {"params": {name: f"params.{name}" for name in params}}
     if source.count is not None:
@@ -228,9 +237,9 @@ def import_checkpoint(
 
 
 def write_run(
-    config: fdl.Config[Experiment],
+    config: ExperimentConfig,
     recipe: str,
-    run_dir: str | os.PathLike[str],
+    run_dir: PathLike,
     shapes: TrainState,
     arrays: Mapping[str, Any],
     step: int = 0,
@@ -265,7 +274,7 @@ def write_run(
         store.save(step, jax.tree.unflatten(jax.tree.structure(shapes), state), {}, force=True)
 
 
-def read_run(run_dir: str | os.PathLike[str], step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read_run(run_dir: PathLike, step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Arrays of a checkpoint in host memory, by name in the state.
 
     Args:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
-from paxcli.convert.huggingface.layouts import huggingface_layout, sizes_of
+from paxcli.convert.huggingface.layouts import huggingface_layout
 from paxcli.convert.layout import Layers, Layout, Rule, Step, reshape, to_pax, transpose, unstack
 from paxcli.inputs.base_input import language_spec
 from paxcli.layers.attention.rotary import Rotary
@@ -132,7 +132,7 @@ def layout_of(family: str) -> Layout:
     kind = "llama" if family.startswith("llama") else family
     batch = NestedMap(language_spec(1, 4))
     shapes = jax.eval_shape(fdl.build(model).init, jax.random.key(0), batch)["params"]
-    return huggingface_layout(kind, sizes_of(model, kind), named_leaves(nn.meta.unbox(shapes)))
+    return huggingface_layout(kind, model, named_leaves(nn.meta.unbox(shapes)))
 
 
 def as_saved(hf: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import importlib.resources
 import math
 from collections.abc import Collection, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import fiddle as fdl
@@ -14,10 +14,10 @@ import yaml
 
 from paxcli.config.assign import assign
 from paxcli.config.values import plain_values
+from paxcli.convert.runs import layer_kinds
 from paxcli.errors import ConfigError, DataError
 from paxcli.layers.attention.latent_attention import LatentAttention
 from paxcli.layers.moe_feed_forward import MoeFeedForward
-from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.positions import LearnedPositions
 
 MODEL = "task.model"
@@ -26,32 +26,15 @@ _LOCAL, _GLOBAL = "sliding_attention", "full_attention"
 _LATENT_EPSILON = 1e-6  # of the norms of DeepSeek's latents, whatever `rms_norm_eps` is
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """A family of models; `data/families.yaml` describes the fields."""
-
-    architecture: str
-    recipe: str
-    traits: tuple[str, ...]
-    sizes: Mapping[str, str]
-    defaults: Mapping[str, Any]
-    required: Mapping[str, list[Any]]
-    pattern: tuple[bool, ...] | None = None
-    attention: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    experts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    of_experts: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    same: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    transposed: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    alternating: Mapping[str, list[str]] = dataclasses.field(default_factory=dict)
-
-
 def read_data(name: str) -> dict[str, Any]:
     """The content of a file in `data/`."""
     package = importlib.resources.files("paxcli.convert.huggingface")
     return yaml.safe_load((package / "data" / name).read_text("utf-8"))
 
 
-FAMILIES = {kind: Family(**fields) for kind, fields in read_data("families.yaml").items()}
+FAMILIES = {kind: SimpleNamespace(**fields) for kind, fields in read_data("families.yaml").items()}
+"""Families of models by `model_type`; `data/families.yaml` describes the fields."""
+
 _SCALINGS = read_data("rope_scalings.yaml")
 
 
@@ -171,7 +154,7 @@ def _attention(
     return values
 
 
-def _latent_attention(family: Family, c: Mapping[str, Any]) -> dict[str, Any]:
+def _latent_attention(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str, Any]:
     norm = {"": "RmsNorm", ".epsilon": _LATENT_EPSILON, ".direct_scale": True}
     scaling, size = _rope(c), c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
     sharper = scaling.get("mscale_all_dim") if _rope_type(scaling) != "default" else None
@@ -332,8 +315,7 @@ def is_latent(attention: fdl.Buildable) -> bool:
 
 def _new_config(model: fdl.Config) -> dict[str, Any]:
     """The keys of the family that is nearest to a model."""
-    patterned = issubclass(fdl.get_callable(model.stack), PatternedStack)  # pyrefly: ignore
-    blocks = model.stack.turns if patterned else [model.stack.block]
+    blocks, num_first = layer_kinds(model)
     attention, feed_forward = blocks[-1].attention, blocks[0].feed_forward
     if model.position is not None and fdl.get_callable(model.position) is LearnedPositions:
         return _new_gpt2(model)
@@ -361,7 +343,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     if "num_experts" in found:
         found["num_local_experts"] = found["num_experts"]
     if latent:
-        found |= _new_latent(model, attention, feed_forward)
+        found |= _new_latent(model, attention, feed_forward) | {"first_k_dense_replace": num_first}
     if has_experts and "shared_expert_intermediate_size" in family.defaults:
         found["shared_expert_intermediate_size"] = feed_forward.shared_dims or model.hidden_dims
     if alternating:
@@ -412,7 +394,6 @@ def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Conf
         found["topk_method"] = "greedy" if feed_forward.num_groups == 1 else "group_limited_greedy"
         if feed_forward.scoring == "sigmoid":
             found["topk_method"] = "noaux_tc"
-    found["first_k_dense_replace"] = model.stack.num_first
     return found
 
 

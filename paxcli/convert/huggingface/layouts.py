@@ -6,7 +6,6 @@ query, key and value as one tensor. Mixtral has tensors of their own for each ex
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Literal
@@ -29,91 +28,30 @@ from paxcli.convert.layout import (
     transpose,
     unstack,
 )
+from paxcli.convert.runs import layer_kinds
 from paxcli.errors import ConfigError
-from paxcli.layers.patterned_stack import PatternedStack
 
 _TRANSPOSED = (transpose(1, 0),)
 _QKV = ("query", "key", "value")
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelSizes:
-    """The sizes of a model, and the differences in the numbers of its norms.
-
-    Attributes:
-      num_layers: L.
-      model_dims: D.
-      num_heads: N.
-      num_kv_heads: K.
-      dims_per_head: H.
-      hidden_dims: F.
-      num_experts: E; 0 = no experts.
-      num_first: Layers without experts before those with.
-      latent: Template of the attention, if it is latent attention.
-      norm_shift: Pax's scale of the norms in layers minus Hugging Face's.
-      qk_norm_shift: The same of the norms of queries and keys.
-      final_norm_shift: The same of the last norm.
-    """
-
-    num_layers: int
-    model_dims: int
-    num_heads: int
-    num_kv_heads: int
-    dims_per_head: int
-    hidden_dims: int
-    num_experts: int = 0
-    num_first: int = 0
-    latent: fdl.Partial | None = None
-    norm_shift: float = 0.0
-    qk_norm_shift: float = 0.0
-    final_norm_shift: float = 0.0
-
-
-def sizes_of(model: fdl.Config, family: str) -> ModelSizes:
-    """The sizes of a recipe's model."""
-    traits = FAMILIES[family].traits
-    patterned = issubclass(fdl.get_callable(model.stack), PatternedStack)  # pyrefly: ignore
-    block = model.stack.turns[0] if patterned else model.stack.block
-    attention = block.attention
-    size = model.dims_per_head or model.model_dims // model.num_heads
-    latent = attention if is_latent(attention) else None
-
-    def shift(norm: fdl.Partial | None) -> float:  # Gemma stores the factor less 1, the others the factor
-        return 0.0 if norm is None else float("gemma" in traits) - float(not norm.direct_scale)
-
-    return ModelSizes(
-        num_layers=model.num_layers,
-        model_dims=model.model_dims,
-        num_heads=model.num_heads,
-        num_kv_heads=model.num_kv_heads or model.num_heads,
-        dims_per_head=size,
-        hidden_dims=model.hidden_dims,
-        num_experts=block.feed_forward.num_experts if FAMILIES[family].experts else 0,
-        num_first=model.stack.num_first if patterned else 0,
-        latent=latent,
-        norm_shift=shift(block.norm),
-        qk_norm_shift=shift(attention.latent_norm if latent else attention.qk_norm),
-        final_norm_shift=shift(model.final_norm),
-    )
-
-
-def huggingface_layout(family: str, sizes: ModelSizes, params: Mapping[str, ArrayType]) -> Layout:
+def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, ArrayType]) -> Layout:
     """The rules for a model.
 
     Args:
       family: A key of `FAMILIES`.
-      sizes: The model's.
+      model: The model's recipe.
       params: Shapes of pax's parameters.
 
     Raises:
       ConfigError: The family has no tensor for a parameter.
     """
-    rules = _gpt2_rules(sizes) if family == "gpt2" else _llama_rules(family, sizes)
-    sides = Layers.of_separate_tensors(sizes.num_layers), pax_layers(params, sizes.num_layers)
-    layout = Layout(rules, *(layers.with_parts(sizes.num_first) for layers in sides)).only(params)
-    left = layout.without_rule(params)
-    if left:
+    num_first = layer_kinds(model)[1]
+    rules = _gpt2_rules(model) if family == "gpt2" else _llama_rules(family, model, num_first)
+    sides = Layers.of_separate_tensors(model.num_layers), pax_layers(params, model.num_layers)
+    layout = Layout(rules, *(layers.with_parts(num_first) for layers in sides)).only(params)
+    if left := layout.without_rule(params):
         raise ConfigError(f"{family} of Hugging Face has no tensor for {listing(left)}.", "Switch that off.")
     return layout
 
@@ -145,26 +83,22 @@ def _rule(
     return Rule(*names, steps, shift=shift)
 
 
-def _llama_rules(family: str, sizes: ModelSizes) -> tuple[Rule, ...]:
+def _llama_rules(family: str, model: fdl.Config, num_first: int) -> tuple[Rule, ...]:
     rule = functools.partial(_rule, "model.layers")
-    traits = FAMILIES[family].traits
-    after, before = "attention_post_norm", "feed_forward_norm"
-    norms = {
-        "input_layernorm": "attention_norm",
-        "post_attention_layernorm": after if "post_norms" in traits else before,
-        "pre_feedforward_layernorm": before,
-        "post_feedforward_layernorm": "feed_forward_post_norm",
-    }
-    norms = norms if "post_norms" in traits else dict(list(norms.items())[:2])
+    kind = layer_kinds(model)[0][0]
+    attention_rules = _latent_rules if is_latent(kind.attention) else _attention_rules
     return (
         Rule("model.embed_tokens.weight", "embedding.table"),
-        Rule("model.norm.weight", "final_norm.scale", shift=sizes.final_norm_shift),
+        Rule("model.norm.weight", "final_norm.scale", shift=_shift(family, model.final_norm)),
         Rule("lm_head.weight", "head.w", _TRANSPOSED),
-        *(rule(f"{name}.weight", f"{pax}.scale", shift=sizes.norm_shift) for name, pax in norms.items()),
-        *(_attention_rules(traits, sizes, rule) if sizes.latent is None else _latent_rules(sizes, sizes.latent, rule)),
-        *_feed_forward_rules(family, sizes, rule),
-        *_named_rules(family, rule),
+        *_named_rules(family, model, rule),
+        *attention_rules(family, model, kind.attention, rule),
+        *_feed_forward_rules(family, kind.feed_forward, model.hidden_dims, num_first, rule),
     )
+
+
+def _head_dims(model: fdl.Config) -> int:
+    return model.dims_per_head or model.model_dims // model.num_heads
 
 
 def _to_heads(inputs: int, heads: int, size: int) -> tuple[Step, ...]:
@@ -172,32 +106,28 @@ def _to_heads(inputs: int, heads: int, size: int) -> tuple[Step, ...]:
     return (*_TRANSPOSED, reshape((inputs, heads * size), (inputs, heads, size)))
 
 
-def _attention_rules(traits: Collection[str], sizes: ModelSizes, rule: Callable[..., Rule]) -> list[Rule]:
-    dims, heads, kv_heads, size = sizes.model_dims, sizes.num_heads, sizes.num_kv_heads, sizes.dims_per_head
-    projections = {"q_proj": heads, "k_proj": kv_heads, "v_proj": kv_heads}
+def _attention_rules(family: str, model: fdl.Config, attention: fdl.Partial, rule: Callable[..., Rule]) -> list[Rule]:
+    dims, heads, size = model.model_dims, model.num_heads, _head_dims(model)
+    kv_heads = model.num_kv_heads or heads
+    projections = (("q_proj", "query", heads), ("k_proj", "key", kv_heads), ("v_proj", "value", kv_heads))
     qkv = [
         rule(f"self_attn.{name}.weight", f"attention.{pax}", *_to_heads(dims, count, size))
-        for (name, count), pax in zip(projections.items(), _QKV, strict=True)
+        for name, pax, count in projections
     ]
-    if "fused" in traits:
+    if "fused" in FAMILIES[family].traits:
         steps = *_to_heads(dims, heads + 2 * kv_heads, size), split(1, heads, kv_heads, kv_heads)
         qkv = [rule("self_attn.qkv_proj.weight", [f"attention.{x}" for x in _QKV], *steps)]
     qkv += [
         rule(f"self_attn.{name}.bias", f"attention.{pax}_bias", reshape((count * size,), (count, size)))
-        for (name, count), pax in zip(projections.items(), _QKV, strict=True)
+        for name, pax, count in projections
     ]
     to_post = reshape((heads * size, dims), (heads, size, dims))
-    return [
-        *qkv,
-        rule("self_attn.q_norm.weight", "attention.query_norm.scale", shift=sizes.qk_norm_shift),
-        rule("self_attn.k_norm.weight", "attention.key_norm.scale", shift=sizes.qk_norm_shift),
-        rule("self_attn.o_proj.weight", "attention.post", *_TRANSPOSED, to_post),
-    ]
+    return [*qkv, rule("self_attn.o_proj.weight", "attention.post", *_TRANSPOSED, to_post)]
 
 
-def _latent_rules(sizes: ModelSizes, latent: fdl.Partial, rule: Callable[..., Rule]) -> list[Rule]:
+def _latent_rules(family: str, model: fdl.Config, latent: fdl.Partial, rule: Callable[..., Rule]) -> list[Rule]:
     """DeepSeek's. Its pairs of rotated features are adjacent, and pax's are (i, i + R/2)."""
-    dims, heads, size = sizes.model_dims, sizes.num_heads, sizes.dims_per_head
+    dims, heads, size = model.model_dims, model.num_heads, _head_dims(model)
     content = size - latent.rotary_dims
     values = latent.value_dims_per_head or content
     apart = split(2, content, latent.rotary_dims)
@@ -208,39 +138,50 @@ def _latent_rules(sizes: ModelSizes, latent: fdl.Partial, rule: Callable[..., Ru
     up = (*_to_heads(latent.latent_dims, heads, content + values), split(2, content, values))
     to_post = reshape((heads * values, dims), (heads, values, dims))
     return [
-        rule("self_attn.q_a_layernorm.weight", "attention.query_norm.scale", shift=sizes.qk_norm_shift),
         rule(f"self_attn.{name}.weight", "attention.query", *query),
         rule("self_attn.kv_a_proj_with_mqa.weight", ["attention.latent", "attention.rotary_key"], *down),
-        rule("self_attn.kv_a_layernorm.weight", "attention.kv_norm.scale", shift=sizes.qk_norm_shift),
         rule("self_attn.kv_b_proj.weight", ["attention.key", "attention.value"], *up),
         rule("self_attn.o_proj.weight", "attention.post", *_TRANSPOSED, to_post),
     ]
 
 
-def _named_rules(family: str, rule: Callable[..., Rule]) -> Iterator[Rule]:
+def _named_rules(family: str, model: fdl.Config, rule: Callable[..., Rule]) -> Iterator[Rule]:
     """Those that need no sizes."""
+    block = layer_kinds(model)[0][0]
+    qk_norm = block.attention.latent_norm if is_latent(block.attention) else block.attention.qk_norm
+    for foreign, pax in FAMILIES[family].norms.items():
+        norm = qk_norm if pax.startswith("attention.") else block.norm
+        yield rule(f"{foreign}.weight", f"{pax}.scale", shift=_shift(family, norm))
     for field, steps in (("same", ()), ("transposed", _TRANSPOSED), ("alternating", (alternate(),))):
         for foreign, pax in getattr(FAMILIES[family], field).items():
             yield rule(foreign, pax, *steps, part="rest" if "feed_forward." in str(pax) else "layer")
 
 
-def _feed_forward_rules(family: str, sizes: ModelSizes, rule: Callable[..., Rule]) -> list[Rule]:
+def _shift(family: str, norm: fdl.Partial | None) -> float:
+    """Pax's scale minus Hugging Face's: Gemma stores the factor less 1, the others the factor."""
+    return 0.0 if norm is None else float("gemma" in FAMILIES[family].traits) - float(not norm.direct_scale)
+
+
+def _feed_forward_rules(
+    family: str, feed_forward: fdl.Partial, dims: int, num_first: int, rule: Callable[..., Rule]
+) -> list[Rule]:
     names = {"gate_proj": "w_gate", "up_proj": "w_in", "down_proj": "w_out"}
-    wide = ("gate_proj", "up_proj")
-    if "fused" in FAMILIES[family].traits:
-        halves, in_two = ["feed_forward.w_gate", "feed_forward.w_in"], split(1, sizes.hidden_dims, sizes.hidden_dims)
+    traits, has_experts = FAMILIES[family].traits, bool(FAMILIES[family].experts)
+    if "fused" in traits:
+        halves = ["feed_forward.w_gate", "feed_forward.w_in"]
         down = rule("mlp.down_proj.weight", "feed_forward.w_out")
-        return [rule("mlp.gate_up_proj.weight", halves, *_TRANSPOSED, in_two), down]
-    dense = functools.partial(rule, part="first" if sizes.num_experts else "layer")
-    rules = [dense(f"mlp.{name}.weight", f"feed_forward.{names[name]}", *_TRANSPOSED) for name in wide]
-    rules.append(dense("mlp.down_proj.weight", "feed_forward.w_out"))
-    if not sizes.num_experts or FAMILIES[family].alternating:
-        return rules if not sizes.num_experts else []
+        return [rule("mlp.gate_up_proj.weight", halves, *_TRANSPOSED, split(1, dims, dims)), down]
+    dense = [
+        rule(f"mlp.{name}.weight", f"feed_forward.{pax}", *steps, part="first" if has_experts else "layer")
+        for (name, pax), steps in zip(names.items(), (_TRANSPOSED, _TRANSPOSED, ()), strict=True)
+    ]
+    if not has_experts or FAMILIES[family].alternating:
+        return [] if has_experts else dense
     mlp = "block_sparse_moe" if family == "mixtral" else "mlp"
     names = {"w1": "w_gate", "w2": "w_out", "w3": "w_in"} if family == "mixtral" else names
     experts = [
         rule(
-            [f"{mlp}.experts.{expert}.{name}.weight" for expert in range(sizes.num_experts)],
+            [f"{mlp}.experts.{expert}.{name}.weight" for expert in range(feed_forward.num_experts)],
             f"feed_forward.{pax}",
             unstack(0).inverse,
             transpose(0, 2, 1),
@@ -248,25 +189,22 @@ def _feed_forward_rules(family: str, sizes: ModelSizes, rule: Callable[..., Rule
         )
         for name, pax in names.items()
     ]
-    return experts + (rules if sizes.num_first else [])
+    return experts + (dense if num_first else [])
 
 
-def _gpt2_rules(sizes: ModelSizes) -> tuple[Rule, ...]:
-    dims, shape = sizes.model_dims, (sizes.num_heads, sizes.dims_per_head)
+def _gpt2_rules(model: fdl.Config) -> tuple[Rule, ...]:
+    dims, shape = model.model_dims, (model.num_heads, _head_dims(model))
     thirds = (dims, dims, dims)
-
     rule = functools.partial(_rule, "transformer.h")
     qkv = [f"attention.{name}" for name in _QKV]
     biases = [f"{name}_bias" for name in qkv]
-    norms = {"ln_1": "attention_norm", "ln_2": "feed_forward_norm"}
     return (
         Rule("transformer.wte.weight", "embedding.table"),
         Rule("transformer.wpe.weight", "position.table"),
-        Rule("transformer.ln_f.weight", "final_norm.scale", shift=sizes.final_norm_shift),
+        Rule("transformer.ln_f.weight", "final_norm.scale", shift=_shift("gpt2", model.final_norm)),
         Rule("transformer.ln_f.bias", "final_norm.bias"),
-        *(rule(f"{name}.weight", f"{pax}.scale", shift=sizes.norm_shift) for name, pax in norms.items()),
         rule("attn.c_attn.weight", qkv, split(1, *thirds), reshape((dims, dims), (dims, *shape))),
         rule("attn.c_attn.bias", biases, split(0, *thirds), reshape((dims,), shape)),
         rule("attn.c_proj.weight", "attention.post", reshape((dims, dims), (*shape, dims))),
-        *_named_rules("gpt2", rule),
+        *_named_rules("gpt2", model, rule),
     )

@@ -31,13 +31,21 @@ from paxcli.convert.huggingface.files import (
     write_safetensors,
 )
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
-from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, sizes_of
+from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names
 from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
-from paxcli.convert.runs import ExportedWeights, ImportedWeights, check_new, import_checkpoint, read_run, state_shapes
+from paxcli.convert.runs import (
+    ExperimentConfig,
+    ExportedWeights,
+    ImportedWeights,
+    PathLike,
+    Recipe,
+    import_checkpoint,
+    read_run,
+    state_shapes,
+)
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.layers.lora import adapted_weights, without_adapters
-from paxcli.training.experiment import Experiment
 from paxcli.training.tokenizer_copies import copied_folders
 
 DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -50,10 +58,7 @@ _TRAINING = {
 
 
 def import_huggingface(
-    source: str | os.PathLike[str],
-    run_dir: str | os.PathLike[str],
-    recipe: tuple[str, fdl.Config[Experiment], str] | None = None,
-    dry_run: bool = False,
+    source: PathLike, run_dir: PathLike, recipe: Recipe | None = None, dry_run: bool = False
 ) -> ImportedWeights:
     """Starts a run from a Hugging Face directory, at step 0.
 
@@ -72,7 +77,6 @@ def import_huggingface(
     if not folder.is_dir():
         refuse_pickles(folder)
         raise DataError(f"There is no directory {folder}.", "Give a directory of Hugging Face's format.")
-    check_new(run_dir)
     found = read_json(folder / CONFIG)
     family = family_of(found)
     tensors = Safetensors(folder)
@@ -85,7 +89,7 @@ def import_huggingface(
             "Choose the recipe of this model, or leave it out: pax makes one from config.json.",
         )
     shapes = state_shapes(config)
-    layout = huggingface_layout(family, sizes_of(config.task.model, family), named_leaves(shapes.params))
+    layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
     model = config.task.model
     names = saved_names(list(tensors.shapes), family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
@@ -99,9 +103,7 @@ def import_huggingface(
     return dataclasses.replace(done, carried=carried)
 
 
-def _new_recipe(
-    folder: Path, found: dict[str, Any], family: str, target: Path, decoding: dict[str, Any]
-) -> tuple[str, fdl.Config[Experiment], str]:
+def _new_recipe(folder: Path, found: dict[str, Any], family: str, target: Path, decoding: dict[str, Any]) -> Recipe:
     """A recipe that trains the model: its family, config and YAML."""
     values = {
         "task.name": family,
@@ -118,9 +120,9 @@ def _new_recipe(
 
 
 def export_huggingface(
-    config: fdl.Config[Experiment],
-    run_dir: str | os.PathLike[str],
-    directory: str | os.PathLike[str],
+    config: ExperimentConfig,
+    run_dir: PathLike,
+    directory: PathLike,
     step: int | None = None,
     dtype: str | None = None,
     adapter: bool = False,
@@ -158,7 +160,7 @@ def export_huggingface(
         raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     stored = named_leaves(state.params)
     params = without_adapters(stored)
-    layout = huggingface_layout(family, sizes_of(config.task.model, family), params)
+    layout = huggingface_layout(family, config.task.model, params)
     arrays = read_run(run_dir, step, {f"params.{name}": x for name, x in stored.items()})
     arrays = {name: arrays[f"params.{name}"] for name in stored}
     adapted = adapted_weights(arrays, dict(zip(stored, state.weights, strict=True)), lora)

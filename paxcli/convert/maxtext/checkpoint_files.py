@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.paths import resolve_path
 from paxcli.convert.layout import Kind, LastKept, Source
+from paxcli.convert.runs import PathLike
 from paxcli.errors import ConfigError, DataError, MissingError, first_line
 
 _MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # files in a directory that holds an Orbax tree
@@ -33,7 +33,7 @@ class MaxTextCheckpoint:
       DataError: There is no checkpoint, or it is not one of a MaxText decoder.
     """
 
-    def __init__(self, directory: str | os.PathLike[str]):
+    def __init__(self, directory: PathLike):
         import orbax.checkpoint as ocp
 
         path = find_maxtext(directory)
@@ -109,7 +109,7 @@ class MaxTextCheckpoint:
         return named_leaves(tree)[full_name]
 
 
-def maxtext_folder(directory: str | os.PathLike[str], step: int) -> str:
+def maxtext_folder(directory: PathLike, step: int) -> str:
     """The directory of the tree that a checkpoint of this step would be written to, for MaxText's keys.
 
     Raises:
@@ -121,7 +121,7 @@ def maxtext_folder(directory: str | os.PathLike[str], step: int) -> str:
     return str(folder / _ITEMS[0])
 
 
-def write_maxtext(directory: str | os.PathLike[str], step: int, state: Mapping[str, Any]) -> None:
+def write_maxtext(directory: PathLike, step: int, state: Mapping[str, Any]) -> None:
     """Writes a state as MaxText's own checkpoint manager does.
 
     Args:
@@ -143,7 +143,7 @@ def write_maxtext(directory: str | os.PathLike[str], step: int, state: Mapping[s
         raise MissingError(f"{folder} cannot be written: {first_line(error)}", "Choose another directory.") from error
 
 
-def find_maxtext(directory: str | os.PathLike[str]) -> epath.Path | None:
+def find_maxtext(directory: PathLike) -> epath.Path | None:
     """The directory of an Orbax tree: this one, or that of the latest step in it; None if there is none."""
     folder = epath.Path(resolve_path(directory))
     below = [folder / "checkpoints", folder]

@@ -20,27 +20,23 @@ from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_f
 from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of, maxtext_layout
 from paxcli.convert.maxtext.recipe_to_launch import decoder_block
 from paxcli.convert.runs import (
+    ExperimentConfig,
     ExportedWeights,
     ImportedWeights,
+    PathLike,
     arrays_per_parameter,
-    check_new,
     import_checkpoint,
+    layer_kinds,
     read_run,
     state_shapes,
 )
 from paxcli.errors import ConfigError, DataError
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
-from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.rms_norm import RmsNorm
-from paxcli.training.experiment import Experiment
 
 
 def import_maxtext(
-    config: fdl.Config[Experiment],
-    recipe: str,
-    checkpoint: str | os.PathLike[str],
-    run_dir: str | os.PathLike[str],
-    dry_run: bool = False,
+    config: ExperimentConfig, recipe: str, checkpoint: PathLike, run_dir: PathLike, dry_run: bool = False
 ) -> ImportedWeights:
     """Starts a run from a MaxText checkpoint: writes `recipe.yaml` and pax's checkpoint.
 
@@ -59,7 +55,6 @@ def import_maxtext(
       ConfigError: The run has checkpoints, or the recipe has parts that MaxText does not have.
       MissingError: The run cannot be written.
     """
-    check_new(run_dir)
     source, shapes = MaxTextCheckpoint(checkpoint), state_shapes(config)
     params = named_leaves(shapes.params)
     optimizer = _optimizer(named_leaves(shapes))
@@ -73,7 +68,7 @@ def import_maxtext(
     return import_checkpoint(source, rules, config, recipe, shapes, run_dir, decoder_block(config), hint, dry_run)
 
 
-def _layout_in(source: MaxTextCheckpoint, config: fdl.Config[Experiment], params: Mapping[str, ArrayType]) -> Layout:
+def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapping[str, ArrayType]) -> Layout:
     """The rules for a checkpoint: its names and shapes tell how it holds the model."""
     found, block = source.arrays(), decoder_block(config)
     layout = maxtext_layout(
@@ -104,7 +99,7 @@ def _optimizer(state: Mapping[str, ArrayType]) -> str:
 
 
 def _fused_heads(
-    config: fdl.Config[Experiment], layout: MaxTextLayout, found: Mapping[str, ArrayType]
+    config: ExperimentConfig, layout: MaxTextLayout, found: Mapping[str, ArrayType]
 ) -> tuple[int, int, int] | None:
     """Heads of query, key and value in one dimension of MaxText's array; None if it has a dimension of 3."""
     fused = next((x for name, x in found.items() if name.endswith(".qkv_proj.kernel")), None)
@@ -116,11 +111,7 @@ def _fused_heads(
 
 
 def export_maxtext(
-    config: fdl.Config[Experiment],
-    run_dir: str | os.PathLike[str],
-    checkpoint: str | os.PathLike[str],
-    step: int | None = None,
-    dry_run: bool = False,
+    config: ExperimentConfig, run_dir: PathLike, checkpoint: PathLike, step: int | None = None, dry_run: bool = False
 ) -> ExportedWeights:
     """Writes a run's checkpoint as MaxText does: the full state, or at step 0 the parameters only.
 
@@ -176,11 +167,10 @@ def _their_optimizer(optimizer: str, trees: Mapping[str, Any], count: np.int32) 
     return (optax.ScaleByAdamState(count, trees["mu"], trees["nu"]), optax.EmptyState(), scheduled)
 
 
-def _differences(config: fdl.Config[Experiment], layout: MaxTextLayout) -> Differences:
+def _differences(config: ExperimentConfig, layout: MaxTextLayout) -> Differences:
     """How the numbers of this recipe's parameters differ from MaxText's."""
     model = config.task.model
-    stack_class: Any = fdl.get_callable(model.stack)
-    block = model.stack.turns[0] if issubclass(stack_class, PatternedStack) else model.stack.block
+    block = layer_kinds(model)[0][0]
     attention, norm = block.attention, block.norm
     root = fdl.build(model).head_dims ** -0.5
     ours = attention.query_scale if attention.query_scale is not None else root

@@ -17,7 +17,7 @@ import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
 from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, model_values
-from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, sizes_of
+from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names
 from paxcli.convert.layout import from_pax, to_pax
 from paxcli.inputs.base_input import language_spec
 from paxcli.models.language_model import LanguageModel
@@ -45,7 +45,7 @@ def case(family: str, scan: bool = True) -> tuple[LanguageModel, dict, jax.Array
     """A model, transformers' parameters in it, and the ids."""
     config = config_of(CONFIGS[family])
     config.stack.scan = scan
-    layout = huggingface_layout(family, sizes_of(config, family), shapes_of(config))
+    layout = huggingface_layout(family, config, shapes_of(config))
     params = dict(to_pax(layout, tensors_of(family)))
     for name, x in from_pax(layout, params):
         np.testing.assert_array_equal(x, tensors_of(family)[name])
