@@ -18,18 +18,6 @@ _HOST = "pinned_host"
 
 CONTEXT = "context"  # the output of attention before its output projection
 
-Activation = Literal[
-    "layer_input",
-    "query",
-    "key",
-    "value",
-    "context",
-    "out_proj",
-    "feed_forward_in",
-    "feed_forward_gate",
-    "feed_forward_out",
-]
-
 Saveable = Callable[..., Any]
 
 _QKV = ("query", "key", "value")
@@ -67,8 +55,10 @@ _POLICIES: dict[str, Saveable] = {
 }
 
 if TYPE_CHECKING:
+    Activation = str
     RematPolicy = str
 else:
+    Activation = Literal["layer_input", *_QKV, CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"]
     RematPolicy = Literal["everything", *_POLICIES]
 
 
