@@ -72,20 +72,15 @@ class Layer(Configurable, nn.Module):
         facts = Weight(axes, contracts, produces, group=group, init_scale=scale)
         w = self._declare(name, init, shape, facts)
         lora = current_lora()
-        if lora is None or not contracts or not self._has_adapter(name, lora):
+        if lora is None or not contracts:
             return w
-        adapted = self._adapt(name, w, facts, lora)
-        if factored:
-            return adapted
-        if lora.dropout:
-            path = "/".join((*self.path, name))
+        path = "/".join((*self.path, name))
+        if not (re.search(lora.targets, path) if self.is_initializing() else self.has_variable("params", name + A)):
+            return w
+        if lora.dropout and not factored:
             raise ConfigError(f"`lora.dropout` does not apply to {path}.", "Set it to 0, or change `lora.targets`.")
-        return adapted.merge()
-
-    def _has_adapter(self, name: str, lora: Lora) -> bool:
-        if self.is_initializing():
-            return re.search(lora.targets, "/".join((*self.path, name))) is not None
-        return self.has_variable("params", name + A)
+        adapted = self._adapt(name, w, facts, lora)
+        return adapted if factored else adapted.merge()
 
     def _adapt(self, name: str, w: jax.Array, facts: Weight, lora: Lora) -> AdaptedWeight:
         arrays = []

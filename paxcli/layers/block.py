@@ -67,6 +67,8 @@ class TransformerBlock(CachedLayer):
     precision: Precision | None = None
     params_init: Init = Xavier()
 
+    _is_parallel = False  # whether the feed-forward reads what attention reads
+
     def setup(self) -> None:
         self.attention_norm = self.norm(dims=self.model_dims) if self.pre_norms else _identity
         self._attention = self._attention_template(name=ATTENTION)
@@ -85,9 +87,10 @@ class TransformerBlock(CachedLayer):
     ) -> tuple[Float[jax.Array, "B T D"], Cache]:
         x = as_residual(x)
         report_activation(self, x, segment_ids)
-        attended, cache = self._attend(self.attention_norm(x), cache, segment_ids, segment_pos)
+        normed = self.attention_norm(x)
+        attended, cache = self._attend(normed, cache, segment_ids, segment_pos)
         x = x + attended
-        return x + self._feed(self.feed_forward_norm(x), segment_ids), cache
+        return x + self._feed(normed if self._is_parallel else self.feed_forward_norm(x), segment_ids), cache
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
@@ -144,20 +147,7 @@ class ParallelBlock(TransformerBlock):
     Its fields are those of `TransformerBlock`. Flax makes no `feed_forward_norm`, since nothing calls it.
     """
 
-    matmul_flops = TransformerBlock.matmul_flops
-
-    def __call__(
-        self,
-        x: Float[jax.Array, "B T D"],
-        cache: Cache,
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
-    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
-        x = as_residual(x)
-        report_activation(self, x, segment_ids)
-        normed = self.attention_norm(x)
-        attended, cache = self._attend(normed, cache, segment_ids, segment_pos)
-        return x + attended + self._feed(normed, segment_ids), cache
+    _is_parallel = True
 
 
 class EncoderBlock(TransformerBlock):

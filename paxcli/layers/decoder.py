@@ -89,17 +89,4 @@ class Decoder(Stack):
 
     block: functools.partial = template(DecoderBlock)
 
-    _num_broadcast = 4
-    matmul_flops = Stack.matmul_flops
-
-    def __call__(  # pyrefly: ignore[bad-override]
-        self,
-        x: Float[jax.Array, "B T D"],
-        cache: DecoderCache | None,
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
-        source: Float[jax.Array, "B S D"] | None,
-        source_segment_ids: Int[jax.Array, "B S"],
-    ) -> tuple[Float[jax.Array, "B T D"], DecoderCache | None]:
-        """Runs all layers. The arrays of a cache have a leading `layers` dimension."""
-        return self._run(x, cache, segment_ids, segment_pos, source, source_segment_ids)
+    _num_broadcast = 4  # the encoded source and its segment ids too

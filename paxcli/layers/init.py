@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -40,7 +41,14 @@ class Init(Configurable):
           fused: Number of weights of this shape that share one input and could be stored as one: 3 for query, key and
             value.
         """
-        raise NotImplementedError
+
+        def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
+            return self._draw(key, shape, dtype, self.scale(shape, fan_in, fan_out, fused))
+
+        return init
+
+    def _draw(self, key: jax.Array, shape: Sequence[int], dtype: Any, scale: Any) -> jax.Array:
+        return scale * jax.random.normal(key, shape, dtype)
 
     def table_scale(self, dims: int) -> float:
         """The standard deviation of a new embedding table whose rows have `dims` features."""
@@ -54,15 +62,8 @@ class Init(Configurable):
 class _Uniform(Init):
     """Uniform within `scale`."""
 
-    def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
-        raise NotImplementedError
-
-    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
-        def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
-            limit = self.scale(shape, fan_in, fan_out, fused)
-            return jax.random.uniform(key, shape, dtype, -limit, limit)
-
-        return init
+    def _draw(self, key: jax.Array, shape: Sequence[int], dtype: Any, scale: Any) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -scale, scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +107,6 @@ class Gaussian(Init):
 
     def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
         return self.stddev if self.stddev is not None else _size(shape, fan_in) ** -0.5
-
-    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
-        def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
-            return self.scale(shape, fan_in, fan_out, fused) * jax.random.normal(key, shape, dtype)
-
-        return init
 
     def table_scale(self, dims: int) -> float:
         stddev = self.stddev if self.table_stddev is None else self.table_stddev

@@ -37,6 +37,8 @@ class PatternedStack(Stack):
     first: functools.partial[TransformerBlock] | None = None
     num_first: NonNegativeInt = 0
 
+    matmul_flops = Stack.matmul_flops
+
     def setup(self) -> None:
         if self.block is not None:
             raise ConfigError("A PatternedStack has `turns` instead of `block`.", "Set `block` to null.")
@@ -77,7 +79,7 @@ class PatternedStack(Stack):
             caches.append(cache_of(self._first_stack(parent=None), batch_size, length, dtype))
         return tuple(caches)
 
-    def _run(self, x: jax.Array, cache: Cache, *broadcast: Any) -> tuple[jax.Array, Cache]:
+    def __call__(self, x: jax.Array, cache: Cache, *broadcast: Any) -> tuple[jax.Array, Cache]:
         if self.first is None:
             return self._run_turns(x, cache, *broadcast)
         if cache is None:

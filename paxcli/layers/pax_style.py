@@ -53,26 +53,23 @@ def sub_config_field(hparams: type[BaseHParams]) -> Any:
     return part(hparams.layer)
 
 
-@dataclasses.dataclass(frozen=True)
 class WeightInit:
     """Initializers by Pax's names."""
 
-    initializer: Initializer
-
-    @classmethod
-    def Gaussian(cls, scale: float = 1.0) -> WeightInit:  # noqa: N802 - Pax's name
+    @staticmethod
+    def Gaussian(scale: float = 1.0) -> Initializer:  # noqa: N802 - Pax's name
         """Normal with deviation `scale`."""
-        return cls(nn.initializers.normal(scale))
+        return nn.initializers.normal(scale)
 
-    @classmethod
-    def Constant(cls, scale: float = 0.0) -> WeightInit:  # noqa: N802 - Pax's name
+    @staticmethod
+    def Constant(scale: float = 0.0) -> Initializer:  # noqa: N802 - Pax's name
         """The constant `scale`."""
-        return cls(nn.initializers.constant(scale))
+        return nn.initializers.constant(scale)
 
-    @classmethod
-    def Xavier(cls, scale: float = 1.0) -> WeightInit:  # noqa: N802 - Pax's name
+    @staticmethod
+    def Xavier(scale: float = 1.0) -> Initializer:  # noqa: N802 - Pax's name
         """Uniform, by fan in and fan out of the last two dimensions."""
-        return cls(nn.initializers.variance_scaling(scale**2, "fan_avg", "uniform"))
+        return nn.initializers.variance_scaling(scale**2, "fan_avg", "uniform")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +77,7 @@ class WeightHParams:
     """Shape and initializer of a variable; default: Xavier for matrices and 0 for vectors."""
 
     shape: Sequence[int]
-    init: WeightInit | None = None
-
-    def initializer(self) -> Initializer:
-        """The JAX initializer."""
-        default = WeightInit.Xavier() if len(self.shape) > 1 else WeightInit.Constant(0.0)
-        return (self.init or default).initializer
+    init: Initializer | None = None
 
 
 class BaseLayer(Layer):
@@ -129,7 +121,8 @@ class BaseLayer(Layer):
         shape = tuple(spec.shape)
         last = len(shape) - 1
         dims: dict[str, Any] = dict(contracts=tuple(range(last)), produces=(last,)) if last > 0 else {}
-        weight = self.weight(name, spec.initializer(), shape, (None,) * len(shape), **dims)
+        init = spec.init or (WeightInit.Xavier() if last > 0 else WeightInit.Constant())
+        weight = self.weight(name, init, shape, (None,) * len(shape), **dims)
         setattr(self, _Theta.PREFIX + name, weight)
 
     def create_child(self, name: str, template: Template | fdl.Buildable | nn.Module) -> None:

@@ -57,7 +57,7 @@ class PipelinedStack(Stack):
         """Makes nothing: `__call__` makes the parameters, by stage."""
 
     @nn.compact
-    def __call__(
+    def __call__(  # pyrefly: ignore[bad-override]
         self,
         x: Float[jax.Array, "B T D"],
         cache: Cache,

@@ -6,7 +6,7 @@ The same policies work for scanned and unrolled layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 from jax.ad_checkpoint import Recompute, checkpoint_name
@@ -17,34 +17,6 @@ from paxcli.mesh.sharding import memory_kinds
 _HOST = "pinned_host"
 
 CONTEXT = "context"  # the output of attention before its output projection
-
-RematPolicy = Literal[
-    "everything",
-    "nothing",
-    "dots",
-    "dots_with_no_batch_dims",
-    "dots_with_no_batch_dims_and_context",
-    "dots_with_no_batch_dims_offloaded",
-    "dots_except_logits",
-    "dots_except_logits_and_feed_forward_in",
-    "context",
-    "out_proj",
-    "context_and_out_proj",
-    "qkv_out_proj",
-    "qkv_context_out_proj",
-]
-
-Activation = Literal[
-    "layer_input",
-    "query",
-    "key",
-    "value",
-    "context",
-    "out_proj",
-    "feed_forward_in",
-    "feed_forward_gate",
-    "feed_forward_out",
-]
 
 Saveable = Callable[..., Any]
 
@@ -64,12 +36,6 @@ def _save_names(*names: str) -> Saveable:
     return policy
 
 
-def _offload_names(*names: str) -> Saveable:
-    return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[], names_which_can_be_offloaded=names, offload_src="device", offload_dst=_HOST
-    )
-
-
 _NO_BATCH_DIMS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
 _POLICIES: dict[str, Saveable] = {
     "nothing": jax.checkpoint_policies.nothing_saveable,
@@ -87,6 +53,13 @@ _POLICIES: dict[str, Saveable] = {
     "qkv_out_proj": _save_names(*_QKV, "out_proj"),
     "qkv_context_out_proj": _save_names(*_QKV, CONTEXT, "out_proj"),
 }
+
+if TYPE_CHECKING:
+    Activation = str
+    RematPolicy = str
+else:
+    Activation = Literal["layer_input", *_QKV, CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"]
+    RematPolicy = Literal["everything", *_POLICIES]
 
 
 def save_as(name: str, x: jax.Array) -> jax.Array:
@@ -117,11 +90,11 @@ def saveable(policy: RematPolicy, offload: Sequence[Activation] = ()) -> Saveabl
             )
         return None
     saved = _POLICIES[policy]
-    return _offload_or(saved, _offload_names(*offload)) if offload else saved
-
-
-def _offload_or(saved: Saveable, offloaded: Saveable) -> Saveable:
-    """A policy that offloads some activations, and treats the others like `saved`."""
+    if not offload:
+        return saved
+    offloaded = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=[], names_which_can_be_offloaded=offload, offload_src="device", offload_dst=_HOST
+    )
 
     def decide(*args: Any, **params: Any) -> Any:
         decision = offloaded(*args, **params)

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jax.typing
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt, SafeOnResume
@@ -99,16 +99,9 @@ class Stack(CachedLayer):
         return self.named_fields("model_dims", "hidden_dims", "params_init") | attention
 
     def __call__(
-        self,
-        x: Float[jax.Array, "B T D"],
-        cache: Cache,
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
+        self, x: Float[jax.Array, "B T D"], cache: Cache, *broadcast: Any
     ) -> tuple[Float[jax.Array, "B T D"], Cache]:
-        """Runs all layers."""
-        return self._run(x, cache, segment_ids, segment_pos)
-
-    def _run(self, x: jax.Array, cache: Cache, *broadcast: Any) -> tuple[jax.Array, Cache]:
+        """Runs all layers. Every block also takes `broadcast`: the segment ids and positions, both [B, T], of `x`."""
         if self.scan:
             return self.layers(x, cache, *broadcast)
         x, caches = run_in_order(self.layers, x, [cache_at(cache, i) for i in range(self.num_layers)], *broadcast)

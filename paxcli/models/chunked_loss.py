@@ -63,28 +63,30 @@ def chunked_token_metrics(
       label_smoothing: As in `token_losses`.
       z_loss_weight: As in `token_losses`.
     """
-    settings = _Settings(scorer.score, scorer.axes, chunk, label_smoothing, z_loss_weight)
-    total, xent, correct = _sums(settings, scorer.params, x, labels, weights)
-    is_xent = not (label_smoothing or z_loss_weight)
-    is_smoothed = bool(label_smoothing) and not z_loss_weight
-    return means_over_tokens(total / (jnp.sum(weights) + 1e-6), is_xent, is_smoothed, xent, correct, weights)
+
+    def chunk_loss(params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, Any]:
+        logits = scorer.score(params, x[None])[0]
+        loss, xent, correct = token_losses(logits, labels, label_smoothing, z_loss_weight)
+        return jnp.sum(loss * weights), (xent, correct)
+
+    total, xent, correct = _sums(_Settings(chunk_loss, scorer.axes, chunk), scorer.params, x, labels, weights)
+    mean = total / (jnp.sum(weights) + 1e-6)
+    return means_over_tokens(mean, xent, correct, weights, label_smoothing, z_loss_weight)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Settings:
-    """Values shared by all chunks."""
+    """Values shared by all chunks.
 
-    score: Callable[..., jax.Array]
+    Attributes:
+      chunk_loss: The weighted sum of the losses of a chunk, and the cross-entropy and correctness of each token.
+      axes: Logical axes of the parameters of the output head.
+      chunk: C.
+    """
+
+    chunk_loss: Callable[..., tuple[jax.Array, Any]]
     axes: dict[str, tuple[str, ...]]
     chunk: int
-    label_smoothing: float
-    z_loss_weight: float
-
-    def chunk_loss(self, params: Any, x: jax.Array, labels: jax.Array, weights: jax.Array) -> tuple[jax.Array, Any]:
-        """The weighted sum of the losses of a chunk, [C, D] and [C]; cross-entropy and correctness of each token."""
-        logits = self.score(params, x[None])[0]
-        loss, xent, correct = token_losses(logits, labels, self.label_smoothing, self.z_loss_weight)
-        return jnp.sum(loss * weights), (xent, correct)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -60,9 +60,7 @@ class TransformerLm(TransformerModel):
         self._embedding = self.embedding(name="embedding", **self._table_widths)
         self._head = self._embedding if self.head is None else self.head(name="head", **self._table_widths)
         if self.position is not None:
-            self._position = self.position(
-                name="position", model_dims=self.model_dims, max_seq_len=self.max_seq_len, params_init=self.params_init
-            )
+            self._position = self.position(name="position", **self._position_widths)
         self._stack = self._stack_template(name="stack")
         self._final_norm = self.final_norm(name="final_norm", dims=self.model_dims)
 

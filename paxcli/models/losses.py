@@ -75,35 +75,35 @@ def token_metrics(
     not beside a z-loss, where it is not known.
     """
     loss, xent, correct = token_losses(logits, labels, label_smoothing, z_loss_weight)
-    is_smoothed = bool(label_smoothing) and not z_loss_weight
-    return means_over_tokens(weighted_mean(loss, weights), loss is xent, is_smoothed, xent, correct, weights)
+    mean = weighted_mean(loss, weights)
+    return means_over_tokens(mean, xent, correct, weights, label_smoothing, z_loss_weight)
 
 
 def means_over_tokens(
     loss: jax.Array,
-    is_xent: bool,
-    is_smoothed: bool,
     xent: Float[jax.Array, "B T"],
     correct: Bool[jax.Array, "B T"],
     weights: Float[jax.Array, "B T"],
+    label_smoothing: float,
+    z_loss_weight: float,
 ) -> tuple[WeightedScalars, NestedMap]:
     """What `token_metrics` returns, from a mean loss.
 
     Args:
       loss: The mean loss.
-      is_xent: Whether it is the mean cross-entropy.
-      is_smoothed: Whether it is the mean cross-entropy with smoothed labels.
       xent: Cross-entropy of each token.
       correct: Whether the target is the most likely token.
       weights: Weight of each token.
+      label_smoothing: That of the loss, as in `token_losses`.
+      z_loss_weight: Likewise.
     """
     weight = jnp.sum(weights)
     metrics = {
         "loss": (loss, weight),
-        "log_pplx": (loss if is_xent else weighted_mean(xent, weights), weight),
+        "log_pplx": (weighted_mean(xent, weights) if label_smoothing or z_loss_weight else loss, weight),
         "accuracy": (weighted_mean(correct.astype(jnp.float32), weights), weight),
     }
-    if is_smoothed:
+    if label_smoothing and not z_loss_weight:
         metrics["log_pplx_smoothed"] = (loss, weight)
     scores = -jnp.sum(xent * weights, axis=-1)
     return metrics, NestedMap(xent=xent, correct=correct, weights=weights, scores=scores)

@@ -29,7 +29,7 @@ class Seq2SeqCache(NamedTuple):
     """The decode cache of a `SequenceModel`.
 
     Attributes:
-      layers: The cache of the decoder.
+      layers: The cache of the decoder; None in training.
       source: The encoded source [B, S, D]; None once the decoder has cached its keys and values.
       source_segment_ids: 1 at tokens of the source, 0 at padding, [B, S].
     """
@@ -68,9 +68,7 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
     def setup(self) -> None:
         dims = self.model_dims
         self._embedding = self.embedding(name="embedding", **self._table_widths)
-        self._position = self.position(
-            name="position", model_dims=dims, max_seq_len=self.max_seq_len, params_init=self.params_init
-        )
+        self._position = self.position(name="position", **self._position_widths)
         self._encoder = self._encoder_template(name="encoder")
         self._encoder_norm = self.encoder_norm(name="encoder_norm", dims=dims)
         self._decoder = self._decoder_template(name="decoder")
@@ -83,15 +81,8 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
         `segment_pos`, all [B, T]. A target segment attends to the source segment of the same number.
         """
         source = self.encode(batch.source_ids, batch.source_segment_ids, batch.source_segment_pos)
-        x, _ = self._decoder(
-            self._embed(batch.ids, batch.segment_pos),
-            None,
-            batch.segment_ids,
-            batch.segment_pos,
-            source,
-            batch.source_segment_ids,
-        )
-        return NestedMap(logits=self._embedding.logits(self._final_norm(x)))
+        cache = Seq2SeqCache(None, source, batch.source_segment_ids)
+        return NestedMap(logits=self.extend(batch.ids, batch.segment_ids, batch.segment_pos, cache)[0])
 
     def compute_loss(self, predictions: NestedMap, batch: NestedMap) -> tuple[WeightedScalars, NestedMap]:
         """Mean cross-entropy of `labels` by `weights`, both [B, T]."""
@@ -100,13 +91,10 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
     @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         (batch, length), source_length = spec.labels.shape, spec.source_ids.shape[1]
-        return sum_flops(
-            (
-                flops_of(self._encoder_template(parent=None), batch, source_length),
-                flops_of(self._decoder_template(parent=None), batch, length, source_length),
-                flops_of(self.embedding(**self._table_widths, parent=None), batch, length),
-            )
-        )
+        encoder = flops_of(self._encoder_template(parent=None), batch, source_length)
+        decoder = flops_of(self._decoder_template(parent=None), batch, length, source_length)
+        head = flops_of(self.embedding(**self._table_widths, parent=None), batch, length)
+        return sum_flops((encoder, decoder, head))
 
     @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:

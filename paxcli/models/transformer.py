@@ -76,3 +76,7 @@ class TransformerModel(Model):
     def _table_widths(self) -> dict[str, Any]:
         """The fields of the embedding and the head."""
         return self.named_fields("vocab_size", "model_dims", "params_init")
+
+    @property
+    def _position_widths(self) -> dict[str, Any]:
+        return self.named_fields("model_dims", "max_seq_len", "params_init")

@@ -46,8 +46,6 @@ class LinearRampupPiecewiseConstant(Schedule):
 
     def validate(self) -> None:
         _check_pieces(self, "boundaries", "values")
-        if not self.boundaries:
-            raise ConfigError("LinearRampupPiecewiseConstant: the warmup ends at the first of `boundaries`: give one.")
 
     def __call__(self, step: jax.Array) -> jax.Array:
         ramp = jnp.minimum(step / self.boundaries[0], 1.0)
@@ -68,8 +66,6 @@ class PiecewiseSchedule(Schedule):
 
     def validate(self) -> None:
         _check_pieces(self, "boundaries", "schedules", more=1)
-        for schedule in self.schedules:
-            schedule.validate()
 
     def __call__(self, step: jax.Array) -> jax.Array:
         factor = self.schedules[0](step)
@@ -92,10 +88,6 @@ class CycleSchedule(Schedule):
 
     def validate(self) -> None:
         _check_pieces(self, "steps", "schedules")
-        if not self.steps:
-            raise ConfigError("CycleSchedule: `steps` is empty.", "Give one number of steps for each schedule.")
-        for schedule in self.schedules:
-            schedule.validate()
 
     def __call__(self, step: jax.Array) -> jax.Array:
         within, end = step % sum(self.steps), 0
@@ -107,9 +99,15 @@ class CycleSchedule(Schedule):
 
 
 def _check_pieces(schedule: Schedule, edges: str, pieces: str, more: int = 0) -> None:
-    """Raises a ConfigError unless field `pieces` has `more` items than field `edges`, and `boundaries` rise."""
-    name, values, found = type(schedule).__name__, list(getattr(schedule, edges)), len(getattr(schedule, pieces))
-    if found != len(values) + more:
-        raise ConfigError(f"{name}: `{pieces}` has {found} items; with {values} it must have {len(values) + more}.")
+    """Validates field `pieces`, which has `more` items than field `edges`, and at least one; `boundaries` rise."""
+    name, values, found = type(schedule).__name__, list(getattr(schedule, edges)), getattr(schedule, pieces)
+    count = len(values) + more
+    if len(found) != count:
+        raise ConfigError(f"{name}: `{pieces}` has {len(found)} items; with {values} it must have {count}.")
+    if not count:
+        raise ConfigError(f"{name}: `{edges}` is empty.", f"Give one number of steps for each of `{pieces}`.")
     if edges == "boundaries" and values != sorted(values):
         raise ConfigError(f"{name}: `boundaries` {values} must rise.")
+    for piece in found:
+        if isinstance(piece, Schedule):
+            piece.validate()

@@ -96,8 +96,7 @@ def _scale_by_trust_ratio(weights: Any, trust_coefficient: float = 1.0, epsilon:
     scale = optax.scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=epsilon)
 
     def scale_group(_: Weight, updates: list[jax.Array], params: list[jax.Array]) -> tuple[list[jax.Array]]:
-        params_of_group = jnp.stack(params)
-        scaled: Any = scale.update(jnp.stack(updates), optax.EmptyState(), params_of_group)[0]
+        scaled: Any = scale.update(jnp.stack(updates), optax.EmptyState(), jnp.stack(params))[0]
         return (list(scaled),)
 
     return optax.stateless(lambda updates, params: map_groups(scale_group, weights, updates, params)[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -116,15 +116,8 @@ class Attention(CachedLayer):
         self.query, self.query_bias = self._projection("query", self.num_heads, "heads", start)
         self.key, self.key_bias = self._projection("key", self._kv_heads, "kv_heads")
         self.value, self.value_bias = self._projection("value", self._kv_heads, "kv_heads", dims=self._value_dims)
-        self.post = self.weight(
-            "post",
-            self.params_init,
-            (self.num_heads, self._value_dims, self.model_dims),
-            ("heads", "head_dim", "embed"),
-            contracts=(0, 1),
-            produces=(2,),
-            factored=True,
-        )
+        shape, axes = (self.num_heads, self._value_dims, self.model_dims), ("heads", "head_dim", "embed")
+        self.post = self.weight("post", self.params_init, shape, axes, contracts=(0, 1), produces=(2,), factored=True)
         self.query_product, self.key_product = product(self.precision), product(self.precision)
         self.value_product, self.post_product = product(self.precision), product(self.precision)
         has_bias = self.use_bias if self.output_bias is None else self.output_bias
@@ -223,23 +216,13 @@ class Attention(CachedLayer):
         """A weight [D, N, H], its initial values times `start`, and its bias [N, H], if there is one."""
         dims = dims or self.dims_per_head
         one_shape = self._kv_heads == self.num_heads and self._value_dims == self.dims_per_head
-        combined = one_shape and self.combine_qkv
-        w = self.weight(
-            name,
-            self.params_init,
-            (self.model_dims, heads, dims),
-            ("embed", axis, "head_dim"),
-            contracts=(0,),
-            produces=(1, 2),
-            fused=3 if combined else 1,
-            group="qkv" if combined else None,
-            factored=True,
-            factor=start,
-        )
+        fused, group, bias_group = (3, "qkv", "qkv_bias") if one_shape and self.combine_qkv else (1, None, None)
+        shape, axes = (self.model_dims, heads, dims), ("embed", axis, "head_dim")
+        matmul: dict[str, Any] = dict(contracts=(0,), produces=(1, 2), factored=True)
+        w = self.weight(name, self.params_init, shape, axes, fused=fused, group=group, factor=start, **matmul)
         if not self.use_bias:
             return w, None
-        group = "qkv_bias" if combined else None
-        return w, self.weight(f"{name}_bias", nn.initializers.zeros, (heads, dims), (axis, "head_dim"), group=group)
+        return w, self.weight(f"{name}_bias", nn.initializers.zeros, shape[1:], axes[1:], group=bias_group)
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _queries(self, x: jax.Array) -> jax.Array:

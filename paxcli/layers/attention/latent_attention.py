@@ -74,12 +74,9 @@ class LatentAttention(CachedLayer):
         if self.rotary_dims >= self.dims_per_head:
             raise ConfigError(f"rotary_dims={self.rotary_dims} is not below dims_per_head={self.dims_per_head}.")
         dims, latent = self.model_dims, self.latent_dims
-        down = functools.partial(
-            self.weight, init=self.params_init, axes=("embed", None), contracts=(0,), produces=(1,)
-        )
-        up = functools.partial(
-            self.weight, init=self.params_init, axes=("embed", "heads", "head_dim"), contracts=(0,), produces=(1, 2)
-        )
+        matrix = functools.partial(self.weight, init=self.params_init, contracts=(0,))
+        down = functools.partial(matrix, axes=("embed", None), produces=(1,))
+        up = functools.partial(matrix, axes=("embed", "heads", "head_dim"), produces=(1, 2))
         if self.query_latent_dims is not None:
             self.query_down = down("query_down", shape=(dims, self.query_latent_dims))
             self.query_norm = self.latent_norm(dims=self.query_latent_dims)
@@ -89,14 +86,8 @@ class LatentAttention(CachedLayer):
         self.rotary_key = down("rotary_key", shape=(dims, self.rotary_dims))
         self.key = up("key", shape=(latent, self.num_heads, self._content_dims))
         self.value = up("value", shape=(latent, self.num_heads, self._value_dims))
-        self.post = self.weight(
-            "post",
-            self.params_init,
-            (self.num_heads, self._value_dims, dims),
-            ("heads", "head_dim", "embed"),
-            contracts=(0, 1),
-            produces=(2,),
-        )
+        shape = (self.num_heads, self._value_dims, dims)
+        self.post = matrix("post", shape=shape, axes=("heads", "head_dim", "embed"), contracts=(0, 1), produces=(2,))
         self.rotate = self.rotary(dims_per_head=self.rotary_dims)
 
     def __call__(
