@@ -7,7 +7,6 @@ detects less: with a flipped bit in an uncompressed chunk, or a missing chunk, a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 _WORD, _INDEX, _MIX, _MORE = (np.uint32(odd) for odd in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F))
 _BLOCK = 1 << 15  # words; small enough for the CPU cache
+_BLOCK_INDICES = np.arange(_BLOCK, dtype=np.uint32) * _INDEX
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 
 
@@ -33,18 +33,13 @@ def in_host_memory(x: Any) -> bool:
     return x.is_fully_addressable and all(device.platform == "cpu" for device in x.devices())
 
 
-@functools.cache
-def _block_indices() -> np.ndarray:
-    return np.arange(_BLOCK, dtype=np.uint32) * _INDEX
-
-
 def _on_host(x: np.ndarray) -> int:
     words = np.ascontiguousarray(x).reshape(-1).view(_UNSIGNED[x.dtype.itemsize])
     total = 0
     for start in range(0, words.size, _BLOCK):
         block = words[start : start + _BLOCK].astype(np.uint32)
         block *= _WORD
-        block += _block_indices()[: block.size]
+        block += _BLOCK_INDICES[: block.size]
         block += np.uint32(start * int(_INDEX) % 2**32)
         total += int(_mix(block).sum(dtype=np.uint64))
     return total % 2**32

@@ -145,9 +145,8 @@ def newest_local_step(checkpoints: epath.Path) -> int | None:
 
 
 def _root(checkpoints: epath.Path, directory: str) -> epath.Path:
-    return (
-        epath.Path(resolve_path(directory)) / hashlib.sha256(str(resolve_path(checkpoints)).encode()).hexdigest()[:16]
-    )
+    run = hashlib.sha256(str(resolve_path(checkpoints)).encode()).hexdigest()[:16]
+    return epath.Path(resolve_path(directory)) / run
 
 
 def _steps(folder: epath.Path) -> list[int]:

@@ -55,10 +55,10 @@ class CheckpointStore:
 
     def __init__(self, directory: str | os.PathLike[str], policy: Checkpoint | None = None):
         self.directory = epath.Path(resolve_path(directory))
-        self._policy = policy
+        self._policy = policy or Checkpoint()
         self._open: Any = None
         self._cleanup: threading.Thread | None = None
-        local = policy.local_directory if policy is not None else None
+        local = self._policy.local_directory
         self._local = LocalTier(self.directory, local) if local is not None else None
         self._is_remote = "://" in os.fspath(self.directory)
         self._timeout = policy.storage_timeout_seconds if policy is not None and self._is_remote else None
@@ -84,16 +84,10 @@ class CheckpointStore:
 
     def should_save(self, step: int) -> bool:
         """Whether the policy requires a checkpoint after `step`. Cheap enough to call at every step."""
-        assert self._policy is not None
         if self._open is not None and not self._open.is_saving_in_progress():
             self.wait()
         local = self._policy.local_save_interval_steps
-        return step > 0 and (self._is_due(step) or (local is not None and step % local == 0))
-
-    def _is_due(self, step: int) -> bool:
-        """Whether the policy requires a checkpoint in the run directory."""
-        assert self._policy is not None
-        return step % self._policy.save_interval_steps == 0
+        return step > 0 and (step % self._policy.save_interval_steps == 0 or (local is not None and step % local == 0))
 
     def save(
         self,
@@ -126,7 +120,7 @@ class CheckpointStore:
         if not (self.should_save(step) or force):
             return False
         arrays = named_leaves(state)
-        if self._local is not None and not (force or self._is_due(step)):
+        if self._local is not None and not force and step % self._policy.save_interval_steps:
             with self._translate_write_errors():
                 self._local.save(step, arrays, input_state, recipe or {})
             return True
@@ -166,7 +160,6 @@ class CheckpointStore:
         Raises:
           DataError: As for `restore`; also if there is no checkpoint, or the oldest is damaged too.
         """
-        assert self._policy is not None
         steps, wanted = self.steps(), named_leaves(abstract_state)
         if self._local is not None:
             found = self._local.restore_newest(wanted, max(steps, default=0), announce)
@@ -220,7 +213,14 @@ class CheckpointStore:
             )
         with self._translate_read_errors(step), deadline(self._timeout):
             arrays = read_arrays(step_dir, manifest, wanted)
-        return _like(abstract_state, arrays), _select_input_state(step, manifest.input_states)
+        states = manifest.input_states
+        if len(states) not in (1, jax.process_count()):
+            raise DataError(
+                f"The checkpoint of step {step} has input positions for {len(states)} processes, and this job has "
+                f"{jax.process_count()}.",
+                "Resume with the same number of processes, or start another run from these weights with --from.",
+            )
+        return _like(abstract_state, arrays), states[jax.process_index() if len(states) > 1 else 0]
 
     def recipe(self, step: int) -> Mapping[str, Any]:
         """Path → plain value of the recipe that the checkpoint of a step was saved with; empty if not recorded.
@@ -266,7 +266,6 @@ class CheckpointStore:
     def _manager(self) -> Any:
         """Orbax's manager, created at the first save. Creating it deletes the remains of an interrupted save."""
         if self._open is None:
-            assert self._policy is not None
             import orbax.checkpoint as ocp
 
             from paxcli.checkpoint.durable import DurableRename
@@ -421,15 +420,3 @@ def _gather_input_states(input_state: dict[str, Any]) -> list[dict[str, Any]]:
     rows = multihost_utils.process_allgather(padded)
     states = [json.loads(bytes(row[:length])) for row, length in zip(rows, lengths, strict=True)]
     return states[:1] if all(state == states[0] for state in states) else states
-
-
-def _select_input_state(step: int, states: list[dict[str, Any]]) -> dict[str, Any]:
-    if len(states) == 1:
-        return states[0]
-    if len(states) != jax.process_count():
-        raise DataError(
-            f"The checkpoint of step {step} has input positions for {len(states)} processes, and this job has "
-            f"{jax.process_count()}.",
-            "Resume with the same number of processes, or start another run from these weights with --from.",
-        )
-    return states[jax.process_index()]

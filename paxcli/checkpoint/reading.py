@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 from etils import epath
+from flax import traverse_util
 
 from paxcli.checkpoint.fingerprint import fingerprints
 from paxcli.checkpoint.manifest import Manifest, from_json
@@ -26,14 +27,7 @@ def named_leaves(tree: Any) -> dict[str, Any]:
 
 def nest_by_name(named: Mapping[str, Any]) -> dict[str, Any]:
     """Nested dictionaries from dotted names: the structure on disk."""
-    tree: dict[str, Any] = {}
-    for name, leaf in named.items():
-        *parents, last = name.split(".")
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = leaf
-    return tree
+    return traverse_util.unflatten_dict(dict(named), sep=".")
 
 
 def read_manifest(step_dir: epath.Path) -> Manifest:
@@ -78,18 +72,15 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
         raise  # such as out of memory: the files are not at fault
     except Exception as error:
         sys.unraisablehook = functools.partial(_ignore_orbax, sys.unraisablehook)
-        raise DataError(f"its arrays cannot be read: {first_line(_root_cause(error))}") from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise DataError(f"its arrays cannot be read: {first_line(cause)}") from error
     found = fingerprints(arrays)
     damaged = [name for name in wanted if found[name] != manifest.arrays[name].fingerprint]
     if damaged:
         raise DataError(f"{listing(damaged)} changed since {'it was' if len(damaged) == 1 else 'they were'} saved")
     return arrays
-
-
-def _root_cause(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
 
 
 def _ignore_orbax(hook: Callable[[Any], None], unraisable: Any) -> None:

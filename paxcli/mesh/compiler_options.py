@@ -64,9 +64,8 @@ def compiler_options(
             raise ConfigError(f"mesh.compiler_options: {name}={user[name]!r}: {errors[name]}", hint)
     unknown = [name for name in presets if errors[name]]
     if unknown:
-        log.warning(
-            "Skipped compiler options: %s (%s: %s).", ", ".join(unknown), _package(platform), errors[unknown[0]]
-        )
+        names = ", ".join(unknown)
+        log.warning("Skipped compiler options: %s (%s: %s).", names, _package(platform), errors[unknown[0]])
     return {name: value for name, value in (presets | user).items() if not errors[name]}
 
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
 
 from paxcli.errors import first_line
 
 _TOPOLOGY = "v5e:2x2"
 
 
-def _lower_trivial_function(platform: str) -> Any:
-    """A lowered one-operation function to compile with each option."""
+def _main(platform: str) -> None:
+    # The parent process may hold the TPU; this one does not need it.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     import jax
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
@@ -27,14 +27,8 @@ def _lower_trivial_function(platform: str) -> Any:
     if platform == "tpu":
         device = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGY).devices[0]
     argument = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
-    return jax.jit(lambda x: x + 1).lower(argument)
-
-
-def _main(platform: str) -> None:
-    # The parent process may hold the TPU; this one does not need it.
-    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    lowered = jax.jit(lambda x: x + 1).lower(argument)  # one operation, to compile with each option
     options = json.load(sys.stdin)
-    lowered = _lower_trivial_function(platform)
     errors: dict[str, str | None] = {}
     for name, value in options.items():
         try:

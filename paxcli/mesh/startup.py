@@ -61,8 +61,32 @@ def start_distributed(timeout_seconds: float = 300, libtpu: str = "", heartbeat_
         return
     address, count, index = place = _explicit_job(os.environ) or (None, None, None)
     job = _detect_job(os.environ) if count is None else f"process {index} of {count} at {address}"
-    if job and count != 1:
-        _initialize(job, place, timeout_seconds, heartbeat_timeout_seconds)
+    if not job or count == 1:
+        return
+    limits = {"initialization_timeout": int(timeout_seconds) + 60}
+    limits["heartbeat_timeout_seconds"] = heartbeat_timeout_seconds
+    failure: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            jax.distributed.initialize(*place, **limits)
+        except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
+            failure.append(error)
+
+    # On CPUs, executables that run concurrently may start their collectives in different orders, and deadlock.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    log.info("Joining %s.", job)
+    _redirect_native_stdout()
+    # In a thread: on its own timeout, JAX aborts the process with a C++ stack.
+    thread = threading.Thread(target=connect, name="distributed-start", daemon=True)
+    thread.start()
+    thread.join(timeout_seconds)
+    hint = "Check that every process was started, and that the coordinator's port is open between the hosts."
+    if thread.is_alive():
+        raise Stopped(f"Joining {job}: not all processes connected within {timeout_seconds} s.", hint)
+    if failure:
+        raise RemoteError(f"Joining {job}: {first_line(failure[0])}", hint) from failure[0]
+    ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
 
 
 def set_libtpu_arguments(arguments: str) -> None:
@@ -145,35 +169,6 @@ def _read_metadata(server: str, key: str) -> str:
         return ""
 
 
-def _initialize(
-    job: str, place: tuple[str | None, int | None, int | None], timeout_seconds: float, heartbeat_timeout_seconds: int
-) -> None:
-    """Runs `jax.distributed.initialize` in a thread: on its own timeout, JAX aborts the process with a C++ stack."""
-    failure: list[BaseException] = []
-
-    def connect() -> None:
-        try:
-            limits = {"initialization_timeout": int(timeout_seconds) + 60}
-            limits["heartbeat_timeout_seconds"] = heartbeat_timeout_seconds
-            jax.distributed.initialize(*place, **limits)
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
-            failure.append(error)
-
-    # On CPUs, executables that run concurrently may start their collectives in different orders, and deadlock.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
-    log.info("Joining %s.", job)
-    _redirect_native_stdout()
-    thread = threading.Thread(target=connect, name="distributed-start", daemon=True)
-    thread.start()
-    thread.join(timeout_seconds)
-    hint = "Check that every process was started, and that the coordinator's port is open between the hosts."
-    if thread.is_alive():
-        raise Stopped(f"Joining {job}: not all processes connected within {timeout_seconds} s.", hint)
-    if failure:
-        raise RemoteError(f"Joining {job}: {first_line(failure[0])}", hint) from failure[0]
-    ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
-
-
 def _lost_process(cause: str) -> Stopped:
     return Stopped(
         f"Another process of this job ended or cannot be reached: {cause}",
@@ -187,15 +182,9 @@ def _on_abort(_: int) -> None:
 
     Python's own handlers run in the main thread, which waits in a computation by then.
     """
-    if not _is_job_intact():
-        exit_now(_lost_process("JAX's coordination service reports an error."))
-
-
-def _is_job_intact() -> bool:
-    """Whether JAX's coordination service answers; after an error its client never does."""
     from jax._src import distributed
 
-    answers = []
+    answers = []  # after an error, the client of JAX's coordination service never answers
 
     def ask() -> None:
         try:
@@ -206,7 +195,8 @@ def _is_job_intact() -> bool:
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
     thread.join(_PROBE_SECONDS)
-    return any(answers)
+    if not any(answers):
+        exit_now(_lost_process("JAX's coordination service reports an error."))
 
 
 @contextlib.contextmanager

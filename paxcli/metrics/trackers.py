@@ -100,7 +100,10 @@ class TrackerWriter:
     def _send(self) -> None:
         failed = False
         try:
-            client = self._open()
+            path = self._run_dir / f"{self._name}-run-id.txt"
+            run_id = path.read_text().strip() if self._resumes and path.exists() else None
+            client = _OPEN[self._name](self._run_dir.name, self._recipe, run_id)
+            replace_text(path, client.id + "\n")
             while (entry := self._queue.get()) is not None:
                 try:
                     client.log(*entry)
@@ -111,10 +114,3 @@ class TrackerWriter:
             client.close()
         except Exception as error:
             log.warning("%s failed: %s", self._name, first_line(error))
-
-    def _open(self) -> Client:
-        path = self._run_dir / f"{self._name}-run-id.txt"
-        run_id = path.read_text().strip() if self._resumes and path.exists() else None
-        client = _OPEN[self._name](self._run_dir.name, self._recipe, run_id)
-        replace_text(path, client.id + "\n")
-        return client

@@ -8,7 +8,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 from etils import epath
 
@@ -46,12 +46,9 @@ class JsonlWriter:
     def __init__(self, path: epath.PathLike, resume_step: int | None = None):
         self._path = epath.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _text_up_to(self._path, resume_step)
-        replace_text(self._path, kept)
-        self._file: IO[str] | None = None
-        self._remote_text = kept
-        if "://" not in os.fspath(path):
-            self._file = open(self._path, "a", encoding="utf-8")
+        self._remote_text = _text_up_to(self._path, resume_step)
+        replace_text(self._path, self._remote_text)
+        self._file = None if "://" in os.fspath(path) else open(self._path, "a", encoding="utf-8")
 
     def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Appends one line."""
