@@ -69,9 +69,8 @@ def split_assignment(text: str) -> tuple[str, Text]:
     """Splits `PATH=VALUE`."""
     path, equals, value = text.partition("=")
     if not path.strip() or not equals or not value.strip():
-        raise ConfigError(
-            f"`--set {text}` is not PATH=VALUE.", "For example `--set num_layers=4`. `null` turns a field off."
-        )
+        hint = "For example `--set num_layers=4`. `null` turns a field off."
+        raise ConfigError(f"`--set {text}` is not PATH=VALUE.", hint)
     return path.strip(), Text(value.strip())
 
 

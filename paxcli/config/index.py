@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import importlib.util
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from paxcli.errors import ConfigError
@@ -39,13 +39,17 @@ def find_recipes() -> dict[str, RecipeEntry]:
     Raises:
       ConfigError: Two recipes have the same name, or a file is not valid Python.
     """
-    entries = [
-        entry
-        for package, root in _packages()
-        for path in sorted([root] if root.is_file() else root.rglob("*.py"))
-        for entry in recipes_in(path, _module_name(package, root, path))
-    ]
-    _require_unique(entries)
+    entries: list[RecipeEntry] = []
+    for package, root in _packages():
+        for path in sorted([root] if root.is_file() else root.rglob("*.py")):
+            entries += recipes_in(path, _module_name(package, root, path))
+    seen: dict[str, RecipeEntry] = {}
+    for entry in entries:
+        for name in filter(None, (entry.name, entry.pax_name)):
+            if name in seen:
+                places = f"{seen[name].path}:{seen[name].line} and {entry.path}:{entry.line}"
+                raise ConfigError(f"Two recipes are called `{name}`: {places}.", "Rename one of the functions.")
+            seen[name] = entry
     return {entry.name: entry for entry in sorted(entries, key=lambda entry: entry.name)}
 
 
@@ -111,13 +115,3 @@ def _module_name(package: str, root: Path, path: Path) -> str:
         return package
     parts = path.relative_to(root).with_suffix("").parts
     return ".".join([package, *parts]).removesuffix(".__init__")
-
-
-def _require_unique(entries: Iterable[RecipeEntry]) -> None:
-    seen: dict[str, RecipeEntry] = {}
-    for entry in entries:
-        for name in filter(None, (entry.name, entry.pax_name)):
-            if name in seen:
-                places = f"{seen[name].path}:{seen[name].line} and {entry.path}:{entry.line}"
-                raise ConfigError(f"Two recipes are called `{name}`: {places}.", "Rename one of the functions.")
-            seen[name] = entry

@@ -122,9 +122,8 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
             raise ConfigError(f"{assignments.source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")
         for below in [old for old in sources if old.startswith(full + ".")]:
             if below in done:
-                raise ConfigError(
-                    f"{assignments.source} sets `{full}` after `{below}`, which is part of it.", "Set it before."
-                )
+                hint = "Set it before."
+                raise ConfigError(f"{assignments.source} sets `{full}` after `{below}`, which is part of it.", hint)
             del sources[below]
         sources[full] = assignments.source
         done.append(full)

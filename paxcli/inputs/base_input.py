@@ -6,10 +6,11 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import itertools
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import jax
 import numpy as np
@@ -17,7 +18,7 @@ import numpy as np
 from paxcli.config.configurable import Configurable
 from paxcli.config.facts import check_fields
 from paxcli.config.fields import Derived, Examples, NonNegativeInt, PositiveInt, Seed
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import ConfigError, DataError, PaxError
 from paxcli.nested_map import NestedMap
 
 _DEFAULT_SEED = 42
@@ -116,9 +117,8 @@ class BaseInput(Configurable, abc.ABC):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Restores the position that `get_state` returned. The next batches are the same as after that call."""
-        raise ConfigError(
-            f"{type(self).__name__} cannot restore its position.", "Implement `get_state` and `set_state`."
-        )
+        hint = "Implement `get_state` and `set_state`."
+        raise ConfigError(f"{type(self).__name__} cannot restore its position.", hint)
 
     def peek(self) -> NestedMap | None:
         """The next batch, without advancing the stream; None at the end of the data."""
@@ -134,7 +134,7 @@ class BaseInput(Configurable, abc.ABC):
         """Shape and dtype of every field of a batch, as `jax.ShapeDtypeStruct`."""
         batch = self.peek()
         if batch is None:
-            raise DataError(f"Input `{self.name}` has no batches left, so its element spec is unknown.")
+            self.refuse("there are no batches left, so its element spec is unknown.", kind=DataError)
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
@@ -192,15 +192,13 @@ class BaseInput(Configurable, abc.ABC):
 
     def _read_next_batches(self) -> Iterator[NestedMap]:
         assert self.eval_loop_num_batches is not None
-        for count in range(self.eval_loop_num_batches):
-            try:
-                batch = self.get_next()
-            except StopIteration:
-                raise DataError(
-                    f"Input `{self.name}` ended after {count} of {self.eval_loop_num_batches} batches.",
-                    "Set repeat=True, or reset_for_eval=True with eval_loop_num_batches=None to evaluate full epochs.",
-                ) from None
+        count = 0
+        for batch in itertools.islice(self.remaining_batches(), self.eval_loop_num_batches):
             yield batch
+            count += 1
+        if count < self.eval_loop_num_batches:
+            hint = "Set repeat=True, or reset_for_eval=True with eval_loop_num_batches=None to evaluate full epochs."
+            self.refuse(f"it ended after {count} of {self.eval_loop_num_batches} batches.", hint, DataError)
 
     @property
     def repeats(self) -> bool:
@@ -217,48 +215,34 @@ class BaseInput(Configurable, abc.ABC):
         if not re.fullmatch(r"[a-zA-Z0-9.:_+-]+", self.name or ""):
             raise ConfigError(f"Input name {self.name!r} may contain only letters, digits and . : _ + -")
         check_fields(self, f"Input `{self.name}`: ")
-        self._validate_sharding()
-        self._validate_eval()
-
-    def _validate_sharding(self) -> None:
         if self.sizes_own_batches and self.batch_size is not None:
-            raise ConfigError(
-                f"Input `{self.name}`: batch_size is {self.batch_size}, but the data of {type(self).__name__} sets it.",
-                "Leave it out, and set the batch size of the inputs or the generator that it reads.",
-            )
+            hint = "Leave it out, and set the batch size of the inputs or the generator that it reads."
+            self.refuse(f"batch_size is {self.batch_size}, but the data of {type(self).__name__} sets it.", hint)
         if not self.sizes_own_batches and self.batch_size is None:
-            raise ConfigError(f"Input `{self.name}`: batch_size is None.", "Set it to the rows per process, 1 or more.")
+            self.refuse("batch_size is None.", "Set it to the rows per process, 1 or more.")
         if not 0 <= self.infeed_host_index < self.num_infeed_hosts:
-            raise ConfigError(
-                f"Input `{self.name}`: infeed_host_index is {self.infeed_host_index} of {self.num_infeed_hosts} hosts.",
-                "Hosts are numbered from 0.",
-            )
-
-    def _validate_eval(self) -> None:
+            hint = "Hosts are numbered from 0."
+            self.refuse(f"infeed_host_index is {self.infeed_host_index} of {self.num_infeed_hosts} hosts.", hint)
         batches = self.eval_loop_num_batches
         if self.reset_for_eval and batches is not None:
-            raise ConfigError(
-                f"Input `{self.name}`: reset_for_eval=True runs full epochs, but eval_loop_num_batches is {batches}.",
-                "Set eval_loop_num_batches=None for an epoch, or reset_for_eval=False for the next batches each time.",
-            )
+            hint = "Set eval_loop_num_batches=None for an epoch, or reset_for_eval=False for the next batches."
+            self.refuse(f"reset_for_eval=True runs full epochs, but eval_loop_num_batches is {batches}.", hint)
         if not self.reset_for_eval and batches is None:
-            raise ConfigError(
-                f"Input `{self.name}`: eval_loop_num_batches=None runs to the end, and nothing restarts the data.",
-                "Set reset_for_eval=True for an epoch each time, or a number of batches.",
-            )
+            hint = "Set reset_for_eval=True for an epoch each time, or a number of batches."
+            self.refuse("eval_loop_num_batches=None runs to the end, and nothing restarts the data.", hint)
         if self.reset_for_eval and self.repeats:
-            raise ConfigError(
-                f"Input `{self.name}`: reset_for_eval=True needs a finite stream, but this one repeats.",
-                "Leave repeat unset (and is_training False), or set reset_for_eval=False.",
-            )
+            hint = "Leave repeat unset (and is_training False), or set reset_for_eval=False."
+            self.refuse("reset_for_eval=True needs a finite stream, but this one repeats.", hint)
+
+    def refuse(self, problem: str, hint: str | None = None, kind: type[PaxError] = ConfigError) -> NoReturn:
+        """Raises an error about this input: its cause, and what to do next."""
+        raise kind(f"Input `{self.name}`: {problem}", hint) from None
 
     def check_fits_model(self, what: str, num_ids: int, vocab_size: int | None) -> None:
         """Raises ConfigError if `what`, such as a tokenizer, has more ids than the model; None: the model has none."""
         if vocab_size is not None and num_ids > vocab_size:
-            raise ConfigError(
-                f"Input `{self.name}`: {what} {num_ids} ids, but the model's vocab_size is {vocab_size}.",
-                f"Set the model's vocab_size to {num_ids} or more, or use the model's tokenizer.",
-            )
+            hint = f"Set the model's vocab_size to {num_ids} or more, or use the model's tokenizer."
+            self.refuse(f"{what} {num_ids} ids, but the model's vocab_size is {vocab_size}.", hint)
 
     def check_data(self) -> None:
         """Reads and checks the data before training starts. Raises DataError."""
@@ -329,7 +313,7 @@ class RandomAccessInput(BaseInput):
     def set_state(self, state: dict[str, Any]) -> None:
         if state.get("data") != self.data_fingerprint() or not isinstance(state.get("next_row"), int):
             hint = "Restore the old data, or start a new run from the old one's parameters (--from)."
-            raise DataError(f"The data of input `{self.name}` has changed since its position was saved.", hint)
+            self.refuse("its data has changed since its position was saved.", hint, DataError)
         self._next_row = state["next_row"]
 
 

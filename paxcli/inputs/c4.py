@@ -45,12 +45,11 @@ class C4(Configurable):
     def task(self, split: str) -> Any:
         """A `seqio.Task` of one split, with the feature `targets`."""
         seqio = load("seqio")
-        feature = seqio.Feature(self._vocabulary, add_eos=False)
         return seqio.Task(
             "c4",
             source=self._source(split),
             preprocessors=[self._tokenize, functools.partial(_split_into_rows, concatenate=not self.tokenized)],
-            output_features={"targets": feature},
+            output_features={"targets": seqio.Feature(self._vocabulary, add_eos=False)},
             shuffle_buffer_size=_SHUFFLE_BUFFER,
         )
 
@@ -73,10 +72,8 @@ class C4(Configurable):
         except Exception:  # SentencePiece and protobuf raise various types
             raise DataError(f"{self.tokenizer_path} is not a SentencePiece model.") from None
         if unknown == 0:
-            raise ConfigError(
-                f"{self.tokenizer_path} uses id 0 for the unknown token, but pax needs id 0 for padding.",
-                "Train it with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1.",
-            )
+            hint = "Train it with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
+            raise ConfigError(f"{self.tokenizer_path} uses id 0 for the unknown token, not for padding.", hint)
         return vocabulary
 
     def _source(self, split: str) -> Any:

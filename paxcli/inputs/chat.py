@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import DataError
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
 from paxcli.inputs.conversations import PROMPT, RESPONSES, messages_of
 from paxcli.inputs.corpus import Corpus
@@ -140,13 +140,11 @@ class ChatInput(TextInput):
     def validate(self) -> None:
         super().validate()
         if self.text_field is None:
-            raise ConfigError(f"Input `{self.name}`: text_field is None.", "Name the field with the messages.")
+            self.refuse("text_field is None.", "Name the field with the messages.")
         try:
             datetime.date.fromisoformat(self.template_date)
         except ValueError:
-            raise ConfigError(
-                f"Input `{self.name}`: template_date is {self.template_date!r}.", "Write it as in 2024-07-26."
-            ) from None
+            self.refuse(f"template_date is {self.template_date!r}.", "Write it as in 2024-07-26.")
 
     def prompt_template(self) -> ChatTemplate:
         """The template that renders the conversations."""
@@ -155,28 +153,21 @@ class ChatInput(TextInput):
 
     def _read_corpus(self) -> Corpus:
         assert self.seq_len is not None
-        self._check_formats()
+        for file in self._files:
+            if self.format is None and format_of(file.name) not in _FORMATS:
+                hint = "If every file has a JSON object on each line, set format=jsonl."
+                self.refuse(f"{file.path} has no suffix of JSON lines, Parquet or ArrayRecord.", hint)
         tokenizer, limit = self.text_tokenizer, self.drop_longer_than
         chats = self._tokenize_files()
         pack, num_truncated = _pack(chats, self.seq_len, limit, tokenizer.pad_id, self.packing)
         num_chats = len(chats.lengths)
         if not pack.num_documents:
-            raise DataError(
-                f"Input `{self.name}`: none of {num_chats} conversations in {len(self._files)} files is usable.",
-                "Set `files` to files with conversations, or raise seq_len or drop_longer_than.",
-            )
+            hint = "Set `files` to files with conversations, or raise seq_len or drop_longer_than."
+            self.refuse(f"none of {num_chats} conversations in {len(self._files)} files is usable.", hint, DataError)
         if num_truncated:
             log.warning("Input %s truncated %d conversations to %d tokens.", self.name, num_truncated, self.seq_len)
         num_dropped = num_chats - pack.num_documents
         return Corpus([pack], chats.bad_records, num_dropped, [], tokenizer.vocab_size, pack.checksum, num_truncated)
-
-    def _check_formats(self) -> None:
-        for file in self._files:
-            if self.format is None and format_of(file.name) not in _FORMATS:
-                raise ConfigError(
-                    f"Input `{self.name}`: {file.path} has no suffix of JSON lines, Parquet or ArrayRecord.",
-                    "If every file has a JSON object on each line, set format=jsonl.",
-                )
 
     def _tokenize_files(self) -> TokenizedChats:
         """All conversations, tokenized in `num_workers` processes (0: in this one)."""

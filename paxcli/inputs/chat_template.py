@@ -29,6 +29,11 @@ _MAX_STEPS = 2_000_000
 _STEPS_OF_A_CALL = 20
 _MAX_CHARACTERS = 2**24
 
+_FIX_HINT = "Correct the record or the template, or set on_bad_record=skip and a bad_record_budget."
+_MARK_TURNS_HINT = (
+    "Put {% generation %} and {% endgeneration %} around the assistant's text; set chat_template to that."
+)
+
 Message = Mapping[str, Any]
 
 
@@ -64,9 +69,9 @@ class ChatTemplate:
         try:
             self._template = self._environment.from_string(_Limits().visit(self._environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
+            problem = f"line {error.lineno}, is not valid Jinja: {error.message}"
             raise ConfigError(
-                f"The chat template of {origin}, line {error.lineno}, is not valid Jinja: {error.message}.",
-                "Correct it, or set chat_template.",
+                f"The chat template of {origin}, {problem}.", "Correct it, or set chat_template."
             ) from None
         except RecursionError:
             raise ConfigError(f"The chat template of {origin} is nested too deeply.", "Set chat_template.") from None
@@ -107,16 +112,14 @@ class ChatTemplate:
                 environment.count_characters(len(chunk))
                 chunks.append(chunk)
         except _LimitExceededError as error:
-            raise DataError(f"{place}: the chat template of {self._origin} {error}.", _FIX_HINT) from None
+            raise self._error(place, f"{error}.") from None
         except Exception as error:  # a template may raise any type
             cause = f"{type(error).__name__}: {error}".removeprefix("TemplateError: ").rstrip(".")[:500]
-            raise DataError(f"{place}: the chat template of {self._origin} fails: {cause}.", _FIX_HINT) from None
+            raise self._error(place, f"fails: {cause}.") from None
         text = "".join(chunks)
         if any(text[start : start + len(turn)] != turn for start, turn in environment.turns):
-            raise DataError(
-                f"{place}: the chat template of {self._origin} has a generation block inside a macro or `set` block.",
-                "Move {% generation %} to the template's top level.",
-            )
+            hint = "Move {% generation %} to the template's top level."
+            raise self._error(place, "has a generation block inside a macro or `set` block.", hint)
         return text, [(start, start + len(turn)) for start, turn in environment.turns]
 
     def _spans_by_prefix(self, messages: Sequence[Message], text: str, place: str) -> list[tuple[int, int]]:
@@ -128,28 +131,21 @@ class ChatTemplate:
             after = self._render(messages[: number + 1], False, place)[0]
             content = message.get("content", "").strip()
             if not (after.startswith(before) and text.startswith(after)):
-                raise DataError(
-                    f"{place}: by the chat template of {self._origin}, the text up to message {number} is not the "
-                    "beginning of the text of all messages, so the loss mask is unknown.",
-                    _MARK_TURNS_HINT,
+                problem = (
+                    f"leaves the loss mask unknown: the text up to message {number} is not the beginning of all text."
                 )
+                raise self._error(place, problem, _MARK_TURNS_HINT)
             turn = after[len(before) :]
             if number == 0 or before == self._render(messages[:number], False, place)[0]:
                 # Without a generation prompt, the turn includes its header, if the template writes one.
                 if not turn.lstrip().startswith(content):
-                    raise DataError(
-                        f"{place}: the chat template of {self._origin} writes no generation prompt before message "
-                        f"{number}, so the end of the message's header, and with it the loss mask, is unknown.",
-                        _MARK_TURNS_HINT,
-                    )
+                    problem = f"writes no generation prompt before message {number}, so its loss mask is unknown."
+                    raise self._error(place, problem, _MARK_TURNS_HINT)
             spans.append((len(before), len(before) + len(_without_separator(turn, content))))
         return spans
 
-
-_FIX_HINT = "Correct the record or the template, or set on_bad_record=skip and a bad_record_budget."
-_MARK_TURNS_HINT = (
-    "Put {% generation %} and {% endgeneration %} around the assistant's text, and set chat_template to that file."
-)
+    def _error(self, place: str, problem: str, hint: str = _FIX_HINT) -> DataError:
+        return DataError(f"{place}: the chat template of {self._origin} {problem}", hint)
 
 
 def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.datetime) -> ChatTemplate:

@@ -132,11 +132,10 @@ def open_token_files(
     for file in files:
         found = read_info(file.path)
         for name in ("vocab_size", "eos_id"):
-            if getattr(found, name) != getattr(info, name):
-                raise DataError(
-                    f"{file.path} has {name} {getattr(found, name)}, {files[0].path} has {getattr(info, name)}.",
-                    "Use a separate input for the files of each tokenizer.",
-                )
+            own, first = getattr(found, name), getattr(info, name)
+            if own != first:
+                hint = "Use a separate input for the files of each tokenizer."
+                raise DataError(f"{file.path} has {name} {own}, {files[0].path} has {first}.", hint)
         tokens, starts = open_token_file(file.path, found, cache_dir)
         if is_checked:
             check_contents(file.path, tokens, found)

@@ -17,21 +17,17 @@ from paxcli.log import log
 
 TEXT, JSONL, PARQUET, ARRAY_RECORD, TOKENS = ("text", "jsonl", "parquet", "arrayrecord", "tokens")
 _SUFFIXES = {
-    ".jsonl": JSONL,
-    ".jsonl.gz": JSONL,
-    ".json.gz": JSONL,  # C4's files have one object per line
-    ".ndjson": JSONL,
-    ".parquet": PARQUET,
-    ".arrayrecord": ARRAY_RECORD,
-    ".array_record": ARRAY_RECORD,
-    ".bin": TOKENS,
+    JSONL: (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson"),  # C4's .json.gz files have one object per line
+    PARQUET: (".parquet",),
+    ARRAY_RECORD: (".arrayrecord", ".array_record"),
+    TOKENS: (".bin",),
 }
 _RECORDS_PER_READ = 1024
 
 
 def format_of(name: str) -> str:
     """The format of a file by its suffix; `text` for an unknown suffix."""
-    return next((format for suffix, format in _SUFFIXES.items() if name.lower().endswith(suffix)), TEXT)
+    return next((format for format, suffixes in _SUFFIXES.items() if name.lower().endswith(suffixes)), TEXT)
 
 
 @dataclasses.dataclass
@@ -129,10 +125,8 @@ class Reading:
         import pyarrow
 
         if self.text_field not in schema.names:
-            raise DataError(
-                f"{file.path} has no column `{self.text_field}`; it has {', '.join(schema.names)}.",
-                did_you_mean(str(self.text_field), schema.names) or "Set the input's text_field to one of these.",
-            )
+            hint = did_you_mean(str(self.text_field), schema.names) or "Set the input's text_field to one of these."
+            raise DataError(f"{file.path} has no column `{self.text_field}`; it has {', '.join(schema.names)}.", hint)
         kind = schema.field(self.text_field).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
             hint = "Set text_field to another column."
@@ -258,11 +252,9 @@ def _example_field(record: bytes, field: str, place: str) -> str:
     try:
         features = tf.train.Example.FromString(record).features.feature
     except DecodeError:
-        raise DataError(
-            f"{place} is neither JSON nor a tf.train.Example.", f"For plain text, set text_field=None. {FIX_HINT}"
-        ) from None
+        hint = f"For plain text, set text_field=None. {FIX_HINT}"
+        raise DataError(f"{place} is neither JSON nor a tf.train.Example.", hint) from None
     if field not in features or len(features[field].bytes_list.value) != 1:
-        raise DataError(
-            f"{place} has no text field `{field}`; fields: {', '.join(sorted(features))}.", "Set text_field."
-        )
+        hint = "Set text_field."
+        raise DataError(f"{place} has no text field `{field}`; fields: {', '.join(sorted(features))}.", hint)
     return features[field].bytes_list.value[0].decode("utf-8")

@@ -42,7 +42,7 @@ def find_files(patterns: Iterable[str]) -> list[SourceFile]:
 
 def _find_local(pattern: str) -> list[SourceFile]:
     path = os.path.abspath(os.path.expanduser(pattern))
-    if not _has_wildcard(path) or os.path.exists(path):
+    if not glob.has_magic(path) or os.path.exists(path):
         return _one_file(pattern, epath.Path(path))
     fixed, _ = _split_at_wildcard(path)
     return _files_below(pattern, epath.Path(fixed or os.sep), map(epath.Path, glob.glob(path, recursive=True)))
@@ -50,7 +50,7 @@ def _find_local(pattern: str) -> list[SourceFile]:
 
 def _find_remote(pattern: str) -> list[SourceFile]:
     try:
-        if not _has_wildcard(pattern):
+        if not glob.has_magic(pattern):
             return _one_file(pattern, epath.Path(pattern))
         fixed, rest = _split_at_wildcard(pattern)
         return _files_below(pattern, epath.Path(fixed), epath.Path(fixed).glob(rest))
@@ -73,10 +73,6 @@ def _files_below(pattern: str, root: epath.Path, matches: Iterable[epath.Path]) 
     if not files:
         raise DataError(f"No file matches {pattern}.", "Correct the input's `files`.")
     return files
-
-
-def _has_wildcard(path: str) -> bool:
-    return any(character in path for character in _WILDCARDS)
 
 
 def _split_at_wildcard(path: str) -> tuple[str, str]:

@@ -128,13 +128,9 @@ def _companion(field: str, name: str) -> str:
 
 
 def _text_fields(leaves: Leaves) -> list[str]:
-    return [
-        path
-        for path, array in leaves.items()
-        if array.ndim >= 2
-        and array.dtype.kind in "iu"
-        and (path.rpartition(".")[2] == "ids" or (path.endswith("_ids") and _companion(path, "segment_ids") in leaves))
-    ]
+    paths = [path for path, array in leaves.items() if array.ndim >= 2 and array.dtype.kind in "iu"]
+    with_segments = {path for path in paths if path.endswith("_ids") and _companion(path, "segment_ids") in leaves}
+    return [path for path in paths if path.rpartition(".")[2] == "ids" or path in with_segments]
 
 
 def _weight_fields(leaves: Leaves) -> list[str]:
@@ -246,13 +242,8 @@ def _find_warnings(batches: Sequence[Leaves], texts: Sequence[str], vocab_size: 
         warnings.append(f"{repeated} of {len(batches)} batches repeat another one.")
     if empty := len(batches) - sum(digests.values()):
         warnings.append(f"In {empty} of {len(batches)} batches all weights are zero.")
-    ids = [
-        batch[name]
-        for batch in batches
-        for text in texts
-        for name in (text, _companion(text, "labels"))
-        if name in batch
-    ]
+    fields = [field for text in texts for field in (text, _companion(text, "labels"))]
+    ids = [batch[field] for batch in batches for field in fields if field in batch]
     largest = max((int(array.max()) for array in ids), default=0)
     smallest = min((int(array.min()) for array in ids), default=0)
     if vocab_size is not None and largest >= vocab_size:

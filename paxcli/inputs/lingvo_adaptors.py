@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from paxcli.config.fields import PositiveInt
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import DataError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput, StreamInput
 from paxcli.inputs.lingvo_generator import LingvoGenerator, copy_params
 from paxcli.log import log
@@ -45,10 +45,8 @@ class _LingvoInput(BaseInput):
         super().validate()
         params = self._params
         if self._reads_files and params.repeat_count >= 0 and not self._in_order:  # Lingvo would abort the process
-            raise ConfigError(
-                f"Input `{self.name}`: Lingvo supports repeat_count={params.repeat_count} only if it reads in order.",
-                "Set cluster_do_eval=True in an evaluation; leave repeat_count at -1 in training.",
-            )
+            hint = "Set cluster_do_eval=True in an evaluation; leave repeat_count at -1 in training."
+            self.refuse(f"Lingvo supports repeat_count={params.repeat_count} only if it reads in order.", hint)
         if self._reads_files and params.repeat_count < 0:
             self._check_finite_epoch()
 
@@ -63,10 +61,8 @@ class _LingvoInput(BaseInput):
     def _check_finite_epoch(self) -> None:
         """Raises ConfigError for an infinite generator in an input that runs epochs."""
         if self.reset_for_eval and self.num_batches is None:
-            raise ConfigError(
-                f"Input `{self.name}`: reset_for_eval=True needs finite data, but its Lingvo generator does not end.",
-                "Set cluster_do_eval=True (and repeat_count=1 for a generator that reads files), or num_batches.",
-            )
+            hint = "Set cluster_do_eval=True (and repeat_count=1 for a generator that reads files), or num_batches."
+            self.refuse("reset_for_eval=True needs finite data, but its Lingvo generator does not end.", hint)
 
     @property
     def _in_order(self) -> bool:
@@ -128,16 +124,11 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
         super().validate()
         seed = self._params.file_random_seed if "file_random_seed" in self._params else 0
         if seed and not self.allow_fixed_file_random_seed:
-            raise ConfigError(
-                f"Input `{self.name}`: its generator has file_random_seed={seed}.",
-                "Set it to 0, to derive the seed from input_random_seed and the host, or set "
-                "allow_fixed_file_random_seed=True.",
-            )
+            hint = "Set it to 0 (a seed from input_random_seed and the host), or set allow_fixed_file_random_seed=True."
+            self.refuse(f"its generator has file_random_seed={seed}.", hint)
         if self.reset_for_eval and self.num_infeed_hosts > 1 and self.num_batches is None:
-            raise ConfigError(
-                f"Input `{self.name}`: its {self.num_infeed_hosts} hosts may have epochs of different lengths.",
-                "Use LingvoEvalAdaptor, or set num_batches.",
-            )
+            hint = "Use LingvoEvalAdaptor, or set num_batches."
+            self.refuse(f"its {self.num_infeed_hosts} hosts may have epochs of different lengths.", hint)
 
     def reset(self) -> None:
         self._generator.reset()
@@ -154,10 +145,8 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
     def set_state(self, state: dict[str, Any]) -> None:
         index, num_hosts = state["host"]
         if num_hosts != self.num_infeed_hosts:
-            raise DataError(
-                f"Input `{self.name}` was read by {num_hosts} hosts, and cannot resume on {self.num_infeed_hosts}.",
-                "Resume on the same number of hosts.",
-            )
+            hint = "Resume on the same number of hosts."
+            self.refuse(f"read by {num_hosts} hosts, it cannot resume on {self.num_infeed_hosts}.", hint, DataError)
         self.reset()
         for _ in range(state["num_taken"]):
             self.get_next()
@@ -180,7 +169,7 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
             rows = num_rows(batch)
             size = size or rows
             if rows > size:
-                raise DataError(f"Input `{self.name}`: a batch of {rows} rows follows one of {size}.")
+                self.refuse(f"a batch of {rows} rows follows one of {size}.", kind=DataError)
             yield _select_rows(batch, np.where(np.arange(size) < rows, np.arange(size), -1))
 
     def _generator_batches(self) -> Iterator[NestedMap]:
@@ -191,12 +180,10 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
                 count += 1
                 yield batch
             if self.num_batches is not None and count < self.num_batches and self.num_infeed_hosts > 1:
-                raise DataError(
-                    f"Input `{self.name}` has only {count} batches, but num_batches="
-                    f"{self.num_batches}: other hosts would wait for the rest."
-                )
+                problem = f"{count} batches, but num_batches={self.num_batches}: other hosts would wait for the rest."
+                self.refuse(problem, kind=DataError)
             if not count:
-                raise DataError(f"Input `{self.name}`: its Lingvo generator has no batches.")
+                self.refuse("its Lingvo generator has no batches.", kind=DataError)
             if not self.repeats:
                 return
             self._generator.reset()
@@ -218,10 +205,8 @@ class LingvoInputAdaptorNewBatchSize(LingvoInputAdaptor):
         for large in super()._batches():
             rows = num_rows(large)
             if rows % size:
-                raise ConfigError(
-                    f"Input `{self.name}`: the Lingvo batch of {rows} rows is not a multiple of batch_size={size}.",
-                    "Change the generator's bucket_batch_limit, or batch_size.",
-                )
+                hint = "Change the generator's bucket_batch_limit, or batch_size."
+                self.refuse(f"the Lingvo batch of {rows} rows is not a multiple of batch_size={size}.", hint)
             for start in range(0, rows, size):
                 yield _select_rows(large, np.arange(start, start + size))
 
@@ -239,7 +224,7 @@ class LingvoEvalAdaptor(RandomAccessInput, _LingvoInput):
         super().validate()
         if self.is_training or not self.reset_for_eval:
             hint = "Set reset_for_eval=True and eval_loop_num_batches=None; to train, use LingvoInputAdaptor."
-            raise ConfigError(f"Input `{self.name}`: LingvoEvalAdaptor only supports evaluation epochs.", hint)
+            self.refuse("LingvoEvalAdaptor only supports evaluation epochs.", hint)
 
     def num_rows(self) -> int:
         return num_rows(self._data)
@@ -257,7 +242,7 @@ class LingvoEvalAdaptor(RandomAccessInput, _LingvoInput):
     def _data(self) -> NestedMap:
         batches = list(self._epoch())
         if not batches:
-            raise DataError(f"Input `{self.name}`: its Lingvo generator has no batches.")
+            self.refuse("its Lingvo generator has no batches.", kind=DataError)
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
 
 

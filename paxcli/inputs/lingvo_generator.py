@@ -130,9 +130,8 @@ def _check_lingvo() -> None:
     except ModuleNotFoundError as error:
         raise MissingError(f"A Lingvo input needs the package `{error.name}`.", "pip install 'lingvo>=0.14'") from None
     except Exception as error:  # TensorFlow raises its own types for a shared library that cannot be loaded
-        raise MissingError(
-            f"Lingvo cannot be loaded: {error}", "Its wheel needs glibc 2.38 or newer: Debian 13, Ubuntu 24.04."
-        ) from error
+        hint = "Its wheel needs glibc 2.38 or newer: Debian 13, Ubuntu 24.04."
+        raise MissingError(f"Lingvo cannot be loaded: {error}", hint) from error
     with contextlib.suppress(RuntimeError):  # TensorFlow is already initialized
         tf.config.set_visible_devices([], "GPU")
 

@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from paxcli.config.fields import Derived, PositiveFloat, PositiveInt, Tokens
-from paxcli.errors import ConfigError
-from paxcli.inputs.base_input import BaseInput, RandomAccessInput
+from paxcli.inputs.base_input import RandomAccessInput
 from paxcli.nested_map import NestedMap
 
 _SHARED_FIELDS = ("batch_size", "is_training", "reset_for_eval", "eval_loop_num_batches", "repeat")
@@ -37,7 +36,7 @@ class MixtureInput(RandomAccessInput):
       vocab_size: The model's vocabulary size. None: the trainer sets it.
     """
 
-    inputs: list[BaseInput] = dataclasses.field(default_factory=list)
+    inputs: list[RandomAccessInput] = dataclasses.field(default_factory=list)
     weights: list[PositiveFloat] | None = None
     seq_len: Derived[Tokens | None] = None
     vocab_size: Derived[PositiveInt | None] = None
@@ -58,24 +57,18 @@ class MixtureInput(RandomAccessInput):
     def validate(self) -> None:
         super().validate()
         if not self.inputs:
-            raise ConfigError(
-                f"Mixture `{self.name}` has no inputs.", "Set `inputs` to a list of inputs, and `weights` to numbers."
-            )
+            self.refuse("the mixture has no inputs.", "Set `inputs` to a list of inputs, and `weights` to numbers.")
         if self.weights is None or len(self.weights) != len(self.inputs):
             count = "no weights" if self.weights is None else f"{len(self.weights)} weights"
-            raise ConfigError(
-                f"Mixture `{self.name}` has {len(self.inputs)} inputs and {count}.", "Set `weights`: one per input."
-            )
+            self.refuse(f"the mixture has {len(self.inputs)} inputs and {count}.", "Set `weights`: one per input.")
         for each in self.inputs:
             if not isinstance(each, RandomAccessInput):
-                raise ConfigError(
-                    f"Mixture `{self.name}`: {type(each).__name__} has no random access to its rows.",
-                    "Mix TextInput, SyntheticInput and other subclasses of RandomAccessInput.",
-                )
+                hint = "Mix TextInput, SyntheticInput and other subclasses of RandomAccessInput."
+                self.refuse(f"{type(each).__name__} has no random access to its rows.", hint)
             each.validate()
         specs = [jax.tree.map(lambda x: (x.shape, x.dtype), each.element_spec()) for each in self.inputs]
         if any(spec != specs[0] for spec in specs):
-            raise ConfigError(f"Mixture `{self.name}`: batches of its inputs differ: {specs}.", "Set the same seq_len.")
+            self.refuse(f"batches of its inputs differ: {specs}.", "Set the same seq_len.")
 
     def check_data(self) -> None:
         """Checks the data of each input.
@@ -89,9 +82,7 @@ class MixtureInput(RandomAccessInput):
             each.check_data()
         ends = {id for each in self.inputs for id, name in each.special_tokens().items() if name == "<eos>"}
         if len(ends) > 1:
-            raise ConfigError(
-                f"Mixture `{self.name}`: inputs end documents with ids {ends}.", "Use the same tokenizer for all."
-            )
+            self.refuse(f"its inputs end documents with ids {ends}.", "Use the same tokenizer for all.")
 
     def element_spec(self) -> NestedMap:
         return self.inputs[0].element_spec()
@@ -107,29 +98,26 @@ class MixtureInput(RandomAccessInput):
         """The tokenizer of the first input, or None."""
         return self.inputs[0].text_tokenizer
 
-    @property
-    def _children(self) -> list[RandomAccessInput]:
-        return [each for each in self.inputs if isinstance(each, RandomAccessInput)]
-
     def num_rows(self) -> int | None:
-        sizes = [each.num_rows() for each in self._children]
+        sizes = [each.num_rows() for each in self.inputs]
         return None if None in sizes else sum(filter(None, sizes))
 
     def data_fingerprint(self) -> Any:
-        inputs = [each.data_fingerprint() for each in self._children]
+        inputs = [each.data_fingerprint() for each in self.inputs]
         return zlib.crc32(json.dumps([inputs, self.weights]).encode())
 
     def order(self, positions: np.ndarray) -> np.ndarray:
         """The row at each position, encoded as row number in its input * number of inputs + index of the input."""
         if self.repeats:
-            child, position = np.array([self._mixed[at] for at in positions.tolist()], np.int64).reshape(-1, 2).T
+            mixed = np.array([self._mixed[at] for at in positions.tolist()], np.int64)
+            position, child = np.divmod(mixed, len(self.inputs))
         else:
-            ends = np.cumsum([each.num_rows() or 0 for each in self._children])
+            ends = np.cumsum([each.num_rows() or 0 for each in self.inputs])
             positions = np.minimum(positions, ends[-1] - 1)
             child = np.searchsorted(ends, positions, side="right")
             position = positions - np.where(child > 0, ends[child - 1], 0)
         numbers = np.empty_like(positions)
-        for number, each in enumerate(self._children):
+        for number, each in enumerate(self.inputs):
             selected = child == number
             numbers[selected] = each.order(position[selected]) * len(self.inputs) + number
         return numbers
@@ -139,21 +127,15 @@ class MixtureInput(RandomAccessInput):
         child = np.where(numbers < 0, 0, numbers % len(self.inputs))
         row = np.where(numbers < 0, -1, numbers // len(self.inputs))
         indices = [np.flatnonzero(child == number) for number in range(len(self.inputs))]
-        parts = [each.rows(row[index]) for each, index in zip(self._children, indices, strict=True) if len(index)]
+        parts = [each.rows(row[index]) for each, index in zip(self.inputs, indices, strict=True) if len(index)]
         inverse = np.argsort(np.concatenate(indices))
         return jax.tree.map(lambda *of_name: np.concatenate(of_name)[inverse], *parts)
 
     @functools.cached_property
     def _mixed(self) -> Any:
-        """For each position of the mixture: the index of the input, and the position in it."""
+        """For each position of the mixture: position in its input * number of inputs + index of the input."""
         import grain
 
-        streams = [
-            grain.MapDataset.range(_INFINITE).map(functools.partial(_input_and_position, number))
-            for number in range(len(self.inputs))
-        ]
+        count = len(self.inputs)
+        streams = [grain.MapDataset.range(number, _INFINITE * count, count) for number in range(count)]
         return grain.MapDataset.mix(streams, weights=self.weights)
-
-
-def _input_and_position(number: int, position: int) -> tuple[int, int]:
-    return number, position

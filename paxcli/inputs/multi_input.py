@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.nested_map import NestedMap, num_rows
 
@@ -47,9 +46,9 @@ class MultiInput(BaseInput):
         super().validate()
         if not self.inputs or (self.reset_for_eval and len(self.inputs) > 1):
             hint = "Set `inputs`; with reset_for_eval=True only one, since epochs of several inputs differ in length."
-            raise ConfigError(f"Input `{self.name}` has {len(self.inputs)} inputs.", hint)
+            self.refuse(f"it has {len(self.inputs)} inputs.", hint)
         if self.default_input is not None and self.default_input not in self.inputs:
-            raise ConfigError(f"Input `{self.name}`: default_input {self.default_input} is not one of its inputs.")
+            self.refuse(f"default_input {self.default_input} is not one of its inputs.")
         for child in self.inputs.values():
             child.validate()
 

@@ -116,14 +116,8 @@ class PackedTokens:
         if not is_token.all():
             ids = np.where(is_token, ids, np.int32(self.pad_id))
             labels = np.where(is_token, labels, np.int32(self.pad_id))
-        fields = {
-            "ids": ids,
-            "labels": labels,
-            "weights": weights,
-            "segment_ids": segment_ids,
-            "segment_pos": segment_pos,
-        }
-        return NestedMap({name: values.reshape(batch, seq_len) for name, values in fields.items()})
+        rows = NestedMap(ids=ids, labels=labels, weights=weights, segment_ids=segment_ids, segment_pos=segment_pos)
+        return NestedMap({name: values.reshape(batch, seq_len) for name, values in rows.items()})
 
     def _first_tokens(self, documents: np.ndarray) -> np.ndarray:
         """The index in `tokens` of each document's first token: each earlier document has one token without a label."""

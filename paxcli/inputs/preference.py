@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import DataError
 from paxcli.inputs.chat import ChatInput, ChatReading
 from paxcli.inputs.conversations import PROMPT, messages_of
 from paxcli.inputs.corpus import Corpus
@@ -55,7 +55,7 @@ class PreferenceInput(ChatInput):
         super().validate()
         if (self.packing, self.on_bad_record, self.drop_longer_than) != (ONE_PER_ROW, "error", None):
             fields = "packing, on_bad_record and drop_longer_than"
-            raise ConfigError(f"Input `{self.name}`: {fields} would separate pairs.", "Leave them at their defaults.")
+            self.refuse(f"{fields} would separate pairs.", "Leave them at their defaults.")
 
     def element_spec(self) -> NestedMap:
         spec = super().element_spec()

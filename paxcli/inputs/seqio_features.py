@@ -45,6 +45,22 @@ class Features(Configurable):
         return max(task_feature_lengths.values())
 
 
+class _PackedFeatures(Features):
+    """Rows that are stored packed, at full length: `_convert` only selects and checks the features."""
+
+    def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
+        tf = load("tensorflow")
+        lengths = task_feature_lengths.items()
+
+        def check(row: Mapping[str, Any]) -> dict[str, Any]:
+            return {name: tf.ensure_shape(tf.cast(row[name], tf.int32), [length]) for name, length in lengths}
+
+        return map_in_parallel(ds, check)
+
+    def row_length(self, task_feature_lengths: Lengths) -> int:
+        return max(task_feature_lengths.values())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LanguageModelFeatures(Features):
     """Language-model rows of `targets`, or of `inputs` followed by `targets` (Pax: `LanguageModelFeatures`).
@@ -126,18 +142,12 @@ class LanguageModelFeatures(Features):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PackedLanguageModelFeatures(LanguageModelFeatures):
+class PackedLanguageModelFeatures(_PackedFeatures, LanguageModelFeatures):
     """Language-model rows that are stored packed (Pax: `PackedLanguageModelFeatures`).
 
     The task has the features of SeqIO's `LMFeatureConverter` or `PrefixLMFeatureConverter`, at full length:
     `decoder_input_tokens`, `decoder_target_tokens`, `decoder_loss_weights`, `decoder_segment_ids`, `decoder_positions`.
     """
-
-    def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        return _check_lengths(ds, task_feature_lengths)
-
-    def row_length(self, task_feature_lengths: Lengths) -> int:
-        return max(task_feature_lengths.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,14 +188,11 @@ class SequenceModelFeatures(Features):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PackedSequenceModelFeatures(SequenceModelFeatures):
+class PackedSequenceModelFeatures(_PackedFeatures, SequenceModelFeatures):
     """Encoder-decoder rows that are stored packed (Pax: `PackedSequenceModelFeatures`).
 
     The task has the features of SeqIO's `EncDecFeatureConverter(pack=True)`, at full length.
     """
-
-    def _convert(self, ds: Any, task_feature_lengths: Lengths) -> Any:
-        return _check_lengths(ds, task_feature_lengths)
 
 
 def _segments(row: Mapping[str, Any], side: str, is_token: Any) -> dict[str, Any]:
@@ -195,13 +202,3 @@ def _segments(row: Mapping[str, Any], side: str, is_token: Any) -> dict[str, Any
         return {"segment_ids": row[f"{side}_segment_ids"], "segment_pos": row[f"{side}_positions"]}
     segment_ids = tf.cast(is_token, tf.int32)
     return {"segment_ids": segment_ids, "segment_pos": segment_ids * tf.range(tf.size(segment_ids))}
-
-
-def _check_lengths(ds: Any, lengths: Lengths) -> Any:
-    """Selects the features of `lengths`, and raises an error for a feature of another length."""
-    tf = load("tensorflow")
-
-    def check(row: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: tf.ensure_shape(tf.cast(row[name], tf.int32), [length]) for name, length in lengths.items()}
-
-    return map_in_parallel(ds, check)

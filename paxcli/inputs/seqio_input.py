@@ -12,7 +12,7 @@ import numpy as np
 
 from paxcli.config.configurable import part
 from paxcli.config.fields import Derived, Examples, PositiveInt, Tokens
-from paxcli.errors import ConfigError, DataError, did_you_mean
+from paxcli.errors import DataError, did_you_mean
 from paxcli.inputs.base_input import ExampleMetrics, StreamInput
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_library import load, translate_errors
@@ -77,10 +77,8 @@ class SeqIOInput(StreamInput):
             return self.mixture_or_task
         names = {*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()}
         if self.mixture_name not in names:
-            raise ConfigError(
-                f"Input `{self.name}`: there is no SeqIO task or mixture `{self.mixture_name}`.",
-                did_you_mean(str(self.mixture_name), names) or "Import the module that registers it in the recipe.",
-            )
+            hint = did_you_mean(str(self.mixture_name), names) or "Import the module that registers it in the recipe."
+            self.refuse(f"there is no SeqIO task or mixture `{self.mixture_name}`.", hint)
         return seqio.get_mixture_or_task(self.mixture_name)
 
     def data_share(self, num_batches: int) -> float | None:
@@ -91,11 +89,6 @@ class SeqIOInput(StreamInput):
         """`task_feature_lengths`, or its default."""
         assert self.task_feature_lengths is not None or self.seq_len is not None
         return dict(self.task_feature_lengths or {"targets": self.seq_len})  # type: ignore[dict-item]
-
-    @property
-    def shuffles(self) -> bool:
-        """`shuffle`, or its default."""
-        return self.is_training if self.shuffle is None else self.shuffle
 
     @property
     def is_sharded(self) -> bool:
@@ -112,7 +105,7 @@ class SeqIOInput(StreamInput):
         return self.task.get_dataset(
             sequence_length=self.lengths,
             split=self.split_name,
-            shuffle=self.shuffles,
+            shuffle=self.is_training if self.shuffle is None else self.shuffle,
             seed=seed,
             shard_info=shard,
             num_epochs=None if isinstance(self.task, seqio.Mixture) and self.repeats else 1,
@@ -132,9 +125,9 @@ class SeqIOInput(StreamInput):
     def set_state(self, state: dict[str, Any]) -> None:
         for name, value in self._position_context().items():
             if state[name] != value:
-                raise DataError(
-                    f"The position of input `{self.name}` was saved with {name} {state[name]}, and now it is {value}.",
-                    "Resume with the old settings, or start a new run from the old one's parameters (--from).",
+                hint = "Resume with the old settings, or start a new run from the old one's parameters (--from)."
+                self.refuse(
+                    f"its position was saved with {name} {state[name]}, and now it is {value}.", hint, DataError
                 )
         if state["row"]:
             log.info("Input `%s` resumes: skipping the %d rows of this epoch already read.", self.name, state["row"])
@@ -165,9 +158,7 @@ class SeqIOInput(StreamInput):
                     yield self._take_host_rows(_pad(remainder[0], size)), (epoch, row)
                 return
             if row == 0:
-                raise DataError(
-                    f"{self._where}: this host has no examples.", "Check the task, the split and its files."
-                )
+                self.refuse("this host has no examples.", "Check the task, the split and its files.", DataError)
             epoch += 1
             row = 0
 
@@ -186,10 +177,8 @@ class SeqIOInput(StreamInput):
 
     def _to_device_dtype(self, array: Any) -> np.ndarray:
         if not isinstance(array, np.ndarray) or array.dtype == object:
-            raise ConfigError(
-                f"{self._where}: the feature converter returns strings or ragged arrays, which JAX does not support.",
-                "Change it to drop or pad them.",
-            )
+            hint = "Change it to drop or pad them."
+            self.refuse("the feature converter returns strings or ragged arrays, which JAX does not support.", hint)
         return array.astype(np.int32) if array.dtype == np.int64 else array
 
     def _take_host_rows(self, batch: NestedMap) -> NestedMap:
@@ -200,10 +189,8 @@ class SeqIOInput(StreamInput):
             batch = _slice(batch, first, first + self.batch_size)
         largest = max((int(batch[key].max()) for key in _ID_FIELDS if key in batch), default=0)
         if self.vocab_size is not None and largest >= self.vocab_size:
-            raise DataError(
-                f"{self._where}: the data has id {largest}, but the model's vocab_size is {self.vocab_size}.",
-                f"Set the model's vocab_size to {largest + 1} or more, or use the model's tokenizer.",
-            )
+            hint = f"Set the model's vocab_size to {largest + 1} or more, or use the model's tokenizer."
+            self.refuse(f"the data has id {largest}, but the model's vocab_size is {self.vocab_size}.", hint, DataError)
         return batch
 
     def element_spec(self) -> NestedMap:
@@ -218,36 +205,28 @@ class SeqIOInput(StreamInput):
     def validate(self) -> None:
         super().validate()
         self._validate_task()
-        self._validate_lengths()
+        if self.task_feature_lengths is None and self.seq_len is None:
+            hint = "Set the maximum length of each feature of the task, such as {inputs: 512, targets: 114}."
+            self.refuse("neither task_feature_lengths nor seq_len is set.", hint)
+        if isinstance(self.feature_converter, Features) and self.seq_len is not None:
+            lengths, length = self.lengths, self.feature_converter.row_length(self.lengths)
+            if length > self.seq_len:
+                hint = "Lower task_feature_lengths, or raise the model's max_seq_len."
+                self.refuse(f"rows of {lengths} have {length} tokens, but the model's maximum is {self.seq_len}.", hint)
         if self.shuffle and not self.is_training:
             hint = "Leave shuffle unset; for a sample of the data, use a split such as validation[:5%]."
-            raise ConfigError(f"Input `{self.name}`: shuffle=True, but an evaluation is never shuffled.", hint)
+            self.refuse("shuffle=True, but an evaluation is never shuffled.", hint)
         if self.eval_num_examples is not None and self.is_training:
-            raise ConfigError(
-                f"Input `{self.name}`: eval_num_examples={self.eval_num_examples} does not limit an evaluation.",
-                "Use it in an eval input, and None in training.",
-            )
+            hint = "Use it in an eval input, and None in training."
+            self.refuse(f"eval_num_examples={self.eval_num_examples} does not limit an evaluation.", hint)
 
     def _validate_task(self) -> None:
         if (self.mixture_name is None) == (self.mixture_or_task is None):
             problem = "neither is set" if self.mixture_name is None else "both are set"
-            raise ConfigError(f"Input `{self.name}`: mixture_name, mixture_or_task: {problem}.", "Set one of them.")
+            self.refuse(f"mixture_name, mixture_or_task: {problem}.", "Set one of them.")
         if not self.split_name:
-            raise ConfigError(f"Input `{self.name}`: split_name is {self.split_name!r}.", "Set it, such as `train`.")
+            self.refuse(f"split_name is {self.split_name!r}.", "Set it, such as `train`.")
         self.task  # noqa: B018 - raises ConfigError for an unknown name
-
-    def _validate_lengths(self) -> None:
-        if self.task_feature_lengths is None and self.seq_len is None:
-            hint = "Set the maximum length of each feature of the task, such as {inputs: 512, targets: 114}."
-            raise ConfigError(f"Input `{self.name}`: neither task_feature_lengths nor seq_len is set.", hint)
-        if isinstance(self.feature_converter, Features) and self.seq_len is not None:
-            length = self.feature_converter.row_length(self.lengths)
-            if length > self.seq_len:
-                raise ConfigError(
-                    f"Input `{self.name}`: rows of {self.lengths} have {length} tokens, but the model's maximum is "
-                    f"{self.seq_len}.",
-                    "Lower task_feature_lengths, or raise the model's max_seq_len.",
-                )
 
     def check_data(self) -> None:
         """Reads the first batch.
@@ -261,10 +240,7 @@ class SeqIOInput(StreamInput):
             splits = list(self.task.splits)
         split = str(self.split_name).partition("[")[0]
         if splits and split not in splits:
-            raise ConfigError(
-                f"{self._where}: there is no split `{split}`.",
-                did_you_mean(split, splits) or f"Splits: {', '.join(splits)}.",
-            )
+            self.refuse(f"there is no split `{split}`.", did_you_mean(split, splits) or f"Splits: {', '.join(splits)}.")
         for name in self.task.output_features.keys() & self.lengths.keys():
             size = self.task.output_features[name].vocabulary.vocab_size
             self.check_fits_model(f"the vocabulary of `{name}` has", size, self.vocab_size)
@@ -276,12 +252,8 @@ class SeqIOInput(StreamInput):
             with translate_errors(self._where):
                 files = self.num_infeed_hosts if self.use_cached else len(task.source.list_shards(self.split_name))
             if files < self.num_infeed_hosts:
-                log.warning(
-                    "%s: %d hosts share only %d files, so each host reads all of them.",
-                    self._where,
-                    self.num_infeed_hosts,
-                    files,
-                )
+                message = "%s: %d hosts share only %d files, so each host reads all of them."
+                log.warning(message, self._where, self.num_infeed_hosts, files)
 
     @functools.cached_property
     def text_tokenizer(self) -> VocabularyTokenizer:
@@ -312,13 +284,11 @@ class SeqIOInput(StreamInput):
         converter = self.feature_converter
         metrics = f"the metrics of task `{self.task.name}`"
         if getattr(converter, "pack", False):
-            raise ConfigError(f"{self._where}: pack=True, but {metrics} need one example per row.", "Set pack=False.")
+            self.refuse(f"pack=True, but {metrics} need one example per row.", "Set pack=False.")
         on_targets = getattr(converter, "weights_on_targets_only", True)
         if of == "scores" and "inputs" in self.lengths and not on_targets:
-            raise ConfigError(
-                f"{self._where}: {metrics} need the scores of targets, but inputs have weights too.",
-                "Set weights_on_targets_only=True.",
-            )
+            hint = "Set weights_on_targets_only=True."
+            self.refuse(f"{metrics} need the scores of targets, but inputs have weights too.", hint)
         return TaskMetrics(self.task, tuple(functions), of, self._where, self._targets)
 
     def _targets(self) -> Iterator[Mapping[str, Any]]:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from paxcli.config.fields import Derived, Examples, NonNegativeFloat, Pixels, PositiveInt, Tokens
-from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec, sequence_spec
 from paxcli.nested_map import NestedMap
 
@@ -37,11 +36,9 @@ class _Synthetic(RandomAccessInput):
         super().validate()
         for field in self.sizes:
             if getattr(self, field) is None:
-                raise ConfigError(f"Input `{self.name}`: {field} is None.", "Set it to 1 or more.")
+                self.refuse(f"{field} is None.", "Set it to 1 or more.")
         if self.num_examples is None and not self.repeats:
-            raise ConfigError(
-                f"Input `{self.name}` is infinite, so it cannot run epochs.", "Set num_examples, or repeat=True."
-            )
+            self.refuse("it is infinite, so it cannot run epochs.", "Set num_examples, or repeat=True.")
 
     def num_rows(self) -> int | None:
         return self.num_examples
@@ -104,10 +101,8 @@ class SyntheticPairs(SyntheticInput):
         super().validate()
         assert self.seq_len is not None and self.vocab_size is not None
         if self.seq_len < 2 or self.vocab_size < 3:
-            raise ConfigError(
-                f"Input `{self.name}`: seq_len={self.seq_len} or vocab_size={self.vocab_size} is too small for a pair.",
-                "Set seq_len to 2 or more, and vocab_size to 3 or more: two ids mark the start and the end.",
-            )
+            hint = "Set seq_len to 2 or more, and vocab_size to 3 or more: two ids mark the start and the end."
+            self.refuse(f"seq_len={self.seq_len} or vocab_size={self.vocab_size} is too small for a pair.", hint)
 
     def element_spec(self) -> NestedMap:
         return sequence_spec(self.batch_size, self.seq_len, self.seq_len)

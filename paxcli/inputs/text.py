@@ -76,13 +76,13 @@ class TextInput(RandomAccessInput):
         if not self._names_token_files():
             self.tokenizer()  # raises ConfigError for a missing path; reads no file
         if self.seq_len is None:
-            raise ConfigError(f"Input `{self.name}`: seq_len is None.", "Set it to 1 or more.")
+            self.refuse("seq_len is None.", "Set it to 1 or more.")
 
     def _validate_files(self) -> None:
         if not self.files or isinstance(self.files, str):
             field = "train_input.files" if self.is_training else "eval_inputs.0.files"
             hint = f"Set it to a list, such as --set {field}='[~/text/**/*.txt]', or use `--overlay synthetic-data`."
-            raise ConfigError(f"Input `{self.name}`: files is {self.files!r}.", hint)
+            self.refuse(f"files is {self.files!r}.", hint)
 
     def _names_token_files(self) -> bool:
         formats = {self.format or format_of(pattern) for pattern in self.files or []}
@@ -149,11 +149,9 @@ class TextInput(RandomAccessInput):
         tokenizer = self.tokenizer()
         self.check_fits_model("the tokenizer has", tokenizer.vocab_size, self.vocab_size)
         if self._names_token_files() and tokenizer.vocab_size != self._token_info.vocab_size:
-            raise ConfigError(
-                f"Input `{self.name}`: the token files have {self._token_info.vocab_size} ids, "
-                f"but {type(tokenizer).__name__} has {tokenizer.vocab_size}.",
-                "Set the input's tokenizer to the one that wrote them.",
-            )
+            hint = "Set the input's tokenizer to the one that wrote them."
+            ids = f"{self._token_info.vocab_size} ids, but {type(tokenizer).__name__} has {tokenizer.vocab_size}"
+            self.refuse(f"the token files have {ids}.", hint)
         return tokenizer
 
     @functools.cached_property
@@ -182,7 +180,10 @@ class TextInput(RandomAccessInput):
     def _read_corpus(self) -> Corpus:
         if self._names_token_files():
             return open_token_files(self._files, self._token_info, self._pack, self.cache_dir)
-        self._check_no_token_files()
+        for file in self._files:
+            if self.format is None and format_of(file.name) == TOKENS:
+                hint = "Use token files only, such as DIR/*.bin, and combine inputs with MixtureInput."
+                self.refuse(f"{file.path} is a token file, but `files` also has other formats.", hint)
         reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
         tokenizing = Tokenizing(reading, self.tokenizer)
         return tokenize_text(self._files, tokenizing, self.text_tokenizer, self._pack, self.num_workers)
@@ -196,19 +197,9 @@ class TextInput(RandomAccessInput):
         if corpus.num_dropped:
             log.warning("Input %s dropped %d documents that are too long.", self.name, corpus.num_dropped)
         if not corpus.first_rows[-1]:
-            raise DataError(
-                f"Input `{self.name}`: all files are empty: {self._files[0].path} and {len(self._files) - 1} more.",
-                "Set `files` to files with text.",
-            )
+            hint = "Set `files` to files with text."
+            self.refuse(f"all files are empty: {self._files[0].path} and {len(self._files) - 1} more.", hint, DataError)
         return corpus
-
-    def _check_no_token_files(self) -> None:
-        file = next((file for file in self._files if self.format is None and format_of(file.name) == TOKENS), None)
-        if file is not None:
-            raise ConfigError(
-                f"Input `{self.name}`: {file.path} is a token file, but `files` also has other formats.",
-                "Use token files only, such as DIR/*.bin, and combine inputs with MixtureInput.",
-            )
 
     @functools.cached_property
     def _files(self) -> list[SourceFile]:
@@ -218,7 +209,7 @@ class TextInput(RandomAccessInput):
         chosen = [file for file in files if split is None or self._split_of(file.name) == split]
         if not chosen:
             hint = "Change eval_fraction, or set split=None and different `files` for each input."
-            raise DataError(f"Input `{self.name}`: none of {len(files)} files is in split `{split}`.", hint)
+            self.refuse(f"none of {len(files)} files is in split `{split}`.", hint, DataError)
         return chosen
 
     def _split_name(self) -> str | None:

@@ -207,9 +207,8 @@ def tokenizer_template(
     """
     if name.endswith(".json"):
         if eos_token is None:
-            raise ConfigError(
-                f"{name} does not define an end-of-document token.", "Set it, such as --eos-token '</s>'."
-            )
+            hint = "Set it, such as --eos-token '</s>'."
+            raise ConfigError(f"{name} does not define an end-of-document token.", hint)
         return functools.partial(HuggingFaceTokenizer, path=name, eos_token=eos_token, bos_token=bos_token)
     if eos_token is not None or bos_token is not None:
         raise ConfigError(f"Tokenizer {name} defines its own eos and bos.", "Leave out --eos-token and --bos-token.")

@@ -100,9 +100,7 @@ class Tokenizing:
         info = read_info(part.path)
         for name, value in self._provenance(part).items():
             if (info.made_from or {}).get(name) != value:
-                raise ConfigError(
-                    f"{part.path} is from an earlier run with another value of `{name}`.", _DIRECTORY_HINT
-                )
+                raise ConfigError(f"{part.path} is from a run with another value of `{name}`.", _DIRECTORY_HINT)
         return info
 
     def _provenance(self, part: Part) -> dict[str, object]:
@@ -153,8 +151,7 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers
         for done in concurrent.futures.as_completed(running):
             yield running[done], done.result()
     except BrokenProcessPool:
-        raise MissingError(
-            "A tokenization process was killed.", "Memory may have run out: use fewer workers."
-        ) from None
+        hint = "Memory may have run out: use fewer workers."
+        raise MissingError("A tokenization process was killed.", hint) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
