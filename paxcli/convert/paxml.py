@@ -160,11 +160,10 @@ def _layer_rules(is_combined: bool) -> Iterator[Rule]:
     yield rule("self_attention.per_dim_scale.per_dim_scale", "attention.per_dim_scale")
     for foreign, pax in (("layer_norm", "attention_norm"), ("ff_layer.layer_norm", "feed_forward_norm")):
         yield from (rule(f"{foreign}.{part}", f"{pax}.{part}") for part in ("scale", "bias"))
-    for foreign, pax in (("ffn_layer1", "in"), ("ffn_layer1_gate", "gate")):
-        yield rule(f"ff_layer.{foreign}.linear.w", f"feed_forward.w_{pax}")
+    for foreign, pax in (("ffn_layer1", "in"), ("ffn_layer1_gate", "gate"), ("ffn_layer2", "out")):
+        steps = (transpose(1, 0),) if pax == "out" else ()  # [F, D] -> [D, F]
+        yield rule(f"ff_layer.{foreign}.linear.w", f"feed_forward.w_{pax}", *steps)
         yield rule(f"ff_layer.{foreign}.bias.b", f"feed_forward.b_{pax}")
-    yield rule("ff_layer.ffn_layer2.linear.w", "feed_forward.w_out", transpose(1, 0))  # [F, D] -> [D, F]
-    yield rule("ff_layer.ffn_layer2.bias.b", "feed_forward.b_out")
 
 
 def _zarr_arrays(state: epath.Path) -> dict[str, Any]:

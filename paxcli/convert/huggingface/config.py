@@ -126,7 +126,10 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         is_local = len(windows) > 1 and window is not None
         attention |= {f".rotary{field}": value for field, value in _rotary(traits, c, is_local).items()}
         values |= {f"{block}.attention{field}": value for field, value in attention.items()}
-        feed_forward = _feed_forward(traits) if block == "stack.first" or not family.experts else _experts(kind, c)
+        feed_forward = {"": "FeedForward", ".activation": "gelu" if gemma else "silu", ".gated": True}
+        feed_forward[".use_bias"] = False
+        if family.experts and block != "stack.first":
+            feed_forward = _experts(kind, c)
         values |= {f"{block}.feed_forward{field}": value for field, value in feed_forward.items()}
     return values
 
@@ -222,15 +225,6 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     return values | {f".scaling.{field}": x if field in whole else float(x) for field, x in given.items()}
 
 
-def _feed_forward(traits: Collection[str]) -> dict[str, Any]:
-    return {
-        "": "FeedForward",
-        ".activation": "gelu" if "gemma" in traits else "silu",
-        ".gated": True,
-        ".use_bias": False,
-    }
-
-
 def _experts(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES[kind]
     fields = {key: field for key, field in family.experts.items() if field != "hidden_dims"}
@@ -317,15 +311,22 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     """The keys of the family that is nearest to a model."""
     blocks, num_first = layer_kinds(model)
     attention, feed_forward = blocks[-1].attention, blocks[0].feed_forward
-    if model.position is not None and fdl.get_callable(model.position) is LearnedPositions:
-        return _new_gpt2(model)
     latent, alternating = is_latent(attention), len(blocks) > 1
     has_experts = fdl.get_callable(feed_forward) is MoeFeedForward
-    window = None if latent else blocks[0].attention.window
     kind = _nearest(model, blocks[0], alternating, has_experts)
     family = FAMILIES[kind]
     size = model.dims_per_head or model.model_dims // model.num_heads
-    found = _named_sizes(kind, model) | {
+    found = {"architectures": [family.architecture], "model_type": kind}
+    found |= {key: getattr(model, field) for key, field in family.sizes.items()}
+    if kind == "gpt2":
+        return found | {
+            "n_positions": model.position.num_positions or model.max_seq_len,
+            "n_inner": model.hidden_dims,
+            "layer_norm_epsilon": model.final_norm.epsilon,
+            "activation_function": "gelu_new",
+            "tie_word_embeddings": True,
+        }
+    found |= {
         _hidden_key(kind): model.hidden_dims,
         "num_key_value_heads": model.num_kv_heads or model.num_heads,
         "head_dim": size,
@@ -333,11 +334,10 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
         "rms_norm_eps": model.final_norm.epsilon,
         "tie_word_embeddings": model.head is None,
         "hidden_act": "gelu_pytorch_tanh" if "gemma" in family.traits else "silu",
+        "sliding_window": None if latent else blocks[0].attention.window,
     }
     if attention.rotary is not None:
         found |= _new_rope(attention.rotary)
-    if "sliding_window" in family.defaults:
-        found["sliding_window"] = window
     if has_experts:
         found |= {key: getattr(feed_forward, field) for key, field in family.experts.items() if field != "hidden_dims"}
     if "num_experts" in found:
@@ -361,6 +361,8 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
 
 def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, has_experts: bool) -> str:
     attention = block.attention
+    if model.position is not None and fdl.get_callable(model.position) is LearnedPositions:
+        return "gpt2"
     if is_latent(attention):
         return "deepseek_v3" if has_experts and block.feed_forward.scoring == "sigmoid" else "deepseek_v2"
     if not block.pre_norms:
@@ -404,19 +406,3 @@ def _new_rope(rotary: fdl.Partial) -> dict[str, Any]:
             values = {key: getattr(rotary.scaling, field) for key, field in known["fields"].items()}
             found["rope_scaling"] = {"rope_type": kind} | {k: x for k, x in values.items() if x is not None}
     return found
-
-
-def _named_sizes(kind: str, model: fdl.Config) -> dict[str, Any]:
-    family = FAMILIES[kind]
-    sizes = {key: getattr(model, field) for key, field in family.sizes.items()}
-    return {"architectures": [family.architecture], "model_type": kind, **sizes}
-
-
-def _new_gpt2(model: fdl.Config) -> dict[str, Any]:
-    return _named_sizes("gpt2", model) | {
-        "n_positions": model.position.num_positions or model.max_seq_len,
-        "n_inner": model.hidden_dims,
-        "layer_norm_epsilon": model.final_norm.epsilon,
-        "activation_function": "gelu_new",
-        "tie_word_embeddings": True,
-    }

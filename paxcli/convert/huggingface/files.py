@@ -33,8 +33,7 @@ class Safetensors:
     def __init__(self, directory: Path):
         self._files: dict[str, Any] = {}
         self.shapes: dict[str, jax.ShapeDtypeStruct] = {}
-        paths = _find(directory)
-        for path in paths:
+        for path in _find(directory):
             self._open(path)
         index = directory / INDEX
         if index.exists():
@@ -73,10 +72,8 @@ def _find(directory: Path) -> list[Path]:
         if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
             raise DataError(f"{index} has no `weight_map` of names to files.", "Download it again.")
         return [directory / Path(file).name for file in sorted(set(weights.values()))]
-    found = sorted(directory.glob("*.safetensors"))
-    single = [path for path in found if path.name == SINGLE]
-    if found:
-        return single or found
+    if found := sorted(directory.glob("*.safetensors")):
+        return [path for path in found if path.name == SINGLE] or found
     refuse_pickles(directory)
     raise DataError(f"{directory} has no safetensors file.", f"It needs {SINGLE}, or {INDEX} and its files.")
 

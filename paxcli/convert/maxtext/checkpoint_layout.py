@@ -95,7 +95,6 @@ def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differenc
     """
     if "norms" not in tables.blocks()[maxtext.block]:
         raise ConfigError(f"The weights of decoder_block={maxtext.block} are not supported.", "Start a new run.")
-    is_top = [name for name in params if not name.startswith("stack.")]
     rules = (
         Rule("token_embedder.embedding", "embedding.table"),
         Rule("decoder.position_embedder.embedding", "position.table"),
@@ -107,10 +106,9 @@ def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differenc
         *_feed_forward_rules(maxtext, params),
     )
     layout = Layout(rules, _maxtext_layers(maxtext), pax_layers(params, maxtext.num_layers)).only(params)
-    left = layout.without_rule(params)
-    if left:
+    if left := layout.without_rule(params):
         supported = f"Supported blocks: {', '.join(tables.blocks())}."
-        hint = "Switch that off in the recipe." if set(left) & set(is_top) else supported
+        hint = supported if all(name.startswith("stack.") for name in left) else "Switch that off in the recipe."
         raise ConfigError(f"MaxText with decoder_block={maxtext.block} has no array for {listing(left)}.", hint)
     return layout
 
@@ -192,17 +190,14 @@ def _feed_forward_rules(maxtext: MaxTextLayout, params: Collection[str]) -> list
         foreign = "moe_block" if maxtext.block == "qwen3_moe" else "MoeBlock_0"
         names = {"gate.kernel": "router", "wi_0": "w_gate", "wi_1": "w_in", "wo": "w_out"}
         return [_rule(f"{foreign}.{name}", f"feed_forward.{pax}") for name, pax in names.items()]
-    rules = [
-        _rule("mlp.wo.kernel", "feed_forward.w_out", _TRANSPOSED),
-        _rule("mlp.wo.bias", "feed_forward.b_out"),
-        _rule("mlp.wi.bias", "feed_forward.b_in"),
-    ]
-    if not _has(params, "feed_forward.w_gate"):
-        return [*rules, _rule("mlp.wi.kernel", "feed_forward.w_in")]
     halves = ("feed_forward.w_gate", "feed_forward.w_in")
-    if maxtext.fused_mlp:
-        return [*rules, _rule("mlp.wi.kernel", halves, (unstack(-2),))]
-    return [*rules, *(_rule(f"mlp.wi_{i}.kernel", half) for i, half in enumerate(halves))]
+    wide = [_rule(f"mlp.wi_{i}.kernel", half) for i, half in enumerate(halves)]
+    if not _has(params, "feed_forward.w_gate"):
+        wide = [_rule("mlp.wi.kernel", "feed_forward.w_in")]
+    elif maxtext.fused_mlp:
+        wide = [_rule("mlp.wi.kernel", halves, (unstack(-2),))]
+    biases = [_rule(f"mlp.{name}.bias", f"feed_forward.b_{pax}") for name, pax in (("wo", "out"), ("wi", "in"))]
+    return [_rule("mlp.wo.kernel", "feed_forward.w_out", _TRANSPOSED), *biases, *wide]
 
 
 def _has(params: Collection[str], within: str) -> bool:

@@ -173,15 +173,9 @@ def _attention(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _feed_forward(values: Mapping[str, Any]) -> dict[str, Any]:
     path = f"{_BLOCK}.feed_forward"
-    experts = values.get(f"{path}.num_experts") is not None
-    gated = experts or values.get(f"{path}.gated")
-    keys = {
-        "base_mlp_dim": values.get(f"{_MODEL}.hidden_dims"),
-        "mlp_activations": [values.get(f"{path}.activation"), *(["linear"] if gated else [])],
-    }
-    if experts:
-        keys["base_moe_mlp_dim"] = values.get(f"{_MODEL}.hidden_dims")
-    return keys
+    experts, dims = values.get(f"{path}.num_experts") is not None, values.get(f"{_MODEL}.hidden_dims")
+    activations = [values.get(f"{path}.activation"), *["linear"][: experts or bool(values.get(f"{path}.gated"))]]
+    return {"base_mlp_dim": dims, "mlp_activations": activations, "base_moe_mlp_dim": dims if experts else None}
 
 
 def _learning(values: Mapping[str, Any]) -> dict[str, Any]:

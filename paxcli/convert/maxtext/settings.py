@@ -214,34 +214,19 @@ def parse_value(pair: Pair) -> Any:
         if isinstance(like, bool):
             return _BOOLS[text.lower()]
         if isinstance(like, list):
-            return _list(text)
+            items = [item.strip() for item in text.split(",") if item.strip()]
+            return [*yaml.safe_load(text)] if text.startswith("[") else items
         if isinstance(like, str):
             return "" if is_null and pair.key != "remat_policy" else text  # which has a policy called `none`
         if isinstance(like, int) and not any(isinstance(value, float) for value in timeline.values()):
-            return _within(int(text.rstrip("0").rstrip(".") if "." in text else text))
-        return _within(float(text))
+            number: float = int(text.rstrip("0").rstrip(".") if "." in text else text)
+        else:
+            number = float(text)
+        if not abs(number) <= _LARGEST:  # infinite, not a number, or far too large
+            raise ValueError(number)
+        return number
     except (ValueError, KeyError, yaml.YAMLError):
         kind = {"bool": "true or false", "int": "an integer", "float": "a number"}.get(type(like).__name__, "a list")
         raise ConfigError(
             f"Line {pair.line}: {pair.key}={pair.value} is not {kind}.", f"Correct it; MaxText's default is {like}."
         ) from None
-
-
-def _within(number: Any) -> Any:
-    """A number of a plausible size.
-
-    Raises:
-      ValueError: It is infinite or far too large.
-    """
-    if not abs(number) <= _LARGEST:
-        raise ValueError(number)
-    return number
-
-
-def _list(text: str) -> list[Any]:
-    if not text.startswith("["):
-        return [item.strip() for item in text.split(",") if item.strip()]
-    value = yaml.safe_load(text)
-    if not isinstance(value, list):
-        raise ValueError(text)
-    return value

@@ -326,8 +326,7 @@ class _Evaluator:
         if kind == "wrapper":
             return self._wrapper(node, words[used:])
         if kind != "train":
-            reason = _NOT_TRAINING.get(kind, "not a training command")
-            return self.found.others.append(Diagnostic(line, name, reason))
+            return self.found.others.append(Diagnostic(line, name, _NOT_TRAINING.get(kind, "not a training command")))
         if error := _syntax_error(node):
             hint = "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`."
             raise ConfigError(f"Line {self._line(error)}: the training command is not valid shell syntax.", hint)

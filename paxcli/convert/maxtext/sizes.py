@@ -154,17 +154,16 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
     length = settings["max_target_length"] if length is None else length
     tokens = batch * length
     full = 4 * batch * length**2 * s.heads * s.head_dim * s.layers * _TRAINING
-    if date < _MATMULS:
-        weights = 6 * parameters(settings) * tokens
-        if date < _COUNTS_ATTENTION:
-            return _tera(weights, 0, "6 · parameters · tokens, attention not counted")
-        if date < _CAUSAL:
-            return _tera(weights, full, "6 · parameters · tokens, and attention as if it were not causal")
-        return _tera(weights, full / 2, "6 · parameters · tokens, and causal attention")
-    weights = _TRAINING * _matmuls(settings, s, tokens)
-    if date < _CAUSAL_AGAIN:
-        return _tera(weights, full, "matmuls, and attention as if it were not causal")
-    return _tera(weights, full / 2 * _window_fraction(settings, length), "matmuls, and causal attention")
+    by_parameters = date < _MATMULS
+    weights = 6 * parameters(settings) * tokens if by_parameters else _TRAINING * _matmuls(settings, s, tokens)
+    attention, formula = full, "and attention as if it were not causal"
+    if date < _COUNTS_ATTENTION:
+        attention, formula = 0, "attention not counted"
+    elif date >= _CAUSAL_AGAIN or _CAUSAL <= date < _MATMULS:
+        share = 1 if by_parameters else _window_fraction(settings, length)
+        attention, formula = full / 2 * share, "and causal attention"
+    what = "6 · parameters · tokens" if by_parameters else "matmuls"
+    return StepFlops(weights / 1e12, attention / 1e12, f"{what}, {formula}")
 
 
 def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
@@ -184,7 +183,3 @@ def _window_fraction(settings: Settings, length: int) -> float:
         return 1.0
     share = (length * window - window**2 / 2) / (length**2 / 2)
     return sum(share if has_window else 1 for has_window in local) / len(local)
-
-
-def _tera(weights: float, attention: float, formula: str) -> StepFlops:
-    return StepFlops(weights / 1e12, attention / 1e12, formula)

@@ -75,11 +75,10 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.", "Name a script, a .yml, or `--model`.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text file.", "Name a launch script or a .yml.") from None
-    if "\0" in text:
-        raise ConfigError(f"{path} is not a text file.", "Name a launch script or a .yml.")
-    if not text.strip():
-        raise ConfigError(f"{path} is empty.", "Name a launch script or a .yml.")
+        text = "\0"
+    if "\0" in text or not text.strip():
+        problem = "is empty" if not text.strip() else "is not a text file"
+        raise ConfigError(f"{path} {problem}.", "Name a launch script or a .yml.")
     return text
 
 

@@ -40,11 +40,9 @@ def topology_of(draft: Conversion, given: str | None, slices: int | None) -> Top
             if given:
                 raise
             draft.note_undecided(f"The devices: pax does not know `{name}`, from {source}; give `--topology`.")
-    match = _IN_FILE.search(draft.name.lower())
-    if match:
+    if match := _IN_FILE.search(draft.name.lower()):
         name = f"{match[2]}-{match[3]}"
-        in_name = int(match[1]) if match[1] else None
-        return Topology(devices_of(name), count or in_name or 1, f"{name}, from the file name")
+        return Topology(devices_of(name), count or int(match[1] or 1) or 1, f"{name}, from the file name")
     return Topology(None, count)
 
 

@@ -78,7 +78,10 @@ def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapp
         fused_qkv=any(".qkv_proj." in name for name in found),
         fused_mlp=any(name.endswith("mlp.wi.kernel") for name in found),
     )
-    layout = dataclasses.replace(layout, fused_heads=_fused_heads(config, layout, found))
+    fused = next((x for name, x in found.items() if name.endswith(".qkv_proj.kernel")), None)
+    if fused is not None and len(fused.shape) == 3 + layout.scanned:  # heads of all three in one dimension
+        heads, kv_heads = config.task.model.num_heads, config.task.model.num_kv_heads or config.task.model.num_heads
+        layout = dataclasses.replace(layout, fused_heads=(heads, kv_heads, kv_heads))
     differences = _differences(config, layout)
     layouts = [
         dataclasses.replace(layout, block=name, scan_axis=axis)
@@ -96,18 +99,6 @@ def _optimizer(state: Mapping[str, ArrayType]) -> str:
     """MaxText's name of the optimizer with this state."""
     kept = arrays_per_parameter(state)
     return "sgd" if not kept else "adam_pax" if any(".first_moment." in name for name in kept) else "adamw"
-
-
-def _fused_heads(
-    config: ExperimentConfig, layout: MaxTextLayout, found: Mapping[str, ArrayType]
-) -> tuple[int, int, int] | None:
-    """Heads of query, key and value in one dimension of MaxText's array; None if it has a dimension of 3."""
-    fused = next((x for name, x in found.items() if name.endswith(".qkv_proj.kernel")), None)
-    if fused is None or len(fused.shape) != 3 + layout.scanned:
-        return None
-    model = config.task.model
-    kv_heads = model.num_kv_heads or model.num_heads
-    return model.num_heads, kv_heads, kv_heads
 
 
 def export_maxtext(

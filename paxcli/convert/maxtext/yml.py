@@ -34,11 +34,8 @@ def find_beside(path: Path, name: str) -> Path | None:
     if not last or last in (".", ".."):
         return None
     near = path.resolve()
-    candidates = [
-        near.parent / last,
-        *(parent / name.lstrip("/") for parent in near.parents),
-        near.parent.parent / last,
-    ]
+    above = (parent / name.lstrip("/") for parent in near.parents)
+    candidates = [near.parent / last, *above, near.parent.parent / last]
     try:
         return next((found for found in candidates if found.is_file() and found != near), None)
     except (OSError, ValueError):  # not a valid file name
