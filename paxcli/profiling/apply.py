@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import fiddle as fdl
@@ -26,9 +25,6 @@ from paxcli.training.session import Session
 from paxcli.training.step import TrainStep
 
 CompiledT = TypeVar("CompiledT")
-
-_PROFILE_USED = "Using PGLE profile"  # in XLA's log
-_CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
 class ProfileGuided(StepTracer):
@@ -89,33 +85,26 @@ def compile_with_costs(costs: dict[str, float], xla_log: XlaLog, compile_step: C
     Raises:
       DataError: XLA's log does not report it, and the program was not in the compilation cache.
     """
-    with _cache_hits() as hits:
+    thread, hits = threading.get_ident(), []
+
+    def on_event(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
+            hits.append(event)
+
+    monitoring.register_event_listener(on_event)
+    try:
         program = compile_step()
+    finally:
+        monitoring.unregister_event_listener(on_event)
     if hits:  # the key of the cache depends on the costs
         log.info("XLA scheduled by the costs of %d instructions; the program is from the cache.", len(costs))
         return program
-    used = xla_log.wait_for(_PROFILE_USED)
+    used = xla_log.wait_for("Using PGLE profile")
     if used is None:
         hint = "Collect it again with this version: `pax pgle collect RECIPE`."
         raise DataError("XLA did not use the profile: its log does not report it.", hint)
     log.info("XLA schedules by the costs of %d instructions: %s", len(costs), used.partition("] ")[2] or used)
     return program
-
-
-@contextlib.contextmanager
-def _cache_hits() -> Iterator[list[str]]:
-    """Collects the hits of JAX's compilation cache in this thread."""
-    thread, hits = threading.get_ident(), []
-
-    def on_event(event: str, **_: Any) -> None:
-        if event == _CACHE_HIT and threading.get_ident() == thread:
-            hits.append(event)
-
-    monitoring.register_event_listener(on_event)
-    try:
-        yield hits
-    finally:
-        monitoring.unregister_event_listener(on_event)
 
 
 def require_same_program(hlo_text: str, costs: dict[str, float]) -> None:

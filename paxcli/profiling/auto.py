@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import jax
 
@@ -39,15 +38,10 @@ class AutoPgle(Instrument):
         """The jitted step, with the mode on during its calls."""
 
         def call(state: TrainState, batch: NestedMap) -> tuple[TrainState, dict[str, jax.Array]]:
-            with self._on():
+            jax.config.update(self._mode, True)
+            try:
                 return step(state, batch)
+            finally:
+                jax.config.update(self._mode, False)
 
         return call
-
-    @contextmanager
-    def _on(self) -> Iterator[None]:
-        jax.config.update(self._mode, True)
-        try:
-            yield
-        finally:
-            jax.config.update(self._mode, False)

@@ -56,32 +56,26 @@ def collect_with(
         log.warning("One device has no collectives to hide: expect no speedup.")
     program = runner.compile(COLLECT_OPTIONS)
     runner.run(program, warmup)
-    written = _write(runner, program, config, run_dir, steps, percentile)
+    written = None
+    if jax.process_index() == 0:
+        profile = aggregate([_trace_step(runner, program) for _ in range(steps)], percentile)
+        found = describe(decode(profile), top=10)
+        run_dir.profile.mkdir(parents=True, exist_ok=True)
+        stem = run_dir.profile / STEM
+        write_costs(profile, stem)
+        settings = {"steps": steps, "percentile": percentile, "instructions": found["instructions"]}
+        write_manifest(run_dir.profile, conditions(config), settings | {"compiler_options": COLLECT_OPTIONS})
+        files = {
+            "profile": stem.with_suffix(BINARY),
+            "text": stem.with_suffix(TEXT),
+            "manifest": run_dir.profile / NAME,
+        }
+        written = {**{name: str(path) for name, path in files.items()}, **settings, **found}
+    else:  # profilers of several processes on one machine interfere with each other
+        runner.run(program, steps)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("pax pgle collect")  # the others may read what process 0 wrote
     return written
-
-
-def _write(
-    runner: Runner,
-    program: jax.stages.Compiled,
-    config: fdl.Config[Experiment],
-    run_dir: RunDir,
-    steps: int,
-    percentile: int,
-) -> dict[str, Any] | None:
-    if jax.process_index() != 0:  # profilers of several processes on one machine interfere with each other
-        runner.run(program, steps)
-        return None
-    profile = aggregate([_trace_step(runner, program) for _ in range(steps)], percentile)
-    found = describe(decode(profile), top=10)
-    run_dir.profile.mkdir(parents=True, exist_ok=True)
-    stem = run_dir.profile / STEM
-    write_costs(profile, stem)
-    settings = {"steps": steps, "percentile": percentile, "instructions": found["instructions"]}
-    write_manifest(run_dir.profile, conditions(config), settings | {"compiler_options": COLLECT_OPTIONS})
-    files = {"profile": stem.with_suffix(BINARY), "text": stem.with_suffix(TEXT), "manifest": run_dir.profile / NAME}
-    return {**{name: str(path) for name, path in files.items()}, **settings, **found}
 
 
 def _trace_step(runner: Runner, program: jax.stages.Compiled) -> bytes:

@@ -53,9 +53,8 @@ def read_costs(path: epath.Path) -> dict[str, float]:
         else:
             costs = decode(path.read_bytes())
     except (DecodeError, text_format.ParseError, UnicodeDecodeError) as error:
-        raise DataError(
-            f"{path} is not a profile of instruction costs: {error}.", "Collect one: `pax pgle collect RECIPE`."
-        ) from error
+        hint = "Collect one: `pax pgle collect RECIPE`."
+        raise DataError(f"{path} is not a profile of instruction costs: {error}.", hint) from error
     if not costs:
         raise DataError(f"{path} is empty: it has no costs.", "Collect it again: `pax pgle collect RECIPE`.")
     return costs

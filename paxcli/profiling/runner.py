@@ -28,7 +28,6 @@ class Runner:
 
     def __init__(self, session: Session):
         self._session = session
-        self._task = session.experiment.task
         self._state = None
         self._steps = 0
 
@@ -43,15 +42,16 @@ class Runner:
         Raises:
           DataError: The training data ended.
         """
+        session = self._session
         if self._state is None:
-            self._state = create_state(self._task, self._session.spec, self._session.abstract)
+            self._state = create_state(session.experiment.task, session.spec, session.abstract)
         seconds = []
         for _ in range(steps):
             try:
-                rows = self._session.experiment.train_input.get_next()
+                rows = session.experiment.train_input.get_next()
             except StopIteration:
                 raise DataError(f"The training data ended after {self._steps} steps.", "Profile fewer steps.") from None
-            batch = jax.block_until_ready(put_batch(rows, self._session.mesh))
+            batch = jax.block_until_ready(put_batch(rows, session.mesh))
             began = time.perf_counter()
             with StepTraceAnnotation(TRAIN_PHASE, step_num=self._steps):
                 self._state, metrics = program(self._state, batch)

@@ -31,13 +31,11 @@ def parse_steps(text: str, num_train_steps: int) -> range:
     found = re.fullmatch(r"(\d+):(\d+)", text)
     steps = range(int(found[1]), int(found[2]) + 1) if found else range(0)
     if not steps or steps[0] < 1:
-        raise ConfigError(
-            f"--profile-steps {text} is not a range of steps.", "Give the first and the last step, such as 10:15."
-        )
+        hint = "Give the first and the last step, such as 10:15."
+        raise ConfigError(f"--profile-steps {text} is not a range of steps.", hint)
     if steps[-1] > num_train_steps:
-        raise ConfigError(
-            f"--profile-steps {text}: the run has {num_train_steps} steps.", "Trace earlier ones, or train for longer."
-        )
+        hint = "Trace earlier ones, or train for longer."
+        raise ConfigError(f"--profile-steps {text}: the run has {num_train_steps} steps.", hint)
     return steps
 
 

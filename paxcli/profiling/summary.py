@@ -8,8 +8,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from etils import epath
-
 from paxcli.profiling.timeline import divide
 from paxcli.profiling.trace import Span, find_trace, read_trace
 from paxcli.programs.attribution import CATEGORIES, Attribution, attribute_instructions, attribute_name
@@ -41,7 +39,7 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
     """
     trace_directory = find_trace(directory)
     trace = read_trace(trace_directory)
-    hlo = trace_directory / HLO_FILE
+    hlo, memory = trace_directory / HLO_FILE, trace_directory / MEMORY_FILE
     known = attribute_instructions(read_program(hlo.read_text())) if hlo.exists() else {}
 
     def attribution(name: str) -> Attribution:
@@ -50,14 +48,14 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
     spent: defaultdict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     gaps: list[tuple[float, float]] = []
-    total = hidden = idle = 0.0
+    total = hidden = 0.0
     for spans in trace.operations.values():
         spans = [span for span in spans if attribution(span.name).category != "control"]
         timeline = divide(spans, lambda name: attribution(name).category == "collective")
         for span, share in zip(spans, timeline.shares, strict=True):
             spent[span.name] += share
             counts[span.name] += 1
-        total, hidden, idle = total + timeline.total, hidden + timeline.hidden, idle + timeline.idle
+        total, hidden = total + timeline.total, hidden + timeline.hidden
         gaps += timeline.gaps
     devices = len(trace.operations)
     seconds = total / devices / _NANOSECONDS
@@ -70,7 +68,7 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
         "step_seconds": seconds / trace.num_steps if trace.num_steps else None,
         "shares": dict.fromkeys(CATEGORIES, 0.0)
         | _shares(spent, total, lambda name: attribution(name).category)
-        | {"idle": idle / total},
+        | {"idle": sum(end - start for start, end in gaps) / total},
         "hidden_collective_share": hidden / total,
         "layers": [{"layer": layer, "share": share} for layer, share in layers.items()],
         "operations": [
@@ -85,7 +83,7 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
             for name, nanoseconds in sorted(spent.items(), key=lambda item: item[1], reverse=True)[:top]
         ],
         "gaps": _gaps(gaps, trace.phases),
-        "memory": _memory(trace_directory),
+        "memory": json.loads(memory.read_text()) if memory.exists() else {},
     }
 
 
@@ -118,8 +116,3 @@ def _host_during(start: float, end: float, phases: list[Span]) -> str:
         overlap[phase.name] += max(0.0, min(end, phase.end) - max(start, phase.start))
     longest = max(overlap, key=overlap.__getitem__, default="")
     return longest if overlap[longest] > 0 else "waiting"
-
-
-def _memory(trace_directory: epath.Path) -> dict[str, int]:
-    file = trace_directory / MEMORY_FILE
-    return json.loads(file.read_text()) if file.exists() else {}

@@ -12,16 +12,14 @@ class Timeline(NamedTuple):
     """The time of one device, from the start of its first operation to the end of its last, in nanoseconds.
 
     Attributes:
-      shares: Time of each operation, in the order of `spans`. With `idle` they add up to `total`.
+      shares: Time of each operation, in the order of `spans`. With the gaps they add up to `total`.
       hidden: Time in which collectives ran beside compute; it is in no collective's share.
-      idle: Time in which nothing ran.
       gaps: Start and end of each period in which nothing ran.
       total: From the first start to the last end.
     """
 
     shares: list[float]
     hidden: float
-    idle: float
     gaps: list[tuple[float, float]]
     total: float
 
@@ -38,7 +36,7 @@ def divide(spans: Sequence[Span], is_collective: Callable[[str], bool]) -> Timel
     collective = [is_collective(span.name) for span in spans]
     computing: set[int] = set()
     communicating: set[int] = set()
-    hidden = idle = 0.0
+    hidden = 0.0
     gaps = []
     before = edges[0][0]
     for now, begins, i in edges:
@@ -50,9 +48,8 @@ def divide(spans: Sequence[Span], is_collective: Callable[[str], bool]) -> Timel
             if computing and communicating:
                 hidden += passed
             if not running:
-                idle += passed
                 gaps.append((before, now))
         before = now
         group = communicating if collective[i] else computing
         (group.add if begins else group.discard)(i)
-    return Timeline(shares, hidden, idle, gaps, before - edges[0][0])
+    return Timeline(shares, hidden, gaps, before - edges[0][0])

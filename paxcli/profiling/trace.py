@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +62,7 @@ def read_trace(directory: epath.Path) -> Trace:
     Raises:
       DataError: A file is damaged, or the trace has no operations of a device.
     """
-    operations: dict[str, list[Span]] = {}
+    operations: defaultdict[str, list[Span]] = defaultdict(list)
     phases: list[Span] = []
     steps = set()
     with warnings.catch_warnings():
@@ -72,20 +73,21 @@ def read_trace(directory: epath.Path) -> Trace:
                 data = jax.profiler.ProfileData.from_serialized_xspace(file.read_bytes())
                 planes = list(data.planes)
             except (RuntimeError, ValueError) as error:
-                raise DataError(
-                    f"{file} is not a readable trace: {first_line(error)}", "Delete it, and trace again."
-                ) from error
+                hint = "Delete it, and trace again."
+                raise DataError(f"{file} is not a readable trace: {first_line(error)}", hint) from error
             host = file.name.removesuffix(".xplane.pb")
             for plane in planes:
                 if plane.name.startswith("/device:"):
-                    operations.setdefault(f"{host}{plane.name}", []).extend(_accelerator_operations(plane))
-                elif plane.name == "/host:CPU":
-                    for device, operation in _cpu_operations(plane):
-                        operations.setdefault(f"{host}/device:CPU:{device}", []).append(operation)
-                    found, numbers = _phases(plane)
-                    phases += found
-                    steps |= numbers
-    operations = {device: found for device, found in operations.items() if found}
+                    for operation in _accelerator_operations(plane):
+                        operations[f"{host}{plane.name}"].append(operation)
+                for event in _events(plane.lines) if plane.name == "/host:CPU" else ():
+                    if event.name in PHASES:
+                        phases.append(_span(event, event.name))
+                        if event.name == TRAIN_PHASE:
+                            steps.add(dict(event.stats).get("step_num"))
+                    elif event.duration_ns > 0 and "::" not in event.name and "hlo_op" in (stats := dict(event.stats)):
+                        device = f"{host}/device:CPU:{stats.get('device_ordinal', 0)}"
+                        operations[device].append(_span(event, stats["hlo_op"]))
     if not operations:
         hint = "Check that the traced steps ran, and that no other profiler, such as Nsight or DCGM, is using the GPU."
         raise DataError(f"The trace in {directory} has no operations of a device.", hint)
@@ -96,31 +98,16 @@ def _accelerator_operations(plane: Any) -> Iterator[Span]:
     """The operations in the streams of a GPU, or those of a TPU."""
     lines = list(plane.lines)
     streams = [line for line in lines if line.name.startswith("Stream")]
-    for line in streams or [line for line in lines if line.name == "XLA Ops"]:
-        for event in line.events:
-            name = dict(event.stats).get("hlo_op") or _instruction_name(event.name)
-            yield Span(str(name), event.start_ns, event.start_ns + event.duration_ns)
+    for event in _events(streams or [line for line in lines if line.name == "XLA Ops"]):
+        yield _span(event, dict(event.stats).get("hlo_op") or _instruction_name(event.name))
 
 
-def _cpu_operations(plane: Any) -> Iterator[tuple[int, Span]]:
-    for line in plane.lines:
-        for event in line.events:
-            if event.duration_ns > 0 and "::" not in event.name:
-                stats = dict(event.stats)
-                if "hlo_op" in stats:
-                    end = event.start_ns + event.duration_ns
-                    yield int(stats.get("device_ordinal", 0)), Span(stats["hlo_op"], event.start_ns, end)
+def _events(lines: Iterable[Any]) -> Iterator[Any]:
+    return (event for line in lines for event in line.events)
 
 
-def _phases(plane: Any) -> tuple[list[Span], set[int]]:
-    phases, steps = [], set()
-    for line in plane.lines:
-        for event in line.events:
-            if event.name in PHASES:
-                phases.append(Span(event.name, event.start_ns, event.start_ns + event.duration_ns))
-                if event.name == TRAIN_PHASE:
-                    steps.add(dict(event.stats).get("step_num"))
-    return phases, steps
+def _span(event: Any, name: Any) -> Span:
+    return Span(str(name), event.start_ns, event.start_ns + event.duration_ns)
 
 
 def _instruction_name(name: str) -> str:

@@ -44,12 +44,8 @@ class XlaLog:
 
     def wait_for(self, text: str, seconds: float = 5) -> str | None:
         """The first line that contains `text`; None if there is none within so many seconds."""
-
-        def find_line() -> str | None:
-            return next((line for line in self._lines if text in line), None)
-
         with self._line_added:
-            return self._line_added.wait_for(find_line, timeout=seconds)
+            return self._line_added.wait_for(lambda: next((one for one in self._lines if text in one), None), seconds)
 
     def _read(self, reading: int, terminal: TextIO) -> None:
         with open(reading, encoding="utf-8", errors="replace") as pipe:

@@ -22,7 +22,7 @@ from paxcli.mesh.mesh import axis_sizes, describe, libtpu_arguments
 from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import set_libtpu_arguments
 from paxcli.metrics.peaks import mfu
-from paxcli.models.base import CausalModel, Model
+from paxcli.models.base import CausalModel
 from paxcli.models.decoding import PROMPTS_AT_ONCE, jit_generate
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import num_rows
@@ -40,12 +40,9 @@ from paxcli.training.summary import tokens_in
 
 Step = Literal["train", "eval", "decode"]
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_UNITS = ("", "K", "M", "G", "T")
 _NUMBER = r"([\d.]+)([KMGT]?)"
-_OUT_OF_MEMORY = (
-    re.compile(rf"temporaries \({_NUMBER}\) exceeds available HBM \({_NUMBER}\)"),
-    re.compile(rf"Used {_NUMBER} of {_NUMBER} hbm"),
-)
+_OUT_OF_MEMORY = rf"(?:temporaries \(|Used ){_NUMBER}(?:\) exceeds available HBM \(| of ){_NUMBER}(?:\)| hbm)"
 
 
 class Compiled(NamedTuple):
@@ -161,22 +158,19 @@ def _parse_out_of_memory(message: str) -> tuple[int | None, int | None]:
     Raises:
       ConfigError: The message is about something else than memory.
     """
-    for pattern in _OUT_OF_MEMORY:
-        found = pattern.search(message)
-        if found:
-            needed, unit, available, other = found.groups()
-            return int(float(needed) * _UNITS[unit]), int(float(available) * _UNITS[other])
+    if found := re.search(_OUT_OF_MEMORY, message):
+        needed, unit, available, other = found.groups()
+        return int(float(needed) * 1024 ** _UNITS.index(unit)), int(float(available) * 1024 ** _UNITS.index(other))
     if "RESOURCE_EXHAUSTED" in message:
         return None, None
-    first = next((line for line in message.splitlines() if line.strip()), message)
-    raise ConfigError(
-        f"The compiler rejects the program: {first}", "Try without `mesh.compiler_options`, if there are any."
-    )
+    hint = "Try without `mesh.compiler_options`, if there are any."
+    raise ConfigError(f"The compiler rejects the program: {message.strip().splitlines()[0]}", hint)
 
 
 def _sizes(session: Session, target: CompileTarget, step: Step) -> dict[str, Any]:
-    state = session.abstract
-    return {
+    state, model = session.abstract, session.experiment.task.model
+    policies = {stack.remat_policy for stack in model.stacks().values()}
+    sizes = {
         "topology": target.name,
         "num_slices": target.num_slices,
         "num_devices": session.mesh.size,
@@ -184,25 +178,14 @@ def _sizes(session: Session, target: CompileTarget, step: Step) -> dict[str, Any
         "mesh": describe(session.mesh.shape),
         "step": step,
         "global_batch_size": session.global_batch_size,
-        "remat_policy": _remat_policy(session.experiment.task.model),
+        "remat_policy": policies.pop() if len(policies) == 1 else None,
         "parameters": count_parameters(state.params),
         "parameters_bytes_per_device": bytes_per_device(state.params),
         "optimizer_bytes_per_device": bytes_per_device(state.opt_state),
-        **_cache_size(session.experiment.task.model, step),
     }
-
-
-def _cache_size(model: Model, step: Step) -> dict[str, int]:
-    """Bytes of the KV cache of the decode step, unsharded."""
-    if step != "decode" or not isinstance(model, CausalModel):
-        return {}
-    return {"cache_bytes": model.cache_bytes(PROMPTS_AT_ONCE, 2 * (model.max_decode_len // 2))}
-
-
-def _remat_policy(model: Model) -> str | None:
-    """The remat policy of all stacks; None if they differ."""
-    policies = {stack.remat_policy for stack in model.stacks().values()}
-    return policies.pop() if len(policies) == 1 else None
+    if step == "decode" and isinstance(model, CausalModel):
+        sizes["cache_bytes"] = model.cache_bytes(PROMPTS_AT_ONCE, 2 * (model.max_decode_len // 2))  # unsharded
+    return sizes
 
 
 def _memory(session: Session, compiled: jax.stages.Compiled, target: CompileTarget) -> dict[str, Any]:
@@ -214,13 +197,12 @@ def _memory(session: Session, compiled: jax.stages.Compiled, target: CompileTarg
         needed = sizes["argument_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"] + sizes["temp_bytes"]
         # An upper bound: temporaries reuse the memory of dead arguments. libtpu rejects a program that does not fit.
         needed = min(needed, available) if available and target.platform == "tpu" else needed
-    state = bytes_per_device(session.abstract)
     return {
         "fits": available is None or needed <= available,
         "hbm_needed_bytes": needed,
         "hbm_available_bytes": available,
         "memory": sizes | {"host_bytes": stats.host_temp_size_in_bytes},
-        "state_bytes_per_device": state,
+        "state_bytes_per_device": bytes_per_device(session.abstract),
     }
 
 
@@ -229,14 +211,17 @@ def _costs(
 ) -> dict[str, Any]:
     costs: Any = compiled.cost_analysis() or {}
     flops = _model_flops(session, step)
-    found: dict[str, Any] = {
+    stack = jax.tree.leaves(session.abstract.params.get("stack", {}))
+    stacked_matrices = {leaf.shape for leaf in stack if leaf.ndim >= 3}
+    found = read_step(program, target, list(session.mesh.devices.flat), session.peak_flops, flops)
+    tokens, seconds = tokens_in(session.spec) if step == "train" else None, found["predicted_step_seconds"]
+    return {
         "flops_per_step": flops,
         "compiler_flops_per_device": costs.get("flops"),
-        "stacked_all_gathers": find_all_gathers(program, _stacked_shapes(session)),
+        "stacked_all_gathers": find_all_gathers(program, stacked_matrices),
+        **found,
+        "predicted_tokens_per_second": tokens / seconds if tokens and seconds else None,
     }
-    found |= read_step(program, target, list(session.mesh.devices.flat), session.peak_flops, flops)
-    tokens, seconds = tokens_in(session.spec) if step == "train" else None, found["predicted_step_seconds"]
-    return found | {"predicted_tokens_per_second": tokens / seconds if tokens and seconds else None}
 
 
 def read_step(
@@ -284,20 +269,12 @@ def _interconnect(devices: Sequence[Any], target: CompileTarget) -> Interconnect
 
 def _model_flops(session: Session, step: Step) -> float | None:
     """Model FLOPs of a training step; a third of that for an evaluation (forward only); None for decoding."""
-    if step == "decode":
-        return None
-    model = session.experiment.task.model
+    model, flops = session.experiment.task.model, None
     if step == "train":
         flops = model.step_flops(session.spec)
-    else:
+    elif step == "eval":
         flops = model.forward_flops(session.experiment.eval_inputs[0].element_spec())
     return None if flops is None else float(flops.total)
-
-
-def _stacked_shapes(session: Session) -> list[tuple[int, ...]]:
-    """Shapes of the parameters that stack one matrix of each layer."""
-    stack = session.abstract.params.get("stack", {})
-    return sorted({leaf.shape for leaf in jax.tree.leaves(stack) if leaf.ndim >= 3})
 
 
 @contextlib.contextmanager

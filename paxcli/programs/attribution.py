@@ -17,7 +17,7 @@ CATEGORIES: tuple[Category, ...] = ("matmul", "attention", "norm", "collective",
 
 PALLAS_TARGET = "tpu_custom_call"
 
-_MATMUL_OPCODES = frozenset({"dot", "convolution"})
+MATMUL_OPCODES = frozenset({"dot", "convolution"})
 _COLLECTIVE = re.compile(
     r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|nccl|(send|recv)(-done)?$"
 )
@@ -103,7 +103,7 @@ def _category(program: Program, instruction: Instruction, layer: str) -> Categor
         return "attention"
     if ATTENTION in scope and instruction.call_target == PALLAS_TARGET:
         return "attention"
-    if any(part.opcode in _MATMUL_OPCODES or _MATMUL_KERNEL.search(part.call_target) for part in parts):
+    if any(part.opcode in MATMUL_OPCODES or _MATMUL_KERNEL.search(part.call_target) for part in parts):
         return "matmul"
     return "norm" if scope.endswith(NORM_SUFFIX) else "other"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Literal
 
 from paxcli.programs.hlo import Instruction, Program
@@ -13,9 +12,7 @@ from paxcli.programs.hlo import Instruction, Program
 Network = Literal["ici", "dcn"]
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
-_KINDS = frozenset(KINDS)
-_RENDEZVOUS = re.compile(r'_xla_host_transfer_rendezvous="([^"]*)"')
-_TRANSFER = re.compile(r'_xla_megascale_transfer_type="([A-Z_]+)"')
+HOST = "host"  # the kind of a copy between device and host memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,10 +58,10 @@ class Interconnect:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """The communication of one instruction.
+    """The communication of one instruction, with other devices or with the memory of the host.
 
     Attributes:
-      kind: One of `KINDS`.
+      kind: One of `KINDS`, or `HOST`.
       full_bytes: Bytes of the full array: after gathering, before reducing or scattering; what a permute sends.
       group: Devices that take part, as positions in the mesh; None = all.
       between_slices: Whether the hosts exchange it between slices.
@@ -95,40 +92,42 @@ def find_collective(program: Program, instruction: Instruction) -> Collective | 
     if opcode in ("recv-done", *(f"{kind}-done" for kind in KINDS)):
         return Collective(opcode.removesuffix("-done"), 0, None, False, instruction.operands[0], "done")
     if opcode == "fusion":
-        inside = program.find_inside(instruction, _KINDS)
+        inside = program.find_inside(instruction, KINDS)
         return None if inside is None else _in_fusion(instruction, inside)
     kind = opcode.removesuffix("-start")
     if kind not in KINDS:
         return None
     group, name = instruction.replica_group, instruction.name
     if kind != opcode:  # the result of a start includes its operand
-        return Collective(kind, instruction.largest_bytes, group, False, name, "start")
+        return Collective(kind, max(instruction.array_bytes, default=0), group, False, name, "start")
     return Collective(kind, _full_bytes(instruction), group, False, name, "sync")
 
 
 def _between_slices(instruction: Instruction) -> Collective:
     """The hosts' part of a collective between slices: it starts at `send`, and is done at `recv-done`."""
-    found, rendezvous = _TRANSFER.search(instruction.rest), _RENDEZVOUS.search(instruction.rest)
-    kind = found[1].lower().replace("_", "-") if found else ""
+    kind = instruction.attribute(r'_xla_megascale_transfer_type="([A-Z_]+)"').lower().replace("_", "-")
     part = "start" if instruction.opcode == "send" else "middle"
-    key = rendezvous[1] if rendezvous else instruction.name
-    return Collective(kind if kind in KINDS else "collective-permute", instruction.largest_bytes, None, True, key, part)
+    key = instruction.attribute(r'_xla_host_transfer_rendezvous="([^"]*)"') or instruction.name
+    return Collective(
+        kind if kind in KINDS else "collective-permute", max(instruction.array_bytes, default=0), None, True, key, part
+    )
 
 
 def _in_fusion(fusion: Instruction, inside: Instruction) -> Collective:
     kind = inside.opcode
-    if kind == "all-reduce" and fusion.result_bytes < inside.result_bytes:
+    if kind == "all-reduce" and sum(fusion.array_bytes) < sum(inside.array_bytes):
         kind = "reduce-scatter"  # XLA:TPU's `all-reduce-scatter`: each device keeps its shard
     part = "sync"
     for word, found in (("collective-start", "start"), ("collective-done", "done"), ("collective_fusion", "middle")):
         if word in fusion.name or f"async_{word}" in fusion.rest:
             part = found
-    return Collective(kind, _full_bytes(inside), inside.replica_group, False, inside.channel, part)
+    key = inside.attribute(r"channel_id=(\d+)") or inside.name  # start and done share a channel
+    return Collective(kind, _full_bytes(inside), inside.replica_group, False, key, part)
 
 
 def _full_bytes(instruction: Instruction) -> int:
     num_members = len(instruction.replica_group or [0]) if instruction.opcode == "reduce-scatter" else 1
-    return instruction.result_bytes * num_members
+    return sum(instruction.array_bytes) * num_members
 
 
 def count_collectives(program: Program, interconnect: Interconnect | None) -> list[dict[str, Any]]:
@@ -146,14 +145,12 @@ def count_collectives(program: Program, interconnect: Interconnect | None) -> li
     ]
 
 
-def find_all_gathers(program: Program, shapes: Sequence[tuple[int, ...]]) -> list[str]:
+def find_all_gathers(program: Program, shapes: Collection[tuple[int, ...]]) -> list[str]:
     """All-gathers whose result has one of these shapes, such as `bf16[13,2560,10240]`: the parameters of all layers."""
-    found = []
+    found = set()
     for instruction, _ in program.scheduled_instructions():
-        gather = instruction if instruction.opcode.startswith("all-gather") else None
-        if instruction.opcode == "fusion":
-            gather = program.find_inside(instruction, frozenset({"all-gather"}))
-        for dtype, shape in gather.arrays if gather is not None else ():
-            if shape in shapes:
-                found.append(f"{dtype}[{','.join(map(str, shape))}]")
-    return sorted(set(found))
+        is_fusion = instruction.opcode == "fusion"
+        gather = program.find_inside(instruction, ("all-gather",)) if is_fusion else instruction
+        if gather is not None and gather.opcode.startswith("all-gather"):
+            found |= {f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in gather.arrays if shape in shapes}
+    return sorted(found)

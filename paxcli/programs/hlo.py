@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 
@@ -22,7 +22,7 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)(\(.*)")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _ARRAY_AND_LAYOUT = re.compile(_ARRAY.pattern + r"(?:\{([^}]*)\})?")
 _HOST_MEMORY = "S(5)"  # the memory space in a layout: `bf16[48,1024]{1,0:T(8,128)S(5)}`
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}|true_computation=%?([\w.\-]+), false_computation=%?([\w.\-]+)")
+_CALLED = re.compile(r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)")
 _MESH_GROUPS = re.compile(
     r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{([^}]*)\}"
 )
@@ -79,17 +79,10 @@ class Instruction:
         return self.attribute(r'custom_call_target="([^"]*)"')
 
     @property
-    def estimated_cycles(self) -> int:
-        """Clock cycles estimated by the TPU compiler; 0 if it gives no estimate."""
-        return int(self.attribute(r'"estimated_cycles":"(\d+)"') or 0)
-
-    @property
     def called(self) -> list[str]:
         """Names of the computations that it runs; condition and body for a `while`."""
-        found = _BRANCHES.search(self.rest)
-        if found:
-            return re.findall(r"[\w.\-]+", found[1]) if found[1] else [found[2], found[3]]
-        return re.findall(r"(?:calls|to_apply|body|condition)=%?([\w.\-]+)", self.rest)
+        branches = self.attribute(r"branch_computations=\{([^}]*)\}")
+        return re.findall(r"[\w.\-]+", branches) or _CALLED.findall(self.rest)
 
     @property
     def fused(self) -> str:
@@ -103,19 +96,9 @@ class Instruction:
         return int(found[1]) if found and self.result.startswith(("s32[]", "u32[]")) else None
 
     @property
-    def channel(self) -> str:
-        """Channel of a collective, which its start and done share; the instruction's name if it has none."""
-        return self.attribute(r"channel_id=(\d+)") or self.name
-
-    @property
-    def largest_bytes(self) -> int:
-        """Bytes of the largest array of the result."""
-        return max((_num_bytes(dtype, shape) for dtype, shape in self.arrays), default=0)
-
-    @property
-    def result_bytes(self) -> int:
-        """Bytes of all arrays of the result."""
-        return sum(_num_bytes(dtype, shape) for dtype, shape in self.arrays)
+    def array_bytes(self) -> list[int]:
+        """Bytes of each array of the result."""
+        return [_num_bytes(dtype, shape) for dtype, shape in self.arrays]
 
     @property
     def replica_group(self) -> list[int] | None:
@@ -155,7 +138,7 @@ class Program:
         increment = _increment(body, counters[0]) if len(counters) == 1 else 1
         return math.ceil(max(bounds, default=1) / increment)
 
-    def find_inside(self, instruction: Instruction, opcodes: frozenset[str]) -> Instruction | None:
+    def find_inside(self, instruction: Instruction, opcodes: Collection[str]) -> Instruction | None:
         """First instruction with one of these opcodes in the computations that `instruction` runs."""
         inside = (one for name in instruction.called for one in self._reachable(name))
         return next((one for one in inside if one.opcode in opcodes), None)

@@ -20,10 +20,10 @@ import math
 from collections import Counter
 from typing import Literal
 
-from paxcli.programs.attribution import PALLAS_TARGET, is_attention
-from paxcli.programs.collectives import Collective, Interconnect, Network, find_collective
+from paxcli.programs.attribution import MATMUL_OPCODES, PALLAS_TARGET, is_attention
+from paxcli.programs.collectives import HOST, Collective, Interconnect, Network, find_collective
 from paxcli.programs.hlo import CONTROL_FLOW, Instruction, Program
-from paxcli.programs.host_transfers import HostTransfer, find_host_transfer
+from paxcli.programs.host_transfers import find_host_transfer
 
 # Hz: the published peak divided by the FLOPs of a cycle, which are MXUs × 2 × the 128² or 256² cells of each.
 _CLOCK = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
@@ -40,12 +40,10 @@ _DEVICES_PER_HOST = {"tpu7x": 8}
 KERNEL_RATE = 0.5
 
 Carrier = Network | Literal["host"]
-_CARRIERS: tuple[Carrier, ...] = ("ici", "dcn", "host")
+_CARRIERS = ("ici", "dcn", "host")
+_PARTS = ("matmul", "attention", "kernels", "other", *(f"exposed_{carrier}" for carrier in _CARRIERS))
 
-_MATMUL = frozenset({"convolution", "dot"})
 _SPLASH_MATMULS = {"fwd": 2, "dkv": 5, "dq": 3}  # of each kernel of splash attention; T × T × H multiply-adds a head
-
-_GROUPED_MATMULS = frozenset({"gmm", "tgmm"})  # of megablox
 
 
 def is_predictable(generation: str | None) -> bool:
@@ -58,47 +56,35 @@ class Prediction:
     """Seconds of a step by what they are spent on.
 
     Attributes:
-      matmul: Fusions with a matmul, outside attention.
-      attention: Fusions of attention, without its projections.
-      kernels: Custom kernels, by their FLOPs.
-      other: All other fusions.
-      exposed: Waiting for transfers that compute does not hide, by carrier.
+      parts: `matmul`, fusions with a matmul outside attention; `attention`, fusions of attention without its
+        projections; `kernels`, custom kernels by their FLOPs; `other` fusions; and `exposed_ici`, `exposed_dcn` and
+        `exposed_host`, waiting for transfers that compute does not hide. They add up to the step.
       communication: All transfers, hidden or exposed, by carrier.
       kernel_calls: Custom kernel → number of calls.
       unknown_kernels: Calls of kernels whose FLOPs are unknown; they are counted as free.
     """
 
-    matmul: float = 0.0
-    attention: float = 0.0
-    kernels: float = 0.0
-    other: float = 0.0
-    exposed: dict[Carrier, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_CARRIERS, 0.0))
-    communication: dict[Carrier, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_CARRIERS, 0.0))
+    parts: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
+    communication: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_CARRIERS, 0.0))
     kernel_calls: Counter[str] = dataclasses.field(default_factory=Counter)
     unknown_kernels: Counter[str] = dataclasses.field(default_factory=Counter)
 
     @property
     def seconds(self) -> float:
         """Seconds of the step."""
-        return self.matmul + self.attention + self.kernels + self.other + sum(self.exposed.values())
+        return sum(self.parts.values())
 
     def add(self, other: Prediction) -> None:
         """Adds the seconds and calls of another prediction."""
-        self.matmul += other.matmul
-        self.attention += other.attention
-        self.kernels += other.kernels
-        self.other += other.other
-        for carrier in _CARRIERS:
-            self.exposed[carrier] += other.exposed[carrier]
-            self.communication[carrier] += other.communication[carrier]
+        for total, added in ((self.parts, other.parts), (self.communication, other.communication)):
+            for name, seconds in added.items():
+                total[name] += seconds
         self.kernel_calls += other.kernel_calls
         self.unknown_kernels += other.unknown_kernels
 
     def shares(self) -> dict[str, float]:
         """Share of the step that each part takes; they add up to 1."""
-        parts = {"matmul": self.matmul, "attention": self.attention, "kernels": self.kernels, "other": self.other}
-        parts |= {f"exposed_{carrier}": seconds for carrier, seconds in self.exposed.items()}
-        return {name: seconds / self.seconds for name, seconds in parts.items()} if self.seconds else parts
+        return {name: seconds / (self.seconds or 1.0) for name, seconds in self.parts.items()}
 
 
 def predict(program: Program, interconnect: Interconnect, peak_flops: float) -> Prediction:
@@ -142,7 +128,7 @@ class _Simulation:
             if transfer.part in ("sync", "done"):
                 key = keys.get(transfer.key, transfer.key)  # a done names the instruction that started it
                 carrier, arrival = arrivals.pop(key, ("ici", now))
-                spent.exposed[carrier] += max(0.0, arrival - now) * times
+                spent.parts[f"exposed_{carrier}"] += max(0.0, arrival - now) * times
                 now = max(now, arrival)
         return spent
 
@@ -162,22 +148,19 @@ class _Simulation:
             spent.kernel_calls[name] += times
             if flops is None:
                 spent.unknown_kernels[name] += times
-            seconds = (flops or 0.0) / (KERNEL_RATE * self._peak_flops)
-            spent.kernels += seconds * times
-            return seconds
-        seconds = instruction.estimated_cycles / _CLOCK[self._interconnect.generation]
-        if is_attention(instruction.op_name):
-            spent.attention += seconds * times
-        elif seconds and self._program.find_inside(instruction, _MATMUL) is not None:
-            spent.matmul += seconds * times
+            part, seconds = "kernels", (flops or 0.0) / (KERNEL_RATE * self._peak_flops)
         else:
-            spent.other += seconds * times
+            cycles = int(instruction.attribute(r'"estimated_cycles":"(\d+)"') or 0)
+            seconds = cycles / _CLOCK[self._interconnect.generation]
+            is_matmul = seconds and self._program.find_inside(instruction, MATMUL_OPCODES) is not None
+            part = "attention" if is_attention(instruction.op_name) else "matmul" if is_matmul else "other"
+        spent.parts[part] += seconds * times
         return seconds
 
-    def _transfer_seconds(self, transfer: Collective | HostTransfer) -> tuple[Carrier, float]:
+    def _transfer_seconds(self, transfer: Collective) -> tuple[Carrier, float]:
         """The link that carries a transfer, and its seconds."""
-        if isinstance(transfer, HostTransfer):
-            return "host", transfer.num_bytes / _PCIE
+        if transfer.kind == HOST:
+            return "host", transfer.full_bytes / _PCIE
         generation, group = self._interconnect.generation, self._interconnect.group(transfer)
         if self._interconnect.network(transfer) == "dcn":
             num_members = self._interconnect.num_slices if transfer.between_slices else len(group)
@@ -191,7 +174,7 @@ def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
     """Name of a custom kernel, and the FLOPs of one call; None if there is no formula for it."""
     name = kernel.name.split(".")[0]
     shapes = [shape for dtype, shape in kernel.operand_arrays if dtype in ("bf16", "f32")]
-    if name in _GROUPED_MATMULS:
+    if name in ("gmm", "tgmm"):  # of megablox
         return name, _grouped_matmul_flops([shape for shape in shapes if len(shape) >= 2])
     matmuls = next((count for kind, count in _SPLASH_MATMULS.items() if kind in name), None)
     shapes = [shape for shape in shapes if len(shape) >= 3]

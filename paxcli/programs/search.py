@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import fiddle as fdl
 
+from paxcli.config.assign import assign
 from paxcli.errors import ConfigError
 from paxcli.layers.remat import RematPolicy
 from paxcli.mesh.axes import Axis
@@ -23,8 +24,6 @@ from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size
 
 _BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
-_TENSOR_WAYS = (1, 2, 4, 8)
-_BATCHES = (0.5, 2.0)
 
 Changes = dict[str, Any]  # path → value, as `--set` takes them
 
@@ -63,47 +62,39 @@ def search(
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
     if not is_predictable(target.generation):
-        raise ConfigError(
-            f"There is no step-time prediction for {target.name} to rank by.", "Choose a TPU: `--topology v4-8`."
-        )
+        hint = "Choose a TPU: `--topology v4-8`."
+        raise ConfigError(f"There is no step-time prediction for {target.name} to rank by.", hint)
     trials: list[Trial] = []
 
-    def record(trial: Trial) -> Trial:
+    def attempt(settings: Changes) -> Trial | None:
+        """Compiles a variant; None if it cannot be sharded over the target's devices."""
+        try:
+            trial = Trial(settings, compile_ahead(_with(config, settings), target).report)
+        except ConfigError:
+            if settings:
+                return None
+            raise
         trials.append(trial)
         on_trial(trial)
         return trial
 
-    best = record(Trial({}, compile_ahead(config, target).report))
+    attempt({})
     for variants in (_meshes, _policies, _batches):
-        for settings in variants(config, target, best.settings):
-            trial = _try(config, target, settings)
-            if trial is not None:
-                record(trial)
         best = max(trials, key=lambda trial: trial.rank)
+        for settings in variants(config, target, best.settings):
+            attempt(settings)
+    best = max(trials, key=lambda trial: trial.rank)
     while not best.report["fits"] and (fewer := _with_rows(config, target, best.settings, 0.5)) is not None:
-        trial = _try(config, target, fewer)
-        if trial is None:
+        if (trial := attempt(fewer)) is None:
             break
-        best = record(trial)
+        best = trial
     return sorted(trials, key=lambda trial: trial.rank, reverse=True)
-
-
-def _try(config: fdl.Config[Experiment], target: CompileTarget, settings: Changes) -> Trial | None:
-    """Compiles a variant; None if it cannot be sharded over the target's devices."""
-    try:
-        return Trial(settings, compile_ahead(_with(config, settings), target).report)
-    except ConfigError:
-        return None
 
 
 def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Experiment]:
     changed = copy.deepcopy(config)
     for path, value in settings.items():
-        *parents, field = path.split(".")
-        owner: Any = changed
-        for name in parents:
-            owner = getattr(owner, name)
-        setattr(owner, field, value)
+        assign(changed, path, value)
     if _BATCH in settings:
         changed.task.train.global_batch_size = None
     return changed
@@ -116,7 +107,7 @@ def _meshes(config: fdl.Config[Experiment], target: CompileTarget, best: Changes
     current = sizes[Axis.TENSOR]
     if config.mesh.ici_mesh_shape is None and target.devices_per_slice > 1:  # all devices are on the data axis
         both, current = target.devices_per_slice, None
-    for size in _TENSOR_WAYS:
+    for size in (1, 2, 4, 8):
         if both % size == 0 and size != current:
             shape = sizes | {Axis.FSDP.value: both // size, Axis.TENSOR.value: size}
             yield best | {_MESH: {axis: size for axis, size in shape.items() if size > 1}}
@@ -131,10 +122,7 @@ def _policies(config: fdl.Config[Experiment], target: CompileTarget, best: Chang
 
 
 def _batches(config: fdl.Config[Experiment], target: CompileTarget, best: Changes) -> Iterator[Changes]:
-    for factor in _BATCHES:
-        rows = _with_rows(config, target, best, factor)
-        if rows is not None:
-            yield rows
+    yield from filter(None, (_with_rows(config, target, best, factor) for factor in (0.5, 2.0)))
 
 
 def _with_rows(config: fdl.Config[Experiment], target: CompileTarget, best: Changes, factor: float) -> Changes | None:

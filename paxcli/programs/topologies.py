@@ -6,6 +6,7 @@ axis of a 3D slice made of 4x4x4 cubes wraps around into a ring, and so does an 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import math
@@ -19,11 +20,8 @@ from jax.experimental import topologies
 from paxcli.accelerators import GENERATIONS, find_accelerator
 from paxcli.errors import ConfigError, MissingError, first_line
 
-_GIB = 1 << 30
 # GiB of one device that a program may use, as libtpu's compiler states them when a program does not fit.
 _AVAILABLE_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.73, "v6e": 31.24, "tpu7x": 94.74}
-_RAW = re.compile(rf"({'|'.join(GENERATIONS)}):([0-9]{{1,4}}(?:x[0-9]{{1,4}}){{1,2}})")
-_LOCAL = re.compile(r"(cpu|gpu):([1-9][0-9]{0,4})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +48,7 @@ class CompileTarget:
     def hbm_bytes(self) -> int | None:
         """Bytes of one device that a program may use; None if unknown."""
         gib = _AVAILABLE_GIB.get(self.generation or "")
-        return None if gib is None else int(gib * _GIB)
+        return None if gib is None else int(gib * 2**30)
 
     @property
     def devices_per_slice(self) -> int:
@@ -68,9 +66,8 @@ class CompileTarget:
         if self.platform != "tpu":
             return _local_devices(self.platform, self.shape[0])
         if importlib.util.find_spec("libtpu") is None:
-            raise MissingError(
-                "Compiling for a TPU needs libtpu, which is not installed.", "pip install 'jax[tpu]' (Linux only)"
-            )
+            hint = "pip install 'jax[tpu]' (Linux only)"
+            raise MissingError("Compiling for a TPU needs libtpu, which is not installed.", hint)
         options: dict[str, Any] = {}
         if self.generation == "v4":
             options["chip_config_name"] = "megacore"  # one device for both cores of a chip, as on Cloud TPU
@@ -84,9 +81,8 @@ class CompileTarget:
         try:
             return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices)
         except jax.errors.JaxRuntimeError as error:
-            raise ConfigError(
-                f"libtpu cannot describe {self.name}: {first_line(error)}", "Choose another `--topology`."
-            ) from error
+            hint = "Choose another `--topology`."
+            raise ConfigError(f"libtpu cannot describe {self.name}: {first_line(error)}", hint) from error
 
 
 def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
@@ -95,10 +91,10 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
     Raises:
       ConfigError: There is no such slice.
     """
-    local = _LOCAL.fullmatch(name)
+    local = re.fullmatch(r"(cpu|gpu):([1-9][0-9]{0,4})", name)
     if local:
         return CompileTarget(name, local[1], None, (int(local[2]),), (False,), num_slices)
-    raw = _RAW.fullmatch(name)
+    raw = re.fullmatch(rf"({'|'.join(GENERATIONS)}):([0-9]{{1,4}}(?:x[0-9]{{1,4}}){{1,2}})", name)
     if raw:
         generation, shape = raw[1], raw[2]
     elif ":" in name:
@@ -135,7 +131,7 @@ def hide_accelerators() -> None:
     """
     jax.config.update("jax_platforms", "cpu")
     # Without these, libtpu queries a metadata server, logs warnings, and cannot be loaded by a second process.
-    for variable, value in {
+    os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v4-8",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -143,8 +139,7 @@ def hide_accelerators() -> None:
         "TPU_MIN_LOG_LEVEL": "3",
         "TPU_STDERR_LOG_LEVEL": "3",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-    }.items():
-        os.environ[variable] = value
+    }
 
 
 def _wraps(shape: tuple[int, ...]) -> tuple[bool, ...]:
@@ -155,14 +150,11 @@ def _wraps(shape: tuple[int, ...]) -> tuple[bool, ...]:
 
 def _local_devices(platform: str, count: int) -> list[Any]:
     if platform == "cpu" and jax.config.jax_num_cpu_devices < count:  # pyrefly: ignore[missing-attribute]
-        try:
+        with contextlib.suppress(RuntimeError):  # JAX has initialized its devices already; they are counted below
             jax.config.update("jax_num_cpu_devices", count)
-        except RuntimeError:
-            pass  # JAX has initialized its devices already; they are counted below
-    try:
+    found = []
+    with contextlib.suppress(RuntimeError):
         found = jax.devices(platform)
-    except RuntimeError:
-        found = []
     if len(found) < count:
         raise MissingError(
             f"{platform}:{count} needs {count} {platform.upper()} devices; this machine has {len(found)}.",

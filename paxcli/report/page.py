@@ -30,22 +30,28 @@ def write_report(run_dirs: Sequence[epath.PathLike], path: epath.PathLike, dry_r
       DataError: A run has no metrics, or a file of it is damaged.
       MissingError: The page cannot be written.
     """
+    import jinja2
+
     runs = content.read_reported_runs(run_dirs)
     groups = content.chart_groups(runs)
-    page = (
-        _environment()
-        .get_template("report.html")
-        .render(
-            version=__version__,
-            written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-            title=", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs",
-            runs=runs,
-            groups=groups,
-            differing=content.differing_values(runs),
-            causes=CAUSES,
-            data={"runs": [{"name": run.name, "splits": run.curves()} for run in runs], "groups": groups},
-            plotly=_plotly(),
-        )
+    environment = jinja2.Environment(  # escapes what the values hold: it is data, and never markup
+        loader=jinja2.PackageLoader("paxcli.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "share": "{:.1%}".format}
+    page = environment.get_template("report.html").render(
+        version=__version__,
+        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        title=", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs",
+        runs=runs,
+        groups=groups,
+        differing=content.differing_values(runs),
+        causes=CAUSES,
+        data={"runs": [{"name": run.name, "splits": run.curves()} for run in runs], "groups": groups},
+        plotly=_plotly(),
     )
     path = epath.Path(path)
     try:
@@ -56,21 +62,6 @@ def write_report(run_dirs: Sequence[epath.PathLike], path: epath.PathLike, dry_r
         raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
     summaries = {run.name: {"run_dir": run.path, "step": run.last_step, **run.facts()} for run in runs}
     return {"path": str(path), "runs": summaries, "bytes": len(page.encode())}
-
-
-def _environment() -> Any:
-    """The templates of this package. What the values hold is escaped: it is data, and never markup."""
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("paxcli.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": _number, "share": "{:.1%}".format}
-    return environment
 
 
 def _plotly() -> str:

@@ -43,11 +43,9 @@ def plot_text(
         signal.lines(curve.split == TRAIN)
         figure.draw(signal)
         names.append(f"{_LEGEND.get(marker, marker)} {curve_label(runs, run, curve)}")
-    for axis, logged in (
-        ("x", [x for _, _, curve in curves for x in curve.steps]),
-        ("y", [y for _, _, curve in curves for y in curve.values]),
-    ):
-        low, high = min(_scale(logged, axis in log)), max(_scale(logged, axis in log))
+    for axis, field in (("x", "steps"), ("y", "values")):
+        places = _scale([place for _, _, curve in curves for place in getattr(curve, field)], axis in log)
+        low, high = min(places), max(places)
         ticks = sorted({low + (high - low) * part / 5 for part in range(6)})
         shown = [10**tick if axis in log else tick for tick in ticks]
         figure.ruler(axis).ticks(ticks, [f"{value:.0f}" if axis == "x" else f"{value:.4g}" for value in shown])
@@ -63,7 +61,6 @@ def _scale(values: Sequence[float], log: bool) -> list[float]:
       DataError: One has no logarithm.
     """
     if log and min(values) <= 0:
-        raise DataError(
-            f"A logarithmic axis has no place for {min(values):g}.", "Leave out `--log`, or plot another metric."
-        )
+        hint = "Leave out `--log`, or plot another metric."
+        raise DataError(f"A logarithmic axis has no place for {min(values):g}.", hint)
     return [math.log10(value) for value in values] if log else list(values)

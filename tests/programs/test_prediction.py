@@ -16,18 +16,18 @@ def test_seconds_are_cycles_and_exposed_communication() -> None:
     reduce = 2 * (2 * MIB * 3 / 4) / (2 * link)  # in a group over both axes: over two links
     permute = MIB / 2 / link - 10_500 / clock  # the fusion between its start and its done hides a part
     found = predict(read_program(COLLECTIVES), V4, 275e12)
-    assert found.matmul == pytest.approx(5 * 1e-3)
-    assert found.attention == pytest.approx(1e-5)
-    assert found.exposed["ici"] == pytest.approx(5 * (gather + reduce) + permute)
-    assert found.exposed["dcn"] == 0 and found.kernels == 0
+    assert found.parts["matmul"] == pytest.approx(5 * 1e-3)
+    assert found.parts["attention"] == pytest.approx(1e-5)
+    assert found.parts["exposed_ici"] == pytest.approx(5 * (gather + reduce) + permute)
+    assert found.parts["exposed_dcn"] == 0 and found.parts["kernels"] == 0
     assert sum(found.shares().values()) == pytest.approx(1)
 
 
 def test_kernels_and_host_transfers_are_modelled() -> None:
     found = predict(read_program(ON_HOST), V4, 275e12)
-    assert found.kernels == pytest.approx(2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
-    assert found.exposed["host"] == found.communication["host"] == pytest.approx(2 * (2 * 512 * 128 * 2) / 15e9)
-    assert not found.unknown_kernels and found.exposed["ici"] == 0
+    assert found.parts["kernels"] == pytest.approx(2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
+    assert found.parts["exposed_host"] == found.communication["host"] == pytest.approx(2 * (2 * 512 * 128 * 2) / 15e9)
+    assert not found.unknown_kernels and found.parts["exposed_ici"] == 0
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ ENTRY %main (p: bf16[512,256]) -> bf16[512,384] {{
 }}
 """
     found = predict(read_program(program), V4, 275e12)
-    assert found.kernels == pytest.approx(2 * 512 * 256 * 384 / (KERNEL_RATE * 275e12))
+    assert found.parts["kernels"] == pytest.approx(2 * 512 * 256 * 384 / (KERNEL_RATE * 275e12))
     assert not found.unknown_kernels
 
 
