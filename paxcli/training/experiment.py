@@ -57,11 +57,9 @@ def global_batch_size(config: fdl.Config[Experiment], num_devices: int) -> int:
     train = config.task.train
     given, percore = train.global_batch_size, train.percore_batch_size
     if (given is None) == (percore is None):
-        problem = (
-            "Neither `global_batch_size` nor `percore_batch_size` is set"
-            if given is None
-            else f"Both `global_batch_size` ({given}) and `percore_batch_size` ({percore}) are set"
-        )
+        problem = "Neither `global_batch_size` nor `percore_batch_size` is set"
+        if given is not None:
+            problem = f"Both `global_batch_size` ({given}) and `percore_batch_size` ({percore}) are set"
         raise ConfigError(f"{problem}.", "Set one of them, for example `--set global_batch_size=32`.")
     batch = given if given is not None else percore * num_devices
     if batch != int(batch) or batch < 1:

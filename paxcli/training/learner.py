@@ -169,7 +169,7 @@ class Learner(Configurable):
         """
         owners = self._owners(params)
         grads, weights = (_where(_FROZEN.__ne__, owners, tree) for tree in (grads, weights))
-        grad_norm = optax.tree.norm(_as_float32(grads))
+        grad_norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
         valid = jnp.isfinite(grad_norm)
         if self.skip_step_gradient_norm_value is not None:
             valid &= grad_norm < self.skip_step_gradient_norm_value
@@ -181,7 +181,7 @@ class Learner(Configurable):
         def apply_update(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old = self._optimizer_state(opt_state)
             # Cast inside: the operands of the `cond` below are materialized in memory.
-            updates, states = self._clip(_as_float32(grads), grad_norm, weights), []
+            updates, states = self._clip(optax.tree.cast(grads, jnp.float32), grad_norm, weights), []
             olds = old if self.parameter_groups else (old,)
             for one, state, rate in zip(self._transformations(params, weights), olds, learning_rates, strict=True):
                 updates, state = one.update(updates, state, params, learning_rate=rate)
@@ -259,15 +259,15 @@ class Learner(Configurable):
 
     def clip(self, grads: dict, weights: Any) -> dict:
         """The gradients of trained parameters, clipped, in float32. `weights` is the tree that `init` took."""
-        grads = _as_float32(grads)
-        return self._clip(grads, optax.tree.norm(grads), self.select_trained(weights))
+        cast = optax.tree.cast(grads, jnp.float32)
+        return self._clip(cast, optax.tree.norm(cast), self.select_trained(weights))
 
     def grad_scale(self, grad_norm: jax.Array) -> jax.Array:
         """The factor by which `clip_gradient_norm_to_value` scales gradients of this global norm; 1 when it is off."""
         largest = self.clip_gradient_norm_to_value
         return jnp.ones_like(grad_norm) if largest is None else jnp.minimum(1.0, largest / grad_norm)
 
-    def _clip(self, grads: dict, grad_norm: jax.Array, weights: Any) -> dict:
+    def _clip(self, grads: Any, grad_norm: jax.Array, weights: Any) -> dict:
         if self.clip_gradient_norm_to_value is not None:
             scale = self.grad_scale(grad_norm)
             return jax.tree.map(lambda g: g * scale, grads)
@@ -307,10 +307,6 @@ def _scale_by_initial_norm(path: Any, update: jax.Array, weight: Weight) -> jax.
             "Initialize it by an `Init` that has a `scale`.",
         )
     return weight.init_scale * update
-
-
-def _as_float32(grads: dict) -> dict:
-    return jax.tree.map(lambda g: g.astype(jnp.float32), grads)
 
 
 def _is_masked(node: Any) -> bool:

@@ -271,7 +271,7 @@ class TrainingRun:
         for name, values in metrics.items():
             if (split := f"eval/{name}") not in logged:
                 self.writer.write(step, values, split)
-            self.eval_lines.append({"step": step, "split": f"eval/{name}", **values})
+            self.eval_lines.append({"step": step, "split": split, **values})
         self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
@@ -286,13 +286,11 @@ class TrainingRun:
             self.divergence.check_record(record)
 
     def _meter(self) -> Meter:
-        flops = self.task.model.step_flops(self.session.spec)
-        hosts = self.input.num_infeed_hosts
-        tokens = tokens_in(self.session.spec)
-        peak = self.session.peak_flops
+        batch, peak = self.session.batch, self.session.peak_flops
+        flops = self.task.model.step_flops(batch)
         return Meter(
-            flops_per_step=flops.total * hosts if flops else None,
-            tokens_per_step=tokens * hosts if tokens else None,
+            flops_per_step=flops.total if flops else None,
+            tokens_per_step=tokens_in(batch),
             num_train_steps=self.num_train_steps,
             peak_flops_total=peak * self.session.mesh.size if peak else None,
             summary_interval_steps=self.task.train.summary_interval_steps,
@@ -446,13 +444,12 @@ def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
 
 
 def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any]:
-    tokens = tokens_in(session.spec)
     return {
         "parameters": count_parameters(session.abstract.params),
         "devices": device_name(session.mesh),
         "mesh": describe(session.mesh.shape),
         "global_batch_size": session.global_batch_size,
-        "tokens_per_step": tokens * run.input.num_infeed_hosts if tokens else None,
+        "tokens_per_step": tokens_in(session.batch),
         "peak_flops_per_device": session.peak_flops,
         "data_seed": session.config.train_input.input_random_seed,
         "first_step": first_step,

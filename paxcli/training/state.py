@@ -46,9 +46,6 @@ class TrainState(flax.struct.PyTreeNode):
     weights: tuple[Weight, ...] = flax.struct.field(pytree_node=False)
 
 
-_MISFITS = (TypeError, ValueError, AttributeError, ArithmeticError, flax.errors.FlaxError)
-
-
 def _trace(function: Callable[[], Any]) -> Any:
     """`jax.eval_shape` of a function that initializes a model.
 
@@ -57,7 +54,7 @@ def _trace(function: Callable[[], Any]) -> Any:
     """
     try:
         return jax.eval_shape(function)
-    except _MISFITS as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError, flax.errors.FlaxError) as error:
         if any(name.startswith(RECIPE_FILE) for name in sys.modules):  # perhaps a mistake in the user's own part
             raise
         message = f"The model cannot be built: {type(error).__name__}: {first_line(error)}"

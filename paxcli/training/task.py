@@ -34,6 +34,12 @@ from paxcli.training.learner import Learner
 from paxcli.training.summaries import ACTIVATIONS, strict_accuracy
 
 
+def _check_names(field: str, names: tuple[str, ...], metrics: dict[str, Any]) -> None:
+    for name in names:
+        if name not in metrics:
+            raise ConfigError(f"{field}: the model has no metric `{name}`.", f"It has {', '.join(metrics)}.")
+
+
 @dataclasses.dataclass(frozen=True)
 class LossAggregator(Configurable):
     """Computes the loss as a weighted sum of metrics (Pax: `LossAggregator`, `MultiLossAggregator`).
@@ -55,11 +61,7 @@ class LossAggregator(Configurable):
         factors = self.loss_weights or (1.0,) * len(self.loss_keys)
         if len(factors) != len(self.loss_keys):
             raise ConfigError(f"task.loss_aggregator: {len(self.loss_keys)} loss_keys, {len(factors)} loss_weights.")
-        for key in self.loss_keys:
-            if key not in metrics:
-                raise ConfigError(
-                    f"task.loss_aggregator: the model has no metric `{key}`.", f"It has {', '.join(metrics)}."
-                )
+        _check_names("task.loss_aggregator", self.loss_keys, metrics)
         values = [
             metrics[key][0] if factor == 1 else factor * metrics[key][0]
             for key, factor in zip(self.loss_keys, factors, strict=True)
@@ -85,9 +87,7 @@ class Metrics(Configurable):
         Raises:
           ConfigError: The model has no metric of that name.
         """
-        for name in (*(self.names or ()), *self.maxima):
-            if name not in metrics:
-                raise ConfigError(f"task.metrics: the model has no metric `{name}`.", f"It has {', '.join(metrics)}.")
+        _check_names("task.metrics", (*(self.names or ()), *self.maxima), metrics)
         names = metrics if self.names is None else ("loss", *self.names)
         return {name: value for name, value in metrics.items() if name in names}
 

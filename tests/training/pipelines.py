@@ -7,6 +7,7 @@ import re
 import sys
 import time
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.stack import Stack
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES
-from paxcli.mesh.sharding import param_shardings, put_batch, unbox, use_mesh
+from paxcli.mesh.sharding import param_shardings, put_batch, use_mesh
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
 from paxcli.programs.collectives import count_collectives
@@ -95,7 +96,7 @@ def check(case, plain_params, expected) -> None:
     boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), jax.tree.map(lambda x: x[:1], rows)))["params"]
     layers = plain_params["stack"] if scan else unrolled(plain_params["stack"])
     params = {**plain_params, "stack": to_stages(layers, stages, rounds)}
-    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, unbox(boxed))
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, nn.meta.unbox(boxed))
     with use_mesh(mesh):
         params = jax.device_put(params, param_shardings(mesh, DEFAULT_RULES, boxed))
         for leaf in jax.tree.leaves(params["stack"]):
@@ -113,7 +114,9 @@ def check(case, plain_params, expected) -> None:
 def laid_out(boxed, mesh):
     """Shapes of parameters, where the rules put them."""
     shardings = param_shardings(mesh, DEFAULT_RULES, boxed)
-    return jax.tree.map(lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), unbox(boxed), shardings)
+    return jax.tree.map(
+        lambda p, s: jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=s), nn.meta.unbox(boxed), shardings
+    )
 
 
 def count_gathers(gather_weights_once: bool) -> int:
@@ -155,7 +158,7 @@ if __name__ == "__main__":
     assert jax.device_count() == 8
     model = LanguageModel(**WIDTHS, stack=functools.partial(Stack, remat_policy="everything"))
     one = {name: jnp.asarray(value) for name, value in batch().items()}
-    start = unbox(jax.jit(model.init)(jax.random.key(0), NestedMap(one))["params"])
+    start = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), NestedMap(one))["params"])
     # Off their initial values, so that every scale and bias matters.
     keys = iter(jax.random.split(jax.random.key(1), 100))
     plain = jax.tree.map(lambda p: p + 0.05 * jax.random.normal(next(keys), p.shape), start)
