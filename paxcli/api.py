@@ -99,9 +99,8 @@ def load(
     """
     for path, value in (set or {}).items():
         if isinstance(value, fdl.Buildable):
-            raise ConfigError(
-                f"`{path}`: `set` takes plain values, not a config.", "Write a recipe function that assigns it."
-            )
+            hint = "Write a recipe function that assigns it."
+            raise ConfigError(f"`{path}`: `set` takes plain values, not a config.", hint)
     context = contextvars.copy_context()
     if trust_code:
         context.run(code_consent.set, lambda question: True)

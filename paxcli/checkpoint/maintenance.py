@@ -124,9 +124,8 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
     chosen = _select_steps(run_dir, steps) if steps else _steps(run_dir)[-1:]
     present = [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]
     if present:
-        raise ConfigError(
-            f"{target} already has checkpoints of steps {format_steps(present)}.", "Copy to another directory."
-        )
+        hint = "Copy to another directory."
+        raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
     if dry_run:
         return [_info(_step_dir(run_dir, step)) for step in chosen]
     (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)

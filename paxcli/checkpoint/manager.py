@@ -322,9 +322,8 @@ class CheckpointStore:
         except DataError as error:
             which = f"checkpoint of step {step} in {self.directory}"
             if fault := machine_fault(error):
-                raise MissingError(
-                    f"Cannot read the {which}: {fault}.", "Fix that and run the same command again."
-                ) from error
+                hint = "Fix that and run the same command again."
+                raise MissingError(f"Cannot read the {which}: {fault}.", hint) from error
             if self._is_remote and _NO_ANSWER.search(error.message):
                 hint = "Run the same command again when the bucket answers."
                 raise RemoteError(f"Cannot read the {which}: {error.message}.", hint) from error

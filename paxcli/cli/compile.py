@@ -67,9 +67,8 @@ def compile(
       pax compile tiny --topology cpu:8 --save tiny.step
     """
     if search and (save or hlo or step != "train"):
-        raise ConfigError(
-            "--search cannot be combined with --save, --hlo or --step.", "Compile the best settings with `--set`."
-        )
+        hint = "Compile the best settings with `--set`."
+        raise ConfigError("--search cannot be combined with --save, --hlo or --step.", hint)
     if save and step != "train":
         raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
     # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.

@@ -102,9 +102,8 @@ def gke(task: Task) -> str:
     if task.image is None:
         raise ConfigError("GKE needs a container image with pax.", "Set --image; --target image writes a Dockerfile.")
     if "://" not in (task.run_dir or ""):
-        raise ConfigError(
-            "The run directory would be on a pod's own disk, which ends with the pod.", "Set --run-dir gs://BUCKET/RUN"
-        )
+        hint = "Set --run-dir gs://BUCKET/RUN"
+        raise ConfigError("The run directory would be on a pod's own disk, which ends with the pod.", hint)
     container = {
         "name": "pax",
         "image": task.image,
@@ -154,9 +153,8 @@ def gke(task: Task) -> str:
 def slurm(task: Task) -> str:
     """A batch script with one process per GPU, as JAX expects under Slurm. A stopped or killed run is requeued."""
     if not isinstance(task.machine, Gpus):
-        raise ConfigError(
-            "--target slurm requires GPUs.", "Example, 4 machines of 8 GPUs: --accelerator h100:8 --slices 4"
-        )
+        hint = "Example, 4 machines of 8 GPUs: --accelerator h100:8 --slices 4"
+        raise ConfigError("--target slurm requires GPUs.", hint)
     return f"""\
 #!/bin/bash
 #SBATCH --job-name={task.name}
@@ -193,9 +191,8 @@ def skypilot(task: Task) -> str:
     elif task.machine.row.runtime is None:
         raise ConfigError(f"{task.machine.type} is available through GKE only.", "--target gke")
     elif task.count > 1:
-        raise ConfigError(
-            "--target skypilot does not support several slices.", "Use pax provision create --slices, or --target gke"
-        )
+        hint = "Use pax provision create --slices, or --target gke"
+        raise ConfigError("--target skypilot does not support several slices.", hint)
     else:
         resources = {
             "infra": "gcp",

@@ -126,9 +126,8 @@ class Gcloud:
         try:
             return json.loads(output)
         except json.JSONDecodeError:
-            raise RemoteError(
-                f"{_short_command(argv)} did not print JSON: {output[:200]!r}.", "gcloud components update"
-            ) from None
+            hint = "gcloud components update"
+            raise RemoteError(f"{_short_command(argv)} did not print JSON: {output[:200]!r}.", hint) from None
 
     def find(self, argv: Sequence[str]) -> Any | None:
         """Like `json`, or None if the resource does not exist."""
@@ -148,9 +147,8 @@ def find_gcloud() -> str:
     """
     program = shutil.which("gcloud")
     if program is None:
-        raise MissingError(
-            "gcloud is not installed on this machine.", f"Install it: {INSTALL}, then: gcloud auth login"
-        )
+        hint = f"Install it: {INSTALL}, then: gcloud auth login"
+        raise MissingError("gcloud is not installed on this machine.", hint)
     return program
 
 

@@ -76,9 +76,8 @@ class Job:
             self.stop("KILL")  # on all workers: one whose answer was lost may have started it
         if busy:
             name = self.target.name
-            raise ConfigError(
-                f"{name} is busy with job {busy}.", f"pax provision attach {name}, or pax provision stop {name}"
-            )
+            hint = f"pax provision attach {name}, or pax provision stop {name}"
+            raise ConfigError(f"{name} is busy with job {busy}.", hint)
         worker, error = next(iter(failed.items()))
         missing = "No such file" in error.message and ".pax/venv" in error.message
         hint = f"pax install --on {self.target.name}" if missing else error.hint

@@ -73,9 +73,8 @@ def check_until(text: str) -> tuple[str, str]:
         return "duration", text
     if re.fullmatch(_TIME, text, re.ASCII):
         return "time", text
-    raise ConfigError(
-        f"{text[:_MAX_QUOTED]!r} is not a time.", "Use a duration such as 6h or 1d12h, or 2026-01-31T12:00:00Z."
-    )
+    hint = "Use a duration such as 6h or 1d12h, or 2026-01-31T12:00:00Z."
+    raise ConfigError(f"{text[:_MAX_QUOTED]!r} is not a time.", hint)
 
 
 def check_worker(text: str) -> tuple[str, str]:
@@ -84,9 +83,8 @@ def check_worker(text: str) -> tuple[str, str]:
         return "all", "all"
     match = re.fullmatch(r"(?:([0-9]{1,4})\.)?([0-9]{1,4}|all)", text, re.ASCII)
     if not match:
-        raise ConfigError(
-            f"{text[:_MAX_QUOTED]!r} is not a worker.", "Use SLICE.WORKER such as 1.3, a worker of slice 0, or all."
-        )
+        hint = "Use SLICE.WORKER such as 1.3, a worker of slice 0, or all."
+        raise ConfigError(f"{text[:_MAX_QUOTED]!r} is not a worker.", hint)
     return match[1] or "0", match[2]
 
 

@@ -46,9 +46,8 @@ class PaxmlCheckpoint:
     def __init__(self, directory: PathLike):
         path = find_paxml(directory)
         if path is None:
-            raise DataError(
-                f"{directory} holds no checkpoint of paxml.", "Give a directory such as …/checkpoint_00001000."
-            )
+            hint = "Give a directory such as …/checkpoint_00001000."
+            raise DataError(f"{directory} holds no checkpoint of paxml.", hint)
         self.path, state = path, path / "state"
         try:
             leaves = _msgpack_arrays(state / "checkpoint") if (state / "checkpoint").exists() else _zarr_arrays(state)

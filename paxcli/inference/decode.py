@@ -61,7 +61,7 @@ class PromptDecoder:
       max_length: The most tokens of a sequence.
 
     Args:
-      model: The model.
+      model: The model, which has a decode.
       params: Its parameters.
       tokenizer: The tokenizer.
       template: The chat template that renders messages, if there is one.
@@ -69,7 +69,7 @@ class PromptDecoder:
       seed: Seed of sampling.
 
     Raises:
-      ConfigError: The model has no decode, or an end token is outside its vocabulary.
+      ConfigError: An end token is outside the model's vocabulary.
     """
 
     def __init__(
@@ -81,7 +81,6 @@ class PromptDecoder:
         seed: int,
         template: ChatTemplate | None = None,
     ):
-        check_decodes(model)
         assert isinstance(model, DecodingModel)
         self._model, self.tokenizer, self.template = model, tokenizer, template
         self.max_length = model.max_decode_len
@@ -90,14 +89,9 @@ class PromptDecoder:
         self._check_vocabulary("`decoding.eos_ids`", eos_ids)
         self.generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0)
 
-    def set_params(self, params: dict) -> None:
-        """Replaces the parameters."""
-        self.generator.set_params(params)
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
+    def requests(self, prompts: Sequence[Prompt]) -> list[Request]:
         """Raises ConfigError for a prompt that is too long or has unknown ids."""
-        for number, prompt in enumerate(prompts):
-            self._request(prompt, number)
+        return [self._request(prompt, number) for number, prompt in enumerate(prompts)]
 
     def continue_prompts(self, prompts: Sequence[Prompt], on_text: OnText | None = None) -> list[dict[str, Any]]:
         """Continues prompts.
@@ -114,7 +108,7 @@ class PromptDecoder:
           ConfigError: The model does not continue prompts, or a prompt is too long or has unknown ids.
         """
         check_continues_prompts(self._model)
-        requests = [self._request(prompt, number) for number, prompt in enumerate(prompts)]
+        requests = self.requests(prompts)
         ids = [one.ids[: one.answer_start] for one in requests]
         stops = [self._decoding.stop if prompt.stop is None else tuple(prompt.stop) for prompt in prompts]
         texts = [self.tokenizer.decode(i) if p.prompt is None else p.prompt for p, i in zip(prompts, ids, strict=True)]
@@ -145,9 +139,8 @@ class PromptDecoder:
         answers = self.generator.answer(requests, lambda _, ids, is_done: self._stop_at(ids, stop))
         outputs, best = [], {}
         for (number, (text, _)), samples in zip(examples.items(), answers, strict=True):
-            readable = [
-                self._readable(text, one, stop) | {"input": source.name, "example_id": number} for one in samples
-            ]
+            origin = {"input": source.name, "example_id": number}
+            readable = [self._readable(text, one, stop) | origin for one in samples]
             outputs += readable
             best[number] = readable[0]["ids"]
         return outputs, metrics(best) if metrics is not None else {}
@@ -223,34 +216,25 @@ class PromptDecoder:
 
     def _stop_at(self, ids: np.ndarray, stop: tuple[str, ...]) -> int | None:
         """The number of tokens whose text first has a stop text; None = it has none."""
-        if not self._has_stop(ids, stop):
-            return None
-        return next(count for count in range(1, len(ids) + 1) if self._has_stop(ids[:count], stop))
+        counts = range(1, len(ids) + 1) if self._has_stop(ids, stop) else ()
+        return next((count for count in counts if self._has_stop(ids[:count], stop)), None)
 
     def _has_stop(self, ids: np.ndarray, stop: tuple[str, ...]) -> bool:
         text = self.tokenizer.decode(ids) if stop else ""
         return any(one in text for one in stop)
-
-    def _cut(self, answer: Answer, stop: tuple[str, ...]) -> Answer:
-        """An answer up to its first stop text; beam search and encoder-decoders generate beyond it."""
-        cut = self._stop_at(answer.ids, stop)
-        if cut is None or answer.finish_reason == "given":
-            return answer
-        return answer._replace(ids=answer.ids[:cut], log_probs=answer.log_probs[:cut], finish_reason="stop")
 
     def _text(self, ids: np.ndarray, stop: tuple[str, ...]) -> str:
         text = self.tokenizer.decode(ids)
         return text[: min((text.index(one) for one in stop if one in text), default=None)]
 
     def _readable(self, prompt: str, answer: Answer, stop: tuple[str, ...]) -> dict[str, Any]:
-        answer = self._cut(answer, stop)
+        # Beam search and encoder-decoders generate beyond a stop text.
+        cut = None if answer.finish_reason == "given" else self._stop_at(answer.ids, stop)
         return {
             "prompt": prompt,
-            "text": self._text(answer.ids, stop)
-            if answer.finish_reason == "stop"
-            else self.tokenizer.decode(answer.ids),
-            "ids": answer.ids.tolist(),
-            "log_probs": [round(float(value), 6) for value in answer.log_probs],
+            "text": self._text(answer.ids, () if cut is None else stop),
+            "ids": answer.ids[:cut].tolist(),
+            "log_probs": [round(float(value), 6) for value in answer.log_probs[:cut]],
             "score": round(answer.score, 6),
-            "finish_reason": answer.finish_reason,
+            "finish_reason": answer.finish_reason if cut is None else "stop",
         }

@@ -37,15 +37,15 @@ class Sampler:
         self._prompts = [Prompt(text) for text in experiment.sample_prompts]
         tokenizer = tokenizer_of(experiment.train_input)
         self._decoder = PromptDecoder(experiment.task.model, {}, tokenizer, experiment.decoding, seed=0)
-        self._decoder.check(self._prompts)
+        self._decoder.requests(self._prompts)
         self._path = run_dir.path / SAMPLES
         self._lines = read_lines(self._path)
 
     def __call__(self, step: int, params: dict) -> list[tuple[str, str]]:
         """Each prompt and its continuation. Written to `samples.jsonl` too, in place of later steps' lines."""
-        self._decoder.set_params(params)
+        self._decoder.generator.set_params(params)
         outputs = self._decoder.continue_prompts(self._prompts)
-        self._decoder.set_params({})  # training reuses their memory
+        self._decoder.generator.set_params({})  # training reuses their memory
         samples = [(output["prompt"], output["text"]) for output in outputs]
         self._lines = [line for line in self._lines if line["step"] < step]
         self._lines += [{"step": step, "prompt": prompt, "text": text} for prompt, text in samples]

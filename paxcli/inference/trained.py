@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import fiddle as fdl
 import jax
@@ -53,13 +53,12 @@ class TrainedRun:
         self._held: tuple[int, dict] | None = None  # the parameters that were loaded last, and their step
         self._last_decoder: tuple[Any, PromptDecoder] | None = None
         self._has_evaluated = False
-        self._store = CheckpointStore(run_dir.checkpoints)
         self._eval_step = make_eval_step(session.experiment.task)
         self._score_step = make_score_step(session.experiment.task)
 
     def steps(self) -> list[int]:
         """The steps that have a checkpoint, in order."""
-        return self._store.steps()
+        return CheckpointStore(self._run_dir.checkpoints).steps()
 
     def evaluate(self, step: int, files: Sequence[str] = ()) -> dict[str, dict[str, float]]:
         """Metrics of one checkpoint on all evaluation inputs: input name → metric → value. Written to `eval/` too.
@@ -76,9 +75,8 @@ class TrainedRun:
         """
         inputs = [self._files_input(list(files))] if files else self._session.experiment.eval_inputs
         if not inputs:
-            raise ConfigError(
-                "The recipe has no evaluation input.", "Give it `eval_inputs`, or text files with `--files`."
-            )
+            hint = "Give it `eval_inputs`, or text files with `--files`."
+            raise ConfigError("The recipe has no evaluation input.", hint)
         if self._has_evaluated:
             for source in inputs:
                 source.reset()
@@ -232,6 +230,7 @@ class TrainedRun:
 
     def _load(self, step: int) -> dict:
         learner, abstract = self._session.experiment.task.train.learner, self._session.abstract
+<<<<<<< HEAD
         if learner.ema_decay is None:
             return self._load_arrays(step, abstract.params, "params")
         saved = {"params": abstract.params, "opt_state": {"ema": abstract.opt_state.ema}}
@@ -241,19 +240,24 @@ class TrainedRun:
     def _load_arrays(self, step: int, wanted: Any, what: Literal["params", "all"]) -> Any:
         loaded, report = load_params(self._run_dir.path, step, wanted, what)
         if report.arrays.missing or report.arrays.mismatched:
+=======
+        wanted: Any = abstract.params
+        averages = learner.ema_decay is not None
+        if averages:
+            wanted = {"params": wanted, "opt_state": {"ema": abstract.opt_state.ema}}
+        loaded, report = load_params(self._run_dir.path, step, wanted, "all" if averages else "params")
+        if report.missing or report.mismatched:
+>>>>>>> h-s5
             raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")
-        return loaded
+        return learner.eval_params(loaded["params"], Averaged(None, loaded["opt_state"]["ema"])) if averages else loaded
 
     def _write_metrics(self, folder: str, step: int, metrics: dict[str, dict[str, float]]) -> None:
         """Appends metrics to `metrics.jsonl` and the TensorBoard events of `folder`, beside those of training."""
         if jax.process_index() != 0 or not metrics:
             return
         path = self._run_dir.path / folder
-        writers = [
-            JsonlWriter(path / "metrics.jsonl", _EVERY_STEP),
-            TensorBoardWriter(path / "tensorboard", _EVERY_STEP),
-        ]
-        for writer in writers:
+        for kind, file in ((JsonlWriter, "metrics.jsonl"), (TensorBoardWriter, "tensorboard")):
+            writer = kind(path / file, _EVERY_STEP)
             for name, values in metrics.items():
                 writer.write(step, values, split=f"{folder}/{name}")
             writer.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -12,12 +11,9 @@ import fiddle as fdl
 import jax
 from etils import epath
 
-from paxcli.config.diff import changed_lines
-from paxcli.config.facts import is_at_or_below, marked_paths
-from paxcli.config.fields import Mark
 from paxcli.config.paths import replace_text
-from paxcli.config.render import config_text, parse_config_text
 from paxcli.errors import DataError
+from paxcli.programs.executable import compiled_values, list_changes
 from paxcli.training.experiment import Experiment
 
 NAME = "manifest.json"
@@ -27,18 +23,14 @@ _AGAIN = "Collect it again: `pax pgle collect RECIPE`."
 def conditions(config: fdl.Config[Experiment]) -> dict[str, Any]:
     """Everything that the cost of an instruction depends on, in this process: recipe, flags, versions and devices."""
     device = jax.devices()[0]
-    outside = marked_paths(config, Mark.NOT_COMPILED)
-    recipe = parse_config_text(config_text(config))
-    values = {path: value for path, value in recipe.items() if not is_at_or_below(path, outside)}
     return {
-        "config_hash": hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest(),
         "jax": jax.__version__,
         "jaxlib": importlib.metadata.version("jaxlib"),
         "xla": device.client.platform_version,
         "device_kind": device.device_kind,
         "num_devices": jax.device_count(),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
-        "config": json.loads(json.dumps(values, default=str)),
+        "config": compiled_values(config),
     }
 
 
@@ -67,10 +59,8 @@ def require_fresh(directory: epath.Path, now: dict[str, Any]) -> None:
         config = then["config"]
     except (ValueError, KeyError) as error:
         raise DataError(f"{path} is damaged: {error}.", _AGAIN) from None
-    around = [key for key in now if key not in ("config", "config_hash")]
-    before, after = {**then, **config}, {**now, **now["config"]}
-    names = [*sorted({*config, *now["config"]}), *around]
-    changed = [name for name in names if before.get(name, "unset") != after.get(name, "unset")]
-    if changed:
-        listed = changed_lines(before, after, changed)
-        raise DataError(f"The profile in {directory} is stale. Changed since it was made:\n{listed}", _AGAIN)
+    around = now.keys() - {"config"}
+    before = config | {name: value for name, value in then.items() if name in around}
+    after = now["config"] | {name: now[name] for name in around}
+    if changes := list_changes(before, after):
+        raise DataError(f"The profile in {directory} is stale. Changed since it was made:\n{changes}", _AGAIN)

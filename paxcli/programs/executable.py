@@ -6,7 +6,6 @@ the recipe, which has to be the same. Load only files that you made yourself: an
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import zipfile
@@ -15,12 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fiddle as fdl
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxlib import xla_client
 
 import paxcli
-from paxcli.config.diff import changed_lines
+from paxcli.config.diff import changed_lines, diff
 from paxcli.config.facts import is_at_or_below, marked_paths
 from paxcli.config.fields import Mark
 from paxcli.config.render import config_text
@@ -28,13 +28,13 @@ from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError, DataError, first_line
 from paxcli.mesh.sharding import name_of
 from paxcli.nested_map import NestedMap
+from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
 from paxcli.training.session import Session
 from paxcli.training.state import TrainState
 from paxcli.training.step import TrainStep, make_train_step
 
 _MANIFEST, _EXECUTABLE = "manifest.json", "executable"
-_MADE_FOR = "made_for"
 # What `zipfile` and the parts of a damaged file raise: RuntimeError includes "encrypted" and nesting too deep.
 _UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, LookupError, ValueError, TypeError, RuntimeError)
 
@@ -57,14 +57,14 @@ def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled)
     try:
         executable = runtime.serialize()
     except (jax.errors.JaxRuntimeError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"This platform cannot serialize executables: {error}", "Compile without `--save`."
-        ) from error
-    arguments = _argument_indices(compiled)
+        hint = "Compile without `--save`."
+        raise ConfigError(f"This platform cannot serialize executables: {error}", hint) from error
+    # JAX drops the arguments that the step does not use. It has no public API for the indices of the others, and
+    # `jax.experimental.serialize_executable` depends on pickle.
+    private: Any = compiled._executable
     manifest = {
-        _MADE_FOR: list_dependencies(session),
-        "arguments": arguments,
-        "sha256": _checksum(executable, arguments),
+        "made_for": list_dependencies(session),
+        "arguments": sorted(private._kept_var_idx),
         "recipe": config_text(session.config),
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -83,30 +83,20 @@ def load_executable(path: Path, session: Session) -> TrainStep:
         with zipfile.ZipFile(path) as file:
             manifest = json.loads(file.read(_MANIFEST))
             executable = file.read(_EXECUTABLE)
-        before, arguments, checksum = dict(manifest[_MADE_FOR]), manifest["arguments"], manifest["sha256"]
+        before, arguments = dict(manifest["made_for"]), manifest["arguments"]
     except _UNREADABLE as error:
-        raise DataError(
-            f"{path} is not a compiled step: {error}.", "Compile one: `pax compile … --save FILE`."
-        ) from error
-    if _checksum(executable, arguments) != checksum:
-        raise DataError(f"{path} is damaged.", "Compile it again: `pax compile … --save FILE`.")
-    now = json.loads(json.dumps(list_dependencies(session)))
-    changed = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
-    if changed:
+        hint = "Compile one: `pax compile … --save FILE`."
+        raise DataError(f"{path} is not a compiled step: {error}.", hint) from error
+    if changes := list_changes(before, json.loads(json.dumps(list_dependencies(session)))):
         hint = "Compile it again with `pax compile … --save FILE`, or train without `--compiled`."
-        raise ConfigError(f"{path} was compiled for something else:\n{changed_lines(before, now, changed)}", hint)
+        raise ConfigError(f"{path} was compiled for something else:\n{changes}", hint)
     devices = tuple(session.mesh.devices.flat)
     try:
         loaded = devices[0].client.deserialize_executable(executable, executable_devices=xla_client.DeviceList(devices))
     except (jax.errors.JaxRuntimeError, ValueError) as error:
-        raise DataError(
-            f"{path} cannot be loaded on this machine: {first_line(error)}.", "Compile it again on this machine."
-        ) from error
-    return _LoadedStep(loaded, arguments, session)
-
-
-def _checksum(executable: bytes, arguments: list[int]) -> str:
-    return hashlib.sha256(json.dumps(arguments).encode() + executable).hexdigest()
+        hint = "Compile it again on this machine."
+        raise DataError(f"{path} cannot be loaded on this machine: {first_line(error)}.", hint) from error
+    return _loaded_step(loaded, arguments, session)
 
 
 class Precompiled(Instrument):
@@ -126,8 +116,6 @@ def list_dependencies(session: Session) -> dict[str, Any]:
     device = session.mesh.devices.flat[0]
     batch = jax.tree_util.tree_leaves_with_path(session.spec)
     slices = {getattr(one, "slice_index", None) or 0 for one in session.mesh.devices.flat}
-    outside = marked_paths(session.config, Mark.NOT_COMPILED)
-    values = plain_values(session.config)
     return {
         "pax": paxcli.__version__,
         "jax": jax.__version__,
@@ -140,37 +128,36 @@ def list_dependencies(session: Session) -> dict[str, Any]:
         "global_batch_size": session.global_batch_size,
         "batch": {name_of(path): [str(leaf.dtype), *leaf.shape[1:]] for path, leaf in batch},
         "compiler_options": session.compiler_options,
-    } | {path: value for path, value in values.items() if not is_at_or_below(path, outside)}
+    } | compiled_values(session.config)
 
 
-def _argument_indices(compiled: jax.stages.Compiled) -> list[int]:
-    """Indices of the flat arguments that the executable takes: JAX drops those that the step does not use.
-
-    JAX has no public API for them, and `jax.experimental.serialize_executable` depends on pickle.
-    """
-    executable: Any = compiled._executable
-    return sorted(executable._kept_var_idx)
+def compiled_values(config: fdl.Config[Experiment]) -> dict[str, Any]:
+    """Path → value of the fields that a recipe's compiled step depends on."""
+    outside = marked_paths(config, Mark.NOT_COMPILED)
+    return {path: value for path, value in plain_values(config).items() if not is_at_or_below(path, outside)}
 
 
-class _LoadedStep:
+def list_changes(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """One line for each dependency that differs; empty if none does."""
+    return changed_lines(before, now, sorted(path for path, _, _ in diff(before, now)))
+
+
+def _loaded_step(executable: Any, arguments: list[int], session: Session) -> TrainStep:
     """A loaded executable, called like the jitted train step. It donates the old state's memory to the new one."""
+    step = make_train_step(session.experiment.task, session.abstract)
+    results, tree = jax.tree.flatten(jax.eval_shape(step, session.abstract, session.batch))
+    shardings: list[Any] = [leaf.sharding for leaf in jax.tree.leaves(session.abstract)]
+    shardings += [NamedSharding(session.mesh, PartitionSpec())] * (len(results) - len(shardings))  # of the metrics
 
-    def __init__(self, executable: Any, arguments: list[int], session: Session):
-        self._executable, self._arguments = executable, arguments
-        step = make_train_step(session.experiment.task, session.abstract)
-        state, metrics = jax.eval_shape(step, session.abstract, session.batch)
-        replicated = NamedSharding(session.mesh, PartitionSpec())
-        state_shardings = jax.tree.map(lambda leaf: leaf.sharding, session.abstract)
-        shardings = state_shardings, jax.tree.map(lambda _: replicated, metrics)
-        leaves, self._tree = jax.tree.flatten((state, metrics))
-        self._outputs = list(zip([leaf.shape for leaf in leaves], jax.tree.leaves(shardings), strict=True))
-
-    def __call__(self, state: TrainState, batch: NestedMap) -> tuple[TrainState, dict[str, jax.Array]]:
+    def call(state: TrainState, batch: NestedMap) -> tuple[TrainState, dict[str, jax.Array]]:
         leaves = jax.tree.leaves((state, batch))
-        results = self._executable.execute_sharded([leaves[index] for index in self._arguments])
-        parts = results.disassemble_into_single_device_arrays()
+        parts = executable.execute_sharded([leaves[index] for index in arguments])
         arrays = [
-            jax.make_array_from_single_device_arrays(shape, sharding, on_devices)
-            for (shape, sharding), on_devices in zip(self._outputs, parts, strict=True)
+            jax.make_array_from_single_device_arrays(result.shape, sharding, on_devices)
+            for result, sharding, on_devices in zip(
+                results, shardings, parts.disassemble_into_single_device_arrays(), strict=True
+            )
         ]
-        return jax.tree.unflatten(self._tree, arrays)
+        return jax.tree.unflatten(tree, arrays)
+
+    return call

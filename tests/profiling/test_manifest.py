@@ -26,7 +26,7 @@ def made(tmp_path) -> epath.Path:
 
 def test_the_manifest_has_the_conditions(made):
     found = json.loads((made / "manifest.json").read_text())
-    assert {"config_hash", "jax", "jaxlib", "xla", "device_kind", "num_devices", "xla_flags", "steps"} <= found.keys()
+    assert {"config", "jax", "jaxlib", "xla", "device_kind", "num_devices", "xla_flags", "steps"} <= found.keys()
 
 
 @pytest.mark.parametrize(

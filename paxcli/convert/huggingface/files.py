@@ -52,9 +52,8 @@ class Safetensors:
         except FileNotFoundError:
             raise DataError(f"{path} does not exist.", "Download the files again.") from None
         except (SafetensorError, OSError) as error:
-            raise DataError(
-                f"{path} is damaged or incomplete: {first_line(error)}.", "Download it again, and compare its size."
-            ) from error
+            hint = "Download it again, and compare its size."
+            raise DataError(f"{path} is damaged or incomplete: {first_line(error)}.", hint) from error
         for name, found in slices.items():
             if name in self.shapes:
                 raise DataError(f"Two files have `{name}`, {path} among them.", "Delete files of another model.")

@@ -103,9 +103,8 @@ class MaxTextCheckpoint:
         try:
             tree = self._handler.restore(self.path, args=ocp.args.PyTreeRestore(item=item, restore_args=arguments))
         except Exception as error:
-            raise DataError(
-                f"`{full_name}` in {self.path} cannot be read: {first_line(error)}", "Restore it from a copy."
-            ) from error
+            hint = "Restore it from a copy."
+            raise DataError(f"`{full_name}` in {self.path} cannot be read: {first_line(error)}", hint) from error
         return named_leaves(tree)[full_name]
 
 

@@ -227,6 +227,5 @@ def parse_value(pair: Pair) -> Any:
         return number
     except (ValueError, KeyError, yaml.YAMLError):
         kind = {"bool": "true or false", "int": "an integer", "float": "a number"}.get(type(like).__name__, "a list")
-        raise ConfigError(
-            f"Line {pair.line}: {pair.key}={pair.value} is not {kind}.", f"Correct it; MaxText's default is {like}."
-        ) from None
+        hint = f"Correct it; MaxText's default is {like}."
+        raise ConfigError(f"Line {pair.line}: {pair.key}={pair.value} is not {kind}.", hint) from None

@@ -65,9 +65,8 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
     scale = settings["global_parameter_scale"] if settings.is_set("global_parameter_scale") else 1
     power = scale.bit_length() - 1
     if scale < 1 or scale != 1 << power:
-        raise ConfigError(
-            f"global_parameter_scale={scale} is not a power of two.", f"MaxText accepts {1 << max(power, 0)}."
-        )
+        hint = f"MaxText accepts {1 << max(power, 0)}."
+        raise ConfigError(f"global_parameter_scale={scale} is not a power of two.", hint)
     thirds, rest = divmod(power, 3)
     first, second = thirds + (rest > 0), thirds + (rest > 1)
     exponents = (first, second, thirds) if settings.date >= _HEADS_FIRST else (second, first, thirds)

@@ -33,9 +33,8 @@ def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None
     for number, word in enumerate(words, start=1):
         key, equals, value = word.partition("=")
         if not equals or not key.isidentifier():
-            raise ConfigError(
-                f"`{word}` is neither a file nor key=value.", "For example `model_name=llama2-7b steps=10`."
-            )
+            hint = "For example `model_name=llama2-7b steps=10`."
+            raise ConfigError(f"`{word}` is neither a file nor key=value.", hint)
         launch.pairs.append(Pair(key, value, number))
     return LaunchFile([launch])
 
@@ -68,9 +67,8 @@ def read_text(path: Path) -> str:
     """
     try:
         if path.stat().st_size > _LARGEST:
-            raise ConfigError(
-                f"{path} is too large for a launch script: {path.stat().st_size:,} bytes.", "Name another file."
-            )
+            hint = "Name another file."
+            raise ConfigError(f"{path} is too large for a launch script: {path.stat().st_size:,} bytes.", hint)
         text = path.read_bytes().decode("utf-8")
     except OSError as error:
         raise ConfigError(f"Cannot read {path}: {error.strerror}.", "Name a script, a .yml, or `--model`.") from None
