@@ -230,24 +230,12 @@ class TrainedRun:
 
     def _load(self, step: int) -> dict:
         learner, abstract = self._session.experiment.task.train.learner, self._session.abstract
-<<<<<<< HEAD
-        if learner.ema_decay is None:
-            return self._load_arrays(step, abstract.params, "params")
-        saved = {"params": abstract.params, "opt_state": {"ema": abstract.opt_state.ema}}
-        loaded = self._load_arrays(step, saved, "all")
-        return learner.eval_params(loaded["params"], Averaged(None, loaded["opt_state"]["ema"]))
-
-    def _load_arrays(self, step: int, wanted: Any, what: Literal["params", "all"]) -> Any:
-        loaded, report = load_params(self._run_dir.path, step, wanted, what)
-        if report.arrays.missing or report.arrays.mismatched:
-=======
         wanted: Any = abstract.params
         averages = learner.ema_decay is not None
         if averages:
             wanted = {"params": wanted, "opt_state": {"ema": abstract.opt_state.ema}}
         loaded, report = load_params(self._run_dir.path, step, wanted, "all" if averages else "params")
-        if report.missing or report.mismatched:
->>>>>>> h-s5
+        if report.arrays.missing or report.arrays.mismatched:
             raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")
         return learner.eval_params(loaded["params"], Averaged(None, loaded["opt_state"]["ema"])) if averages else loaded
 

@@ -70,9 +70,8 @@ class ChatTemplate:
             self._template = self._environment.from_string(_Limits().visit(self._environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
             problem = f"line {error.lineno}, is not valid Jinja: {error.message}"
-            raise ConfigError(
-                f"The chat template of {origin}, {problem}.", "Correct it, or set chat_template."
-            ) from None
+            hint = "Correct it, or set chat_template."
+            raise ConfigError(f"The chat template of {origin}, {problem}.", hint) from None
         except RecursionError:
             raise ConfigError(f"The chat template of {origin} is nested too deeply.", "Set chat_template.") from None
 

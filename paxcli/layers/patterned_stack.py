@@ -44,9 +44,8 @@ class PatternedStack(Stack):
             raise ConfigError("A PatternedStack has `turns` instead of `block`.", "Set `block` to null.")
         first, turns = self.blocks[: self.num_first], self.blocks[self.num_first :]
         if bool(self.first) != bool(self.num_first):
-            raise ConfigError(
-                f"num_first={self.num_first}, and `first` is {'set' if self.first else 'null'}.", "Set both or neither."
-            )
+            hint = "Set both or neither."
+            raise ConfigError(f"num_first={self.num_first}, and `first` is {'set' if self.first else 'null'}.", hint)
         if not turns or (self.scan and len(turns) % len(self.turns)):
             raise ConfigError(
                 f"num_layers={self.num_layers} (num_first={self.num_first}) does not divide into `turns` of "

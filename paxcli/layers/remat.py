@@ -85,9 +85,8 @@ def saveable(policy: RematPolicy, offload: Sequence[Activation] = ()) -> Saveabl
         )
     if policy == "everything":
         if offload:
-            raise ConfigError(
-                "remat_policy=everything leaves nothing to offload.", "Choose another policy, or set `offload` to []."
-            )
+            hint = "Choose another policy, or set `offload` to []."
+            raise ConfigError("remat_policy=everything leaves nothing to offload.", hint)
         return None
     saved = _POLICIES[policy]
     if not offload:

@@ -106,9 +106,8 @@ def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
         )
     for run in runs:
         if not series(run, metric):
-            raise DataError(
-                f"Run {run.name} has no values of `{metric}`.", "Plot another metric, or leave the run out."
-            )
+            hint = "Plot another metric, or leave the run out."
+            raise DataError(f"Run {run.name} has no values of `{metric}`.", hint)
 
 
 def smooth(curve: Series, weight: float) -> Series:

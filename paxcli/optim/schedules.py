@@ -199,7 +199,6 @@ class NoamSchedule(Schedule):
 def require(schedule: Schedule, field: str, value: int | None) -> int:
     """The value of a field that the experiment fills in, except in schedules that are part of another schedule."""
     if value is None:
-        raise ConfigError(
-            f"{type(schedule).__name__} inside another schedule has no `{field}`.", f"Give it a `{field}`."
-        )
+        hint = f"Give it a `{field}`."
+        raise ConfigError(f"{type(schedule).__name__} inside another schedule has no `{field}`.", hint)
     return value

@@ -109,9 +109,8 @@ class Learner(Configurable):
                 "Set it to false, or `clip_gradient_norm_to_value` without `stochastic_gradient`.",
             )
         if self.bprop_variable_exclusion and self.bprop_variable_inclusion:
-            raise ConfigError(
-                "Both `bprop_variable_exclusion` and `bprop_variable_inclusion` are set.", "Keep one of them."
-            )
+            hint = "Keep one of them."
+            raise ConfigError("Both `bprop_variable_exclusion` and `bprop_variable_inclusion` are set.", hint)
         if self.skip_step_gradient_norm_value is not None and not self.skip_invalid_gradients:
             raise ConfigError(
                 "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",

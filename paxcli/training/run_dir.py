@@ -70,9 +70,8 @@ class RunDir:
             probe.unlink()
         except OSError as error:
             reason = error.strerror or error
-            raise MissingError(
-                f"The run directory {self.path} cannot be written: {reason}.", "Give another one with `--run-dir`."
-            ) from error
+            hint = "Give another one with `--run-dir`."
+            raise MissingError(f"The run directory {self.path} cannot be written: {reason}.", hint) from error
 
     def require_recipe(self) -> str:
         """The target that `config.load` takes for the recipe of this run.
@@ -114,9 +113,8 @@ class RunDir:
             except BlockingIOError:
                 lock.seek(0)
                 owner = lock.read().strip() or "another process"
-                raise ConfigError(
-                    f"{self.path} is in use by {owner}.", "Wait for it, stop it, or give another `--run-dir`."
-                ) from None
+                hint = "Wait for it, stop it, or give another `--run-dir`."
+                raise ConfigError(f"{self.path} is in use by {owner}.", hint) from None
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {platform.node()}")
             lock.flush()
