@@ -37,7 +37,7 @@ OURS = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "tensorflow", "num
 
 INTRODUCTION = """# Benchmarks
 
-pax beside its peers, on the same work, in turn in one run. A ratio of 2 means that pax is twice as fast, or takes half
+pax beside its peers, on the same work, alternating in one run. A ratio of 2: pax is twice as fast, or takes half
 the memory; the floor is the ratio below which `benchmarks/all.py` fails. Ratios hold for this machine. How each change
 came about is in `benchmarks/results/README.md`; predictions for TPUs are in [Compile for TPUs](compile.md).
 
@@ -48,7 +48,7 @@ class Benchmark(NamedTuple):
     """A script, and how to call it.
 
     Attributes:
-      question: What the page says that it measures.
+      question: The heading of its part of the page.
       arguments: For a full run.
       quick: Added for a quick one.
       peers: `none` = its peers are installed with pax; `optional` = it takes `--peer-python`; `required` = it needs it.
@@ -115,7 +115,7 @@ def processor() -> str:
 
 
 def environment(peer_python: str | None) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The machine and the versions, which the figures depend on."""
     facts = {"date": datetime.date.today().isoformat(), "processor": processor()}
     facts |= {"cores": len(os.sched_getaffinity(0)), "load_at_start": round(os.getloadavg()[0], 1)}
     facts |= {"pax": importlib.metadata.version("paxcli"), "python": platform.python_version()}
@@ -151,7 +151,7 @@ def page(results: dict[str, Any], floors: dict[str, dict[str, float]]) -> str:
         "",
         "## Repeat it",
         "",
-        f"`{again}` takes some 20 minutes on two cores; its docstring says what PYTHON has.",
+        f"`{again}` takes some 20 minutes on two cores; its docstring lists the packages that PYTHON needs.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -2,8 +2,8 @@
 
     python benchmarks/input_peers.py [--tokens 20000000] [--rounds 3] [--peer-python PYTHON]
 
-Each library reads the same file in a process of its own, in turn (`peers/input_rows.py`), with all cores that it cares
-to use. PYTHON has datasets and torch 2.13.0; without it, HF datasets is left out.
+Each library reads the same file in a process of its own, alternating (`peers/input_rows.py`), with all cores that it
+cares to use. PYTHON has datasets and torch 2.13.0; without it, HF datasets is left out.
 """
 
 from __future__ import annotations

@@ -40,7 +40,9 @@ TasksDirOption = Annotated[
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Examples of each task. Default: all.")]
 FewShotOption = Annotated[
     int | None,
-    typer.Option("--num-fewshot", min=0, help="Solved examples in each task's prompts. Default: as the task says."),
+    typer.Option(
+        "--num-fewshot", min=0, help="Solved examples in each task's prompts. Default: the task's own number."
+    ),
 ]
 ChatOption = Annotated[
     bool, typer.Option("--apply-chat-template", help="Render tasks' prompts as conversations. Default: as plain text.")

@@ -71,7 +71,7 @@ class Sampling(Decoding):
 
 
 class SequenceSettings(NamedTuple):
-    """What sampling depends on in each sequence: numbers of one sequence, or arrays [B] of a batch.
+    """Settings of sampling for each sequence: numbers of one sequence, or arrays [B] of a batch.
 
     Attributes:
       temperature: Divides the logits; 0 = greedy decoding.

@@ -6,6 +6,7 @@ the recipe, which has to be the same. Load only files that you made yourself: an
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
 import zipfile
@@ -62,9 +63,11 @@ def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled)
     # JAX drops the arguments that the step does not use. It has no public API for the indices of the others, and
     # `jax.experimental.serialize_executable` depends on pickle.
     private: Any = compiled._executable
+    arguments = sorted(private._kept_var_idx)
     manifest = {
         "made_for": list_dependencies(session),
-        "arguments": sorted(private._kept_var_idx),
+        "arguments": arguments,
+        "sha256": _checksum(executable, arguments),
         "recipe": config_text(session.config),
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as file:
@@ -83,10 +86,12 @@ def load_executable(path: Path, session: Session) -> TrainStep:
         with zipfile.ZipFile(path) as file:
             manifest = json.loads(file.read(_MANIFEST))
             executable = file.read(_EXECUTABLE)
-        before, arguments = dict(manifest["made_for"]), manifest["arguments"]
+        before, arguments, checksum = dict(manifest["made_for"]), manifest["arguments"], manifest["sha256"]
     except _UNREADABLE as error:
         hint = "Compile one: `pax compile … --save FILE`."
         raise DataError(f"{path} is not a compiled step: {error}.", hint) from error
+    if _checksum(executable, arguments) != checksum:
+        raise DataError(f"{path} is damaged.", "Compile it again: `pax compile … --save FILE`.")
     if changes := list_changes(before, json.loads(json.dumps(list_dependencies(session)))):
         hint = "Compile it again with `pax compile … --save FILE`, or train without `--compiled`."
         raise ConfigError(f"{path} was compiled for something else:\n{changes}", hint)
@@ -97,6 +102,10 @@ def load_executable(path: Path, session: Session) -> TrainStep:
         hint = "Compile it again on this machine."
         raise DataError(f"{path} cannot be loaded on this machine: {first_line(error)}.", hint) from error
     return _loaded_step(loaded, arguments, session)
+
+
+def _checksum(executable: bytes, arguments: list[int]) -> str:
+    return hashlib.sha256(json.dumps(arguments).encode() + executable).hexdigest()
 
 
 class Precompiled(Instrument):

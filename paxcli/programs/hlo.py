@@ -106,11 +106,11 @@ class Instruction:
         if found := _MESH_GROUPS.search(self.rest):
             return _mesh_group(found)
         if found := _IOTA_GROUPS.search(self.rest):
-            return _permuted(found[2], found[3]).reshape(_numbers(found[1]))[0].tolist()
+            return _permute_iota(found[2], found[3]).reshape(_numbers(found[1]))[0].tolist()
         return list(_numbers(self.attribute(_LISTED_GROUP))) or None
 
     def attribute(self, pattern: str) -> str:
-        """What the group of a pattern matches in the attributes; empty if there is no match."""
+        """The part of the attributes that the group of a pattern matches; empty if there is no match."""
         found = re.search(pattern, self.rest)
         return found[1] if found else ""
 
@@ -223,13 +223,13 @@ def _mesh_group(found: re.Match[str]) -> list[int]:
     """`mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'b'}`: the devices that differ in `b` only."""
     axes = re.findall(r"'([^']+)'=(\d+)", found[1])
     sizes = [int(size) for _, size in axes]
-    devices = _permuted(found[2] or str(math.prod(sizes)), found[3])
+    devices = _permute_iota(found[2] or str(math.prod(sizes)), found[3])
     wanted = re.findall(r"'([^']+)'", found[4])
     index = tuple(slice(None) if name in wanted else 0 for name, _ in axes)
     return devices.reshape(sizes)[index].reshape(-1).tolist()
 
 
-def _permuted(shape: str, axes: str | None) -> np.ndarray:
+def _permute_iota(shape: str, axes: str | None) -> np.ndarray:
     """An iota, reshaped and transposed: `[4,2]T(1,0)`."""
     devices = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return devices.transpose(_numbers(axes)) if axes else devices

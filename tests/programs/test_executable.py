@@ -45,9 +45,10 @@ def _check_damaged_files(path) -> None:
         with pytest.raises(DataError, match="is not a compiled step"):
             load_executable(path, None)
     texts = ["", "[]", "3", "null", "[" * 100_000, json.dumps({**manifest, "made_for": 7})]
+    texts += [json.dumps({**manifest, "arguments": value}) for value in (None, "0", [0], [99_999])]
     for text in texts:
         with zipfile.ZipFile(path, "w") as file:
             file.writestr("manifest.json", text)
             file.writestr("executable", executable)
-        with pytest.raises(DataError, match="is not a compiled step"):
+        with pytest.raises(DataError, match="is not a compiled step|is damaged"):
             load_executable(path, None)
