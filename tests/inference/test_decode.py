@@ -219,7 +219,7 @@ def test_beam_search_of_text(params, greedy):
         (Prompt(ids=[]), Sampling(), "A prompt is empty"),
         (Prompt("x"), Sampling(eos_ids=(1, 300)), "`decoding.eos_ids` has id 300"),
         (Prompt("x", temperature=1.0), BeamSearch(), "with beam search it has no `temperature`"),
-        (Prompt("x" * 80, place="a.jsonl, line 3"), Sampling(), "a.jsonl, line 3: Prompt 'x+… has 81 tokens"),
+        (Prompt("x" * 80, place="a.jsonl, line 3: "), Sampling(), "a.jsonl, line 3: Prompt 'x+… has 81 tokens"),
     ],
 )
 def test_mistakes_are_config_errors(params, prompt, decoding, message):
