@@ -17,6 +17,8 @@ from paxcli.cli.main import app
 from paxcli.cli.output import run
 from tests.training.runs import losses, small
 
+pytestmark = pytest.mark.slow  # each check is a process of its own
+
 INTERVALS = {"eval_interval_steps": 4, "save_interval_steps": 4, "summary_interval_steps": 1}
 
 
@@ -128,7 +130,6 @@ def test_12_a_dry_run_says_sizes_and_writes_nothing(say, tmp_path):
     assert code == 0 and wanted <= set(json.loads(out)) and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 def test_13_training_leaves_everything_in_the_run_directory(trained):
     names = {path.name for path in (trained / "run").iterdir()}
     wanted = {"metrics.jsonl", "tensorboard", "config.txt", "recipe.yaml", "environment.json", "checkpoints"}
@@ -137,14 +138,12 @@ def test_13_training_leaves_everything_in_the_run_directory(trained):
     assert found[8] < found[1]
 
 
-@pytest.mark.slow
 def test_14_a_finished_run_is_left_alone(trained):
     before = files(trained / "run")
     done = command(trained, "train", "tiny", "--run-dir", "run", *SMALL)
     assert done.returncode == 0 and "is finished" in done.stderr and files(trained / "run") == before
 
 
-@pytest.mark.slow
 def test_15_a_longer_run_resumes_as_if_it_had_not_stopped(trained, tmp_path):
     longer = sized(num_train_steps=12, decay_end=12)  # the schedule ends with the run, unless its end is given
     first = sized(decay_end=12)
@@ -154,13 +153,11 @@ def test_15_a_longer_run_resumes_as_if_it_had_not_stopped(trained, tmp_path):
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
-@pytest.mark.slow
 def test_16_a_changed_model_is_refused_by_name(trained, say):
     code, _, err = say("train", "tiny", "--dry-run", "--run-dir", trained / "run", *sized(model_dims=64))
     assert code == 2 and "task.model.model_dims: 32 → 64" in err
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["17_sigterm", "20_ctrl_c"])
 def test_a_signal_saves_and_a_rerun_resumes(tmp_path, number):
     words = [sys.executable, "-m", "paxcli", "train", "tiny", "--run-dir", "run", *sized(num_train_steps=5000)]
@@ -176,7 +173,6 @@ def test_a_signal_saves_and_a_rerun_resumes(tmp_path, number):
     assert (tmp_path / "run" / "checkpoints" / str(last)).is_dir()
 
 
-@pytest.mark.slow
 def test_18_a_killed_run_resumes(tmp_path):
     words = [sys.executable, "-m", "paxcli", "train", "tiny", "--run-dir", "run", *sized(num_train_steps=16)]
     process = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -190,7 +186,6 @@ def test_18_a_killed_run_resumes(tmp_path):
     assert sorted(losses(tmp_path / "run")) == list(range(1, 17))
 
 
-@pytest.mark.slow
 def test_19_a_damaged_checkpoint_is_named_and_the_one_before_serves(trained, tmp_path):
     shutil.copytree(trained / "run", tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "8"
@@ -203,7 +198,6 @@ def test_19_a_damaged_checkpoint_is_named_and_the_one_before_serves(trained, tmp
     assert done.returncode == 0 and "step 4" in done.stderr, done.stderr
 
 
-@pytest.mark.slow
 def test_21_a_loss_that_is_not_finite_is_exit_code_6(tmp_path):
     done = command(tmp_path, "train", "tiny", "--run-dir", "run", *sized(learning_rate=1e38, warmup_steps=0))
     assert done.returncode == 6, done.stderr
@@ -216,7 +210,6 @@ def test_22_an_empty_run_has_no_checkpoint(say, tmp_path):
     assert code == 5 and "no checkpoint" in json.loads(out)["error"]["message"]
 
 
-@pytest.mark.slow
 def test_23_decoding_twice_gives_the_same(trained):
     decode = ["decode", "run", "--prompt", "x", "--max-tokens", "8", "--seed", "0", "--json"]
     first, second = (command(trained, *decode) for _ in range(2))
@@ -224,7 +217,6 @@ def test_23_decoding_twice_gives_the_same(trained):
     assert first.stdout == second.stdout and not list(trained.rglob("*.pkl"))
 
 
-@pytest.mark.slow
 def test_24_batches_can_be_looked_at_and_are_the_same_again(say):
     inspect = ["inspect-input", "tiny", "--num-batches", "1", "--json"]
     first, second = (json.loads(say(*inspect)[1])["inputs"][0] for _ in range(2))
@@ -232,7 +224,6 @@ def test_24_batches_can_be_looked_at_and_are_the_same_again(say):
     assert {"padding_share", "segments_per_row", "weights"} <= set(first)
 
 
-@pytest.mark.slow
 def test_25_a_mesh_that_does_not_fit_says_how_many_devices(tmp_path):
     eight = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
     mesh = ["train", "tiny", "--dry-run", "--set", "global_batch_size=24", "--set"]
@@ -263,7 +254,6 @@ def test_28_installing_without_gcloud_says_so(say, monkeypatch, tmp_path):
     assert code in (2, 3) and "hint:" in err
 
 
-@pytest.mark.slow
 def test_29_pgle_needs_a_gpu_and_says_so(say):
     code, _, err = say("pgle", "collect", "tiny")
     assert code == 3 and "GPU" in err
