@@ -13,6 +13,7 @@ from paxcli.errors import DataError
 
 FORMAT = 3
 _FIRST = 1  # version 0.1.0, which recorded neither the recipe nor the positions of eval inputs
+_INCOMPLETE = "its manifest is damaged: a part is missing or has the wrong type"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,10 +79,11 @@ def from_json(saved: Any) -> Manifest:
             input_states=content["input_states"],
             recipe=content["recipe"] if content["format"] != _FIRST else {},
         )
-        if not _is_well_formed(manifest):
-            raise TypeError
+        is_well_formed = _is_well_formed(manifest)
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError("its manifest is damaged: a part is missing or has the wrong type") from error
+        raise DataError(_INCOMPLETE) from error
+    if not is_well_formed:
+        raise DataError(_INCOMPLETE)
     if content["format"] == _FIRST:
         by_split = [{"train": state} if state else {} for state in manifest.input_states]
         manifest = dataclasses.replace(manifest, input_states=by_split)

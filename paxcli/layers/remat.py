@@ -6,7 +6,7 @@ The same policies work for scanned and unrolled layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import jax
 from jax.ad_checkpoint import Recompute, checkpoint_name
@@ -37,7 +37,7 @@ def _save_names(*names: str) -> Saveable:
 
 
 _NO_BATCH_DIMS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-_POLICIES: dict[str, Saveable] = {
+_POLICIES: dict[str, Saveable] = {  # all but `everything`
     "nothing": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_with_no_batch_dims": _NO_BATCH_DIMS,
@@ -54,12 +54,32 @@ _POLICIES: dict[str, Saveable] = {
     "qkv_context_out_proj": _save_names(*_QKV, CONTEXT, "out_proj"),
 }
 
-if TYPE_CHECKING:
-    Activation = str
-    RematPolicy = str
-else:
-    Activation = Literal["layer_input", *_QKV, CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"]
-    RematPolicy = Literal["everything", *_POLICIES]
+Activation = Literal[
+    "layer_input",
+    "query",
+    "key",
+    "value",
+    "context",
+    "out_proj",
+    "feed_forward_in",
+    "feed_forward_gate",
+    "feed_forward_out",
+]
+RematPolicy = Literal[
+    "everything",
+    "nothing",
+    "dots",
+    "dots_with_no_batch_dims",
+    "dots_with_no_batch_dims_and_context",
+    "dots_with_no_batch_dims_offloaded",
+    "dots_except_logits",
+    "dots_except_logits_and_feed_forward_in",
+    "context",
+    "out_proj",
+    "context_and_out_proj",
+    "qkv_out_proj",
+    "qkv_context_out_proj",
+]
 
 
 def save_as(name: str, x: jax.Array) -> jax.Array:

@@ -131,8 +131,9 @@ def _check_lora(config: Any, model: Model, lora: Lora) -> None:
 def _check_inputs(given: Any, config: Any, model: Model) -> None:
     paths = ["train_input", *(f"eval_inputs.{i}" for i in range(len(config.eval_inputs)))]
     for path, source in zip(paths, (given.train_input, *given.eval_inputs), strict=True):
-        for field in ("num_infeed_hosts", "infeed_host_index"):  # values that a run would overwrite
-            if value := getattr(source, field):
+        set_by_runs = {"num_infeed_hosts": source.num_infeed_hosts, "infeed_host_index": source.infeed_host_index}
+        for field, value in set_by_runs.items():
+            if value:
                 problem = f"{path}.{field}={value} has no effect: a run sets it from its processes."
                 raise ConfigError(problem, "Remove it.")
     if given.train_input.__arguments__.get("is_training") is False:

@@ -37,12 +37,12 @@ def test_weights_are_imported_and_exported(tmp_path: pathlib.Path, capsys):
 
 
 def test_bad_sources_have_the_exit_codes_of_data_and_configuration(tmp_path: pathlib.Path, capsys):
-    source = write_directory(tmp_path / "hf", "llama2", model_type="qwen2_moe")
+    source = write_directory(tmp_path / "hf", "llama2", model_type="phimoe")
     assert run(app, ["import", str(source), "--out", str(tmp_path / "run")]) == 2
     (tmp_path / "weights.pt").write_bytes(b"")
     assert run(app, ["import", str(tmp_path / "weights.pt"), "--out", str(tmp_path / "run")]) == 5
     errors = capsys.readouterr().err
-    assert "it lacks shared experts" in errors and "save_pretrained(" in errors
+    assert "it lacks its router, and LongRoPE" in errors and "save_pretrained(" in errors
 
 
 SMALL = ["num_train_steps=2", "eval_inputs=[]", "train_input=SyntheticInput", "max_seq_len=16", "global_batch_size=2"]

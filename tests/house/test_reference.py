@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import importlib
 import importlib.util
 import pathlib
@@ -50,9 +51,11 @@ def test_an_entry_exists_and_is_documented(entry: str) -> None:
 
 def test_generated_pages_are_current() -> None:
     stale = [
-        path.name for path, text in reference.quick_pages().items() if not path.exists() or path.read_text() != text
+        line
+        for path, text in reference.quick_pages().items()
+        for line in difflib.unified_diff(path.read_text().splitlines(), text.splitlines(), path.name, "current", n=0)
     ]
-    assert stale == [], "run `make reference`"
+    assert stale == [], "run `make reference`:\n" + "\n".join(stale)
     kept = {path for path, _ in reference.quick_pages().items()}
     assert [path.name for path in (ROOT / "docs" / "verbs").glob("*.md") if path not in kept] == []
 

@@ -96,7 +96,7 @@ def test_greedy_decoding_equals_full_passes(params):
     batch, bos = _batch(), 0
     lengths = batch.source_segment_ids.sum(axis=1)
     found = jax.jit(generate, static_argnums=(0, 5, 6, 7, 8))(
-        MODEL, params, batch.source_ids, lengths, jax.random.key(0), T - 1, (), Sampling(), bos
+        MODEL, params, batch.source_ids, lengths, 0, T - 1, (), Sampling(), bos
     )
     forward = jax.jit(lambda b: MODEL.apply({"params": params}, b, method="compute_predictions").logits)
     ids, log_probs = np.full((4, T), bos, np.int32), np.zeros((4, T))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.backend import AttentionBackend, Demand
@@ -18,10 +18,7 @@ BACKENDS: dict[str, AttentionBackend] = {
     backend.name: backend for backend in (XLA, SplashAttention(), CudnnAttention())
 }
 
-if TYPE_CHECKING:
-    Kernel = str
-else:
-    Kernel = Literal["auto", *BACKENDS]
+Kernel = Literal["auto", "xla", "splash", "cudnn"]
 
 
 def choose(

@@ -127,7 +127,7 @@ def test_fused_heads_are_those_of_separate_arrays(tmp_path: pathlib.Path, scanne
 
 def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None:
     """Scales that are stored otherwise, unrolled layers, and the blocks that no checkpoint above has."""
-    for name, keys in {"default": dict(decoder_block="default"), "gemma": dict(decoder_block="gemma3")}.items():
+    for name, keys in {"qwen": dict(decoder_block="qwen3"), "gemma": dict(decoder_block="gemma3")}.items():
         launch = dict(SIZES, head_dim=8, base_num_kv_heads=2, base_num_decoder_layers=8, use_qk_norm="true", **keys)
         converted = convert(Launch(1, pairs=[Pair(k, str(v), 1) for k, v in launch.items()]), name)
         config = config_with(converted.values)
