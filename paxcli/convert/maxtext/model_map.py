@@ -116,8 +116,7 @@ def _set_pipeline(draft: Conversion) -> None:
     if stages == 1:
         return
     if tables.turns(settings["decoder_block"]) or num_dense_first(settings):
-        what = f"decoder_block={settings['decoder_block']}: several kinds of layers"
-        raise ConfigError(f"{what} cannot be pipelined.", "Set *_pipeline_parallelism to 1.")
+        raise ConfigError("Several kinds of layers cannot be pipelined.", "Set *_pipeline_parallelism to 1.")
     per_stage, repeats = settings["num_layers_per_pipeline_stage"], settings["num_pipeline_repeats"]
     if repeats < 1:
         repeats = max(sizes_of(settings).layers // (stages * per_stage), 1)

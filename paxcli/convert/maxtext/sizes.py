@@ -185,7 +185,7 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
 
 
 def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
-    """Of a forward pass. MaxText counts experts in all layers but those before the first that has them."""
+    """FLOPs of a forward pass. MaxText counts experts in all layers but `num_dense_first`."""
     dense = num_dense_first(settings) if settings["num_experts"] > 1 else s.layers
     feed_forward = _feed_forwards(settings, s, dense, settings["num_experts_per_tok"])
     return 2 * tokens * (s.layers * _projections(settings, s) + feed_forward + s.emb * s.vocab)
