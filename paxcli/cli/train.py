@@ -154,7 +154,6 @@ def _describe(
     from paxcli.training.session import build_session, device_name
     from paxcli.training.state import bytes_per_device
 
-    recipe.validate()
     run_dir = default_run_dir(recipe.name) if run_dir is None else run_dir
     done, is_finished = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed)
     would = "start" if done is None else f"resume at step {done:,}"
