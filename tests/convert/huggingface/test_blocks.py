@@ -45,7 +45,7 @@ def case(family: str, scan: bool = True) -> tuple[LanguageModel, dict, jax.Array
     """A model, transformers' parameters in it, and the ids."""
     config = config_of(CONFIGS[family])
     config.stack.scan = scan
-    layout = huggingface_layout(family, config, shapes_of(config))
+    layout = huggingface_layout(CONFIGS[family]["model_type"], config, shapes_of(config))
     params = dict(to_pax(layout, tensors_of(family)))
     for name, x in from_pax(layout, params):
         np.testing.assert_array_equal(x, tensors_of(family)[name])
@@ -62,7 +62,9 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "family", ["deepseek_v3", *(pytest.param(name, marks=SLOW) for name in ("deepseek_v2", "qwen2_moe", "gpt_oss"))]
+    "family",
+    ["deepseek_v3", "llama4_text_alternating"]
+    + [pytest.param(name, marks=SLOW) for name in ("deepseek_v2", "qwen2_moe", "gpt_oss", "llama4_text")],
 )
 def test_the_gradient_is_that_of_transformers(family: str):
     model, params, ids = case(family)
@@ -75,7 +77,11 @@ def test_the_gradient_is_that_of_transformers(family: str):
         assert np.abs(x).max() > 0, name
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", *(pytest.param(name, marks=SLOW) for name in ("olmo3", "gpt_oss"))])
+@pytest.mark.parametrize(
+    "family",
+    ["deepseek_v3", "llama4_text"]
+    + [pytest.param(name, marks=SLOW) for name in ("olmo3", "gpt_oss", "llama4_text_alternating")],
+)
 def test_decoding_is_the_full_pass(family: str):
     model, params, ids = case(family)
     extend = jax.jit(lambda ids, cache, start: logits_of(model, params, ids, cache, start))
