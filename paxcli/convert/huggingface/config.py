@@ -179,7 +179,7 @@ def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None
     sparse = layers[c["interleave_moe_layer_step"] - 1 :: c["interleave_moe_layer_step"]] if sparse is None else sparse
     local = family.pattern or [bool(types) and types[0] == _LOCAL or not types and "window" in family.traits]
     if "chunks" in family.traits:
-        window, every = c["attention_chunk_size"], c["no_rope_layer_interval"]
+        window, every = c["attention_chunk_size"] or 0, c["no_rope_layer_interval"]
         local = c["no_rope_layers"] or [(i + 1) % every for i in layers]
     kinds = [(window if local[i % len(local)] else None, bool(family.experts) and i in sparse) for i in layers]
     if types and types != _layer_types(family, [window for window, _ in kinds]):

@@ -178,6 +178,8 @@ class Attention(CachedLayer):
             context = dot_product_attention(query, key, value, visible, self.logit_cap, bias, self.sink_logits)
             return self._project_output(context), None
         demanded = self.named_fields("causal", "logit_cap", "window", "sinks")
+        if chunk is not None and x.shape[1] <= chunk:
+            demanded["window"] = None
         demand = Demand.of(query, value, biased=self.relative_bias is not None, **demanded)
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)

@@ -143,6 +143,24 @@ def test_models_have_as_many_parameters_as_published(kind: str, sizes: dict[str,
     assert count == deepseek_parameters(sizes, kind != "deepseek_v2") == pytest.approx(published, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("experts", "step", "published"), [pytest.param(16, 1, 107.77e9, marks=SLOW), (128, 2, 400.71e9)]
+)
+def test_llama_4_has_as_many_parameters_as_published(experts: int, step: int, published: float):
+    d, f, layers, vocabulary = 5120, 8192, 48, 202_048
+    found = {"model_type": "llama4_text", "vocab_size": vocabulary, "hidden_size": d, "intermediate_size": f}
+    found |= {"intermediate_size_mlp": 2 * f, "num_hidden_layers": layers, "num_attention_heads": 40}
+    found |= {"num_key_value_heads": 8, "max_position_embeddings": 4096, "num_local_experts": experts}
+    config = config_of(found | {"interleave_moe_layer_step": step})
+    assert [block.attention.rotary is None for block in config.stack.turns] == [False, False, False, True]
+    count = sum(math.prod(x.shape) for x in shapes_of(config).values())
+    attention = d * 128 * 2 * (40 + 8)
+    sparse = d * experts + (experts + 1) * 3 * d * f
+    feed_forward = layers // step * sparse + (layers - layers // step) * 3 * d * 2 * f
+    assert count == 2 * vocabulary * d + d + layers * (attention + 2 * d) + feed_forward
+    assert count == pytest.approx(published, rel=1e-3)
+
+
 def test_a_gpt_oss_of_20b_has_as_many_parameters_as_published():
     found = {"model_type": "gpt_oss", "vocab_size": 201_088, "hidden_size": 2880, "intermediate_size": 2880}
     found |= {"num_hidden_layers": 24, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32}
