@@ -142,7 +142,7 @@ def test_old_names_duplicates_unknown_keys_and_values() -> None:
     assert settings["base_num_query_heads"] == settings["base_num_kv_heads"] == 4
     assert settings["profiler"] == "xplane" and settings["run_name"] == "b" and settings["steps"] == 7
     assert [(d.key, d.line) for d in settings.dropped] == [("stepz", 3), ("gcs_metrics", 5)]
-    assert "steps" in settings.dropped[0].reason and len(settings.warnings) == 4
+    assert "steps" in settings.dropped[0].why and len(settings.warnings) == 4
     with pytest.raises(ConfigError, match="Line 1: steps=ten is not an integer"):
         of("2025-01-01", steps="ten")
     assert of("2025-01-01", steps="150_001", learning_rate="3.e-5", quantization="")["steps"] == 150_001

@@ -72,7 +72,10 @@ def test_a_base_config_at_hand_gives_its_values(tmp_path: pathlib.Path) -> None:
     [
         ("python3 -m maxtext.trainers.post_train.rl.train_rl rl.yml model_name=llama2-7b", "reinforcement learning"),
         ("python3 src/MaxText/rl/train_rl.py rl.yml model_name=llama2-7b", "reinforcement learning"),
-        ("python3 -m MaxText.train base.yml model_name=llama2-7b use_sft=true", "use_sft=true trains with supervised"),
+        (
+            "python3 -m MaxText.train base.yml model_name=llama2-7b use_sft=true",
+            "use_sft=True of model llama2-7b: pax lacks supervised",
+        ),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b use_dpo=true dpo.algo=orpo", "dpo_algo=orpo"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b per_device_batch_size=0.5", "--topology"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b dcn_fsdp_parallelism=-1", "--slices"),
