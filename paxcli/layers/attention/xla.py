@@ -73,6 +73,6 @@ def distances(length: int) -> Int[jax.Array, "T T"]:
     return jnp.arange(length)[:, None] - jnp.arange(length)
 
 
-def is_visible(distance: Int[jax.Array, "... T S"], window: int | None) -> Bool[jax.Array, "... T S"]:
+def is_visible(distance: Int[jax.Array, "... T S"], window: int | jax.Array | None) -> Bool[jax.Array, "... T S"]:
     """Whether a causal query sees the key `distance` positions before it."""
     return distance >= 0 if window is None else (distance >= 0) & (distance < window)
