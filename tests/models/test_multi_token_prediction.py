@@ -73,7 +73,9 @@ def test_in_chunks_of_tokens_loss_and_gradients_are_the_same(params: dict) -> No
     def loss(params: dict, model: LanguageModel) -> jax.Array:
         return metrics_of(model, params)["mtp_loss"][0]
 
-    found, expected = (jax.jit(jax.grad(loss), static_argnums=1)(params, model) for model in (MODEL.clone(loss_chunk=5), MODEL))
+    found, expected = (
+        jax.jit(jax.grad(loss), static_argnums=1)(params, model) for model in (MODEL.clone(loss_chunk=5), MODEL)
+    )
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, **FLOAT32)
     assert all(np.any(np.asarray(leaf)) for leaf in jax.tree.leaves(expected["mtp_1"]["projection"]))
