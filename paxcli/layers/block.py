@@ -15,7 +15,7 @@ from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention
-from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
+from paxcli.layers.base import Cache, CachedLayer, Layer, cache_of, flops_of
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import Precision
@@ -114,7 +114,10 @@ class TransformerBlock(CachedLayer):
     @property
     def _feed_forward_template(self) -> functools.partial:
         widths = self.named_fields("model_dims", "hidden_dims", "params_init")
-        return functools.partial(self._with_precision(self.feed_forward), **widths)
+        part = self._with_precision(self.feed_forward)
+        if not issubclass(part.func, Layer):  # pyrefly: ignore
+            widths = {name: width for name, width in widths.items() if name in _field_names(part)}
+        return functools.partial(part, **widths)
 
     @property
     def _attention_widths(self) -> dict[str, Any]:
@@ -124,7 +127,7 @@ class TransformerBlock(CachedLayer):
         """The template of a sub-layer, with this layer's `precision`."""
         if self.precision is None:
             return part
-        if "precision" not in {field.name for field in dataclasses.fields(part.func)}:  # pyrefly: ignore
+        if "precision" not in _field_names(part):
             raise ConfigError(f"{part.func.__name__} does not compute in {self.precision}.", "Set `precision` to null.")
         return functools.partial(part, precision=self.precision)
 
@@ -169,6 +172,10 @@ def as_matmul_input(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
 
 def _identity(x: jax.Array) -> jax.Array:
     return x
+
+
+def _field_names(part: functools.partial) -> set[str]:
+    return {field.name for field in dataclasses.fields(part.func)}  # pyrefly: ignore
 
 
 def _differ(x: jax.Array) -> bool:

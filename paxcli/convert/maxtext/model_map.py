@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.settings import Settings
-from paxcli.convert.maxtext.sizes import has, head_keys, is_latent, num_dense, num_dense_first, sizes_of, turns
+from paxcli.convert.maxtext.sizes import has, head_keys, is_latent, layer_traits, num_dense, num_dense_first, sizes_of
 from paxcli.errors import ConfigError
 
 _MODEL = "task.model"
@@ -35,7 +35,7 @@ def set_model(draft: Conversion) -> None:
 def _set_layers(draft: Conversion) -> None:
     """Sets the kinds of layers: one, several that alternate, and dense ones before those with experts."""
     settings = draft.settings
-    kinds, first, scan = turns(settings), num_dense_first(settings), settings["scan_layers"]
+    kinds, first, scan = layer_traits(settings), num_dense_first(settings), settings["scan_layers"]
     layer = tables.blocks()[settings["decoder_block"]]["layer"]
     plain = ["window"] if settings["attention_type"] == "local_sliding" else []
     if not kinds and not first:
@@ -115,9 +115,8 @@ def _set_pipeline(draft: Conversion) -> None:
     stages = max(settings["ici_pipeline_parallelism"], 1) * max(settings["dcn_pipeline_parallelism"], 1)
     if stages == 1:
         return
-    if turns(settings) or num_dense_first(settings):
-        what = f"decoder_block={settings['decoder_block']}: several kinds of layers"
-        raise ConfigError(f"{what} cannot be pipelined.", "Set *_pipeline_parallelism to 1.")
+    if layer_traits(settings) or num_dense_first(settings):
+        raise ConfigError("Several kinds of layers cannot be pipelined.", "Set *_pipeline_parallelism to 1.")
     per_stage, repeats = settings["num_layers_per_pipeline_stage"], settings["num_pipeline_repeats"]
     if repeats < 1:
         repeats = max(sizes_of(settings).layers // (stages * per_stage), 1)

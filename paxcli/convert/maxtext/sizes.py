@@ -135,13 +135,13 @@ def num_dense_first(settings: Settings) -> int:
 
 def num_dense(settings: Settings) -> int:
     """The number of layers whose feed-forward has no experts."""
-    kinds, first, layers = turns(settings) or [[]], num_dense_first(settings), sizes_of(settings).layers
+    kinds, first, layers = layer_traits(settings) or [[]], num_dense_first(settings), sizes_of(settings).layers
     if settings["num_experts"] <= 1:
         return layers
     return first + sum(len(range(first + i, layers, len(kinds))) for i, one in enumerate(kinds) if "dense" in one)
 
 
-def turns(settings: Settings) -> list[list[str]]:
+def layer_traits(settings: Settings) -> list[list[str]]:
     """The traits of each of the interleaved kinds of layers, with `dense` for those without experts; [] = one kind."""
     step = settings["interleave_moe_layer_step"]
     found = enumerate(tables.turns(settings["decoder_block"]) or [], 1)
@@ -192,7 +192,7 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
 
 
 def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
-    """Of a forward pass. MaxText counts experts in all layers but those before the first that has them."""
+    """FLOPs of a forward pass. MaxText counts experts in all layers but `num_dense_first`, but for Llama 4."""
     has_first = settings["num_experts"] > 1 and settings["decoder_block"] != "llama4"
     dense = num_dense_first(settings) if has_first else num_dense(settings)
     feed_forward = _feed_forwards(settings, s, dense, settings["num_experts_per_tok"])
@@ -203,6 +203,6 @@ def _window_fraction(settings: Settings, length: int) -> float:
     """The fraction of causal attention that sliding windows or chunks leave, averaged over layers."""
     chunked = settings["decoder_block"] == "llama4"
     window = settings["chunk_attn_window_size" if chunked else "sliding_window_size"]
-    local = ["window" in one for one in turns(settings)] or [settings["attention_type"] == "local_sliding"]
+    local = ["window" in one for one in layer_traits(settings)] or [settings["attention_type"] == "local_sliding"]
     share = visible_pairs(length, True, max(window, 0) or None, chunked) / visible_pairs(length, True)
     return sum(share if has_window else 1 for has_window in local) / len(local)

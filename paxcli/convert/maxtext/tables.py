@@ -81,7 +81,7 @@ def choices(block: str) -> dict[str, list[Any]]:
     return {"decoder_block": list(blocks()), **every, **blocks().get(block, {}).get("choices", {})}
 
 
-def approximated() -> dict[str, dict[str, Any]]:
+def approximations() -> dict[str, dict[str, Any]]:
     """Key -> `exact`, its values that pax computes as MaxText does; `unless`, key -> values; and `text`."""
     return _read("keys.yaml")["approximated"]
 

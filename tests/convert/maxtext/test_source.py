@@ -98,6 +98,15 @@ def test_an_unknown_device_of_a_wrapper_is_a_question(tmp_path: pathlib.Path) ->
     assert any("h100-80gb-8" in text and "--topology" in text for text in converted.settings.undecided)
 
 
+def test_a_batch_that_only_a_shell_can_compute_is_a_question(tmp_path: pathlib.Path) -> None:
+    """Also where quotes around it, in the string of a command, make it a text."""
+    train = 'python3 MaxText/train.py base.yml model_name=gpt3-52k steps=5 per_device_batch_size=\\"\\${B}\\"'
+    lines = [': "${B:=$(( 512 / DEVICES ))}"', f"xpk workload create --command \"export B='${{B}}'; {train}\""]
+    (tmp_path / "run.sh").write_text("\n".join(lines))
+    converted = convert(read_file(tmp_path / "run.sh").launches[0], "run.sh")
+    assert any("per_device_batch_size needs `$(( 512 / DEVICES ))`" in text for text in converted.settings.undecided)
+
+
 def test_a_report_begins_with_what_is_not_exact_and_is_narrow(tmp_path: pathlib.Path) -> None:
     words = ["model_name=gpt3-22b", "steps=10", "dtype=float32", "stepz=3"]
     converted = convert(read_source(words).launches[0], "maxtext", date=datetime.date(2024, 6, 1))
