@@ -7,7 +7,7 @@ name are filled in for each layer.
     Layout((Rule("wte.weight", "embedding.table"),
             Rule("h.{layer}.mlp.c_fc.weight", "stack.{layer}.feed_forward.w_in"),
             Rule("h.{layer}.mlp.c_proj.weight", "stack.{layer}.feed_forward.w_out", (transpose(1, 0),))),
-           Layers.of_separate_tensors(12), pax_layers(names, 12))
+           Layers.of_stacks("{}", 12), pax_layers(names, 12))
 """
 
 from __future__ import annotations
@@ -194,18 +194,16 @@ class Layers:
     dims: tuple[int, ...] = ()
 
     @staticmethod
-    def of_separate_tensors(count: int, pattern: str = "{}") -> Layers:
-        """Layers with tensors of their own, whose `{layer}` is a number in a pattern."""
-        return Layers.of_stacks(pattern, count)
-
-    @staticmethod
     def of_one_stack(count: int, name: str = "layers", axis: int = 0) -> Layers:
         """Layers in one stack."""
         return dataclasses.replace(Layers.of_stacks(name, 1, (count,)), axis=axis, dims=())
 
     @staticmethod
     def of_stacks(pattern: str, count: int, dims: tuple[int, ...] = ()) -> Layers:
-        """Interleaved stacks: layer i is in stack i % `count`, whose leading dimensions are `dims`; () = no stacks."""
+        """Interleaved stacks: layer i is in stack i % `count`, whose leading dimensions are `dims`.
+
+        Without `dims`, each layer has tensors of its own. `{layer}` is the number in a pattern.
+        """
         numbers = range(count * math.prod(dims))
         slots = (Slot({"layer": pattern.format(n % count)}, n // count if dims else None) for n in numbers)
         return Layers(tuple(slots), dims=dims)
@@ -274,7 +272,7 @@ def pax_layers(params: Mapping[str, ArrayType], num_layers: int) -> Layers:
     if kinds:
         return Layers.of_stacks("layers.turn_{}", len(kinds), (num_layers // len(kinds),))
     if any(name.startswith("stack.layers_0.") for name in params):
-        return Layers.of_separate_tensors(num_layers, "layers_{}")
+        return Layers.of_stacks("layers_{}", num_layers)
     in_stages = next((name for name in params if name.startswith(("stack.stages.", "stack.repeats."))), None)
     if in_stages is None:
         return Layers.of_one_stack(num_layers)

@@ -43,7 +43,7 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
 def layers(draw: st.DrawFn, count: int) -> Layers:
     kind = draw(st.sampled_from(["stacked", "unstacked", "interleaved", "with a remainder", "in stages"]))
     if kind == "unstacked":
-        return Layers.of_separate_tensors(count, "layer_{}")
+        return Layers.of_stacks("layer_{}", count)
     axis = draw(st.integers(0, 1))
     if kind == "stacked":
         return Layers.of_one_stack(count, axis=axis)
@@ -125,7 +125,7 @@ def test_families_of_hugging_face_go_there_and_back(family: str) -> None:
 
 def test_differences_are_named() -> None:
     rules = (Rule("a", "x"), Rule("h.{layer}.b", "stack.{layer}.y", (transpose(1, 0),)), Rule("c", "z"))
-    layout = Layout(rules, Layers.of_separate_tensors(2), Layers.of_one_stack(2))
+    layout = Layout(rules, Layers.of_stacks("{}", 2), Layers.of_one_stack(2))
     params = {"x": np.zeros(3), "stack.layers.y": np.zeros((2, 5, 4)), "z": np.zeros(2), "more": np.zeros(1)}
     found: dict[str, Any] = {"a": np.zeros(3), "h.0.b": np.zeros((4, 5)), "h.1.b": np.zeros((5, 4)), "d": np.zeros(1)}
     differences = compare_to_model(layout, params, found)
@@ -138,9 +138,7 @@ def test_differences_are_named() -> None:
 def test_a_stack_is_read_as_a_view_and_one_tensor_at_a_time() -> None:
     stack = np.zeros((3, 4, 2))
     layout = Layout(
-        (Rule("{layer}.w", "stack.{layer}.w"),),
-        Layers.of_one_stack(4, axis=1),
-        Layers.of_separate_tensors(4, "layers_{}"),
+        (Rule("{layer}.w", "stack.{layer}.w"),), Layers.of_one_stack(4, axis=1), Layers.of_stacks("layers_{}", 4)
     )
     ((_, x),) = to_pax(Layout(layout.rules, layout.foreign, Layers.of_one_stack(4)), {"layers.w": stack})
     assert np.shares_memory(x, stack)
@@ -160,7 +158,7 @@ def test_layers_of_pax_are_inferred_from_names() -> None:
         return pax_layers({name: np.zeros(shape) for name in names}, num_layers)
 
     assert found(["stack.layers.attention.query"], 2) == Layers.of_one_stack(2)
-    assert found(["stack.layers_0.attention.query"], 2) == Layers.of_separate_tensors(2, "layers_{}")
+    assert found(["stack.layers_0.attention.query"], 2) == Layers.of_stacks("layers_{}", 2)
     interleaved = found(["stack.layers.turn_0.norm.scale", "stack.layers.turn_1.norm.scale"], 4)
     assert [slot.index for slot in interleaved.slots] == [0, 0, 1, 1]
     stages = found(["stack.stages.layers.post"], 6, 2, 3, 5)

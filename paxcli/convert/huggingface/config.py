@@ -94,7 +94,6 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     table = "embedding" if c["tie_word_embeddings"] else "head"
     values: dict[str, Any] = {
         "max_seq_len": min(c["max_position_embeddings"], _LONGEST),
-        "hidden_dims": c[_hidden_key(kind)],
         "num_kv_heads": kv_heads if kv_heads != heads else None,
         "dims_per_head": size if size * heads != dims else None,
         "position": None,
@@ -121,11 +120,8 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         values |= {f"{block}.norm{field}": value for field, value in norm.items()}
         values |= {f"{block}.{field}": value for field, value in family.of_block.items()}
         attention = _latent_attention(family, c) if latent else _attention(family, c, window, norm)
-        if "chunks" in traits and window is None:
-            attention |= {".rotary": None}
-        else:
-            rotary = _rotary(traits, c, is_local=window is not None)
-            attention |= {f".rotary{field}": value for field, value in rotary.items()}
+        rotary = _rotary(traits, c, is_local=window is not None)
+        attention |= {f".rotary{field}": value for field, value in rotary.items()}
         values |= {f"{block}.attention{field}": value for field, value in attention.items()}
         feed_forward = {"": "FeedForward", ".activation": "gelu" if gemma else "silu", ".gated": True}
         feed_forward[".use_bias"] = False
@@ -133,12 +129,6 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
             feed_forward = _experts(kind, c)
         values |= {f"{block}.feed_forward{field}": value for field, value in feed_forward.items()}
     return values
-
-
-def _hidden_key(kind: str) -> str:
-    """The key of F. Where all layers have experts alone, that of these."""
-    fields = {**FAMILIES[kind].sizes, **FAMILIES[kind].experts}
-    return next((key for key, field in fields.items() if field == "hidden_dims"), "intermediate_size")
 
 
 def _attention(
@@ -207,6 +197,8 @@ def _yarn_factor(factor: float, sharpness: float = 1.0) -> float:
 
 def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> dict[str, Any]:
     scaling = _rope(c)
+    if "chunks" in traits and not is_local:
+        return {"": None}
     if _GLOBAL in scaling:
         scaling = scaling[_LOCAL if is_local else _GLOBAL]
     elif is_local and "rope_local_base_freq" in c:  # as transformers 4 writes it
@@ -233,16 +225,12 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
 
 def _experts(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES[kind]
-    fields = {key: field for key, field in family.experts.items() if field != "hidden_dims"}
-    values = {"": "MoeFeedForward"} | {f".{field}": c[key] for key, field in fields.items()}
+    values = {"": "MoeFeedForward"} | {f".{field}": c[key] for key, field in family.experts.items()}
     values |= {f".{field}": value for field, value in family.of_experts.items()}
-    shared = c["moe_intermediate_size"] * c["n_shared_experts"] if "n_shared_experts" in c else 0
     if c.get("topk_method") == "greedy":
         values |= {".num_groups": 1, ".groups_per_token": 1}
-    if "chunks" in family.traits:
-        shared = c["intermediate_size"]
-    if shared or "shared_expert_intermediate_size" in c:
-        values[".shared_dims"] = shared or c["shared_expert_intermediate_size"]
+    if family.shared is not None:
+        values[".shared_dims"] = c[family.shared] * c.get("n_shared_experts", 1)
     return values
 
 
@@ -327,7 +315,6 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
             "tie_word_embeddings": True,
         }
     found |= {
-        _hidden_key(kind): model.hidden_dims,
         "num_key_value_heads": model.num_kv_heads or model.num_heads,
         "head_dim": size,
         "max_position_embeddings": model.max_seq_len,
@@ -339,7 +326,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     if attention.rotary is not None:
         found |= _new_rope(attention.rotary)
     if sparse:
-        found |= {key: getattr(feed_forward, field) for key, field in family.experts.items() if field != "hidden_dims"}
+        found |= {key: getattr(feed_forward, field) for key, field in family.experts.items()}
     if "num_experts" in found:
         found["num_local_experts"] = found["num_experts"]
     if latent:
@@ -364,16 +351,14 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
 
 def _new_chunks(layers: list[fdl.Config]) -> dict[str, Any]:
     """Llama 4's keys for layers with and without RoPE, and with and without experts."""
-    rotated = next(one.attention for one in layers if one.attention.chunked)
-    others = (one.attention for one in layers if one.attention.rotary is None)
-    tuned = next((one for one in others if one.temperature_growth is not None), None)
+    tuned = next((one.attention for one in layers if one.attention.temperature_growth is not None), None)
     found = {} if tuned is None else {"attn_scale": tuned.temperature_growth, "floor_scale": tuned.temperature_length}
     return found | {
-        "attention_chunk_size": rotated.window,
+        "attention_chunk_size": layers[0].attention.window,
         "attn_temperature_tuning": tuned is not None,
         "moe_layers": [i for i, one in enumerate(layers) if has_experts(one)],
         "no_rope_layers": [int(one.attention.rotary is not None) for one in layers],
-        "use_qk_norm": rotated.qk_norm is not None,
+        "use_qk_norm": layers[0].attention.qk_norm is not None,
     }
 
 

@@ -58,7 +58,7 @@ def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, Arra
     rules = _gpt2_rules(model) if family == "gpt2" else _llama_rules(family, model)
     turns = ["sparse" if has_experts(block) else "dense" for block in blocks]
     parts = ["dense"] * num_first + [turns[i % len(turns)] for i in range(model.num_layers - num_first)]
-    sides = Layers.of_separate_tensors(model.num_layers), pax_layers(params, model.num_layers)
+    sides = Layers.of_stacks("{}", model.num_layers), pax_layers(params, model.num_layers)
     layout = Layout(rules, *(layers.with_parts(parts) for layers in sides)).only(params)
     if left := layout.without_rule(params):
         raise ConfigError(f"{family} of Hugging Face has no tensor for {listing(left)}.", "Switch that off.")

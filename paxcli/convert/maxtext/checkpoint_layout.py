@@ -37,7 +37,6 @@ class MaxTextLayout:
       block: MaxText's `decoder_block`.
       num_layers: L, as pax counts.
       scales_queries: Whether MaxText multiplies queries by 1 / sqrt(H), rather than initializing their weights smaller.
-      layers_per_block: How many of pax's layers one of MaxText's is.
       scanned: Whether its layers are stacked (`scan_layers`).
       scan_axis: Along which dimension (`param_scan_axis`).
       fused_qkv: Whether query, key and value are one array.
@@ -49,7 +48,6 @@ class MaxTextLayout:
     block: str
     num_layers: int
     scales_queries: bool
-    layers_per_block: int = 1
     scanned: bool = True
     scan_axis: int = 1
     fused_qkv: bool = False
@@ -79,7 +77,7 @@ class Differences:
 def maxtext_layout(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
     """How MaxText holds a model with this `decoder_block`."""
     scales_queries = tables.blocks()[block].get("scales_queries", False)
-    return MaxTextLayout(block, num_layers, scales_queries, len(tables.turns(block) or [[]]), **more)
+    return MaxTextLayout(block, num_layers, scales_queries, **more)
 
 
 def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differences: Differences) -> Layout:
@@ -114,17 +112,14 @@ def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differenc
 
 
 def _maxtext_layers(maxtext: MaxTextLayout) -> Layers:
-    count = maxtext.layers_per_block
+    count = len(tables.turns(maxtext.block) or [[]])
     in_blocks = maxtext.num_layers // count * count
     slots = []
     for layer in range(maxtext.num_layers):
         block, within = divmod(layer, count)
         if maxtext.block == "gemma2":
-            fields = {
-                "layer": "layers" if maxtext.scanned else f"layers_{block}",
-                "kind": ("_local", "_global")[within],
-            }
-            slots.append(Slot(fields, block if maxtext.scanned else None))
+            name, kind = "layers" if maxtext.scanned else f"layers_{block}", ("_local", "_global")[within]
+            slots.append(Slot({"layer": name, "kind": kind}, block if maxtext.scanned else None))
         elif not maxtext.scanned:
             slots.append(Slot({"layer": f"layers_{layer}", "kind": ""}))
         elif maxtext.block != "gemma3":

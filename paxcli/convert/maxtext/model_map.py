@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.settings import Settings
-from paxcli.convert.maxtext.sizes import has, head_keys, is_latent, num_dense, num_dense_first, sizes_of
+from paxcli.convert.maxtext.sizes import has, head_keys, is_latent, layer_traits, num_dense, num_dense_first, sizes_of
 from paxcli.errors import ConfigError
 
 _MODEL = "task.model"
@@ -35,22 +35,22 @@ def set_model(draft: Conversion) -> None:
 def _set_layers(draft: Conversion) -> None:
     """Sets the kinds of layers: one, several that alternate, and dense ones before those with experts."""
     settings = draft.settings
-    block, turns, first = settings["decoder_block"], tables.turns(settings["decoder_block"]), num_dense_first(settings)
-    layer, scan = tables.blocks()[block]["layer"], settings["scan_layers"]
+    kinds, first, scan = layer_traits(settings), num_dense_first(settings), settings["scan_layers"]
+    layer = tables.blocks()[settings["decoder_block"]]["layer"]
     plain = ["window"] if settings["attention_type"] == "local_sliding" else []
-    if not turns and not first:
+    if not kinds and not first:
         draft.set(f"{_STACK}.scan", scan, "scan_layers")
         draft.set(f"{_STACK}.block", layer, "decoder_block")
         return _set_block(draft, f"{_STACK}.block", plain)
-    turns, layers = turns or [plain], sizes_of(settings).layers - first
+    kinds, layers = kinds or [plain], sizes_of(settings).layers - first
     draft.set(_STACK, "PatternedStack", "decoder_block")
-    draft.set(f"{_STACK}.scan", scan and layers % len(turns) == 0, "scan_layers")
-    if scan and layers % len(turns):
+    draft.set(f"{_STACK}.scan", scan and layers % len(kinds) == 0, "scan_layers")
+    if scan and layers % len(kinds):
         draft.note_approximation(
-            f"scan_layers: {layers} layers are not a multiple of {len(turns)}, so they are unrolled."
+            f"scan_layers: {layers} layers are not a multiple of {len(kinds)}, so they are unrolled."
         )
-    draft.set(f"{_STACK}.turns", [layer] * len(turns), "decoder_block")
-    for turn, traits in enumerate(turns):
+    draft.set(f"{_STACK}.turns", [layer] * len(kinds), "decoder_block")
+    for turn, traits in enumerate(kinds):
         _set_block(draft, f"{_STACK}.turns.{turn}", traits)
     if first:
         draft.set(f"{_STACK}.num_first", first, "first_num_dense_layers")
@@ -115,7 +115,7 @@ def _set_pipeline(draft: Conversion) -> None:
     stages = max(settings["ici_pipeline_parallelism"], 1) * max(settings["dcn_pipeline_parallelism"], 1)
     if stages == 1:
         return
-    if tables.turns(settings["decoder_block"]) or num_dense_first(settings):
+    if layer_traits(settings) or num_dense_first(settings):
         raise ConfigError("Several kinds of layers cannot be pipelined.", "Set *_pipeline_parallelism to 1.")
     per_stage, repeats = settings["num_layers_per_pipeline_stage"], settings["num_pipeline_repeats"]
     if repeats < 1:
@@ -149,10 +149,12 @@ def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
         draft.set(f"{path}.output_bias", facts["output_bias"], "decoder_block")
     draft.copy(path, "logit_cap")
     _set_rotary(draft, path, has_window)
-    if has(settings, "qk_norm"):
+    if has(settings, "qk_norm") and (has_window or settings["decoder_block"] != "llama4"):
         draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm", "decoder_block")
         draft.copy(path, "qk_norm.epsilon")
         draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm", "decoder_block")
+        if "qk_norm_scale" in facts:
+            draft.set(f"{path}.qk_norm.has_scale", facts["qk_norm_scale"], "decoder_block")
         draft.set(f"{path}.qk_norm_joint", settings["_qk_norm_joint"], "model_name")
     if not facts.get("scales_queries"):
         draft.set(f"{path}.query_scale", 1.0, "decoder_block")
@@ -165,7 +167,19 @@ def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
         draft.copy(path, "window")
     if settings["attention_sink"]:
         draft.set(f"{path}.sinks", True, "attention_sink")
+    if settings["decoder_block"] == "llama4":
+        _set_chunks(draft, path, has_window)
     return None
+
+
+def _set_chunks(draft: Conversion, path: str, has_rope: bool) -> None:
+    """Sets what Llama 4's layers with RoPE have, and those without."""
+    settings = draft.settings
+    if has_rope and settings["chunk_attn_window_size"] > 0:
+        draft.set(f"{path}.window", settings["chunk_attn_window_size"], "chunk_attn_window_size")
+        draft.set(f"{path}.chunked", True, "chunk_attn_window_size")
+    if not has_rope and settings["temperature_tuning"]:
+        draft.set(f"{path}.temperature_growth", 0.1, "temperature_tuning")
 
 
 def _set_latent_attention(draft: Conversion, path: str) -> None:
@@ -184,7 +198,7 @@ def _set_latent_attention(draft: Conversion, path: str) -> None:
 
 def _set_rotary(draft: Conversion, attention: str, has_window: bool) -> None:
     settings, path = draft.settings, f"{attention}.rotary"
-    if settings["decoder_block"] == "gpt3":
+    if settings["decoder_block"] == "gpt3" or settings["decoder_block"] == "llama4" and not has_window:
         return draft.set(path, None, "decoder_block")
     if settings["_position"] == "relative_bias" and settings["decoder_block"] == "default":
         draft.set(path, None, "_position")
@@ -224,7 +238,7 @@ def _set_feed_forward(draft: Conversion, path: str, has_experts: bool) -> None:
     if len(names) != 2:
         raise ConfigError(f"mlp_activations={names}: pax's experts are gated.", "For example silu,linear.")
     draft.copy(path, "num_experts", "num_experts_per_token", "capacity_factor")
-    if num_dense(settings):
+    if num_dense(settings) or settings["decoder_block"] == "llama4":
         draft.set(f"{path}.expert_dims", sizes_of(settings).moe_mlp, "base_moe_mlp_dim")
     if "experts" in facts:
         _set_router(draft, path, facts["experts"])
@@ -236,11 +250,12 @@ def _set_feed_forward(draft: Conversion, path: str, has_experts: bool) -> None:
 
 
 def _set_router(draft: Conversion, path: str, fields: Mapping[str, str]) -> None:
-    """Sets DeepSeek's router and shared experts."""
+    """Sets the router of DeepSeek or Llama 4, and shared experts."""
     settings, shared = draft.settings, draft.settings["shared_experts"]
     for field, key in fields.items():
         draft.set(f"{path}.{field}", 1 if settings[key] == -1 else settings[key], key)
-    draft.set(f"{path}.group_score_experts", 2, "n_routing_groups")
+    for field, value in tables.blocks()[settings["decoder_block"]]["of_experts"].items():
+        draft.set(f"{path}.{field}", value, "decoder_block")
     draft.set(f"{path}.normalize_weights", settings["routed_score_func"] == "sigmoid", "routed_score_func")
     draft.set(f"{path}.shared_dims", shared * sizes_of(settings).moe_mlp or None, "shared_experts", "base_moe_mlp_dim")
     if settings["routed_bias"] and not settings["routed_bias_update_rate"]:

@@ -102,7 +102,6 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
     table = [(path, *key) for path, key in tables.recipe_keys().items() if path in values]
     keys = {key: off[0] if off and get(path) is None else get(path) for path, key, *off in table}
     keys["base_num_kv_heads"] = get(f"{_MODEL}.num_kv_heads") or get(f"{_MODEL}.num_heads")
-    keys["head_dim"] = get(f"{_MODEL}.dims_per_head")
     keys["decoder_block"] = _block(values)
     if keys["decoder_block"] == "gemma2":
         keys["base_num_decoder_layers"] = get(f"{_MODEL}.num_layers", 0) // 2  # counted in pairs

@@ -8,6 +8,7 @@ import datetime
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.settings import Settings
 from paxcli.errors import ConfigError
+from paxcli.layers.flops import visible_pairs
 
 _POWERS = datetime.date(2023, 7, 31)
 _HEADS_FIRST = datetime.date(2023, 9, 8)
@@ -80,7 +81,7 @@ def parameters(settings: Settings) -> int:
     layer += s.emb * (bool(settings["use_post_attn_norm"]) + bool(settings["use_post_ffw_norm"]))
     if is_latent(settings):
         layer += settings["q_lora_rank"] + settings["kv_lora_rank"]
-    elif has(settings, "qk_norm"):
+    elif has(settings, "qk_norm") and tables.blocks()[block].get("qk_norm_scale", True):
         layer += s.head_dim * (s.heads + s.kv_heads if settings["_qk_norm_joint"] else 2)
     if has(settings, "biases"):
         layer += s.head_dim * (s.heads + 2 * s.kv_heads) + s.emb * tables.blocks()[block].get("output_bias", True)
@@ -134,11 +135,17 @@ def num_dense_first(settings: Settings) -> int:
 
 def num_dense(settings: Settings) -> int:
     """The number of layers whose feed-forward has no experts."""
-    turns, first = tables.turns(settings["decoder_block"]) or [[]], num_dense_first(settings)
-    layers = sizes_of(settings).layers
+    kinds, first, layers = layer_traits(settings) or [[]], num_dense_first(settings), sizes_of(settings).layers
     if settings["num_experts"] <= 1:
         return layers
-    return first + sum(len(range(first + i, layers, len(turns))) for i, one in enumerate(turns) if "dense" in one)
+    return first + sum(len(range(first + i, layers, len(kinds))) for i, one in enumerate(kinds) if "dense" in one)
+
+
+def layer_traits(settings: Settings) -> list[list[str]]:
+    """The traits of each of the interleaved kinds of layers, with `dense` for those without experts; [] = one kind."""
+    step = settings["interleave_moe_layer_step"]
+    found = enumerate(tables.turns(settings["decoder_block"]) or [], 1)
+    return [traits if number % step == 0 else [*traits, "dense"] for number, traits in found]
 
 
 def has(settings: Settings, part: str) -> bool:
@@ -185,18 +192,17 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
 
 
 def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
-    """FLOPs of a forward pass. MaxText counts experts in all layers but `num_dense_first`."""
-    dense = num_dense_first(settings) if settings["num_experts"] > 1 else s.layers
+    """FLOPs of a forward pass. MaxText counts experts in all layers but `num_dense_first`, but for Llama 4."""
+    has_first = settings["num_experts"] > 1 and settings["decoder_block"] != "llama4"
+    dense = num_dense_first(settings) if has_first else num_dense(settings)
     feed_forward = _feed_forwards(settings, s, dense, settings["num_experts_per_tok"])
     return 2 * tokens * (s.layers * _projections(settings, s) + feed_forward + s.emb * s.vocab)
 
 
 def _window_fraction(settings: Settings, length: int) -> float:
-    """The fraction of causal attention that sliding windows leave, averaged over layers."""
-    window = settings["sliding_window_size"]
-    turns = tables.turns(settings["decoder_block"])
-    local = ["window" in one for one in turns] if turns else [settings["attention_type"] == "local_sliding"]
-    if not 0 < window < length:
-        return 1.0
-    share = (length * window - window**2 / 2) / (length**2 / 2)
+    """The fraction of causal attention that sliding windows or chunks leave, averaged over layers."""
+    chunked = settings["decoder_block"] == "llama4"
+    window = settings["chunk_attn_window_size" if chunked else "sliding_window_size"]
+    local = ["window" in one for one in layer_traits(settings)] or [settings["attention_type"] == "local_sliding"]
+    share = visible_pairs(length, True, max(window, 0) or None, chunked) / visible_pairs(length, True)
     return sum(share if has_window else 1 for has_window in local) / len(local)

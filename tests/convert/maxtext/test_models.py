@@ -9,6 +9,9 @@ import re
 import pytest
 import yaml
 
+import paxcli as pax
+from paxcli.config.assign import assign
+from paxcli.convert.huggingface.config import config_json
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, Pair
@@ -35,8 +38,6 @@ REFUSED = {
     "gemma4-31b": "a second head size",
     "gemma4-e2b": "embeddings of each layer",
     "gemma4-e4b": "embeddings of each layer",
-    "llama4-17b-128e": "layers without RoPE",
-    "llama4-17b-16e": "layers without RoPE",
     "qwen3-custom-30b-a3b": "experts in a latent",
     "qwen3-next-80b-a3b": "Gated DeltaNet",
     "qwen3.5-35b-a3b": "Gated DeltaNet",
@@ -66,7 +67,8 @@ def count(file: dict) -> int:
     num_dense = layers
     sparse = 0
     if get("num_experts") > 1:
-        num_dense = {"deepseek": get("first_num_dense_layers"), "envy": layers // 2}.get(block, 0)
+        every = get("interleave_moe_layer_step", 1)
+        num_dense = get("first_num_dense_layers") if block == "deepseek" else layers - layers // every
         sparse = get("num_experts") * (matrices * d * file["base_moe_mlp_dim"] + d)
         sparse += (
             get("shared_experts") * matrices * d * file["base_moe_mlp_dim"] + get("routed_bias") * file["num_experts"]
@@ -119,6 +121,21 @@ def test_other_models_are_refused_with_the_part_that_pax_lacks(name: str) -> Non
     with pytest.raises(ConfigError, match=f"of model {re.escape(name)}: pax lacks ") as refused:
         of_model(name)
     assert REFUSED[name] in refused.value.message
+
+
+@pytest.mark.parametrize(("name", "step"), [("llama4-17b-16e", 1), ("llama4-17b-128e", 2)])
+def test_llama_4_is_what_hugging_face_calls_so(name: str, step: int) -> None:
+    """The keys of `transformers` for the recipe's model are those that Meta published."""
+    config = pax.load("maxtext-base").config
+    for path, value in of_model(name).values.items():
+        assign(config, path, value)
+    found = config_json(config, None, "bfloat16")
+    expected = {"model_type": "llama4_text", "num_experts_per_tok": 1, "num_local_experts": 16 if step == 1 else 128}
+    expected |= {"intermediate_size": 8192, "attention_chunk_size": 8192, "attn_temperature_tuning": True}
+    expected |= {"attn_scale": 0.1, "floor_scale": 8192, "use_qk_norm": step == 1, "no_rope_layers": [1, 1, 1, 0] * 12}
+    expected |= {"moe_layers": list(range(step - 1, 48, step)), "intermediate_size_mlp": 8192 * step}
+    assert {key: found[key] for key in expected} == expected
+    assert found.get("rope_scaling", {}).get("rope_type") == ("llama3" if step == 1 else None)
 
 
 def models_table() -> str:
