@@ -156,7 +156,8 @@ def type_text(annotation: Any) -> str:
     if origin is typing.Literal:
         return ", ".join(f"`{argument}`" for argument in arguments)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(type_text(argument) for argument in arguments)
+        # Python caches equal unions, so which order is found depends on what was imported before.
+        return " or ".join(sorted(map(type_text, arguments), key=lambda text: (text == "null", text)))
     if arguments and origin is not None:
         inner = ", ".join("…" if argument is Ellipsis else type_text(argument) for argument in arguments)
         return f"{getattr(origin, '__name__', str(origin))}[{inner}]"
@@ -224,9 +225,11 @@ def fields_page() -> str:
         "with their paths. Fields that all classes of a kind inherit are in the table of each.\n",
         "In the column *change*: **resume** marks fields that " + Mark.SAFE_ON_RESUME.value + ";",
         "**not compiled** marks those whose change " + Mark.NOT_COMPILED.value + "; **derived** ones are",
-        Mark.DERIVED.value + " if they are null. A change of any other field needs a new run.\n",
+        Mark.DERIVED.value + " if they are null; **copied** is " + Mark.COPIED.value + "; **kept** is a field that",
+        Mark.KEPT.value + ". A change of any other field needs a new run.\n",
     ]
-    words = {"SAFE_ON_RESUME": "resume", "NOT_COMPILED": "not compiled", "DERIVED": "derived", "COPIED": "copied"}
+    words = {"SAFE_ON_RESUME": "resume", "NOT_COMPILED": "not compiled", "DERIVED": "derived"}
+    words |= {"COPIED": "copied", "KEPT": "kept"}
     for package, classes in configurable_classes().items():
         lines.append(f"## {package}\n")
         for cls in classes:

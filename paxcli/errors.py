@@ -39,6 +39,10 @@ class ConfigError(PaxError):
     exit_code = 2
 
 
+class MeshError(ConfigError):
+    """A mesh axis does not divide a size of the model, or the batch."""
+
+
 class MissingError(PaxError):
     """This machine lacks something: a package, a device, a permission, disk space."""
 

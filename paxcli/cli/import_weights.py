@@ -13,11 +13,12 @@ import typer
 
 import paxcli as pax
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption
-from paxcli.cli.output import say_result
+from paxcli.cli.output import fail_with_result, say, say_result
 from paxcli.cli.runs import load_recipe
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from paxcli.checkpoint.array_differences import ArrayDifferences
     from paxcli.convert.runs import ImportedWeights
 
 HF = "hf:"
@@ -54,6 +55,11 @@ def import_weights(
         raise ConfigError("`--set` and `--overlay` change a recipe, and none is given.", "Give it with `--recipe`.")
     loaded = None if recipe is None else load_recipe(recipe, overlays, sets)
     done = pax.import_weights(source, out, dry_run, loaded, format)
+    if dry_run and done.tensors:
+        if not as_json:
+            say(_names_text(done.tensors))
+        error = DataError(f"Cannot import: the tensors are not those of {done.family}.", "See the names above.")
+        fail_with_result(dataclasses.asdict(done), error, as_json)
     say_result(dataclasses.asdict(done), _text(done, dry_run), as_json)
 
 
@@ -93,9 +99,11 @@ def _text(done: ImportedWeights, dry_run: bool) -> str:
         speed = f"{done.num_bytes / 1e9:.2f} GB, {rate:.2f} GB/s"
         lacks = f"Settings of generation that pax does not have: {', '.join(done.not_imported)}.\n"
         return f"Imported {size}: {speed}.\n{lacks * bool(done.not_imported)}To train: pax train {done.run_dir}"
-    found = done.tensors
-    lines = [f"Would import {size}." if not found else f"Cannot import: the tensors are not those of {done.family}."]
-    lines.append(f"matched: {len(found.matched)}")
+    return f"Would import {size}.\n{_names_text(done.tensors)}"
+
+
+def _names_text(found: ArrayDifferences) -> str:
+    lines = [f"matched: {len(found.matched)}"]
     for title, names in (("missing", found.missing), ("unexpected", found.unexpected)):
         lines += [f"{title}: {len(names)}", *(f"  {name}" for name in names)]
     lines += [f"mismatched: {len(found.mismatched)}", *(f"  {text}" for text in found.mismatched.values())]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 _SHOWN_ROWS = 4
 _SHOWN_CHARACTERS = 480
+_BAR_CHARACTERS = 40
+_GRAY = "\x1b[90m"
 
 SplitOption = Annotated[Literal["train", "eval", "decode"], typer.Option("--split", help="Which inputs to read.")]
 NumBatches = Annotated[int, typer.Option("--num-batches", min=1, help="How many batches to read.")]
@@ -27,6 +31,9 @@ Hosts = Annotated[int, typer.Option("--hosts", min=1, help="Shard the data over 
 HostIndex = Annotated[int, typer.Option("--host-index", min=0, help="The host whose batches to print.")]
 SaveOption = Annotated[
     Path | None, typer.Option("--save", metavar="FILE.npz", help="Write the first batch to a file. Default: do not.")
+]
+HtmlOption = Annotated[
+    str | None, typer.Option("--html", metavar="FILE", help="Write a page with all rows. Default: do not.")
 ]
 
 
@@ -37,6 +44,7 @@ def inspect_input(
     hosts: Hosts = 1,
     host_index: HostIndex = 0,
     save: SaveOption = None,
+    html: HtmlOption = None,
     sets: SetOption = None,
     overlays: OverlayOption = None,
     as_json: JsonOption = False,
@@ -47,13 +55,19 @@ def inspect_input(
     Examples:
       pax inspect-input tiny
       pax inspect-input tiny --split eval --hosts 4 --host-index 1
+      pax inspect-input tiny --html batches.html
     """
     found = pax.inspect_input(load_recipe(recipe, overlays, sets), num_batches, split, hosts, host_index)
     if save is not None:
         _save(save, found.inputs)
+    if html is not None:
+        from paxcli.report.page import write_page
+
+        title = f"{recipe}: {split} inputs"
+        write_page("inputs.html", html, title=title, hosts=hosts, inputs=found.inputs, prompts=found.prompts)
     result: dict[str, Any] = {"recipe": recipe, "split": split, "hosts": hosts, "host_index": host_index}
     result |= {"prompts": found.prompts} if split == "decode" else {}
-    result |= {"inputs": [one.report() for one in found.inputs], "saved": save and str(save)}
+    result |= {"inputs": [one.report() for one in found.inputs], "saved": save and str(save), "html": html}
     texts = [f"{len(prompt['ids'])} ids  {_printable(prompt['prompt'])}" for prompt in found.prompts]
     texts += [_text(one, hosts, use_color(sys.stdout)) for one in found.inputs]
     say_result(result, "\n\n".join(texts) if found.inputs else "\n".join(texts), as_json)
@@ -74,6 +88,7 @@ def _text(found: Inspection, hosts: int, color: bool) -> str:
         lines.append(f"  padding: {found.padding_share:.2%} of positions")
     if found.segments_per_row is not None:
         lines.append(f"  packing: {found.segments_per_row:.2f} segments a row")
+    lines += _histogram(found.lengths)
     if hosts > 1:
         lines.append(f"  hosts: {found.shared_rows or 'no'} rows are on more than one of {hosts}")
     speed = f"{found.rows_per_second:,.0f} rows/s"
@@ -89,13 +104,28 @@ def _row(row: dict[str, list[str]], color: bool) -> list[str]:
     return [(f"{field:<{width}}  " if named else "") + _segments(segments, color) for field, segments in row.items()]
 
 
+def _histogram(lengths: list[dict[str, int]]) -> list[str]:
+    """A line for each bin of lengths, and a title."""
+    most = max((one["segments"] for one in lengths), default=1)
+    texts = [f"{one['first']} to {one['last']}" for one in lengths]
+    bars = ["#" * math.ceil(_BAR_CHARACTERS * one["segments"] / most) for one in lengths]
+    lines = [
+        f"    {text:>{len(texts[-1])}}  {bar:<{_BAR_CHARACTERS}}  {one['segments']:,}".rstrip()
+        for text, bar, one in zip(texts, bars, lengths, strict=True)
+    ]
+    return ["  tokens of a segment, and number of segments", *lines] if lines else []
+
+
 def _segments(segments: list[str], color: bool) -> str:
-    """Segments separated by bars, in two alternating colors."""
+    """Segments separated by bars, in two alternating colors; where some tokens have no loss, those are gray."""
     shown, left = [], _SHOWN_CHARACTERS
+    masked = any("⟦" in segment for segment in segments)
     for number, segment in enumerate(segments):
         text = _printable(segment)
         cut = text if len(text) <= left else text[:left] + "…"
-        shown.append(f"\x1b[{36 if number % 2 else 33}m{cut}\x1b[0m" if color else cut)
+        own = f"\x1b[{36 if number % 2 else 33}m"
+        colored = re.sub("⟦[^⟧]*⟧?", rf"{own}\g<0>{_GRAY}", f"{_GRAY if masked else own}{cut}")
+        shown.append(f"{colored}\x1b[0m" if color else cut)
         left -= len(text)
         if left <= 0:
             break

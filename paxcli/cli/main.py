@@ -40,7 +40,9 @@ from paxcli.jax_defaults import configure_jax
 from paxcli.log import setup_logging
 
 app = typer.Typer(
-    rich_markup_mode=None, pretty_exceptions_enable=False, context_settings={"help_option_names": ["--help", "-h"]}
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"], "max_content_width": 100},
 )
 app.command("train")(on_workers(train.train))
 app.command("eval")(on_workers(eval.evaluate))

@@ -46,7 +46,7 @@ OverlayOption = Annotated[
     typer.Option(
         "--overlay",
         metavar="NAME|FILE",
-        help="Apply an overlay, such as cpu. Repeatable, applied in order. Default: none.",
+        help="Apply an overlay, such as cpu. Repeatable, in order. Default: none.",
         autocompletion=complete_overlay,
     ),
 ]

@@ -32,14 +32,10 @@ FromOption = Annotated[
     ),
 ]
 WithOptimizerOption = Annotated[
-    bool,
-    typer.Option("--with-optimizer", help="With --from: restore its optimizer state and step too. Default: do not."),
+    bool, typer.Option("--with-optimizer", help="With --from: its optimizer state and step too. Default: do not.")
 ]
 AllowChangedOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-changed", help="Resume although the recipe changed, if the changes are safe. Default: refuse."
-    ),
+    bool, typer.Option("--allow-changed", help="Resume with a changed recipe, if it is safe. Default: refuse.")
 ]
 OnCorruptOption = Annotated[
     Literal["refuse", "previous"] | None,
@@ -48,14 +44,10 @@ OnCorruptOption = Annotated[
         help="If the newest checkpoint is damaged: refuse to resume, or use an earlier one. Default: refuse.",
     ),
 ]
-RestartsOption = Annotated[
-    int, typer.Option("--restarts", min=0, help="Restart this often after a preemption or a crash. Default: 0.")
-]
+RestartsOption = Annotated[int, typer.Option("--restarts", min=0, help="Restarts after preemptions and crashes.")]
 CompiledOption = Annotated[
     Path | None,
-    typer.Option(
-        "--compiled", metavar="FILE", help="Use the train step that `pax compile --save FILE` wrote. Default: compile."
-    ),
+    typer.Option("--compiled", metavar="FILE", help="Use the train step of `pax compile --save`. Default: compile."),
 ]
 ProfileStepsOption = Annotated[
     str | None, typer.Option("--profile-steps", metavar="FIRST:LAST", help="Trace these steps. Default: none.")
@@ -77,7 +69,7 @@ PglePercentileOption = Annotated[
     ),
 ]
 ExpectPgleOption = Annotated[
-    bool, typer.Option("--expect-pgle", help="Use the program that --auto-pgle left in JAX's cache. Default: off.")
+    bool, typer.Option("--expect-pgle", help="Use the program --auto-pgle left in JAX's cache. Default: off.")
 ]
 
 
@@ -100,7 +92,7 @@ def train(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Train a recipe, or resume a run by its directory. Resumes from the latest checkpoint in the run directory.
+    """Train a recipe. Resumes from the latest checkpoint in the run directory, if there is one.
 
     \b
     Examples:
@@ -162,7 +154,6 @@ def _describe(
     from paxcli.training.session import build_session, device_name
     from paxcli.training.state import bytes_per_device
 
-    recipe.validate()
     run_dir = default_run_dir(recipe.name) if run_dir is None else run_dir
     done, is_finished = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed)
     would = "start" if done is None else f"resume at step {done:,}"

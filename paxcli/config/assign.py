@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+import dataclasses
 import enum
 import functools
 import types
@@ -14,7 +15,7 @@ import yaml
 
 from paxcli.config.classes import choices, class_of
 from paxcli.config.facts import check_range
-from paxcli.config.fields import union_members
+from paxcli.config.fields import Mark, annotation_of, marks_of, union_members
 from paxcli.config.tree import Node, find
 from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean
@@ -38,7 +39,7 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> str:
     """Sets the field that `path` names in `config` to `value` and returns its full path.
 
     A field that holds a layer, an optimizer, a schedule or an input takes the name of another such class of pax, which
-    is then created with its defaults.
+    is then created with its defaults, except for fields that keep their values, such as an input's tokenizer.
 
     Args:
       config: Changed in place.
@@ -164,7 +165,9 @@ def _sequence(value: Any, origin: Any, args: tuple[Any, ...], node: Node) -> Any
     if origin is tuple and args and args[-1] is not Ellipsis:
         _require(value, len(value) == len(args), f"list of {len(args)}")
         return tuple(_fit(item, arg, node) for item, arg in zip(value, args, strict=True))
-    items = [_fit(item, args[0] if args else Any, node) for item in value]
+    old = node.value if isinstance(node.value, list | tuple) else ()
+    nodes = [dataclasses.replace(node, value=old[index]) if index < len(old) else node for index in range(len(value))]
+    items = [_fit(item, args[0] if args else Any, own) for item, own in zip(value, nodes, strict=True)]
     return tuple(items) if origin is tuple else items
 
 
@@ -185,7 +188,11 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
     is_template = present is fdl.Partial or (
         present is None and (typing.get_origin(kind) or kind) in (functools.partial, collections.abc.Callable)
     )
-    return cls.partial() if is_template else cls.config()
+    made = cls.partial() if is_template else cls.config()
+    for name, kept in fdl.ordered_arguments(node.value).items() if isinstance(node.value, fdl.Buildable) else ():
+        if Mark.KEPT in marks_of(annotation_of(cls, name)):
+            setattr(made, str(name), kept)
+    return made
 
 
 def _put(node: Node, value: Any) -> None:

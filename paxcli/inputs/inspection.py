@@ -19,6 +19,7 @@ from paxcli.nested_map import NestedMap
 Leaves = dict[str, np.ndarray]  # a batch: dotted path of each field to its array
 
 _RATE_SECONDS = 0.3
+_LENGTH_BINS = 8
 _ROW_WEIGHTS = "eval_sample_weights"
 
 
@@ -37,6 +38,7 @@ class Inspection:
         row's integers, such as its label. Where some tokens have no loss, ⟦ ⟧ enclose those that have.
       weights: Weight field → fraction of positions with a nonzero weight.
       padding_share: Fraction of padding among the positions of text fields, or else of weights; None without either.
+      lengths: Histogram of the lengths of segments, without padding: bins as `first`, `last` (tokens) and `segments`.
       segments_per_row: Mean number of documents, or parts of documents, per row of text; None without segments.
       first_batch_seconds: Time until the first batch.
       rows_per_second: Throughput of this process alone, after the first batch.
@@ -51,6 +53,7 @@ class Inspection:
     rows: list[list[dict[str, list[str]]]]
     weights: dict[str, float]
     padding_share: float | None
+    lengths: list[dict[str, int]]
     segments_per_row: float | None
     first_batch_seconds: float
     rows_per_second: float
@@ -89,6 +92,7 @@ def inspect_batches(data: BaseInput, num_batches: int, vocab_size: int | None = 
         rows=[[_describe_row(data, batch, texts, row) for row in range(_num_rows(batch))] for batch in leaves],
         weights={path: float(np.mean([batch[path] != 0 for batch in leaves])) for path in _weight_fields(leaves[0])},
         padding_share=_padding_share(leaves, texts),
+        lengths=_count_lengths(leaves, texts),
         segments_per_row=float(np.mean(np.concatenate(counts))) if counts else None,
         first_batch_seconds=first_batch_seconds,
         rows_per_second=rows_per_second,
@@ -168,6 +172,19 @@ def _is_padding(leaves: Leaves, text: str) -> np.ndarray | None:
         if _companion(text, name) in leaves:
             return leaves[_companion(text, name)] == value
     return None
+
+
+def _count_lengths(batches: Sequence[Leaves], texts: Sequence[str]) -> list[dict[str, int]]:
+    lengths = []
+    for leaves, text in itertools.product(batches, texts):
+        padding = _is_padding(leaves, text)
+        tokens = np.ones_like(leaves[text]) if padding is None else 1 - padding
+        segment_ids = leaves.get(_companion(text, "segment_ids"), tokens).astype(int)
+        lengths += [np.bincount(row)[1:] for row in segment_ids.reshape(-1, segment_ids.shape[-1])]
+    found = np.concatenate([*lengths, np.zeros(0, int)])
+    width = 1 + (int(found.max(initial=1)) - 1) // _LENGTH_BINS
+    counts = np.bincount((found[found > 0] - 1) // width).tolist()
+    return [{"first": n * width + 1, "last": (n + 1) * width, "segments": count} for n, count in enumerate(counts)]
 
 
 def _describe_row(data: BaseInput, leaves: Leaves, texts: Sequence[str], row: int) -> dict[str, list[str]]:

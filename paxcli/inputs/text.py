@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import Derived, NonNegativeInt, PositiveInt, Range, Tokens
+from paxcli.config.fields import Derived, Kept, NonNegativeInt, PositiveInt, Range, Tokens
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
@@ -57,7 +57,7 @@ class TextInput(RandomAccessInput):
     files: list[str] | None = None
     format: Literal["text", "jsonl", "parquet", "arrayrecord", "tokens"] | None = None
     text_field: str | None = "text"
-    tokenizer: Callable[[], Tokenizer] = template(ByteTokenizer)
+    tokenizer: Kept[Callable[[], Tokenizer]] = template(ByteTokenizer)
     seq_len: Derived[Tokens | None] = None
     vocab_size: Derived[PositiveInt | None] = None
     packing: Literal["concat", "first_fit", "one_per_row"] = "concat"

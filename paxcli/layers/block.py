@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -15,7 +15,7 @@ from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention
-from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
+from paxcli.layers.base import Cache, CachedLayer, Layer, cache_of, flops_of
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import Precision
@@ -46,7 +46,7 @@ class TransformerBlock(CachedLayer):
       attention: Template of the attention.
       feed_forward: Template of the feed-forward layer.
       post_norms: Whether a norm also follows attention and feed-forward, before the residual is added ("sandwich" norm:
-        Ding et al., 2021).
+        Ding et al., 2021); or `feed_forward`: it follows the feed-forward only.
       pre_norms: Whether a norm precedes attention and feed-forward. Without, set `post_norms` (OLMo et al., 2024).
       zero_padding: Whether the feed-forward adds 0 at padding (segment 0), as in Pax. No token depends on it.
       precision: `fp8` computes matmuls with weights in 8 bits in training; None = in the dtype of the activations.
@@ -61,7 +61,7 @@ class TransformerBlock(CachedLayer):
     norm: functools.partial = template(LayerNorm)
     attention: functools.partial = template(Attention)
     feed_forward: functools.partial = template(FeedForward)
-    post_norms: bool = False
+    post_norms: bool | Literal["feed_forward"] = False
     pre_norms: bool = True
     zero_padding: bool = False
     precision: Precision | None = None
@@ -74,8 +74,9 @@ class TransformerBlock(CachedLayer):
         self._attention = self._attention_template(name=ATTENTION)
         self.feed_forward_norm = self.norm(dims=self.model_dims) if self.pre_norms else _identity
         self._feed_forward = self._feed_forward_template(name="feed_forward")
-        if self.post_norms:
+        if self.post_norms is True:
             self.attention_post_norm = self.norm(dims=self.model_dims)
+        if self.post_norms:
             self.feed_forward_post_norm = self.norm(dims=self.model_dims)
 
     def __call__(
@@ -113,7 +114,10 @@ class TransformerBlock(CachedLayer):
     @property
     def _feed_forward_template(self) -> functools.partial:
         widths = self.named_fields("model_dims", "hidden_dims", "params_init")
-        return functools.partial(self._with_precision(self.feed_forward), **widths)
+        part = self._with_precision(self.feed_forward)
+        if not issubclass(part.func, Layer):  # pyrefly: ignore
+            widths = {name: width for name, width in widths.items() if name in _field_names(part)}
+        return functools.partial(part, **widths)
 
     @property
     def _attention_widths(self) -> dict[str, Any]:
@@ -123,7 +127,7 @@ class TransformerBlock(CachedLayer):
         """The template of a sub-layer, with this layer's `precision`."""
         if self.precision is None:
             return part
-        if "precision" not in {field.name for field in dataclasses.fields(part.func)}:  # pyrefly: ignore
+        if "precision" not in _field_names(part):
             raise ConfigError(f"{part.func.__name__} does not compute in {self.precision}.", "Set `precision` to null.")
         return functools.partial(part, precision=self.precision)
 
@@ -132,7 +136,7 @@ class TransformerBlock(CachedLayer):
     ) -> tuple[jax.Array, Cache]:
         """The output of attention, to be added to the residual stream, from the normed `x`."""
         y, cache = self._attention(as_matmul_input(x), segment_ids, segment_pos, cache)
-        return self.attention_post_norm(y) if self.post_norms else y, cache
+        return self.attention_post_norm(y) if self.post_norms is True else y, cache
 
     def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """The output of the feed-forward, to be added to the residual stream, from the normed `x`."""
@@ -168,6 +172,10 @@ def as_matmul_input(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
 
 def _identity(x: jax.Array) -> jax.Array:
     return x
+
+
+def _field_names(part: functools.partial) -> set[str]:
+    return {field.name for field in dataclasses.fields(part.func)}  # pyrefly: ignore
 
 
 def _differ(x: jax.Array) -> bool:

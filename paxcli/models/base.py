@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from paxcli.errors import ConfigError
+from paxcli.errors import MeshError
 from paxcli.layers.base import Cache, Layer
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
@@ -247,11 +247,11 @@ def check_mesh_divides(mesh: Mapping[str, int], axis: Axis, **fields: int | None
     """Checks that a mesh axis divides fields of a model.
 
     Raises:
-      ConfigError: It does not divide one.
+      MeshError: It does not divide one.
     """
     for field, size in fields.items():
         if size and size % mesh[axis]:
-            raise ConfigError(
+            raise MeshError(
                 f"task.model.{field}={size} does not divide over mesh axis {axis}={mesh[axis]} "
                 f"({size} / {mesh[axis]} = {size / mesh[axis]:g}).",
                 f"Change `{field}` or the size of `{axis}` in `mesh.ici_mesh_shape`.",

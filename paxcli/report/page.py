@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,21 +30,12 @@ def write_report(run_dirs: Sequence[epath.PathLike], path: epath.PathLike, dry_r
       DataError: A run has no metrics, or a file of it is damaged.
       MissingError: The page cannot be written.
     """
-    import jinja2
-
     runs = content.read_reported_runs(run_dirs)
     groups = content.chart_groups(runs)
-    environment = jinja2.Environment(  # escapes what the values hold: it is data, and never markup
-        loader=jinja2.PackageLoader("paxcli.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {"number": _number, "share": "{:.1%}".format}
-    page = environment.get_template("report.html").render(
-        version=__version__,
-        written=time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    size = write_page(
+        "report.html",
+        path,
+        dry_run,
         title=", ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs",
         runs=runs,
         groups=groups,
@@ -53,6 +44,34 @@ def write_report(run_dirs: Sequence[epath.PathLike], path: epath.PathLike, dry_r
         data={"runs": [{"name": run.name, "splits": run.curves()} for run in runs], "groups": groups},
         plotly=_plotly(),
     )
+    summaries = {run.name: {"run_dir": run.path, "step": run.last_step, **run.facts()} for run in runs}
+    return {"path": str(path), "runs": summaries, "bytes": size}
+
+
+def write_page(template: str, path: epath.PathLike, dry_run: bool = False, **values: Any) -> int:
+    """Writes a page that needs no other file, and returns its number of bytes.
+
+    Args:
+      template: Its file in `templates/`, which extends `base.html`.
+      path: The page.
+      dry_run: Whether to write nothing.
+      values: The template's variables.
+
+    Raises:
+      MissingError: The page cannot be written.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(  # escapes what the values hold: it is data, and never markup
+        loader=jinja2.PackageLoader("paxcli.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"number": _number, "share": "{:.1%}".format}
+    written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    page = environment.get_template(template).render(version=__version__, written=written, **values)
     path = epath.Path(path)
     try:
         if not dry_run:
@@ -60,22 +79,17 @@ def write_report(run_dirs: Sequence[epath.PathLike], path: epath.PathLike, dry_r
             path.write_text(page)
     except OSError as error:
         raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
-    summaries = {run.name: {"run_dir": run.path, "step": run.last_step, **run.facts()} for run in runs}
-    return {"path": str(path), "runs": summaries, "bytes": len(page.encode())}
+    return len(page.encode())
 
 
 def _plotly() -> str:
     """Plotly's JavaScript. Its Python package is only located, since importing it is slow."""
-    package = importlib.util.find_spec("plotly")
-    if package is None or package.origin is None:
-        raise MissingError("The package plotly is not installed.", "Install it: `pip install plotly`.")
-    return (epath.Path(package.origin).parent / "package_data" / "plotly.min.js").read_text()
+    installed = importlib.metadata.distribution("plotly")
+    return epath.Path(installed.locate_file("plotly/package_data/plotly.min.js")).read_text()  # pyrefly: ignore
 
 
 def _number(value: Any) -> str:
     """A number of a table, with few digits; texts unchanged."""
-    if value is None:
-        return "–"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
+        return "–" if value is None else str(value)
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"

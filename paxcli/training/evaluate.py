@@ -62,14 +62,9 @@ def evaluate(
         values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
         if of_scores is not None:
             values |= of_scores(_by_example(scored))
-        # Over all processes: JAX gathers 32-bit integers.
-        parts = multihost_utils.process_allgather({name: np.array(divmod(n, 2**31)) for name, n in counts.items()})
-        counts = {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
+        counts = _over_processes(counts)
         if "log_pplx" in values:
-            values["perplexity"] = math.exp(min(values["log_pplx"], 700))
-            # Unless the targets are weighted otherwise than by 1, as masked tokens are.
-            if counts.get(_BYTES) and abs(float(total["log_pplx"][1]) - counts[_TARGETS]) < 0.5:
-                values["bits_per_byte"] = values["log_pplx"] * counts[_TARGETS] / counts[_BYTES] / math.log(2)
+            values |= _of_perplexity(values["log_pplx"], float(total["log_pplx"][1]), counts)
         values |= {name: counts[name] for name in ("num_examples", "num_tokens") if name in counts}
         share = source.data_share(num_batches)
         return values | {"num_batches": num_batches} | ({} if share is None else {"data_share": share})
@@ -92,6 +87,20 @@ def _count(batch: NestedMap, tokenizer: Tokenizer | None) -> Counter[str]:
             targets = labels[weights > 0]
             counts.update({_TARGETS: len(targets), _BYTES: count_bytes(tokenizer, targets)})
     return counts
+
+
+def _over_processes(counts: Counter[str]) -> dict[str, int]:
+    """The sums of all processes' counts, in halves since JAX gathers 32-bit integers."""
+    parts = multihost_utils.process_allgather({name: np.array(divmod(n, 2**31)) for name, n in counts.items()})
+    return {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
+
+
+def _of_perplexity(log_pplx: float, weight: float, counts: dict[str, int]) -> dict[str, float]:
+    """The perplexity, and bits per byte unless targets are weighted otherwise than by 1, as masked tokens are."""
+    values = {"perplexity": math.exp(min(log_pplx, 700))}
+    if counts.get(_BYTES) and abs(weight - counts[_TARGETS]) < 0.5:
+        values["bits_per_byte"] = log_pplx * counts[_TARGETS] / counts[_BYTES] / math.log(2)
+    return values
 
 
 def _by_example(batches: list[dict[str, jax.Array]]) -> dict[int, float]:

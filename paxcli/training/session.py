@@ -10,7 +10,7 @@ from typing import Any
 import fiddle as fdl
 from jax.sharding import Mesh
 
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, MeshError
 from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import build_mesh
 from paxcli.mesh.rules import merge_rules
@@ -78,15 +78,16 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
       ConfigError: Parts of the recipe contradict each other or the devices.
     """
     here = devices is None
-    validate(config, reads_data=here)
-    mesh_config = fdl.build(config.mesh)
-    if here:
-        mesh_config.start_processes()
-    mesh = build_mesh(mesh_config, devices)
+    try:
+        validate(config, reads_data=here)
+    except MeshError:
+        _build_mesh(config, devices)  # a mesh for another number of devices is the error to mention first
+        raise
+    mesh = _build_mesh(config, devices)
     validate(config, mesh.size, reads_data=here)
     batch = global_batch_size(config, mesh.size)
     experiment = fdl.build(with_derived_sizes(config, mesh.size, *infeed_shard(mesh)))
-    rules = merge_rules(mesh_config.logical_axis_rules)
+    rules = merge_rules(fdl.build(config.mesh).logical_axis_rules)
     with use_mesh(mesh, rules):
         spec = experiment.train_input.element_spec()
         rows, hosts = num_rows(spec), experiment.train_input.num_infeed_hosts
@@ -97,6 +98,13 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
             )
         abstract = abstract_state(experiment.task, spec, mesh, rules)
     return Session(config, experiment, mesh, abstract, spec, batch)
+
+
+def _build_mesh(config: fdl.Config[Experiment], devices: Sequence[Any] | None) -> Mesh:
+    mesh = fdl.build(config.mesh)
+    if devices is None:
+        mesh.start_processes()
+    return build_mesh(mesh, devices)
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 
 from paxcli.config.facts import check_ranges
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, MeshError
 from paxcli.layers.lora import Lora
 from paxcli.layers.pipeline import Pipeline
 from paxcli.layers.pipelined_stack import PipelinedStack
@@ -74,7 +74,7 @@ def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
         arithmetic += f" × expert={sizes[Axis.EXPERT]}" if sizes[Axis.EXPERT] > 1 else ""
         arithmetic += f" × {microbatches} microbatches" if microbatches > 1 else ""
         nearest = max(1, round(batch / (shards * microbatches))) * shards * microbatches
-        raise ConfigError(
+        raise MeshError(
             f"A global batch of {batch} does not divide over {arithmetic} = {shards * microbatches}.",
             f"The nearest batch that divides: `--set global_batch_size={nearest}`.",
         )

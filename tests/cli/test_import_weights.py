@@ -45,6 +45,17 @@ def test_bad_sources_have_the_exit_codes_of_data_and_configuration(tmp_path: pat
     assert "it lacks its router, and LongRoPE" in errors and "save_pretrained(" in errors
 
 
+def test_a_dry_run_of_what_cannot_be_imported_fails(tmp_path: pathlib.Path, capsys):
+    source = write_directory(tmp_path / "hf", "llama2", num_hidden_layers=3)
+    dry_run = ["import", str(source), "--out", str(tmp_path / "run"), "--dry-run"]
+    assert run(app, dry_run) == 5 == run(app, dry_run[:-1])
+    shown = capsys.readouterr()
+    assert "missing: 9\n" in shown.out and "Cannot import" in shown.err and "are not of this model" in shown.err
+    assert run(app, [*dry_run, "--json"]) == 5
+    result = json.loads(capsys.readouterr().out)
+    assert result["error"]["exit_code"] == 5 and len(result["tensors"]["missing"]) == 9
+
+
 SMALL = ["num_train_steps=2", "eval_inputs=[]", "train_input=SyntheticInput", "max_seq_len=16", "global_batch_size=2"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from paxcli.cli.inspect_input import inspect_input
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import ConfigError, DataError, MissingError
+from tests.report.pages import Page
 
 RECIPES = """
 import dataclasses
@@ -189,6 +191,55 @@ def test_a_terminal_gets_segments_in_colours(folder):
         assert process.wait(60) == 0, process.stderr.read()
     assert "\x1b[33m<bos>ab\x1b[0m│\x1b[36m<bos>cdef\x1b[0m" in shown.decode()
     assert b"\x1bd" not in shown  # what the text itself would have a terminal do
+
+
+CHATS = """{"messages": [{"role": "user", "content": "Say <b>hi</b>."}, {"role": "assistant", "content": "Hi,\\nyou."}]}
+{"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
+"""
+CHAT_INPUT = ["train_input=ChatInput", "train_input.files=[chats.jsonl]", "global_batch_size=1"]
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_tokens_without_loss_are_gray_in_a_terminal(folder, monkeypatch):
+    (folder / "chats.jsonl").write_text(CHATS)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    inspect_input("tiny", num_batches=1, sets=CHAT_INPUT)
+    gray, first, second, end = "\x1b[90m", "\x1b[33m", "\x1b[36m", "\x1b[0m"
+    (row,) = (line.strip() for line in terminal.getvalue().splitlines() if "<bos>" in line)
+    assert row.split("│") == [
+        f"{gray}<bos><|user|>\\nSay <b>hi</b>.\\n<|assistant|>\\n{first}⟦Hi,\\nyou.<eos>⟧{gray}\\n{end}",
+        f"{gray}<bos><|user|>\\n2 + 2?\\n<|assistant|>\\n{second}⟦4<eos>⟧{gray}\\n{end}",
+        f"{gray}<pad>×175{end}",
+    ]
+
+
+def test_a_page_holds_all_rows_and_needs_no_other_file(folder, capsys):
+    (folder / "chats.jsonl").write_text(CHATS)
+    inspect_input("tiny", num_batches=2, sets=CHAT_INPUT, html=str(folder / "pages" / "batches.html"), as_json=True)
+    report = json.loads(capsys.readouterr().out)
+    text = (folder / "pages" / "batches.html").read_text()
+    page = Page(text)
+    assert report["html"] == str(folder / "pages" / "batches.html")
+    assert page.links == [] and "script" not in page.tags and "b" not in page.tags
+    (found,) = report["inputs"]
+    shown = "".join("".join(page.texts).split())
+    for row in (row for rows in found["rows"] for row in rows):
+        assert "".join("│".join(row["ids"]).split()) in shown
+    assert page.texts.count("⟦4<eos>⟧") == 2
+    assert text.count('class="bar"') == sum(one["segments"] > 0 for one in found["lengths"]) == 2
+
+
+def test_a_page_that_cannot_be_written_is_an_error(folder):
+    with pytest.raises(MissingError, match=r"Cannot write .*a.txt/b.html"):
+        inspect_input("tiny", num_batches=1, html=str(folder / "a.txt" / "b.html"))
 
 
 def _read(terminal: int) -> bytes:

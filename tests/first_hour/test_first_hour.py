@@ -229,6 +229,9 @@ def test_25_a_mesh_that_does_not_fit_says_how_many_devices(tmp_path):
     mesh = ["train", "tiny", "--dry-run", "--set", "global_batch_size=24", "--set"]
     done = command(tmp_path, *mesh, "mesh.ici_mesh_shape=[3,2,1]", env=eight)
     assert done.returncode == 2 and "needs 6 devices, found 8" in done.stderr
+    for shape in ("[3,2,1]", "[1,3,2]"):  # nor does it divide the batch, or the model
+        done = command(tmp_path, *mesh[:3], "--set", f"mesh.ici_mesh_shape={shape}", env=eight)
+        assert done.returncode == 2 and "needs 6 devices, found 8" in done.stderr
     assert command(tmp_path, *mesh, "mesh.ici_mesh_shape=[4,2,1]", env=eight).returncode == 0
 
 

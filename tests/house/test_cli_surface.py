@@ -30,6 +30,7 @@ def verbs(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str,
 
 
 VERBS = dict(verbs(typer.main.get_command(app)))
+GROUPS = sorted({path[:-1] for path in VERBS})
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)
@@ -47,6 +48,15 @@ def test_help_shows_two_examples(verb: tuple[str, ...]) -> None:
     commands = re.findall(r"^\s+pax .*", examples, re.MULTILINE)
     assert len(commands) >= 2, result.output
     assert any(command.split()[1:].count(word) for command in commands for word in verb[-1:]), result.output
+
+
+@pytest.mark.parametrize("verb", [*VERBS, *GROUPS], ids=" ".join)
+def test_help_fits_on_a_screen(verb: tuple[str, ...]) -> None:
+    """40 lines of 100 columns, of which the formatter leaves two free."""
+    assert app.info.context_settings["max_content_width"] == 100
+    shown = CliRunner().invoke(app, [*verb, "--help"], terminal_width=98).output.splitlines()
+    assert len(shown) <= 40
+    assert max(map(len, shown)) <= 100
 
 
 @pytest.mark.parametrize("args", [["--help"], ["--version"], ["--hlep"]], ids=" ".join)

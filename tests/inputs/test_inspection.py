@@ -26,8 +26,21 @@ def test_shows_segments_and_special_tokens(tmp_path):
     assert found.fields["ids"] == {"shape": [1, 6], "dtype": "int32", "min": 0, "max": 3 + ord("g")}
     assert found.padding_share == pytest.approx(3 / 12)
     assert found.segments_per_row == pytest.approx(1.5)
+    assert [(one["first"], one["last"], one["segments"]) for one in found.lengths] == [(1, 1, 0), (2, 2, 0), (3, 3, 3)]
     assert found.rows_per_second > 0
     assert not found.warnings
+
+
+def test_lengths_are_those_of_the_documents(tmp_path):
+    lengths = [2, 5, 16, 17, 40, 40, 63]
+    for number, length in enumerate(lengths):
+        (tmp_path / f"{number}.txt").write_text("a" * (length - 1))  # and one token before each
+    data = TextInput(files=[f"{tmp_path}/*"], batch_size=2, seq_len=200, **EPOCH)
+    found = inspect_batches(data, 1).lengths
+    counts, edges = np.histogram(lengths, bins=[1 + 8 * number for number in range(9)])
+    assert [one["segments"] for one in found] == counts.tolist()
+    assert [one["first"] for one in found] == edges[:-1].tolist()
+    assert [one["last"] + 1 for one in found] == edges[1:].tolist()
 
 
 class TestWarnings:

@@ -19,6 +19,7 @@ from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_f
 from paxcli.convert.huggingface.generation import decoding_values
 from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.chat import ChatInput
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
 from paxcli.training.progress import Reporter
@@ -136,6 +137,9 @@ def test_an_imported_run_decodes_with_its_tokenizer(tmp_path: pathlib.Path):
     assert len(one.ids) == 4 or one.finish_reason == "eos"
     tokenizer = pax.load(f"{tmp_path}/run").config.train_input.tokenizer
     assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+    tuned = pax.load(f"{tmp_path}/run", overlays=["sft"], set={"eval_inputs": ["ChatInput"]}).config
+    for data in (tuned.train_input, *tuned.eval_inputs):
+        assert fdl.get_callable(data) is ChatInput and data.tokenizer == tokenizer and data.files is None
 
 
 def test_a_recipe_that_was_never_imported_is_exported(tmp_path: pathlib.Path):
@@ -188,7 +192,7 @@ def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"]}, "Llama4ForCausalLM: it lacks layers"),
+        ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, "Qwen3NextForCausalLM: it lacks gat"),
         ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax' is not supported in deeps"),
         ({"model_type": "gpt_oss", "attention_bias": False}, "attention_bias=False is not supported in gpt_oss"),
         (

@@ -109,9 +109,9 @@ class MeanAttention(AttentionBackend):
 
     name = "mean"
 
-    def attend(self, query, key, value, segment_ids, bias, demand, sinks=None):
-        mean = jnp.mean(value, axis=(1, 2), keepdims=True)
-        return jnp.broadcast_to(mean, (*query.shape[:3], value.shape[3]))
+    def attend(self, operands, demand):
+        mean = jnp.mean(operands.value, axis=(1, 2), keepdims=True)
+        return jnp.broadcast_to(mean, (*operands.query.shape[:3], operands.value.shape[3]))
 
 
 def test_another_backend_is_one_class(monkeypatch):
@@ -167,6 +167,16 @@ def test_cudnn_gets_what_it_takes(monkeypatch, segmented):
     name = "__cudnn$fmhaScaleBiasSoftmax" if segmented else "__cudnn$fmhaSoftmax"
     assert text.count(f"@{name}(") == text.count(f"@{name}Backward(") == 1
     assert '"sliding_window_length": 100' in text.replace("\\22", '"')
+
+
+def test_a_kernel_computes_chunks(monkeypatch):
+    attention = Attention(model_dims=8, num_heads=2, dims_per_head=4, window=48, chunked=True)
+    x, ids = jax.random.normal(jax.random.key(0), (1, 128, 8)), jnp.where(jnp.arange(128) < 70, 1, 2)[None]
+    positions = jnp.where(ids == 1, jnp.arange(128), jnp.arange(128) - 70)
+    params = attention.init(jax.random.key(0), x, ids, positions)
+    expected, _ = attention.apply(params, x, ids, positions)
+    monkeypatch.setattr(attention_module, "choose_on_mesh", lambda *_: SplashAttention(interpret=True))
+    np.testing.assert_allclose(attention.apply(params, x, ids, positions)[0], expected, **FLOAT32)
 
 
 def test_segments_can_be_ignored():
