@@ -4,8 +4,8 @@
 
 A random Llama in float32 is written by transformers and imported by pax. Each is a process of its own that keeps its
 compiled loop; in each round, each generates one batch after prompts of 32 tokens while the other waits. No end token:
-both generate all tokens. `equal_ids` is the share of rows that have the same ids in both. PYTHON has torch 2.13.0,
-transformers and safetensors.
+both generate all tokens. `equal_ids` is the share of rows that have the same ids in both. On a busy machine, compare
+CPU seconds on one core: start it with `taskset -c 0`. PYTHON has torch 2.13.0, transformers and safetensors.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def run(directory: pathlib.Path, batch: int, tokens: int, rounds: int, peer_pyth
     return {
         "tokens_per_second": {name: batch * tokens / statistics.median(peer.seconds) for name, peer in peers.items()},
         "pax_over_hf": ratio(peers["hf"].seconds, peers["pax"].seconds, 1),
+        "pax_over_hf_cpu": ratio(peers["hf"].cpu_seconds, peers["pax"].cpu_seconds, 1),
         "equal_ids": statistics.mean(a == b for a, b in zip(ours, theirs, strict=True)),
     } | {name: peer.close() for name, peer in peers.items()}
 

@@ -13,7 +13,7 @@ from steps import serve
 
 import paxcli as pax
 from paxcli.inference.continuous_batching import Generator, Request
-from paxcli.models.sampling import Sampling
+from paxcli.models.sampling import Sampling, sequence_settings
 
 
 def make_step(task: dict):
@@ -22,9 +22,13 @@ def make_step(task: dict):
         pax.import_weights(task["directory"], run_dir)
         run = pax.Run(run_dir)
         model, params = fdl.build(run.config.task.model), run.params()
-    generator = Generator(model, params, Sampling(batch_size=task["batch"]), (), 0, 0)
+    greedy = Sampling(batch_size=task["batch"])
+    generator = Generator(model, params, greedy, (), 0)
     count, path = task["tokens"], pathlib.Path(task["directory"]) / task["ids"]
-    requests = [Request(np.array(ids), len(ids), count, 0.0, number) for number, ids in enumerate(prompts(task))]
+    requests = [
+        Request(np.array(ids), len(ids), count, sequence_settings(greedy, 0, number))
+        for number, ids in enumerate(prompts(task))
+    ]
 
     def step() -> None:
         answers = generator.answer(requests, lambda index, ids, is_done: None)

@@ -118,8 +118,8 @@ class AdaptedWeight:
         hidden = "".join(letter for letter in inputs if letter not in a) + _RANK
 
         def adapt(x: jax.Array, a_matrix: jax.Array, b_matrix: jax.Array) -> jax.Array:
-            low_rank = self.scale * jnp.einsum(f"{inputs},{a}->{hidden}", x, a_matrix)
-            return jnp.einsum(f"{hidden},{b}->{result}", low_rank, b_matrix)
+            low_rank = self.scale * matmul.einsum(f"{inputs},{a}->{hidden}", x, a_matrix)
+            return matmul.einsum(f"{hidden},{b}->{result}", low_rank, b_matrix)
 
         @jax.custom_gradient
         def multiply_by_sum(x: jax.Array, w: jax.Array, *ab: jax.Array) -> tuple[jax.Array, Callable]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
-    """`jnp.einsum(equation, x, w)` of activations and a weight. Each dimension is in two of the three arrays.
+    """`jnp.einsum(equation, x, w)` of activations and a weight. Each dimension is in two or all of the three arrays.
 
     JAX transposes its matmul for the weight's gradient, whose operands XLA then orders so that on a CPU it transposes
     the larger one and multiplies at half the speed. Here `x` comes first, and the result needs no transpose.

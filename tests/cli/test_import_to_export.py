@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from tests.convert.huggingface.directories import write_directory, write_tokenizer
+from tests.house.test_docs import BLOCK, commands
 
+PAGE = pathlib.Path(__file__).parents[2] / "docs/learn/llama-round-trip.md"
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {% if m.role == 'assistant' %}{% generation %}{{ m.content }}\n"
     "{% endgeneration %}{% else %}{{ m.content }}\n{% endif %}{% endfor %}"
@@ -24,16 +26,6 @@ OVERLAY = {
     "task.train.num_train_steps": 25,
     "task.train.learner.learning_rate": 0.02,
 }
-# Run by the Python that TORCH_PYTHON names, with torch and transformers.
-GENERATE = """
-import json, sys, torch
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
-tokenizer = PreTrainedTokenizerFast(tokenizer_file=sys.argv[1] + "/tokenizer.json")
-ids = tokenizer(sys.argv[2], return_tensors="pt").input_ids
-found = model.generate(ids, do_sample=False, max_new_tokens=8, pad_token_id=0)
-print(json.dumps(found[0, ids.shape[1]:].tolist()))
-"""
 
 
 @pytest.mark.slow
@@ -64,9 +56,23 @@ def test_a_model_is_imported_fine_tuned_and_exported(pax, tmp_path: pathlib.Path
     run("export", "tuned", "--out", "merged")
     run("import", "merged", "--out", "again")
     assert greedy("again") == text
-    if "TORCH_PYTHON" not in os.environ:
-        pytest.skip("the comparison with transformers needs TORCH_PYTHON, a Python with torch and transformers")
-    command = [os.environ["TORCH_PYTHON"], "-c", GENERATE, "merged", "user: what is 7?\n"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif("TORCH_PYTHON" not in os.environ, reason="needs TORCH_PYTHON, a Python with torch and transformers")
+def test_the_page_ends_with_the_same_text_in_transformers(pax, tmp_path: pathlib.Path) -> None:
+    for _, kind, title, text in BLOCK.findall(PAGE.read_text()):
+        if title:
+            (tmp_path / title).write_text(text)
+        if kind == "python":
+            script = [os.environ["TORCH_PYTHON"], title]
+            done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True)
+            assert done.returncode == 0, done.stderr
+        for words in commands(text) if kind == "console" else ():
+            done = pax(*words)
+            assert done.returncode == 0, done.stderr
+    (decoded,) = (tmp_path / "runs/sft/decoded").glob("*.jsonl")
+    answer = json.loads(decoded.read_text())["text"]
+    assert len(answer) > 1
+    assert done.stdout == f"{answer}\n"
