@@ -17,7 +17,7 @@ import functools
 import itertools
 import math
 import string
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
 import numpy as np
@@ -85,8 +85,8 @@ def unstack(axis: int) -> Step:
 
 
 def split(axis: int, *sizes: int) -> Step:
-    """One tensor to several, along a dimension of these sizes. Its inverse concatenates them."""
-    axis, ends = _with_layers(axis), list(itertools.accumulate(sizes))[:-1]
+    """One tensor to several, along a dimension of these sizes; none = two halves. Its inverse concatenates them."""
+    axis, ends = _with_layers(axis), list(itertools.accumulate(sizes))[:-1] or 2
     return Step(lambda arrays: np.split(arrays[0], ends, axis), lambda arrays: [np.concatenate(arrays, axis)])
 
 
@@ -210,9 +210,8 @@ class Layers:
         slots = (Slot({"layer": pattern.format(n % count)}, n // count if dims else None) for n in numbers)
         return Layers(tuple(slots), dims=dims)
 
-    def with_parts(self, num_first: int) -> Layers:
-        """The same layers; names of the first ones may also have `{first}` for `{layer}`, names of others `{rest}`."""
-        parts = ("first" if number < num_first else "rest" for number in range(len(self.slots)))
+    def with_parts(self, parts: Iterable[str]) -> Layers:
+        """The same layers; names of each may also have its part for `layer`, such as `{dense}`."""
         slots = (
             dataclasses.replace(slot, fields={**slot.fields, part: slot.fields["layer"]})
             for slot, part in zip(self.slots, parts, strict=True)
@@ -294,8 +293,8 @@ class Layout:
     pax: Layers = _NO_LAYERS
 
     def only(self, names: Collection[str], side: Side = "pax") -> Layout:
-        """The rules whose tensors all exist on one side: a table may list more, such as biases."""
-        rules = tuple(rule for rule in self.rules if self._tensors(rule, side) <= set(names))
+        """The rules whose tensors all exist on one side: a table may list more, such as biases or other layers."""
+        rules = tuple(rule for rule in self.rules if set() < self._tensors(rule, side) <= set(names))
         return dataclasses.replace(self, rules=rules)
 
     def without_rule(self, names: Collection[str], side: Side = "pax") -> list[str]:

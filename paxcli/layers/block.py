@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -46,7 +46,7 @@ class TransformerBlock(CachedLayer):
       attention: Template of the attention.
       feed_forward: Template of the feed-forward layer.
       post_norms: Whether a norm also follows attention and feed-forward, before the residual is added ("sandwich" norm:
-        Ding et al., 2021).
+        Ding et al., 2021); or `feed_forward`: it follows the feed-forward only.
       pre_norms: Whether a norm precedes attention and feed-forward. Without, set `post_norms` (OLMo et al., 2024).
       zero_padding: Whether the feed-forward adds 0 at padding (segment 0), as in Pax. No token depends on it.
       precision: `fp8` computes matmuls with weights in 8 bits in training; None = in the dtype of the activations.
@@ -61,7 +61,7 @@ class TransformerBlock(CachedLayer):
     norm: functools.partial = template(LayerNorm)
     attention: functools.partial = template(Attention)
     feed_forward: functools.partial = template(FeedForward)
-    post_norms: bool = False
+    post_norms: bool | Literal["feed_forward"] = False
     pre_norms: bool = True
     zero_padding: bool = False
     precision: Precision | None = None
@@ -74,8 +74,9 @@ class TransformerBlock(CachedLayer):
         self._attention = self._attention_template(name=ATTENTION)
         self.feed_forward_norm = self.norm(dims=self.model_dims) if self.pre_norms else _identity
         self._feed_forward = self._feed_forward_template(name="feed_forward")
-        if self.post_norms:
+        if self.post_norms is True:
             self.attention_post_norm = self.norm(dims=self.model_dims)
+        if self.post_norms:
             self.feed_forward_post_norm = self.norm(dims=self.model_dims)
 
     def __call__(
@@ -135,7 +136,7 @@ class TransformerBlock(CachedLayer):
     ) -> tuple[jax.Array, Cache]:
         """The output of attention, to be added to the residual stream, from the normed `x`."""
         y, cache = self._attention(as_matmul_input(x), segment_ids, segment_pos, cache)
-        return self.attention_post_norm(y) if self.post_norms else y, cache
+        return self.attention_post_norm(y) if self.post_norms is True else y, cache
 
     def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """The output of the feed-forward, to be added to the residual stream, from the normed `x`."""

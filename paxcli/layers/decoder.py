@@ -46,7 +46,7 @@ class DecoderBlock(TransformerBlock):
         super().setup()
         self.cross_attention_norm = self.norm(dims=self.model_dims)
         self._cross_attention = self._cross_attention_template(name="cross_attention")
-        if self.post_norms:
+        if self.post_norms is True:
             self.cross_attention_post_norm = self.norm(dims=self.model_dims)
 
     def __call__(  # pyrefly: ignore[bad-override]
@@ -65,7 +65,7 @@ class DecoderBlock(TransformerBlock):
         read, keys = self._cross_attention(
             self.cross_attention_norm(x), segment_ids, source, source_segment_ids, cache and cache.source
         )
-        x = x + (self.cross_attention_post_norm(read) if self.post_norms else read)
+        x = x + (self.cross_attention_post_norm(read) if self.post_norms is True else read)
         x = x + self._feed(self.feed_forward_norm(x), segment_ids)
         return x, None if own is None else DecoderCache(own, keys)
 

@@ -50,7 +50,7 @@ def matrix_flops(rows: Iterable[int], parameters: int) -> Flops:
     return Flops(weights=2 * math.prod(rows) * parameters)
 
 
-def visible_pairs(length: int, causal: bool, window: int | None = None) -> int | float:
+def visible_pairs(length: int, causal: bool, window: int | None = None, chunked: bool = False) -> int | float:
     """Query-key pairs of one row that the mask leaves visible.
 
     A causal mask counts half the square, so its diagonal by half, as Megatron-LM and MaxText (since July 2025) do.
@@ -58,4 +58,6 @@ def visible_pairs(length: int, causal: bool, window: int | None = None) -> int |
     if not causal:
         return length**2
     window = length if window is None else min(window, length)
+    if chunked:
+        return length // window * window**2 / 2 + (length % window) ** 2 / 2
     return length * window - window**2 / 2

@@ -12,6 +12,7 @@ from flax.linen import fp8_ops
 from jaxtyping import Bool, Int
 
 from paxcli.layers.lora import AdaptedWeight, Matrix
+from paxcli.layers.matmul import einsum
 
 Precision = Literal["fp8"]
 
@@ -28,7 +29,7 @@ def product(precision: Precision | None) -> Callable[..., jax.Array]:
 
 
 def _einsum(equation: str, x: jax.Array, w: Matrix) -> jax.Array:
-    return w.multiply(jnp.einsum, equation, x) if isinstance(w, AdaptedWeight) else jnp.einsum(equation, x, w)
+    return w.multiply(einsum, equation, x) if isinstance(w, AdaptedWeight) else einsum(equation, x, w)
 
 
 class Fp8Product(nn.Fp8Einsum):

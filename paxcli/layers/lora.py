@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import DecayRate, PositiveFloat, PositiveInt
+from paxcli.layers import matmul
 from paxcli.mesh.weights import Weight
 
 A, B, MAGNITUDE = "_lora_a", "_lora_b", "_lora_magnitude"
@@ -130,7 +131,7 @@ class AdaptedWeight:
 
             return product(x, w), backward
 
-        if einsum is jnp.einsum and self.dropout is None and x.dtype == jnp.float32 and x.size >= self.base.size:
+        if einsum is matmul.einsum and self.dropout is None and x.dtype == jnp.float32 and x.size >= self.base.size:
             y = multiply_by_sum(x, self.base, self.a, self.b)
         else:
             y = einsum(equation, x, self.base) + adapt(self.dropout(x) if self.dropout else x, self.a, self.b)

@@ -57,6 +57,7 @@ class MoeFeedForward(Layer):
         times 1e-6. So an optimizer that normalizes gradients, as Adam, moves it by the learning rate.
       shared_dims: F of a feed-forward layer that all tokens pass, in addition (shared experts); None = off.
       shared_gate: Whether its output is multiplied by the sigmoid of a linear function of the token.
+      scale_inputs: Whether the weights of a token's experts multiply their inputs, instead of their outputs (Llama 4).
     """
 
     model_dims: PositiveInt
@@ -78,6 +79,7 @@ class MoeFeedForward(Layer):
     balance_bias: bool = False
     shared_dims: PositiveInt | None = None
     shared_gate: bool = False
+    scale_inputs: bool = False
 
     def setup(self) -> None:
         if self.num_experts_per_token > self.num_experts:
@@ -127,13 +129,19 @@ class MoeFeedForward(Layer):
     def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
         biases = (self.b_gate, self.b_in, self.b_out) if self.use_bias else ()
         experts = Experts(self.w_gate, self.w_in, self.w_out, *biases)
-        routing, act = self._routing(x), self.activation
+        routing, act, tokens = self._routing(x), self.activation, x
+        if self.scale_inputs:  # each choice is a token of its own, with one expert
+            chosen, weights = (choices.reshape(len(x), -1, 1) for choices in routing)
+            tokens = jnp.repeat(x, self.num_experts_per_token, axis=1) * weights
+            routing = Routing(chosen, jnp.ones_like(weights))
         if self.capacity_factor is None:
-            y = dropless(x, routing, experts, act)
+            y = dropless(tokens, routing, experts, act)
         else:
             fair_share = -(-x.shape[1] * self.num_experts_per_token // self.num_experts)
             capacity = min(max(int(fair_share * self.capacity_factor), 1), x.shape[1])
-            y = with_capacity(x, routing, experts, act, capacity)
+            y = with_capacity(tokens, routing, experts, act, capacity)
+        if self.scale_inputs:
+            y = jnp.sum(y.reshape(*x.shape[:2], -1, x.shape[2]), axis=2)
         if self.shared_dims is not None:
             shared = self._shared(x)
             y = y + (shared * jax.nn.sigmoid(jnp.einsum("btd,do->bto", x, self.gate)) if self.shared_gate else shared)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import PositiveFloat, PositiveInt
@@ -16,6 +15,7 @@ from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.init import Init, Xavier
+from paxcli.layers.matmul import einsum
 from paxcli.mesh.sharding import constrain
 
 _AXES = {"w": ("embed", "vocab"), "b": ("vocab",)}
@@ -76,7 +76,7 @@ class OutputHead(Layer):
 
 
 def _score(params: dict[str, jax.Array], x: jax.Array, logit_cap: float | None) -> jax.Array:
-    logits = jnp.dot(x, params["w"])
+    logits = einsum("btd,dv->btv", x, params["w"])
     if "b" in params:
         logits = logits + params["b"]
     logits = soft_cap(logits, logit_cap)

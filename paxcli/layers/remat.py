@@ -54,32 +54,12 @@ _POLICIES: dict[str, Saveable] = {  # all but `everything`
     "qkv_context_out_proj": _save_names(*_QKV, CONTEXT, "out_proj"),
 }
 
-Activation = Literal[
-    "layer_input",
-    "query",
-    "key",
-    "value",
-    "context",
-    "out_proj",
-    "feed_forward_in",
-    "feed_forward_gate",
-    "feed_forward_out",
-]
-RematPolicy = Literal[
-    "everything",
-    "nothing",
-    "dots",
-    "dots_with_no_batch_dims",
-    "dots_with_no_batch_dims_and_context",
-    "dots_with_no_batch_dims_offloaded",
-    "dots_except_logits",
-    "dots_except_logits_and_feed_forward_in",
-    "context",
-    "out_proj",
-    "context_and_out_proj",
-    "qkv_out_proj",
-    "qkv_context_out_proj",
-]
+_Part = Literal["feed_forward_in", "feed_forward_gate", "feed_forward_out"]
+Activation = Literal["layer_input", "query", "key", "value", "context", "out_proj", _Part]
+_Dots = Literal["dots", "dots_with_no_batch_dims", "dots_with_no_batch_dims_and_context"]
+_MoreDots = Literal["dots_with_no_batch_dims_offloaded", "dots_except_logits", "dots_except_logits_and_feed_forward_in"]
+_Names = Literal["context", "out_proj", "context_and_out_proj", "qkv_out_proj", "qkv_context_out_proj"]
+RematPolicy = Literal["everything", "nothing", _Dots, _MoreDots, _Names]
 
 
 def save_as(name: str, x: jax.Array) -> jax.Array:

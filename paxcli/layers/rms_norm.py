@@ -18,18 +18,22 @@ class RmsNorm(Layer):
       dims: Size of the last dimension.
       epsilon: Added to the mean square.
       direct_scale: Whether the parameter is the factor itself, initially 1, instead of the factor less 1.
+      has_scale: Whether there is a parameter. Without, it is the L2 norm that Llama 4 applies to queries and keys.
     """
 
     dims: PositiveInt
     epsilon: NonNegativeFloat = 1e-6
     direct_scale: bool = False
+    has_scale: bool = True
 
     def setup(self) -> None:
         init = nn.initializers.ones if self.direct_scale else nn.initializers.zeros
-        self.scale = self.weight("scale", init, (self.dims,), ("norm",))
+        self.scale = self.weight("scale", init, (self.dims,), ("norm",)) if self.has_scale else None
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch D"]:
         wide = x.astype(jnp.float32)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        factor = self.scale if self.direct_scale else 1 + self.scale
-        return (wide * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype) * factor
+        normed = (wide * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype)
+        if self.scale is None:
+            return normed
+        return normed * (self.scale if self.direct_scale else 1 + self.scale)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import Fraction, NonNegativeFloat, SafeOnResume
+from paxcli.config.fields import Fraction, NonNegativeFloat, NonNegativeInt, SafeOnResume
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
 from paxcli.layers.block import as_matmul_input
@@ -22,6 +22,7 @@ from paxcli.layers.lora import REFERENCE
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack, find_stacks
+from paxcli.layers.token_predictor import TokenPredictor
 from paxcli.models.base import CausalModel
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
 from paxcli.models.dpo import REJECTED, Dpo, interleave_pairs
@@ -87,8 +88,7 @@ class TransformerLm(TransformerModel):
     @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         shape = spec.labels.shape
-        head = (self.embedding if self.head is None else self.head)(**self._table_widths, parent=None)
-        return sum_flops((flops_of(self._stack_template(parent=None), *shape), flops_of(head, *shape)))
+        return sum_flops((flops_of(self._stack_template(parent=None), *shape), flops_of(self._unbound_head, *shape)))
 
     @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:
@@ -103,28 +103,38 @@ class TransformerLm(TransformerModel):
         return functools.partial(self.stack, num_layers=self.num_layers, **self._widths)
 
     @property
+    def _unbound_head(self) -> nn.Module:
+        return (self.embedding if self.head is None else self.head)(**self._table_widths, parent=None)
+
+    @property
     def _has_prefix(self) -> bool:
         stack = self._stack_template(parent=None)
         return isinstance(stack, CachedLayer) and stack.has_prefix
 
     def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
-        segment_ids = batch.segment_ids
+        x, _ = self._hidden(ids, self._segment_ids(batch), batch.segment_pos, None)
+        return self._predict_from(x)
+
+    def _segment_ids(self, batch: NestedMap) -> Int[jax.Array, "B T"]:
+        """Those of the batch, negative in a prefix."""
         if self._has_prefix and "inputs_indicator" in batch:
-            segment_ids = jnp.where(batch.inputs_indicator > 0, -segment_ids, segment_ids)
-        x, _ = self._features(ids, segment_ids, batch.segment_pos, None)
-        if chunk_size(self.loss_chunk, ids.shape, self.vocab_size) is None:
+            return jnp.where(batch.inputs_indicator > 0, -batch.segment_ids, batch.segment_ids)
+        return batch.segment_ids
+
+    def _predict_from(self, x: Float[jax.Array, "B T D"]) -> NestedMap:
+        x = as_matmul_input(self._final_norm(x))
+        if chunk_size(self.loss_chunk, x.shape[:2], self.vocab_size) is None:
             return NestedMap(logits=self._head.logits(x))
         return NestedMap(features=x)
 
-    def _features(
+    def _hidden(
         self, ids: jax.Array, segment_ids: jax.Array, segment_pos: jax.Array, cache: Cache
     ) -> tuple[Float[jax.Array, "B T D"], Cache]:
-        """The input of the output head."""
+        """The output of the layers."""
         x = self._embedding.embed(ids)
         if self.position is not None:
             x = x + self._position(segment_pos).astype(x.dtype)
-        x, cache = self._stack(x, cache, segment_ids, segment_pos)
-        return as_matmul_input(self._final_norm(x)), cache
+        return self._stack(x, cache, segment_ids, segment_pos)
 
 
 class LanguageModel(TransformerLm, CausalModel):
@@ -132,11 +142,47 @@ class LanguageModel(TransformerLm, CausalModel):
 
     Attributes:
       dpo: Trains on preference pairs (`PreferenceInput`) instead of tokens, and evaluates on either; None = off.
+      mtp_num_layers: Tokens after the next that are predicted as well (multi-token prediction), by one more layer each,
+        of the kind of the last. The mean of their losses is the metric `mtp_loss`. Decoding does not use them.
 
     The other fields are those of `TransformerLm`.
     """
 
     dpo: Dpo | None = None
+    mtp_num_layers: NonNegativeInt = 0
+
+    def setup(self) -> None:
+        super().setup()
+        self._predictors = [self._predictor_template(name=f"mtp_{i}") for i in range(self.mtp_num_layers)]
+
+    @property
+    def _predictor_template(self) -> functools.partial:
+        layers = self._stack_template(parent=None)
+        if not isinstance(layers, Stack):
+            raise ConfigError("`mtp_num_layers` needs layers in a Stack.", "Set `task.model.mtp_num_layers` to 0.")
+        same = layers.named_fields("remat_policy", "offload")
+        stack = functools.partial(Stack, num_layers=1, block=layers.blocks[-1], **same, **self._widths)
+        same = self.named_fields("model_dims", "params_init")
+        return functools.partial(TokenPredictor, stack=stack, norm=self.final_norm, **same)
+
+    def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
+        if not self.mtp_num_layers:
+            return super()._predict(ids, batch)
+        x, _ = self._hidden(ids, self._segment_ids(batch), batch.segment_pos, None)
+        self.sow("metrics", "mtp_loss", self._mtp_loss(x, batch))
+        return self._predict_from(x)
+
+    def _mtp_loss(self, x: Float[jax.Array, "B T D"], batch: NestedMap) -> jax.Array:
+        """The mean of the losses of further tokens. Those of another segment have no weight."""
+        losses, labels, weights = [], batch.labels, batch.weights
+        is_same = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
+        for predictor in self._predictors:
+            x = predictor(x, self._embedding.embed(labels), self._segment_ids(batch), batch.segment_pos)
+            labels, weights = (jnp.roll(of_next, -1, axis=1) for of_next in (labels, weights))
+            weights = jnp.where(is_same, weights, 0)
+            metrics, _ = self.compute_loss(self._predict_from(x), NestedMap(labels=labels, weights=weights))
+            losses.append(metrics["loss"][0])
+        return jnp.mean(jnp.stack(losses))
 
     @property
     def keeps_reference(self) -> bool:
@@ -166,6 +212,16 @@ class LanguageModel(TransformerLm, CausalModel):
         return self.dpo.metrics(scores, expected, has_loss), found
 
     @nn.nowrap
+    def forward_flops(self, spec: NestedMap) -> Flops | None:
+        forward, shape = super().forward_flops(spec), spec.labels.shape
+        if not self.mtp_num_layers:
+            return forward
+        further = sum_flops(
+            flops_of(part, *shape) for part in (self._predictor_template(parent=None), self._unbound_head)
+        )
+        return sum_flops((forward, further and further * self.mtp_num_layers))
+
+    @nn.nowrap
     def step_flops(self, spec: NestedMap) -> Flops | None:
         step, forward = super().step_flops(spec), self.forward_flops(spec)
         return step if self.dpo is None or step is None or forward is None else (step + forward) * 2
@@ -178,8 +234,8 @@ class LanguageModel(TransformerLm, CausalModel):
         cache: Cache,
     ) -> tuple[Float[jax.Array, "B T V"], Cache]:
         """As `DecodingModel.extend`; without a cache, of whole sequences."""
-        x, cache = self._features(ids, segment_ids, segment_pos, cache)
-        return self._head.logits(x), cache
+        x, cache = self._hidden(ids, segment_ids, segment_pos, cache)
+        return self._head.logits(as_matmul_input(self._final_norm(x))), cache
 
     @property
     def prompt_segment_id(self) -> int:

@@ -20,6 +20,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     GptOssConfig,
+    Llama4TextConfig,
     Olmo2Config,
     Olmo3Config,
     Phi3Config,
@@ -46,6 +47,10 @@ OLMO3 = dict(num_hidden_layers=4, sliding_window=6)
 OLMO3 |= dict(rope_parameters={"full_attention": YARN, "sliding_attention": dict(rope_type="default", rope_theta=1e3)})
 GPT_OSS = dict(num_hidden_layers=4, head_dim=12, sliding_window=6, num_local_experts=4, num_experts_per_tok=2)
 GPT_OSS |= dict(rope_parameters={**YARN, "truncate": False})
+LLAMA4 = dict(num_hidden_layers=4, head_dim=12, intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4)
+LLAMA4 |= dict(attention_chunk_size=6, floor_scale=4)
+LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
+LLAMA3_ROPE |= dict(original_max_position_embeddings=16)
 
 CONFIGS = [
     Qwen2Config(**SIZES),
@@ -59,7 +64,10 @@ CONFIGS = [
     Qwen2MoeConfig(**SIZES, **QWEN2_MOE),
     Olmo3Config(**{**SIZES, **OLMO3}),
     GptOssConfig(**{**SIZES, **GPT_OSS}),
+    Llama4TextConfig(**{**SIZES, **LLAMA4}, rope_parameters=LLAMA3_ROPE),
 ]
+# As the model with 128 experts; of another of the same family.
+ALTERNATING = Llama4TextConfig(**{**SIZES, **LLAMA4}, interleave_moe_layer_step=2, use_qk_norm=False)
 
 
 def model_arrays(config) -> dict[str, np.ndarray]:
@@ -84,5 +92,6 @@ def model_arrays(config) -> dict[str, np.ndarray]:
 
 if __name__ == "__main__":
     families = {config.model_type: model_arrays(config) for config in CONFIGS}
+    families["llama4_text_alternating"] = model_arrays(ALTERNATING)
     arrays = {f"{family}/{name}": x for family, found in families.items() for name, x in found.items()}
     np.savez_compressed(pathlib.Path(__file__).with_suffix(".npz"), **arrays)

@@ -86,6 +86,9 @@ def test_pairs_are_those_of_a_mask():
         pairs = float(jnp.sum((distance >= 0) & (distance < reach)))
         # The mask has all of the diagonal, the closed form half of it.
         assert visible_pairs(length, True, reach) == pytest.approx(pairs, rel=5e-3)
+    for reach in (100, 600):
+        pairs = float(jnp.sum((distance >= 0) & (distance <= jnp.arange(length)[:, None] % reach)))
+        assert visible_pairs(length, True, reach, chunked=True) == pytest.approx(pairs, rel=2e-2)
     assert visible_pairs(length, True, 4096) == visible_pairs(length, True) == length**2 / 2
     assert visible_pairs(length, False) == length**2
 

@@ -94,6 +94,24 @@ def test_the_experts_biases_are_used_with_capacity_and_without():
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(ours))
 
 
+@pytest.mark.parametrize("capacity", [None, E / 2])
+def test_weights_of_inputs_are_those_of_outputs_for_linear_experts(capacity):
+    layer, params, x = _layer(gated=False, activation="relu", scoring="sigmoid", capacity_factor=capacity)
+
+    def gradients(layer):
+        return jax.jit(jax.grad(lambda p, x: jnp.sum(jnp.sin(layer.apply({"params": p}, x))), (0, 1)))(params, x)
+
+    # A ReLU layer without biases commutes with positive factors; one with SwiGLU does not.
+    found, expected = gradients(layer.clone(scale_inputs=True)), gradients(layer)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), found, expected)
+    layer, params, x = _layer(num_experts_per_token=1, normalize_weights=False, scoring="sigmoid", scale_inputs=True)
+    weight = jnp.max(jax.nn.sigmoid(x @ params["router"]), axis=-1, keepdims=True)
+    expert = jnp.argmax(x @ params["router"], axis=-1)
+    gate, up = (jnp.einsum("btd,btdf->btf", weight * x, params[name][expert]) for name in ("w_gate", "w_in"))
+    y = jnp.einsum("btf,btfd->btd", jax.nn.silu(gate) * up, params["w_out"][expert])
+    np.testing.assert_allclose(layer.clone(capacity_factor=capacity).apply({"params": params}, x), y, **FLOAT32)
+
+
 def test_the_balance_bias_moves_choices_and_has_the_sign_of_the_excess_load():
     layer, params, x = _layer(balance_bias=True, num_experts_per_token=1)
     params = params | {"balance_bias": jnp.array([9.0, 0.0, 0.0, 0.0])}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import numpy as np
 import pytest
 
@@ -19,6 +21,11 @@ SMALL += [
 # ICI, and the part of the experts' first matrix [2, 4, 32, 64] on one device.
 MESHES = [("{data: 2, expert: 4}", (2, 1, 32, 64)), ("{fsdp: 2, expert: 2, tensor: 2}", (2, 2, 16, 32))]
 ROUTINGS = {"dropless": "null", "capacity": "1.0"}
+
+
+# Chunks of less than a row, and the weights of inputs, as in Llama 4.
+LLAMA4 = ["attention.window=12", "attention.chunked=true", "attention.temperature_growth=0.5", "temperature_length=5"]
+LLAMA4 += ["scoring=sigmoid", "normalize_weights=false", "scale_inputs=true", "shared_dims=48"]
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +52,19 @@ def test_eight_devices_compute_the_same(results, routing, mesh):
     for name in gradients:
         assert np.linalg.norm(eight[name] - one[name]) <= PARALLEL * np.linalg.norm(one[name]), name
     assert [tuple(eight[f"shard{i}"]) for i in range(3)] == [MESHES[mesh][1]] * 3
+
+
+@pytest.mark.slow
+def test_eight_devices_compute_llama_4_as_one_does(tmp_path: pathlib.Path):
+    cases = [
+        {"recipe": "tiny-synthetic", "sets": [*SMALL, *LLAMA4, f"mesh.ici_mesh_shape={ici}"], "steps": 5}
+        for ici in ("{data: 1}", *(ici for ici, _ in MESHES))
+    ]
+    (one,), eight = on_meshes(tmp_path, 1, cases[:1]), on_meshes(tmp_path, 8, cases[1:])
+    for found in eight:
+        np.testing.assert_allclose(found["losses"], one["losses"], rtol=PARALLEL)
+        for name in (name for name in one if name.startswith("gradient")):
+            assert np.linalg.norm(found[name] - one[name]) <= PARALLEL * np.linalg.norm(one[name]), name
 
 
 def test_the_balance_is_part_of_the_loss(results):

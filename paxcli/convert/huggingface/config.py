@@ -22,7 +22,7 @@ from paxcli.layers.positions import LearnedPositions
 
 MODEL = "task.model"
 _LONGEST = 8192  # rows of a model with a longer context are this long, unless the user sets `max_seq_len`
-_LOCAL, _GLOBAL = "sliding_attention", "full_attention"
+_LOCAL, _CHUNKED, _GLOBAL = "sliding_attention", "chunked_attention", "full_attention"
 _LATENT_EPSILON = 1e-6  # of the norms of DeepSeek's latents, whatever `rms_norm_eps` is
 
 
@@ -105,30 +105,31 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         values[f"{table}.logit_cap"] = c["final_logit_softcapping"]
     norm = {"": "RmsNorm", ".epsilon": c["rms_norm_eps"], ".direct_scale": not gemma}
     values |= {f"final_norm{field}": value for field, value in norm.items()}
-    windows, first = _windows(kind, c), c.get("first_k_dense_replace") or 0
-    blocks = [f"stack.turns.{i}" for i in range(len(windows))]
-    if first or len(windows) > 1:
-        values |= {"stack": "PatternedStack", "stack.turns": ["TransformerBlock"] * len(windows)}
-        values["stack.scan"] = (c["num_hidden_layers"] - first) % len(windows) == 0
+    kinds, first = _interleaved_kinds(kind, c), c.get("first_k_dense_replace") or 0
+    blocks = [f"stack.turns.{i}" for i in range(len(kinds))]
+    if first or len(kinds) > 1:
+        values |= {"stack": "PatternedStack", "stack.turns": ["TransformerBlock"] * len(kinds)}
+        values["stack.scan"] = (c["num_hidden_layers"] - first) % len(kinds) == 0
     else:
         blocks = ["stack.block"]
         values |= {"stack": "Stack", "stack.block": "TransformerBlock"}
     if first:
-        blocks, windows = [*blocks, "stack.first"], [*windows, None]
+        blocks, kinds = [*blocks, "stack.first"], [*kinds, (None, False)]
         values |= {"stack.first": "TransformerBlock", "stack.num_first": first}
     values["stack.remat_policy"] = "nothing"
-    for block, window in zip(blocks, windows, strict=True):
+    for block, (window, is_sparse) in zip(blocks, kinds, strict=True):
         values |= {f"{block}.norm{field}": value for field, value in norm.items()}
-        values[f"{block}.post_norms"] = "post_norms" in traits
-        if "no_pre_norms" in traits:
-            values[f"{block}.pre_norms"] = False
-        attention = _latent_attention(family, c) if latent else _attention(traits, c, window, norm)
-        is_local = len(windows) > 1 and window is not None
-        attention |= {f".rotary{field}": value for field, value in _rotary(traits, c, is_local).items()}
+        values |= {f"{block}.{field}": value for field, value in family.of_block.items()}
+        attention = _latent_attention(family, c) if latent else _attention(family, c, window, norm)
+        if "chunks" in traits and window is None:
+            attention |= {".rotary": None}
+        else:
+            rotary = _rotary(traits, c, is_local=window is not None)
+            attention |= {f".rotary{field}": value for field, value in rotary.items()}
         values |= {f"{block}.attention{field}": value for field, value in attention.items()}
         feed_forward = {"": "FeedForward", ".activation": "gelu" if gemma else "silu", ".gated": True}
         feed_forward[".use_bias"] = False
-        if family.experts and block != "stack.first":
+        if is_sparse:
             feed_forward = _experts(kind, c)
         values |= {f"{block}.feed_forward{field}": value for field, value in feed_forward.items()}
     return values
@@ -136,24 +137,26 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
 
 def _hidden_key(kind: str) -> str:
     """The key of F. Where all layers have experts alone, that of these."""
-    return next((key for key, field in FAMILIES[kind].experts.items() if field == "hidden_dims"), "intermediate_size")
+    fields = {**FAMILIES[kind].sizes, **FAMILIES[kind].experts}
+    return next((key for key, field in fields.items() if field == "hidden_dims"), "intermediate_size")
 
 
 def _attention(
-    traits: Collection[str], c: Mapping[str, Any], window: int | None, norm: Mapping[str, Any]
+    family: SimpleNamespace, c: Mapping[str, Any], window: int | None, norm: Mapping[str, Any]
 ) -> dict[str, Any]:
-    values: dict[str, Any] = {".window": window}
+    traits, values = family.traits, {".window": window} | {f".{field}": x for field, x in family.of_attention.items()}
     if "query_pre_attn_scalar" in c:
         scalar, size = c["query_pre_attn_scalar"], c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
         values[".query_scale"] = scalar**-0.5 if scalar != size else None
         values[".logit_cap"] = c["attn_logit_softcapping"]
-    if "qkv_bias" in traits:
-        values |= {".use_bias": True, ".output_bias": False}
-    if "sinks" in traits:
-        values |= {".use_bias": True, ".sinks": True}
     if "qk_norm" in traits:
         values |= {f".qk_norm{field}": value for field, value in norm.items()}
-        values[".qk_norm_joint"] = "qk_norm_joint" in traits
+    if "chunks" in traits and window is not None:
+        values[".chunked"] = True
+        if c["use_qk_norm"]:
+            values |= {f".qk_norm{field}": value for field, value in norm.items()} | {".qk_norm.has_scale": False}
+    elif "chunks" in traits and c["attn_temperature_tuning"]:
+        values |= {".temperature_growth": c["attn_scale"], ".temperature_length": c["floor_scale"]}
     return values
 
 
@@ -169,22 +172,25 @@ def _latent_attention(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str
     }
 
 
-def _windows(kind: str, c: Mapping[str, Any]) -> list[int | None]:
-    """The sliding window of each of the interleaved kinds of layers."""
+def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None, bool]]:
+    """The window of each of the interleaved kinds of layers, and whether it has experts."""
     family, types, window = FAMILIES[kind], c.get("layer_types"), c["sliding_window"]
-    if family.pattern is not None:
-        windows = [window if is_local else None for is_local in family.pattern]
-    elif types:
-        windows = [window if types[0] == _LOCAL else None]
-    else:
-        windows = [window if "window" in family.traits else None]
-    if types and types != _layer_types(windows, c["num_hidden_layers"]):
+    layers, sparse = range(c["num_hidden_layers"]), c.get("moe_layers")
+    sparse = layers[c["interleave_moe_layer_step"] - 1 :: c["interleave_moe_layer_step"]] if sparse is None else sparse
+    local = family.pattern or [bool(types) and types[0] == _LOCAL or not types and "window" in family.traits]
+    if "chunks" in family.traits:
+        window, every = c["attention_chunk_size"] or 0, c["no_rope_layer_interval"]
+        local = c["no_rope_layers"] or [(i + 1) % every for i in layers]
+    kinds = [(window if local[i % len(local)] else None, bool(family.experts) and i in sparse) for i in layers]
+    if types and types != _layer_types(family, [window for window, _ in kinds]):
         raise ConfigError(f"layer_types={types} of {kind} is not a pattern that pax has.")
-    return windows
+    sizes = range(len(family.pattern or (1,)), len(kinds))
+    return next((kinds[:n] for n in sizes if all(x == kinds[i % n] for i, x in enumerate(kinds))), kinds)
 
 
-def _layer_types(windows: list[int | None], num_layers: int) -> list[str]:
-    return [_GLOBAL if windows[i % len(windows)] is None else _LOCAL for i in range(num_layers)]
+def _layer_types(family: SimpleNamespace, windows: list[int | None]) -> list[str]:
+    local = _CHUNKED if "chunks" in family.traits else _LOCAL
+    return [_GLOBAL if window is None else local for window in windows]
 
 
 def _rope(c: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,30 +239,19 @@ def _experts(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     shared = c["moe_intermediate_size"] * c["n_shared_experts"] if "n_shared_experts" in c else 0
     if c.get("topk_method") == "greedy":
         values |= {".num_groups": 1, ".groups_per_token": 1}
+    if "chunks" in family.traits:
+        shared = c["intermediate_size"]
     if shared or "shared_expert_intermediate_size" in c:
         values[".shared_dims"] = shared or c["shared_expert_intermediate_size"]
     return values
 
 
 def _gpt2_values(c: Mapping[str, Any]) -> dict[str, Any]:
-    block = "stack.block"
-    norm = {"": "LayerNorm", ".epsilon": c["layer_norm_epsilon"], ".direct_scale": True}
-    return {
+    return FAMILIES["gpt2"].fixed | {
         "hidden_dims": c["n_inner"] or 4 * c["n_embd"],
-        "num_kv_heads": None,
-        "dims_per_head": None,
-        "position": "LearnedPositions",
         "position.num_positions": c["n_positions"],
-        "head": None,
-        **{f"final_norm{field}": value for field, value in norm.items()},
-        "stack": "Stack",
-        block: "TransformerBlock",
-        "stack.remat_policy": "nothing",
-        **{f"{block}.norm{field}": value for field, value in norm.items()},
-        f"{block}.attention.use_bias": True,
-        f"{block}.feed_forward": "FeedForward",
-        f"{block}.feed_forward.activation": "gelu",
-        f"{block}.feed_forward.use_bias": True,
+        "final_norm.epsilon": c["layer_norm_epsilon"],
+        "stack.block.norm.epsilon": c["layer_norm_epsilon"],
     }
 
 
@@ -307,13 +302,18 @@ def is_latent(attention: fdl.Buildable) -> bool:
     return fdl.get_callable(attention) is LatentAttention
 
 
+def has_experts(block: fdl.Buildable) -> bool:
+    """Whether this is the template of a layer with experts."""
+    return fdl.get_callable(block.feed_forward) is MoeFeedForward
+
+
 def _new_config(model: fdl.Config) -> dict[str, Any]:
     """The keys of the family that is nearest to a model."""
     blocks, num_first = layer_kinds(model)
-    attention, feed_forward = blocks[-1].attention, blocks[0].feed_forward
-    latent, alternating = is_latent(attention), len(blocks) > 1
-    has_experts = fdl.get_callable(feed_forward) is MoeFeedForward
-    kind = _nearest(model, blocks[0], alternating, has_experts)
+    attention = next((one.attention for one in blocks[::-1] if one.attention.rotary is not None), blocks[-1].attention)
+    feed_forward = next((one.feed_forward for one in blocks if has_experts(one)), blocks[0].feed_forward)
+    latent, alternating, sparse = is_latent(attention), len(blocks) > 1, any(map(has_experts, blocks))
+    kind = _nearest(model, blocks[0], alternating, sparse)
     family = FAMILIES[kind]
     size = model.dims_per_head or model.model_dims // model.num_heads
     found = {"architectures": [family.architecture], "model_type": kind}
@@ -338,16 +338,19 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     }
     if attention.rotary is not None:
         found |= _new_rope(attention.rotary)
-    if has_experts:
+    if sparse:
         found |= {key: getattr(feed_forward, field) for key, field in family.experts.items() if field != "hidden_dims"}
     if "num_experts" in found:
         found["num_local_experts"] = found["num_experts"]
     if latent:
         found |= _new_latent(model, attention, feed_forward) | {"first_k_dense_replace": num_first}
-    if has_experts and "shared_expert_intermediate_size" in family.defaults:
+    if sparse and "shared_expert_intermediate_size" in family.defaults:
         found["shared_expert_intermediate_size"] = feed_forward.shared_dims or model.hidden_dims
+    layers = [blocks[i % len(blocks)] for i in range(model.num_layers)]
     if alternating:
-        found["layer_types"] = _layer_types([one.attention.window for one in blocks], model.num_layers)
+        found["layer_types"] = _layer_types(family, [one.attention.window for one in layers])
+    if "chunks" in family.traits:
+        found |= _new_chunks(layers)
     if "query_pre_attn_scalar" in family.defaults:
         found["hidden_activation"] = found["hidden_act"]
         found["attn_logit_softcapping"] = attention.logit_cap
@@ -359,25 +362,42 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     return found
 
 
-def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, has_experts: bool) -> str:
+def _new_chunks(layers: list[fdl.Config]) -> dict[str, Any]:
+    """Llama 4's keys for layers with and without RoPE, and with and without experts."""
+    rotated = next(one.attention for one in layers if one.attention.chunked)
+    others = (one.attention for one in layers if one.attention.rotary is None)
+    tuned = next((one for one in others if one.temperature_growth is not None), None)
+    found = {} if tuned is None else {"attn_scale": tuned.temperature_growth, "floor_scale": tuned.temperature_length}
+    return found | {
+        "attention_chunk_size": rotated.window,
+        "attn_temperature_tuning": tuned is not None,
+        "moe_layers": [i for i, one in enumerate(layers) if has_experts(one)],
+        "no_rope_layers": [int(one.attention.rotary is not None) for one in layers],
+        "use_qk_norm": rotated.qk_norm is not None,
+    }
+
+
+def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bool) -> str:
     attention = block.attention
     if model.position is not None and fdl.get_callable(model.position) is LearnedPositions:
         return "gpt2"
     if is_latent(attention):
-        return "deepseek_v3" if has_experts and block.feed_forward.scoring == "sigmoid" else "deepseek_v2"
+        return "deepseek_v3" if sparse and block.feed_forward.scoring == "sigmoid" else "deepseek_v2"
     if not block.pre_norms:
         return "olmo3" if alternating else "olmo2"
     if attention.sinks:
         return "gpt_oss"
+    if attention.chunked:
+        return "llama4_text"
     if alternating:
         return "gemma2" if attention.qk_norm is None else "gemma3_text"
     if model.embedding.scale_sqrt_depth:
         return "gemma"
     if attention.qk_norm is not None:
-        return "qwen3_moe" if has_experts else "qwen3"
+        return "qwen3_moe" if sparse else "qwen3"
     if attention.use_bias:
-        return "qwen2_moe" if has_experts else "qwen2"
-    return "mixtral" if has_experts else "llama" if attention.window is None else "mistral"
+        return "qwen2_moe" if sparse else "qwen2"
+    return "mixtral" if sparse else "llama" if attention.window is None else "mistral"
 
 
 def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Config) -> dict[str, Any]:
@@ -390,7 +410,7 @@ def _new_latent(model: fdl.Config, attention: fdl.Config, feed_forward: fdl.Conf
         mscale = ((attention.query_scale * size**0.5) ** 0.5 - 1) / (0.1 * math.log(scaling.factor))
         found |= _new_rope(attention.rotary)
         found["rope_scaling"]["mscale_all_dim"] = round(mscale, 6)
-    if fdl.get_callable(feed_forward) is MoeFeedForward:
+    if fdl.get_callable(feed_forward) is MoeFeedForward:  # in all kinds of layers but the first ones
         dims = feed_forward.expert_dims or model.hidden_dims
         found |= {"moe_intermediate_size": dims, "n_shared_experts": (feed_forward.shared_dims or dims) // dims}
         found["topk_method"] = "greedy" if feed_forward.num_groups == 1 else "group_limited_greedy"

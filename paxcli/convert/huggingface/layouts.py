@@ -14,7 +14,7 @@ import fiddle as fdl
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing
-from paxcli.convert.huggingface.config import FAMILIES, is_latent
+from paxcli.convert.huggingface.config import FAMILIES, has_experts, is_latent
 from paxcli.convert.layout import (
     Layers,
     Layout,
@@ -32,6 +32,13 @@ from paxcli.convert.runs import layer_kinds
 from paxcli.errors import ConfigError
 
 _TRANSPOSED = (transpose(1, 0),)
+_STEPS: dict[str, tuple[Step, ...]] = {  # of fields of families
+    "same": (),
+    "transposed": _TRANSPOSED,
+    "alternating": (alternate(),),
+    "halves": (split(-1),),
+    "transposed_halves": (*_TRANSPOSED, split(-1)),
+}
 _QKV = ("query", "key", "value")
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
 
@@ -47,10 +54,12 @@ def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, Arra
     Raises:
       ConfigError: The family has no tensor for a parameter.
     """
-    num_first = layer_kinds(model)[1]
-    rules = _gpt2_rules(model) if family == "gpt2" else _llama_rules(family, model, num_first)
+    blocks, num_first = layer_kinds(model)
+    rules = _gpt2_rules(model) if family == "gpt2" else _llama_rules(family, model)
+    turns = ["sparse" if has_experts(block) else "dense" for block in blocks]
+    parts = ["dense"] * num_first + [turns[i % len(turns)] for i in range(model.num_layers - num_first)]
     sides = Layers.of_separate_tensors(model.num_layers), pax_layers(params, model.num_layers)
-    layout = Layout(rules, *(layers.with_parts(num_first) for layers in sides)).only(params)
+    layout = Layout(rules, *(layers.with_parts(parts) for layers in sides)).only(params)
     if left := layout.without_rule(params):
         raise ConfigError(f"{family} of Hugging Face has no tensor for {listing(left)}.", "Switch that off.")
     return layout
@@ -75,25 +84,24 @@ def _rule(
     pax: str | list[str],
     *steps: Step,
     shift: float = 0.0,
-    part: Literal["layer", "first", "rest"] = "layer",
+    part: Literal["layer", "dense", "sparse"] = "layer",
 ) -> Rule:
-    """A rule for a parameter within all layers, or a part of them, or for several that are one on the other side."""
+    """A rule for a parameter within all layers, or those with or without experts, or for several that are one there."""
     theirs, ours = ([names] if isinstance(names, str) else names for names in (foreign, pax))
     names = tuple(f"{layers}.{{{part}}}.{name}" for name in theirs), tuple(f"stack.{{{part}}}.{name}" for name in ours)
     return Rule(*names, steps, shift=shift)
 
 
-def _llama_rules(family: str, model: fdl.Config, num_first: int) -> tuple[Rule, ...]:
-    rule = functools.partial(_rule, "model.layers")
-    kind = layer_kinds(model)[0][0]
-    attention_rules = _latent_rules if is_latent(kind.attention) else _attention_rules
+def _llama_rules(family: str, model: fdl.Config) -> tuple[Rule, ...]:
+    rule, blocks = functools.partial(_rule, "model.layers"), layer_kinds(model)[0]
+    attention_rules = _latent_rules if is_latent(blocks[0].attention) else _attention_rules
     return (
         Rule("model.embed_tokens.weight", "embedding.table"),
         Rule("model.norm.weight", "final_norm.scale", shift=_shift(family, model.final_norm)),
         Rule("lm_head.weight", "head.w", _TRANSPOSED),
         *_named_rules(family, model, rule),
-        *attention_rules(family, model, kind.attention, rule),
-        *_feed_forward_rules(family, kind.feed_forward, model.hidden_dims, num_first, rule),
+        *attention_rules(family, model, blocks[0].attention, rule),
+        *_feed_forward_rules(family, blocks, rule),
     )
 
 
@@ -110,9 +118,10 @@ def _attention_rules(family: str, model: fdl.Config, attention: fdl.Partial, rul
     dims, heads, size = model.model_dims, model.num_heads, _head_dims(model)
     kv_heads = model.num_kv_heads or heads
     projections = (("q_proj", "query", heads), ("k_proj", "key", kv_heads), ("v_proj", "value", kv_heads))
+    adjacent = (deinterleave(),) if "adjacent_pairs" in FAMILIES[family].traits else ()
     qkv = [
-        rule(f"self_attn.{name}.weight", f"attention.{pax}", *_to_heads(dims, count, size))
-        for name, pax, count in projections
+        rule(f"self_attn.{name}.weight", f"attention.{pax}", *_to_heads(dims, count, size), *steps)
+        for (name, pax, count), steps in zip(projections, (adjacent, adjacent, ()), strict=True)
     ]
     if "fused" in FAMILIES[family].traits:
         steps = *_to_heads(dims, heads + 2 * kv_heads, size), split(1, heads, kv_heads, kv_heads)
@@ -152,9 +161,10 @@ def _named_rules(family: str, model: fdl.Config, rule: Callable[..., Rule]) -> I
     for foreign, pax in FAMILIES[family].norms.items():
         norm = qk_norm if pax.startswith("attention.") else block.norm
         yield rule(f"{foreign}.weight", f"{pax}.scale", shift=_shift(family, norm))
-    for field, steps in (("same", ()), ("transposed", _TRANSPOSED), ("alternating", (alternate(),))):
+    part = "sparse" if FAMILIES[family].experts else "dense"
+    for field, steps in _STEPS.items():
         for foreign, pax in getattr(FAMILIES[family], field).items():
-            yield rule(foreign, pax, *steps, part="rest" if "feed_forward." in str(pax) else "layer")
+            yield rule(foreign, pax, *steps, part=part if "feed_forward." in str(pax) else "layer")
 
 
 def _shift(family: str, norm: fdl.Partial | None) -> float:
@@ -162,34 +172,15 @@ def _shift(family: str, norm: fdl.Partial | None) -> float:
     return 0.0 if norm is None else float("gemma" in FAMILIES[family].traits) - float(not norm.direct_scale)
 
 
-def _feed_forward_rules(
-    family: str, feed_forward: fdl.Partial, dims: int, num_first: int, rule: Callable[..., Rule]
-) -> list[Rule]:
-    names = {"gate_proj": "w_gate", "up_proj": "w_in", "down_proj": "w_out"}
-    traits, has_experts = FAMILIES[family].traits, bool(FAMILIES[family].experts)
-    if "fused" in traits:
-        halves = ["feed_forward.w_gate", "feed_forward.w_in"]
-        down = rule("mlp.down_proj.weight", "feed_forward.w_out")
-        return [rule("mlp.gate_up_proj.weight", halves, *_TRANSPOSED, split(1, dims, dims)), down]
-    dense = [
-        rule(f"mlp.{name}.weight", f"feed_forward.{pax}", *steps, part="first" if has_experts else "layer")
-        for (name, pax), steps in zip(names.items(), (_TRANSPOSED, _TRANSPOSED, ()), strict=True)
-    ]
-    if not has_experts or FAMILIES[family].alternating:
-        return [] if has_experts else dense
-    mlp = "block_sparse_moe" if family == "mixtral" else "mlp"
-    names = {"w1": "w_gate", "w2": "w_out", "w3": "w_in"} if family == "mixtral" else names
-    experts = [
-        rule(
-            [f"{mlp}.experts.{expert}.{name}.weight" for expert in range(feed_forward.num_experts)],
-            f"feed_forward.{pax}",
-            unstack(0).inverse,
-            transpose(0, 2, 1),
-            part="rest",
-        )
-        for name, pax in names.items()
-    ]
-    return experts + (dense if num_first else [])
+def _feed_forward_rules(family: str, blocks: list[fdl.Config], rule: Callable[..., Rule]) -> Iterator[Rule]:
+    mlp, stacked = FAMILIES[family].mlp, FAMILIES[family].alternating or FAMILIES[family].halves
+    experts = next((range(block.feed_forward.num_experts) for block in blocks if has_experts(block)), ())
+    for name, pax in FAMILIES[family].matrices.items():
+        steps = () if pax == "w_out" else _TRANSPOSED
+        yield rule(f"{mlp}.{name}.weight", f"feed_forward.{pax}", *steps, part="dense")
+        if not stacked:
+            of_each = [f"{mlp}.experts.{expert}.{name}.weight" for expert in experts]
+            yield rule(of_each, f"feed_forward.{pax}", unstack(0).inverse, transpose(0, 2, 1), part="sparse")
 
 
 def _gpt2_rules(model: fdl.Config) -> tuple[Rule, ...]:

@@ -79,7 +79,7 @@ class Differences:
 def maxtext_layout(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
     """How MaxText holds a model with this `decoder_block`."""
     scales_queries = tables.blocks()[block].get("scales_queries", False)
-    return MaxTextLayout(block, num_layers, scales_queries, len(tables.local_layers(block) or [False]), **more)
+    return MaxTextLayout(block, num_layers, scales_queries, len(tables.turns(block) or [[]]), **more)
 
 
 def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differences: Differences) -> Layout:

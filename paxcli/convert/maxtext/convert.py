@@ -92,10 +92,7 @@ def describe(
         "maxtext_tflops_per_device": conversion.flops.total,
         "flops_formula": conversion.flops.formula,
         "table": [dataclasses.asdict(row) for row in conversion.rows],
-        "dropped": [
-            {"key": dropped.key, "value": dropped.value, "line": dropped.line, "why": dropped.reason}
-            for dropped in conversion.settings.dropped
-        ],
+        "dropped": [dataclasses.asdict(dropped) for dropped in conversion.settings.dropped],
         "approximated": conversion.approximated,
         "undecided": conversion.settings.undecided,
         "warnings": conversion.settings.warnings,

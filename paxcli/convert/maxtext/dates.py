@@ -18,7 +18,7 @@ _ENTRIES = (
     ("src/MaxText/", datetime.date(2025, 9, 5)),
 )
 _ENV_OVERRIDES = datetime.date(2024, 3, 25)
-_HARMLESS = ("attention", "dataset_type", "dataset_name", "add_bos", "load_balance_loss_weight", "log_period")
+_HARMLESS = ("attention", "dataset_type", "dataset_name", "add_bos", "load_balance_loss_weight", "log_period", "_flops")
 _OF_EXPERTS = ("base_moe_mlp_dim", "shared_experts")
 
 

@@ -147,7 +147,8 @@ def read_arguments(words: Sequence[Word], lines: Sequence[int], launch: Launch) 
         key, equals, value = text.partition("=")
         after = words[at + 1].text if at + 1 < len(words) else ""
         if equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
-            launch.pairs.append(Pair(key, value, line, word.missing))
+            quoted = re.findall(r"\$[({].*[)}]", value)  # what a shell would have expanded, quoted in a string
+            launch.pairs.append(Pair(key, value, line, word.missing | {*quoted}))
         elif text.endswith((".yml", ".yaml")) and not equals:
             launch.config = text
         elif re.fullmatch(r"[A-Za-z_]\w*:", text) and after and "=" not in after:

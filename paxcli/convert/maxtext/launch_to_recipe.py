@@ -45,16 +45,28 @@ def convert(
     converted = Conversion(name, launch, settings_of(launch, date))
     _refuse_values(converted.settings)
     converted.topology = topology_of(converted, topology, slices)
-    for step in (set_mesh, set_model, set_training):
+    for step in (set_mesh, set_model, _note_differences, set_training):
         step(converted)
     return converted
 
 
 def _refuse_values(settings: Settings) -> None:
-    for key, choices in tables.choices().items():
-        if settings[key] not in choices:
-            known = ", ".join(str(choice) for choice in choices if choice)
-            raise ConfigError(f"{key}={settings[key]} is not one that pax has.", f"Pax has {known}.")
+    values = tables.choices(settings["decoder_block"])
+    wrong = {key: settings[key] for key, choices in values.items() if settings[key] not in choices}
+    if wrong:
+        name = f"model {settings.model_name}" if settings.model_name != "default" else "the launch"
+        found = ", ".join(f"{key}={value}" for key, value in wrong.items())
+        lacks = "; ".join(tables.lacks(key, value) or "that" for key, value in wrong.items())
+        known = "; ".join(f"{key}={', '.join(str(choice) for choice in values[key] if choice != '')}" for key in wrong)
+        raise ConfigError(f"{found} of {name}: pax lacks {lacks}.", f"Pax has {known}.")
+
+
+def _note_differences(draft: Conversion) -> None:
+    settings = draft.settings
+    for key, note in tables.approximations().items():
+        excepted = any(settings[other] in values for other, values in note.get("unless", {}).items())
+        if settings[key] not in note["exact"] and not excepted:
+            draft.note_approximation(f"{key}={settings[key]}: {note['text']}.")
 
 
 def config_with(values: Mapping[str, Any]) -> fdl.Config:

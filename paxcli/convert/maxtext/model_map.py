@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
+import math
+from collections.abc import Collection, Mapping
+
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.settings import Settings
-from paxcli.convert.maxtext.sizes import has_biases, has_qk_norm, is_qk_norm_joint, sizes_of
+from paxcli.convert.maxtext.sizes import has, head_keys, is_latent, num_dense, num_dense_first, sizes_of
 from paxcli.errors import ConfigError
 
 _MODEL = "task.model"
 _STACK = f"{_MODEL}.stack"
 
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu", "tanh": "tanh", "sigmoid": "sigmoid"}
+_SCALED_QUERIES = datetime.date(2025, 3, 11)
 
 
 def set_model(draft: Conversion) -> None:
@@ -20,81 +24,70 @@ def set_model(draft: Conversion) -> None:
     Raises:
       ConfigError: The model has a part that pax does not have; the hint names the nearest.
     """
-    settings = draft.settings
-    _refuse(settings)
     _set_sizes(draft)
     _set_tables(draft)
-    block, local = tables.blocks()[settings["decoder_block"]]["layer"], tables.local_layers(settings["decoder_block"])
-    if _is_pipelined(settings):
-        _set_pipeline(draft)
-    if local is None:
-        draft.set(f"{_STACK}.scan", settings["scan_layers"], "scan_layers")
-        draft.set(f"{_STACK}.block", block, "decoder_block")
-        _set_block(draft, f"{_STACK}.block", settings["attention_type"] != "global")
-    else:
-        _set_interleaved(draft, block, local)
+    _set_pipeline(draft)
+    _set_layers(draft)
     _set_norm(draft, f"{_MODEL}.final_norm")
     _note_differences(draft)
 
 
-def _is_pipelined(settings: Settings) -> bool:
-    return settings["ici_pipeline_parallelism"] > 1 or settings["dcn_pipeline_parallelism"] > 1
-
-
-def _set_interleaved(draft: Conversion, block: str, local: list[bool]) -> None:
+def _set_layers(draft: Conversion) -> None:
+    """Sets the kinds of layers: one, several that alternate, and dense ones before those with experts."""
     settings = draft.settings
+    block, turns, first = settings["decoder_block"], tables.turns(settings["decoder_block"]), num_dense_first(settings)
+    layer, scan = tables.blocks()[block]["layer"], settings["scan_layers"]
+    plain = ["window"] if settings["attention_type"] == "local_sliding" else []
+    if not turns and not first:
+        draft.set(f"{_STACK}.scan", scan, "scan_layers")
+        draft.set(f"{_STACK}.block", layer, "decoder_block")
+        return _set_block(draft, f"{_STACK}.block", plain)
+    turns, layers = turns or [plain], sizes_of(settings).layers - first
     draft.set(_STACK, "PatternedStack", "decoder_block")
-    layers = sizes_of(settings).layers
-    scan = settings["scan_layers"] and layers % len(local) == 0
-    draft.set(f"{_STACK}.scan", scan, "scan_layers")
-    if scan != settings["scan_layers"]:
+    draft.set(f"{_STACK}.scan", scan and layers % len(turns) == 0, "scan_layers")
+    if scan and layers % len(turns):
         draft.note_approximation(
-            f"scan_layers: {layers} layers are not a multiple of {len(local)}, so they are unrolled."
+            f"scan_layers: {layers} layers are not a multiple of {len(turns)}, so they are unrolled."
         )
-    draft.set(f"{_STACK}.turns", [block] * len(local), "decoder_block")
-    for turn, has_window in enumerate(local):
-        _set_block(draft, f"{_STACK}.turns.{turn}", has_window)
+    draft.set(f"{_STACK}.turns", [layer] * len(turns), "decoder_block")
+    for turn, traits in enumerate(turns):
+        _set_block(draft, f"{_STACK}.turns.{turn}", traits)
+    if first:
+        draft.set(f"{_STACK}.num_first", first, "first_num_dense_layers")
+        draft.set(f"{_STACK}.first", layer, "first_num_dense_layers")
+        _set_block(draft, f"{_STACK}.first", ["dense"])
+    return None
 
 
-def _set_block(draft: Conversion, path: str, has_window: bool) -> None:
+def _set_block(draft: Conversion, path: str, traits: Collection[str]) -> None:
     """Sets a layer template."""
-    for name, value in tables.blocks()[draft.settings["decoder_block"]].get("sets", {}).items():
-        draft.set(f"{path}.{name}", value, "decoder_block")
-    if draft.settings["use_post_attn_norm"]:
-        draft.set(f"{path}.post_norms", True, "use_post_attn_norm", "use_post_ffw_norm")
-    if _is_fp8(draft.settings):
+    settings = draft.settings
+    if settings["use_post_attn_norm"] and not settings["use_post_ffw_norm"]:
+        raise ConfigError("use_post_attn_norm without use_post_ffw_norm.", "Pax has both, or the second.")
+    if settings["use_post_ffw_norm"]:
+        post_norms = settings["use_post_attn_norm"] or "feed_forward"
+        draft.set(f"{path}.post_norms", post_norms, "use_post_attn_norm", "use_post_ffw_norm")
+    if _is_fp8(settings):
         draft.set(f"{path}.precision", "fp8", "quantization")
     _set_norm(draft, f"{path}.norm")
-    _set_attention(draft, f"{path}.attention", has_window)
-    _set_feed_forward(draft, f"{path}.feed_forward")
-
-
-def _refuse(settings: Settings) -> None:
-    block = settings["decoder_block"]
-    if block not in tables.blocks():
-        name = f"model {settings.model_name}" if settings.model_name != "default" else "the launch"
-        nearest = tables.nearest_block(block)
-        hint = f"The nearest is decoder_block={nearest}." if nearest else f"Pax has {', '.join(tables.blocks())}."
-        raise ConfigError(f"decoder_block={block} of {name} is not a block that pax has.", hint)
-    if tables.local_layers(block) and _is_pipelined(settings):
-        hint = "Set *_pipeline_parallelism to 1."
-        raise ConfigError(f"decoder_block={block}: interleaved kinds of layers cannot be pipelined.", hint)
-    if settings["use_post_attn_norm"] != settings["use_post_ffw_norm"]:
-        raise ConfigError("use_post_attn_norm and use_post_ffw_norm differ.", "Pax has both or neither.")
+    _set_attention(draft, f"{path}.attention", "window" in traits)
+    _set_feed_forward(draft, f"{path}.feed_forward", settings["num_experts"] > 1 and "dense" not in traits)
+    for name, value in tables.blocks()[settings["decoder_block"]].get("sets", {}).items():
+        draft.set(f"{path}.{name}", value, "decoder_block")
 
 
 def _set_sizes(draft: Conversion) -> None:
     settings, s = draft.settings, sizes_of(draft.settings)
     draft.set(f"{_MODEL}.num_layers", s.layers, "base_num_decoder_layers", scaled=s.layers)
     draft.set(f"{_MODEL}.model_dims", s.emb, "base_emb_dim", scaled=s.emb)
-    if settings["num_experts"] > 1:
+    if settings["num_experts"] > 1 and not num_dense(settings):
         draft.set(f"{_MODEL}.hidden_dims", s.moe_mlp, "base_moe_mlp_dim", "base_mlp_dim", scaled=s.moe_mlp)
     else:
         draft.set(f"{_MODEL}.hidden_dims", s.mlp, "base_mlp_dim", scaled=s.mlp)
     draft.set(f"{_MODEL}.num_heads", s.heads, "base_num_query_heads", scaled=s.heads)
     kv_heads = s.kv_heads if s.kv_heads != s.heads else None
     draft.set(f"{_MODEL}.num_kv_heads", kv_heads, "base_num_kv_heads", scaled=s.kv_heads)
-    draft.set(f"{_MODEL}.dims_per_head", s.head_dim, "head_dim")
+    draft.set(f"{_MODEL}.dims_per_head", s.head_dim, *head_keys(settings))
     draft.set(f"{_MODEL}.vocab_size", s.vocab, "vocab_size")
     draft.copy(_MODEL, "max_seq_len", "fprop_dtype")
     if settings["z_loss_multiplier"]:
@@ -104,27 +97,26 @@ def _set_sizes(draft: Conversion) -> None:
 def _set_tables(draft: Conversion) -> None:
     """Sets absolute positions, the embedding table and the output head."""
     settings = draft.settings
-    if settings["trainable_position_size"] > 0:
-        draft.set(f"{_MODEL}.position", "LearnedPositions", "trainable_position_size")
-        draft.set(f"{_MODEL}.position.num_positions", settings["trainable_position_size"], "trainable_position_size")
-    elif settings["use_untrainable_positional_embedding"]:
-        draft.set(f"{_MODEL}.position", "SinusoidPositions", "use_untrainable_positional_embedding")
-    else:
-        draft.set(f"{_MODEL}.position", None, "trainable_position_size", "use_untrainable_positional_embedding")
+    rows, sinusoid = settings["trainable_position_size"], settings["use_untrainable_positional_embedding"]
+    kind = "LearnedPositions" if rows > 0 else "SinusoidPositions" if sinusoid else None
+    draft.set(f"{_MODEL}.position", kind, "trainable_position_size", "use_untrainable_positional_embedding")
+    if rows > 0:
+        draft.set(f"{_MODEL}.position.num_positions", rows, "trainable_position_size")
     if not settings["logits_via_embedding"]:
         draft.set(f"{_MODEL}.head", "OutputHead", "logits_via_embedding")
-        return draft.copy(f"{_MODEL}.head", "logit_cap")
-    draft.copy(f"{_MODEL}.embedding", "logit_cap")
-    if settings["normalize_embedding_logits"]:
-        draft.set(
-            f"{_MODEL}.embedding.scale_logits_sqrt_depth", True, "logits_via_embedding", "normalize_embedding_logits"
-        )
-    return None
+    draft.copy(f"{_MODEL}.{'embedding' if settings['logits_via_embedding'] else 'head'}", "logit_cap")
+    keys = ("logits_via_embedding", "normalize_embedding_logits")
+    if all(settings[key] for key in keys):
+        draft.set(f"{_MODEL}.embedding.scale_logits_sqrt_depth", True, *keys)
 
 
 def _set_pipeline(draft: Conversion) -> None:
     settings = draft.settings
     stages = max(settings["ici_pipeline_parallelism"], 1) * max(settings["dcn_pipeline_parallelism"], 1)
+    if stages == 1:
+        return
+    if tables.turns(settings["decoder_block"]) or num_dense_first(settings):
+        raise ConfigError("Several kinds of layers cannot be pipelined.", "Set *_pipeline_parallelism to 1.")
     per_stage, repeats = settings["num_layers_per_pipeline_stage"], settings["num_pipeline_repeats"]
     if repeats < 1:
         repeats = max(sizes_of(settings).layers // (stages * per_stage), 1)
@@ -150,27 +142,44 @@ def _set_norm(draft: Conversion, path: str) -> None:
 
 def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
     settings, facts = draft.settings, tables.blocks()[draft.settings["decoder_block"]]
-    draft.set(f"{path}.use_bias", has_biases(settings), "decoder_block")
-    if has_biases(settings) and "output_bias" in facts:
+    if is_latent(settings):
+        return _set_latent_attention(draft, path)
+    draft.set(f"{path}.use_bias", has(settings, "biases"), "decoder_block")
+    if has(settings, "biases") and "output_bias" in facts:
         draft.set(f"{path}.output_bias", facts["output_bias"], "decoder_block")
     draft.copy(path, "logit_cap")
     _set_rotary(draft, path, has_window)
-    if has_qk_norm(settings):
+    if has(settings, "qk_norm"):
         draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm", "decoder_block")
         draft.copy(path, "qk_norm.epsilon")
         draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm", "decoder_block")
-    if has_qk_norm(settings) and is_qk_norm_joint(settings):
-        draft.set(f"{path}.qk_norm_joint", True, "model_name")
+        draft.set(f"{path}.qk_norm_joint", settings["_qk_norm_joint"], "model_name")
     if not facts.get("scales_queries"):
         draft.set(f"{path}.query_scale", 1.0, "decoder_block")
-    elif settings.model_name == "gemma3-27b":
-        s = sizes_of(settings)
-        draft.set(f"{path}.query_scale", (s.emb // s.heads) ** -0.5, "model_name")
+    elif settings["_query_dims"]:
+        draft.set(f"{path}.query_scale", settings["_query_dims"] ** -0.5, "model_name")
     # Without norms of queries and keys, the recipe has nothing else that Qwen's blocks have and Llama's lacks.
-    elif settings["decoder_block"].startswith("qwen") and not has_qk_norm(settings):
+    elif settings["decoder_block"].startswith("qwen") and not has(settings, "qk_norm"):
         draft.set(f"{path}.query_scale", settings["head_dim"] ** -0.5, "decoder_block")
     if has_window and 0 < settings["sliding_window_size"] < settings["max_target_length"]:
         draft.copy(path, "window")
+    if settings["attention_sink"]:
+        draft.set(f"{path}.sinks", True, "attention_sink")
+    return None
+
+
+def _set_latent_attention(draft: Conversion, path: str) -> None:
+    settings, scale = draft.settings, sizes_of(draft.settings).head_dim ** -0.5
+    draft.set(path, "LatentAttention", "attention_type")
+    for field, key in tables.blocks()[settings["decoder_block"]]["latent"].items():
+        draft.set(f"{path}.{field}", settings[key] or None, key)
+    draft.copy(path, "latent_norm.epsilon")
+    draft.set(f"{path}.latent_norm.direct_scale", True, "decoder_block")
+    if settings["max_position_embeddings"] > settings["original_max_position_embeddings"]:
+        scale *= (0.1 * settings["mscale"] * math.log(settings["rope_factor"]) + 1) ** 2
+    keys = ("mscale", "rope_factor", "max_position_embeddings", "original_max_position_embeddings")
+    draft.set(f"{path}.query_scale", scale, *keys)
+    _set_rotary(draft, path, has_window=False)
 
 
 def _set_rotary(draft: Conversion, attention: str, has_window: bool) -> None:
@@ -202,49 +211,53 @@ def _set_rotary(draft: Conversion, attention: str, has_window: bool) -> None:
     return None
 
 
-def _set_feed_forward(draft: Conversion, path: str) -> None:
-    settings = draft.settings
-    names = [str(name) for name in settings["mlp_activations"]]
-    plain = [name for name in names if name != "linear"]
-    if len(names) > 2 or len(plain) != 1 or plain[0] not in _ACTIVATIONS:
-        hint = f"Pax has one of {', '.join(_ACTIVATIONS)}, alone or beside `linear`."
-        raise ConfigError(f"mlp_activations={names} is not a feed-forward that pax has.", hint)
-    experts = settings["num_experts"] > 1
-    draft.set(path, "MoeFeedForward" if experts else "FeedForward", "num_experts")
-    draft.set(f"{path}.activation", _ACTIVATIONS[plain[0]], "mlp_activations")
-    if not experts:
+def _set_feed_forward(draft: Conversion, path: str, has_experts: bool) -> None:
+    settings, facts = draft.settings, tables.blocks()[draft.settings["decoder_block"]]
+    names = settings["mlp_activations"]
+    plain = next(name for name in names if name != "linear")
+    draft.set(path, "MoeFeedForward" if has_experts else "FeedForward", "num_experts")
+    activation = facts.get("activation", "silu" if plain == "swish" else plain)
+    draft.set(f"{path}.activation", activation, "mlp_activations")
+    if not has_experts:
         draft.set(f"{path}.gated", len(names) == 2, "mlp_activations")
-        draft.set(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
-        return
+        return draft.set(f"{path}.use_bias", settings["decoder_block"] == "gpt3", "decoder_block")
     if len(names) != 2:
         raise ConfigError(f"mlp_activations={names}: pax's experts are gated.", "For example silu,linear.")
     draft.copy(path, "num_experts", "num_experts_per_token", "capacity_factor")
+    if num_dense(settings):
+        draft.set(f"{path}.expert_dims", sizes_of(settings).moe_mlp, "base_moe_mlp_dim")
+    if "experts" in facts:
+        _set_router(draft, path, facts["experts"])
     weight = settings["load_balance_loss_weight"]
     if weight:
         draft.set("task.loss_aggregator.loss_keys", ["loss", "load_balance_loss"], "load_balance_loss_weight")
         draft.set("task.loss_aggregator.loss_weights", [1.0, weight], "load_balance_loss_weight")
-        draft.note_approximation(
-            f"load_balance_loss_weight={weight}: the loss is that of Fedus et al., 2021, averaged over layers."
-        )
+    return None
+
+
+def _set_router(draft: Conversion, path: str, fields: Mapping[str, str]) -> None:
+    """Sets DeepSeek's router and shared experts."""
+    settings, shared = draft.settings, draft.settings["shared_experts"]
+    for field, key in fields.items():
+        draft.set(f"{path}.{field}", 1 if settings[key] == -1 else settings[key], key)
+    draft.set(f"{path}.group_score_experts", 2, "n_routing_groups")
+    draft.set(f"{path}.normalize_weights", settings["routed_score_func"] == "sigmoid", "routed_score_func")
+    draft.set(f"{path}.shared_dims", shared * sizes_of(settings).moe_mlp or None, "shared_experts", "base_moe_mlp_dim")
+    if settings["routed_bias"] and not settings["routed_bias_update_rate"]:
+        draft.set("task.train.learner.bprop_variable_exclusion", ["balance_bias$"], "routed_bias_update_rate")
 
 
 def _note_differences(draft: Conversion) -> None:
     settings = draft.settings
-    if settings["use_multimodal"]:
-        draft.note_approximation("use_multimodal: the text decoder only, without the encoders of images and audio.")
-    if settings["dropout_rate"] and settings["enable_dropout"]:
-        draft.note_approximation(f"dropout_rate={settings['dropout_rate']}: pax's layers have no dropout.")
     if settings["quantization"] and not _is_fp8(settings):
         draft.note_approximation(
             f"quantization={settings['quantization']}: pax computes matmuls in {settings['dtype']}."
         )
-    if settings["weight_dtype"] != "float32":
-        draft.note_approximation(f"weight_dtype={settings['weight_dtype']}: pax keeps parameters in float32.")
+    if settings["decoder_block"] == "deepseek" and settings.date < _SCALED_QUERIES:
+        draft.note_approximation(
+            f"decoder_block=deepseek: as since {_SCALED_QUERIES}; before, MaxText scaled queries otherwise."
+        )
     draft.note_approximation(
         "Weights are initialized from normal distributions with MaxText's deviations; MaxText truncates MLP and head "
         "weights at two deviations."
     )
-    if settings["logits_via_embedding"] and settings["dtype"] == "float32":
-        draft.note_approximation(
-            "logits_via_embedding: MaxText rounds the table to bfloat16 for the logits, also in float32; pax does not."
-        )

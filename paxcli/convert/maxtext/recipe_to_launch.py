@@ -128,8 +128,8 @@ def _block(values: Mapping[str, Any]) -> str:
     is_qwen = values.get(f"{_BLOCK}.attention.qk_norm") is not None
     is_qwen = is_qwen or values.get(f"{_BLOCK}.attention.query_scale") == _head_dim(values) ** -0.5
     if _NUM_KINDS in values:
-        kinds = ((name, tables.local_layers(name) or []) for name in tables.blocks())
-        return next((name for name, local in kinds if len(local) == values[_NUM_KINDS]), "gemma2")
+        kinds = ((name, tables.turns(name) or []) for name in tables.blocks())
+        return next((name for name, turns in kinds if len(turns) == values[_NUM_KINDS]), "gemma2")
     if values.get(_BLOCK) == "ParallelBlock":
         return "default"
     if values.get(f"{_BLOCK}.norm") == "LayerNorm":

@@ -126,4 +126,4 @@ def _cell(value: Any) -> str:
 
 def _drop_text(dropped: Any) -> str:
     where = f"line {dropped.line}: " if dropped.line else ""
-    return f"{where}{dropped.key}={dropped.value}: {dropped.reason}"
+    return f"{where}{dropped.key}={dropped.value}: {dropped.why}"

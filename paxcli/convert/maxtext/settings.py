@@ -42,7 +42,7 @@ class Dropped:
     key: str
     value: str
     line: int
-    reason: str
+    why: str
 
 
 @dataclasses.dataclass
@@ -87,12 +87,6 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     name = next((pair.value for pair in reversed(pairs) if pair.key == "model_name"), "default") or "default"
     model = _model(name)
     settings.model_name = name
-    for pair in pairs:
-        if pair.value.lower() == "true" and (method := tables.training_refusals().get(pair.key)):
-            raise ConfigError(
-                f"Line {pair.line}: {pair.key}=true trains with {method}, which pax does not convert.",
-                f"To convert the model and its training without it, remove {pair.key}.",
-            )
     settings.era = era_of(launch, {*model, *(pair.key for pair in pairs)}, date)
     if settings.era.open_keys:
         settings.undecided.append(
@@ -101,6 +95,8 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
         )
     model = {key: tables.value_on(settings.date, value) for key, value in model.items() if key != "published"}
     model = {key: value for key, value in model.items() if value is not None}
+    reasons = {key: reason for key in model if (reason := tables.drop_reason(key))}
+    settings.dropped += [Dropped(key, str(model.pop(key)), 0, reason) for key, reason in reasons.items()]
     for key in tables.timelines():
         settings.values[key] = Setting(tables.default(key, settings.date))
     settings.values |= {key: Setting(value, "model") for key, value in model.items()}

@@ -360,19 +360,17 @@ class _Evaluator:
         """Evaluates a command that a string holds."""
         if self.depth >= _MAX_SCRIPTS:
             return self._skip(node, "too many commands inside each other")
-        inner = dataclasses.replace(
-            self,
-            variables=dict(self.variables),
-            depth=self.depth + 1,
-            exported=set(self.exported),
-            options=options,
-            line=self._line(node),
-        )
+        inner = self._inside(node)
+        inner.variables, inner.exported, inner.options = dict(self.variables), set(self.exported), options
         before = len(self.found.launches)
         inner.run(_parse(text))
         for launch in self.found.launches[before:]:
             launch.note = launch.note or _comment_after(node)
         return None
+
+    def _inside(self, node: Node) -> _Evaluator:
+        """An evaluator of what a command runs, with the same state."""
+        return dataclasses.replace(self, depth=self.depth + 1, line=self._line(node))
 
     def _script(self, node: Node, words: Sequence[Word], is_sourced: bool) -> None:
         """Evaluates another script: with this one's variables if it is sourced, else with the words as arguments."""
@@ -381,7 +379,7 @@ class _Evaluator:
         if text is None:
             lost = "; the variables that it sets are unknown" if is_sourced else ""
             return self._skip(node, f"a script that was not found{lost}")
-        inner = dataclasses.replace(self, depth=self.depth + 1, line=self._line(node))
+        inner = self._inside(node)
         if not is_sourced:
             arguments = [word for word in words[1:] if not _ASSIGNMENT.match(word.text)]
             given = dict(word.text.split("=", 1) for word in words[1:] if _ASSIGNMENT.match(word.text))

@@ -11,10 +11,6 @@ from paxcli.errors import ConfigError
 
 _POWERS = datetime.date(2023, 7, 31)
 _HEADS_FIRST = datetime.date(2023, 9, 8)
-_COUNTS_ATTENTION = datetime.date(2023, 6, 6)
-_CAUSAL = datetime.date(2023, 11, 30)
-_MATMULS = datetime.date(2024, 5, 10)
-_CAUSAL_AGAIN = datetime.date(2025, 7, 22)
 _TRAINING = 3  # Forward, and twice as much backward.
 
 
@@ -47,7 +43,7 @@ def sizes_of(settings: Settings) -> Sizes:
         mlp=settings["base_mlp_dim"] * heads,
         heads=settings["base_num_query_heads"] * heads,
         kv_heads=settings["base_num_kv_heads"] * heads,
-        head_dim=settings["head_dim"],
+        head_dim=sum(settings[key] for key in head_keys(settings)),
         vocab=settings["vocab_size"],
         moe_mlp=(moe if moe > 0 else settings["base_mlp_dim"]) * heads,
     )
@@ -78,52 +74,77 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
 def parameters(settings: Settings) -> int:
     """The number of parameters, from the model's dimensions."""
     s, block = sizes_of(settings), settings["decoder_block"]
-    branches = len(settings["mlp_activations"])
-    experts = settings["num_experts"]
-    attention = s.emb * s.head_dim * 2 * (s.heads + s.kv_heads)
-    feed_forward = s.emb * s.mlp * (branches + 1)
-    if experts > 1:
-        feed_forward = experts * s.emb * s.moe_mlp * (branches + 1) + s.emb * experts
-    is_parallel = block == "default"
-    norms = s.emb * (1 if is_parallel else 2)
-    norms += s.emb * (bool(settings["use_post_attn_norm"]) + bool(settings["use_post_ffw_norm"]))
-    if has_qk_norm(settings):
-        norms += s.head_dim * (s.heads + s.kv_heads if is_qk_norm_joint(settings) else 2)
-    if has_biases(settings):
-        attention += s.head_dim * (s.heads + 2 * s.kv_heads) + s.emb * tables.blocks()[block].get("output_bias", True)
+    branches, experts, dense = len(settings["mlp_activations"]), settings["num_experts"], num_dense(settings)
+    layer = _projections(settings, s) + s.heads * settings["attention_sink"]
+    layer += s.emb * (1 if block == "default" else 2)
+    layer += s.emb * (bool(settings["use_post_attn_norm"]) + bool(settings["use_post_ffw_norm"]))
+    if is_latent(settings):
+        layer += settings["q_lora_rank"] + settings["kv_lora_rank"]
+    elif has(settings, "qk_norm"):
+        layer += s.head_dim * (s.heads + s.kv_heads if settings["_qk_norm_joint"] else 2)
+    if has(settings, "biases"):
+        layer += s.head_dim * (s.heads + 2 * s.kv_heads) + s.emb * tables.blocks()[block].get("output_bias", True)
     final_norm = s.emb
-    if block == "gpt3":
-        norms, final_norm = 2 * norms, 2 * final_norm
-        feed_forward += branches * s.mlp + s.emb
-    relative = 32 * s.heads if _has_relative_bias(settings) else 0
+    if block == "gpt3":  # biases of the feed-forward and of norms
+        layer += branches * s.mlp + 3 * s.emb
+        final_norm *= 2
+    if settings["_position"] == "relative_bias" and block == "default":
+        layer += 32 * s.heads
+    of_experts = experts * (branches * s.moe_mlp + s.emb) * settings["mlp_bias"] + experts * settings["routed_bias"]
+    feed_forward = _feed_forwards(settings, s, dense, experts) + (s.layers - dense) * of_experts
     embeddings = s.vocab * s.emb * (1 if settings["logits_via_embedding"] else 2)
     embeddings += max(settings["trainable_position_size"], 0) * s.emb
-    return s.layers * (attention + feed_forward + norms + relative) + final_norm + embeddings
+    return s.layers * layer + feed_forward + final_norm + embeddings
 
 
-def has_qk_norm(settings: Settings) -> bool:
-    """Whether queries and keys are normalized."""
-    return _has(settings, "qk_norm")
+def _projections(settings: Settings, s: Sizes) -> int:
+    """The weights of one layer's attention."""
+    if not is_latent(settings):
+        return s.emb * s.head_dim * 2 * (s.heads + s.kv_heads)
+    latent, of_query, value = settings["kv_lora_rank"], settings["q_lora_rank"], settings["v_head_dim"]
+    query = of_query * (s.emb + s.heads * s.head_dim) if of_query else s.emb * s.heads * s.head_dim
+    keys = s.emb * (latent + settings["qk_rope_head_dim"])
+    return query + keys + latent * s.heads * (settings["qk_nope_head_dim"] + value) + s.heads * value * s.emb
 
 
-def has_biases(settings: Settings) -> bool:
-    """Whether attention's projections have biases."""
-    return _has(settings, "biases")
+def _feed_forwards(settings: Settings, s: Sizes, dense: int, experts: int) -> int:
+    """The weights of all layers' feed-forwards: of `dense` ones, and of those with `experts` and shared experts."""
+    matrices = s.emb * (len(settings["mlp_activations"]) + 1)
+    if settings["num_experts"] > 1 and "experts" in tables.blocks()[settings["decoder_block"]]:
+        experts += settings["shared_experts"]
+    with_experts = matrices * s.moe_mlp * experts + s.emb * settings["num_experts"]
+    return dense * matrices * s.mlp + (s.layers - dense) * with_experts
 
 
-def is_qk_norm_joint(settings: Settings) -> bool:
-    """Whether a norm of queries or keys is over all heads together."""
-    return settings.model_name.startswith("olmo3")
+def head_keys(settings: Settings) -> tuple[str, ...]:
+    """The keys of the parts of a query's head."""
+    return ("qk_nope_head_dim", "qk_rope_head_dim") if is_latent(settings) else ("head_dim",)
 
 
-def _has(settings: Settings, part: str) -> bool:
-    """Whether the block has an optional part: always, or by a key."""
-    key = tables.blocks().get(settings["decoder_block"], {}).get(part)
+def is_latent(settings: Settings) -> bool:
+    """Whether attention is multi-head latent attention (MLA)."""
+    return settings["attention_type"] == "mla"
+
+
+def num_dense_first(settings: Settings) -> int:
+    """The number of dense layers before those with experts."""
+    has_router = "experts" in tables.blocks()[settings["decoder_block"]]
+    return settings["first_num_dense_layers"] if has_router and settings["num_experts"] > 1 else 0
+
+
+def num_dense(settings: Settings) -> int:
+    """The number of layers whose feed-forward has no experts."""
+    turns, first = tables.turns(settings["decoder_block"]) or [[]], num_dense_first(settings)
+    layers = sizes_of(settings).layers
+    if settings["num_experts"] <= 1:
+        return layers
+    return first + sum(len(range(first + i, layers, len(turns))) for i, one in enumerate(turns) if "dense" in one)
+
+
+def has(settings: Settings, part: str) -> bool:
+    """Whether the block has `qk_norm` (norms of queries and keys) or `biases` (of attention's projections)."""
+    key = tables.blocks()[settings["decoder_block"]].get(part)
     return key == "always" or bool(key and settings[key])
-
-
-def _has_relative_bias(settings: Settings) -> bool:
-    return settings["_position"] == "relative_bias" and settings["decoder_block"] == "default"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,36 +169,33 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
       batch: Rows per device; None = the launch's.
       length: T; None = the launch's.
     """
-    s, date = sizes_of(settings), settings.date
+    s = sizes_of(settings)
     batch = settings["per_device_batch_size"] * settings["gradient_accumulation_steps"] if batch is None else batch
     length = settings["max_target_length"] if length is None else length
     tokens = batch * length
-    full = 4 * batch * length**2 * s.heads * s.head_dim * s.layers * _TRAINING
-    by_parameters = date < _MATMULS
-    weights = 6 * parameters(settings) * tokens if by_parameters else _TRAINING * _matmuls(settings, s, tokens)
-    attention, formula = full, "and attention as if it were not causal"
-    if date < _COUNTS_ATTENTION:
-        attention, formula = 0, "attention not counted"
-    elif date >= _CAUSAL_AGAIN or _CAUSAL <= date < _MATMULS:
-        share = 1 if by_parameters else _window_fraction(settings, length)
-        attention, formula = full / 2 * share, "and causal attention"
-    what = "6 · parameters · tokens" if by_parameters else "matmuls"
-    return StepFlops(weights / 1e12, attention / 1e12, f"{what}, {formula}")
+    counted_by, share, formula = settings["_flops"]
+    value_dim = settings["v_head_dim"] if is_latent(settings) else s.head_dim
+    attention = 2 * tokens * length * s.heads * (s.head_dim + value_dim) * s.layers * _TRAINING * share
+    if counted_by == "parameters":
+        weights = 6 * parameters(settings) * tokens
+    else:
+        weights = _TRAINING * _matmuls(settings, s, tokens)
+        attention *= _window_fraction(settings, length) if share < 1 else 1
+    return StepFlops(weights / 1e12, attention / 1e12, formula)
 
 
 def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
-    branches, experts = len(settings["mlp_activations"]), settings["num_experts"]
-    mlp = 2 * tokens * (s.moe_mlp if experts > 1 else s.mlp) * s.emb * (branches + 1)
-    if experts > 1:
-        mlp = mlp * settings["num_experts_per_tok"] + 2 * tokens * s.emb * experts
-    projections = 2 * tokens * s.emb * s.head_dim * 2 * (s.heads + s.kv_heads)
-    return s.layers * (mlp + projections) + 2 * tokens * s.emb * s.vocab
+    """FLOPs of a forward pass. MaxText counts experts in all layers but `num_dense_first`."""
+    dense = num_dense_first(settings) if settings["num_experts"] > 1 else s.layers
+    feed_forward = _feed_forwards(settings, s, dense, settings["num_experts_per_tok"])
+    return 2 * tokens * (s.layers * _projections(settings, s) + feed_forward + s.emb * s.vocab)
 
 
 def _window_fraction(settings: Settings, length: int) -> float:
     """The fraction of causal attention that sliding windows leave, averaged over layers."""
     window = settings["sliding_window_size"]
-    local = tables.local_layers(settings["decoder_block"]) or [settings["attention_type"] != "global"]
+    turns = tables.turns(settings["decoder_block"])
+    local = ["window" in one for one in turns] if turns else [settings["attention_type"] == "local_sliding"]
     if not 0 < window < length:
         return 1.0
     share = (length * window - window**2 / 2) / (length**2 / 2)

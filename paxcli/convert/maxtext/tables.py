@@ -53,9 +53,10 @@ def blocks() -> dict[str, dict[str, Any]]:
     return _read("blocks.yaml")["blocks"]
 
 
-def nearest_block(block: str) -> str | None:
-    """The block that pax has instead of one that it does not have."""
-    return _read("blocks.yaml")["nearest"].get(block)
+def lacks(key: str, value: Any) -> str | None:
+    """The part that pax lacks of models with a value of a key."""
+    found = _read("blocks.yaml")["lacks"].get(key)
+    return found.get(value) if isinstance(found, dict) else found
 
 
 def with_other_norm_names(block: str) -> list[str]:
@@ -64,9 +65,9 @@ def with_other_norm_names(block: str) -> list[str]:
     return [name for name, facts in unnamed.items() if name != block and facts == unnamed[block]]
 
 
-def local_layers(block: str) -> list[bool] | None:
-    """Whether each layer of a block with interleaved kinds has sliding-window attention; None = one kind."""
-    return blocks().get(block, {}).get("local")
+def turns(block: str) -> list[list[str]] | None:
+    """The traits of each layer of a block with interleaved kinds; None = one kind."""
+    return blocks().get(block, {}).get("turns")
 
 
 def recipe_keys() -> dict[str, list[Any]]:
@@ -74,9 +75,15 @@ def recipe_keys() -> dict[str, list[Any]]:
     return _read("recipe_keys.yaml")
 
 
-def choices() -> dict[str, list[Any]]:
+def choices(block: str) -> dict[str, list[Any]]:
     """Key -> the values that pax has, of keys with other values in MaxText."""
-    return {key: values for keys, values in _read("keys.yaml")["choices"] for key in keys}
+    every = {key: values for keys, values in _read("keys.yaml")["choices"] for key in keys}
+    return {"decoder_block": list(blocks()), **every, **blocks().get(block, {}).get("choices", {})}
+
+
+def approximations() -> dict[str, dict[str, Any]]:
+    """Key -> `exact`, its values that pax computes as MaxText does; `unless`, key -> values; and `text`."""
+    return _read("keys.yaml")["approximated"]
 
 
 def keys_without_field() -> dict[str, str]:
@@ -107,11 +114,6 @@ def drop_reason(key: str) -> str | None:
         return None
     matching = (why for name, why in dropped.items() if name.endswith("*") and key.startswith(name[:-1]))
     return dropped.get(key) or next(matching, None)
-
-
-def training_refusals() -> dict[str, str]:
-    """Key -> the kind of training that it switches on, which has no recipe."""
-    return _read("keys.yaml")["refused"]
 
 
 def silent_keys() -> set[str]:

@@ -72,10 +72,6 @@ def set_mesh(draft: Conversion) -> None:
     draft.set("mesh.ici_mesh_shape", _shape(ici), *_keys_to_show(draft, "ici"))
     draft.set("mesh.dcn_mesh_shape", _shape(dcn) if math.prod(dcn.values()) > 1 else None, *_keys_to_show(draft, "dcn"))
     draft.num_devices = math.prod(ici.values()) * math.prod(dcn.values())
-    if draft.settings["ici_fsdp_transpose_parallelism"] not in (1,):
-        draft.note_approximation(
-            "ici_fsdp_transpose_parallelism: folded into `fsdp`, which shards the model dimension, not the MLP's."
-        )
 
 
 def _keys(group: str) -> list[str]:

@@ -44,13 +44,15 @@ def _set_batch(draft: Conversion) -> None:
             f"per_device_batch_size={rows} with gradient_accumulation_steps={slices} is not a batch size.",
             "Both have to be positive.",
         )
-    if draft.num_devices is None and rows * slices != int(rows * slices):
+    keys = ("per_device_batch_size", "gradient_accumulation_steps")
+    if rows * slices == int(rows * slices):
+        draft.set(f"{_TRAIN}.percore_batch_size", float(rows * slices), *keys)
+    elif draft.num_devices is None:
         raise ConfigError(
             f"per_device_batch_size={rows} is a fraction of a row, and the number of devices is unknown.",
             "Give it: `--topology v4-128`, and `--slices` if there are several.",
         )
-    keys = ("per_device_batch_size", "gradient_accumulation_steps")
-    if draft.num_devices is not None and rows * slices != int(rows * slices):
+    else:
         global_rows = int(draft.num_devices * rows) * slices
         if not global_rows:
             raise ConfigError(
@@ -58,8 +60,6 @@ def _set_batch(draft: Conversion) -> None:
             )
         draft.values[f"{_TRAIN}.percore_batch_size"] = None
         draft.set(f"{_TRAIN}.global_batch_size", global_rows, *keys)
-    else:
-        draft.set(f"{_TRAIN}.percore_batch_size", float(rows * slices), *keys)
     draft.copy(_TRAIN, "num_microbatches")
 
 
@@ -138,18 +138,12 @@ def _set_optimizer(draft: Conversion) -> None:
         return
     if kind == "adam_pax":
         draft.set(f"{_OPTIMIZER}.clip_threshold", None, "opt_type")
-    elif settings["adam_eps_root"]:
-        draft.note_approximation(f"adam_eps_root={settings['adam_eps_root']}: pax's AdamW does not have one.")
     draft.copy(_OPTIMIZER, "beta1", "beta2", "epsilon", "weight_decay", *["epsilon_root"][: kind == "adam_pax"])
     if kind != "adam_pax" and settings["mu_dtype"] == "bfloat16":
         draft.copy(_OPTIMIZER, "mu_dtype")
     elif settings["mu_dtype"] not in ("", "float32"):
         draft.note_approximation(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
     draft.set(f"{_OPTIMIZER}.decay_norms_and_biases", True, "adamw_mask")
-    if settings["adamw_mask"]:
-        draft.note_approximation(
-            f"adamw_mask={settings['adamw_mask']}: pax decays every parameter, or all but norms and biases."
-        )
 
 
 def _set_data(draft: Conversion) -> None:
@@ -157,13 +151,7 @@ def _set_data(draft: Conversion) -> None:
     kind = settings["dataset_type"]
     if settings["use_dpo"]:
         _set_preferences(draft)
-    elif kind == "synthetic" or settings["reuse_example_batch"]:
-        draft.set("train_input", "SyntheticInput", "dataset_type")
-        if kind != "synthetic":
-            draft.note_approximation(
-                "reuse_example_batch: MaxText repeats one batch of its data; this recipe uses synthetic rows."
-            )
-    elif kind in ("c4", "tfds"):
+    elif kind in ("c4", "tfds") and not settings["reuse_example_batch"]:
         draft.set("train_input", "C4Input", "dataset_type")
         draft.copy("train_input", "c4.tfds_name")
         draft.set("train_input.c4.path", settings["dataset_path"] or None, "dataset_path")
@@ -175,9 +163,10 @@ def _set_data(draft: Conversion) -> None:
             )
     else:
         draft.set("train_input", "SyntheticInput", "dataset_type")
-        draft.note_undecided(
-            f"The data: dataset_type={kind} is not supported; rows are synthetic until you set `train_input`."
-        )
+        if kind != "synthetic" and not settings["reuse_example_batch"]:
+            draft.note_undecided(
+                f"The data: dataset_type={kind} is not supported; rows are synthetic until you set `train_input`."
+            )
     draft.copy(_TRAIN, "random_seed")
     draft.copy("train_input", "input_random_seed")
     if settings.date < _PACKED_ROWS and kind != "synthetic":
@@ -198,7 +187,6 @@ def _set_preferences(draft: Conversion) -> None:
         draft.note_approximation(
             f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`."
         )
-    draft.note_approximation("use_dpo: MaxText ignores the end of the longer answer of a pair; pax uses both in full.")
     draft.note_undecided(
         "The data: set `train_input.files` to records with `chosen` and `rejected`, and the tokenizer. "
         "Start from the trained model, with `pax train --from`."
@@ -215,12 +203,12 @@ def _set_run(draft: Conversion, steps: int) -> None:
         draft.set("checkpoint.save_interval_steps", max(settings["checkpoint_period"], 1), "checkpoint_period")
     else:
         draft.set("checkpoint.save_interval_steps", steps, "enable_checkpointing")
-        draft.note_approximation("enable_checkpointing=false: pax saves once, at the end of the run.")
     draft.copy("checkpoint", "save_max_to_keep", "async_save")
     draft.set("task.name", settings["run_name"] or "maxtext", "run_name")
-    for key, why in tables.keys_without_field().items():
-        draft.drop(key, why)
     known = {key.strip() for row in draft.rows for key in row.maxtext.split(",")}
+    for key, why in tables.keys_without_field().items():
+        if key not in known:
+            draft.drop(key, why)
     reported = known | tables.silent_keys() | {dropped.key for dropped in settings.dropped}
     for key in list(settings.values):
         setting = settings.values[key]

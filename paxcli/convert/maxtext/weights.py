@@ -83,12 +83,10 @@ def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapp
         heads, kv_heads = config.task.model.num_heads, config.task.model.num_kv_heads or config.task.model.num_heads
         layout = dataclasses.replace(layout, fused_heads=(heads, kv_heads, kv_heads))
     differences = _differences(config, layout)
+    names = (block, *tables.with_other_norm_names(block))  # a recipe does not tell these apart
     layouts = [
         dataclasses.replace(layout, block=name, scan_axis=axis)
-        for name in (
-            block,
-            *tables.with_other_norm_names(block),
-        )  # a recipe does not tell blocks apart that differ in names only
+        for name in names
         for axis in (dict.fromkeys((layout.scan_axis, 0)) if layout.scanned else (layout.scan_axis,))
     ]
     every = [layout_of(one, params, differences) for one in layouts]

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume, Tokens
 from paxcli.errors import ConfigError
-from paxcli.layers.attention.backend import HEADS, Demand
+from paxcli.layers.attention.backend import HEADS, Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
@@ -60,12 +60,14 @@ class Attention(CachedLayer):
       logit_cap: `cap * tanh(logit / cap)` before masking (soft cap); None = off.
       causal: Whether a position sees only itself and earlier ones.
       window: Sliding window: number of positions seen, the query's own included (Beltagy et al., 2020); None = all.
+      chunked: Whether `window` is the size of chunks instead: segments are divided into chunks of so many positions,
+        and a position sees its own chunk only (chunked attention, Llama 4).
       segmented: Whether a position sees only its own segment (packed document). False: also the documents before it in
         its row, as GPT-2 was trained; requires `causal`, and saves kernels the mask.
       bidirectional_prefix: Whether positions also see the prefix of their segment where it is ahead (prefix-LM: Raffel
         et al., 2020; Pax: `LMModelType.PREFIX`). Tokens of the prefix have negative segment ids. Runs on `xla`.
       relative_bias: Template of a learned bias by distance, such as `RelativeBias.partial()`; None = off.
-      rotary: Template of RoPE for queries and keys, such as `Rotary.partial()`; None = off.
+      rotary: Template of RoPE for queries and keys, such as `Rotary.partial()`; None = off (NoPE).
       kernel: Backend in training and evaluation: `splash` (TPU), `cudnn` (GPU), or plain `xla`; `auto` uses the kernel
         of the mesh's devices where it can serve, else `xla`, and logs which. Decoding runs on `xla`.
       precision: `fp8` computes the projections in 8 bits in training; None = in the dtype of the activations.
@@ -74,6 +76,9 @@ class Attention(CachedLayer):
         in the statistics of optimizers (Pax: `combine_qkv`). They are separate parameters all the same.
       sinks: Whether each head has a learned logit of a key without value, so that it can attend to nothing (attention
         sinks: Xiao et al., 2023). On GPUs and CPUs this saves the logits of each head, [T, T], for the backward pass.
+      temperature_growth: Queries are multiplied by `1 + growth * ln(1 + floor((position + 1) / temperature_length))`,
+        so that attention stays sharp in long rows (Nakanishi, 2025; Llama 4 without RoPE); None = off.
+      temperature_length: Positions between two steps of this factor.
     """
 
     model_dims: PositiveInt
@@ -99,6 +104,9 @@ class Attention(CachedLayer):
     combine_qkv: bool = True
     bidirectional_prefix: bool = False
     sinks: bool = False
+    chunked: bool = False
+    temperature_growth: PositiveFloat | None = None
+    temperature_length: Tokens = 8192
 
     def setup(self) -> None:
         if self.window is not None and not self.causal:
@@ -106,6 +114,8 @@ class Attention(CachedLayer):
             raise ConfigError(f"window={self.window}: a sliding window requires causal attention.", hint)
         if self.bidirectional_prefix and not (self.causal and self.segmented and self.window is None):
             raise ConfigError("bidirectional_prefix=true requires `causal` and `segmented`, and no `window`.")
+        if self.chunked and (self.window is None or not self.segmented):
+            raise ConfigError("chunked=true requires `window`, the size of chunks, and `segmented`.")
         if not (self.segmented or self.causal):
             raise ConfigError(
                 "segmented=false: attention that is not causal would also see the padding of its row.",
@@ -144,13 +154,17 @@ class Attention(CachedLayer):
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
         """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         query, key, value = self._queries(x), *self._keys_and_values(x)
+        chunk = self.window if self.chunked else None
         if self.rotary is not None:
             query, key = self.rotate(query, segment_pos), self.rotate(key, segment_pos)
+        if self.temperature_growth is not None:
+            steps = jnp.log1p((segment_pos + 1) // self.temperature_length)
+            query = (query * (1 + self.temperature_growth * steps)[:, None, :, None]).astype(query.dtype)
         query, key, value = map(shard_heads, ("query", "key", "value"), (query, key, value))
         if cache is not None:
             cache = KVCache(*(write_at(*both, segment_pos[:, 0]) for both in zip(cache, (key, value), strict=True)))
             distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
-            visible = is_visible(distance, self.window)
+            visible = is_visible(distance, self.window if chunk is None else (segment_pos % chunk + 1)[..., None])
             if self.bidirectional_prefix:
                 in_prefix = jnp.arange(cache.key.shape[2]) < jnp.sum(segment_ids < 0, axis=1)[:, None]
                 visible = visible | in_prefix[:, None]
@@ -164,12 +178,16 @@ class Attention(CachedLayer):
             context = dot_product_attention(query, key, value, visible, self.logit_cap, bias, self.sink_logits)
             return self._project_output(context), None
         demanded = self.named_fields("causal", "logit_cap", "window", "sinks")
+        if chunk is not None and x.shape[1] <= chunk:
+            demanded["window"] = None
         demand = Demand.of(query, value, biased=self.relative_bias is not None, **demanded)
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
-        bias = self._bias(distances(x.shape[1])) if demand.biased else None
         segments = segment_ids if self.segmented else None
-        context = backend.attend(query, key, value, segments, bias, demand, self.sink_logits)
+        if chunk is not None and x.shape[1] > chunk:  # chunks are segments of their own
+            segments = segment_ids * (x.shape[1] // chunk + 1) + segment_pos // chunk
+        bias = self._bias(distances(x.shape[1]))
+        context = backend.attend(Operands(query, key, value, segments, bias, self.sink_logits), demand)
         return self._project_output(context, is_named=backend.names_context), None
 
     @property
@@ -179,7 +197,7 @@ class Attention(CachedLayer):
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
-        tokens, pairs = batch * length, batch * visible_pairs(length, self.causal, self.window)
+        tokens, pairs = batch * length, batch * visible_pairs(length, self.causal, self.window, self.chunked)
         return self._projection_flops(tokens, tokens) + self._pair_flops(pairs)
 
     @nn.nowrap

@@ -39,7 +39,20 @@ class Rotary(Layer):
         if self.scaling is not None:
             frequencies, factor = self.scaling(frequencies)
         angles = positions[:, None, :, None].astype(jnp.float32) * frequencies  # [B, 1, T, R/2]
-        sin, cos = factor * jnp.sin(angles), factor * jnp.cos(angles)
+        sin, cos = factor * jax.lax.platform_dependent(angles, cpu=_in_a_loop, default=_sine_and_cosine)
         first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
         rotated = [first * cos - second * sin, second * cos + first * sin, rest]
         return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def _sine_and_cosine(angles: Float[jax.Array, "B 1 T R"]) -> Float[jax.Array, "2 B 1 T R"]:
+    return jnp.stack([jnp.sin(angles), jnp.cos(angles)])
+
+
+def _in_a_loop(angles: Float[jax.Array, "B 1 T R"]) -> Float[jax.Array, "2 B 1 T R"]:
+    """As `_sine_and_cosine`, once a step: otherwise XLA computes both again in every fusion that reads them.
+
+    On a CPU that took a seventh of a training step. XLA fuses no loops, and merges equal ones of several layers. GPUs
+    and TPUs compute them again at almost no cost.
+    """
+    return jax.lax.map(lambda index: jax.lax.switch(index, (jnp.sin, jnp.cos), angles), jnp.arange(2))

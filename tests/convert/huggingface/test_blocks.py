@@ -45,7 +45,7 @@ def case(family: str, scan: bool = True) -> tuple[LanguageModel, dict, jax.Array
     """A model, transformers' parameters in it, and the ids."""
     config = config_of(CONFIGS[family])
     config.stack.scan = scan
-    layout = huggingface_layout(family, config, shapes_of(config))
+    layout = huggingface_layout(CONFIGS[family]["model_type"], config, shapes_of(config))
     params = dict(to_pax(layout, tensors_of(family)))
     for name, x in from_pax(layout, params):
         np.testing.assert_array_equal(x, tensors_of(family)[name])
@@ -62,7 +62,9 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "family", ["deepseek_v3", *(pytest.param(name, marks=SLOW) for name in ("deepseek_v2", "qwen2_moe", "gpt_oss"))]
+    "family",
+    ["deepseek_v3", "llama4_text_alternating"]
+    + [pytest.param(name, marks=SLOW) for name in ("deepseek_v2", "qwen2_moe", "gpt_oss", "llama4_text")],
 )
 def test_the_gradient_is_that_of_transformers(family: str):
     model, params, ids = case(family)
@@ -75,7 +77,11 @@ def test_the_gradient_is_that_of_transformers(family: str):
         assert np.abs(x).max() > 0, name
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", *(pytest.param(name, marks=SLOW) for name in ("olmo3", "gpt_oss"))])
+@pytest.mark.parametrize(
+    "family",
+    ["deepseek_v3", "llama4_text"]
+    + [pytest.param(name, marks=SLOW) for name in ("olmo3", "gpt_oss", "llama4_text_alternating")],
+)
 def test_decoding_is_the_full_pass(family: str):
     model, params, ids = case(family)
     extend = jax.jit(lambda ids, cache, start: logits_of(model, params, ids, cache, start))
@@ -135,6 +141,24 @@ def test_models_have_as_many_parameters_as_published(kind: str, sizes: dict[str,
     config = config_of(found)
     count = sum(math.prod(x.shape) for x in shapes_of(config).values())
     assert count == deepseek_parameters(sizes, kind != "deepseek_v2") == pytest.approx(published, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("experts", "step", "published"), [pytest.param(16, 1, 107.77e9, marks=SLOW), (128, 2, 400.71e9)]
+)
+def test_llama_4_has_as_many_parameters_as_published(experts: int, step: int, published: float):
+    d, f, layers, vocabulary = 5120, 8192, 48, 202_048
+    found = {"model_type": "llama4_text", "vocab_size": vocabulary, "hidden_size": d, "intermediate_size": f}
+    found |= {"intermediate_size_mlp": 2 * f, "num_hidden_layers": layers, "num_attention_heads": 40}
+    found |= {"num_key_value_heads": 8, "max_position_embeddings": 4096, "num_local_experts": experts}
+    config = config_of(found | {"interleave_moe_layer_step": step})
+    assert [block.attention.rotary is None for block in config.stack.turns] == [False, False, False, True]
+    count = sum(math.prod(x.shape) for x in shapes_of(config).values())
+    attention = d * 128 * 2 * (40 + 8)
+    sparse = d * experts + (experts + 1) * 3 * d * f
+    feed_forward = layers // step * sparse + (layers - layers // step) * 3 * d * 2 * f
+    assert count == 2 * vocabulary * d + d + layers * (attention + 2 * d) + feed_forward
+    assert count == pytest.approx(published, rel=1e-3)
 
 
 def test_a_gpt_oss_of_20b_has_as_many_parameters_as_published():

@@ -192,7 +192,7 @@ def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "llama4_text", "architectures": ["Llama4ForCausalLM"]}, "Llama4ForCausalLM: it lacks layers"),
+        ({"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}, "Qwen3NextForCausalLM: it lacks gat"),
         ({"model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func='softmax' is not supported in deeps"),
         ({"model_type": "gpt_oss", "attention_bias": False}, "attention_bias=False is not supported in gpt_oss"),
         (

@@ -110,6 +110,21 @@ def test_flops_are_those_that_maxtext_prints(model, batch, length, weights, atte
     assert round(flops(settings).total, 2) == before
 
 
+@pytest.mark.parametrize(
+    ("model", "batch", "length", "weights", "attention", "total"),
+    [
+        ("deepseek2-16b", 24, 2048, 722.92, 41.75, 764.67),  # the total is in MaxText's documentation
+        ("deepseek3-671b", 4, 4096, 3600.34, 503.03, 4103.37),
+        ("kimi-k2-1t", 1, 8192, 1557.43, 251.51, 1808.95),
+        ("gpt-oss-20b", 8, 4096, 709.19, 42.02, 751.21),
+        ("envy-switch-base", 16, 2048, 99.42, 7.42, 106.84),  # counted as if all layers had experts
+    ],
+)
+def test_flops_of_mixtures_are_those_of_maxtexts_own_function(model, batch, length, weights, attention, total) -> None:
+    counted = flops(of("2026-08-22", model_name=model, per_device_batch_size=batch, max_target_length=length))
+    assert [round(x, 2) for x in (counted.weights, counted.attention, counted.total)] == [weights, attention, total]
+
+
 def test_the_formulas_of_22b() -> None:
     keys = dict(scale=3, per_device_batch_size=16)
     assert round(flops(of("2023-03-08", **keys)).total) == 2157 and flops(of("2023-03-08", **keys)).attention == 0
@@ -142,7 +157,7 @@ def test_old_names_duplicates_unknown_keys_and_values() -> None:
     assert settings["base_num_query_heads"] == settings["base_num_kv_heads"] == 4
     assert settings["profiler"] == "xplane" and settings["run_name"] == "b" and settings["steps"] == 7
     assert [(d.key, d.line) for d in settings.dropped] == [("stepz", 3), ("gcs_metrics", 5)]
-    assert "steps" in settings.dropped[0].reason and len(settings.warnings) == 4
+    assert "steps" in settings.dropped[0].why and len(settings.warnings) == 4
     with pytest.raises(ConfigError, match="Line 1: steps=ten is not an integer"):
         of("2025-01-01", steps="ten")
     assert of("2025-01-01", steps="150_001", learning_rate="3.e-5", quantization="")["steps"] == 150_001

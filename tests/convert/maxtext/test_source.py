@@ -72,7 +72,10 @@ def test_a_base_config_at_hand_gives_its_values(tmp_path: pathlib.Path) -> None:
     [
         ("python3 -m maxtext.trainers.post_train.rl.train_rl rl.yml model_name=llama2-7b", "reinforcement learning"),
         ("python3 src/MaxText/rl/train_rl.py rl.yml model_name=llama2-7b", "reinforcement learning"),
-        ("python3 -m MaxText.train base.yml model_name=llama2-7b use_sft=true", "use_sft=true trains with supervised"),
+        (
+            "python3 -m MaxText.train base.yml model_name=llama2-7b use_sft=true",
+            "use_sft=True of model llama2-7b: pax lacks supervised",
+        ),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b use_dpo=true dpo.algo=orpo", "dpo_algo=orpo"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b per_device_batch_size=0.5", "--topology"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b dcn_fsdp_parallelism=-1", "--slices"),
@@ -93,6 +96,15 @@ def test_an_unknown_device_of_a_wrapper_is_a_question(tmp_path: pathlib.Path) ->
     )
     converted = convert(read_file(tmp_path / "run.sh").launches[0], "run.sh")
     assert any("h100-80gb-8" in text and "--topology" in text for text in converted.settings.undecided)
+
+
+def test_a_batch_that_only_a_shell_can_compute_is_a_question(tmp_path: pathlib.Path) -> None:
+    """Also where quotes around it, in the string of a command, make it a text."""
+    train = 'python3 MaxText/train.py base.yml model_name=gpt3-52k steps=5 per_device_batch_size=\\"\\${B}\\"'
+    lines = [': "${B:=$(( 512 / DEVICES ))}"', f"xpk workload create --command \"export B='${{B}}'; {train}\""]
+    (tmp_path / "run.sh").write_text("\n".join(lines))
+    converted = convert(read_file(tmp_path / "run.sh").launches[0], "run.sh")
+    assert any("per_device_batch_size needs `$(( 512 / DEVICES ))`" in text for text in converted.settings.undecided)
 
 
 def test_a_report_begins_with_what_is_not_exact_and_is_narrow(tmp_path: pathlib.Path) -> None:

@@ -108,7 +108,14 @@ def test_logit_cap_and_bias_against_numpy():
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"window": 3}, {"relative_bias": functools.partial(RelativeBias)}, {"value_dims_per_head": 5}]
+    "fields",
+    [
+        {},
+        {"window": 3},
+        {"window": 3, "chunked": True, "temperature_growth": 0.5, "temperature_length": 2},
+        {"relative_bias": functools.partial(RelativeBias)},
+        {"value_dims_per_head": 5},
+    ],
 )
 def test_packed_equals_separate(fields):
     layer, variables = _layer(**fields)
@@ -129,6 +136,7 @@ def test_packed_equals_separate(fields):
     [
         {},
         {"num_kv_heads": 2, "window": 4},
+        {"num_kv_heads": 2, "window": 5, "chunked": True, "temperature_growth": 0.5, "temperature_length": 2},
         {"num_kv_heads": 2, "value_dims_per_head": 10, "rotary": functools.partial(Rotary)},
         {"num_kv_heads": 2, "relative_bias": functools.partial(RelativeBias, num_buckets=6, max_distance=9)},
         {"rotary": functools.partial(Rotary), "per_dim_scale": True, "qk_norm": functools.partial(RmsNorm)},
@@ -161,6 +169,40 @@ def test_per_dim_scale_starts_as_the_fixed_scale():
         plain.apply(theirs, x, ones, _positions(B, T))[0],
         **FLOAT32,
     )
+
+
+@pytest.mark.parametrize("window", [1, 5, T])
+def test_chunks_are_rows_of_their_own(window):
+    layer, variables = _layer(window=window, chunked=True)
+    x, ones = _normal(7, B, T, D), jnp.ones((B, T), jnp.int32)
+    found, _ = layer.apply(variables, x, ones, _positions(B, T))
+    for start in range(0, T, window):
+        part = x[:, start : start + window]
+        one = ones[:, : part.shape[1]]
+        alone, _ = layer.clone(window=None, chunked=False).apply(variables, part, one, one)
+        np.testing.assert_allclose(found[:, start : start + window], alone, **FLOAT32)
+    if window == 5:  # it sees less than a sliding window does
+        sliding, _ = layer.clone(chunked=False).apply(variables, x, ones, _positions(B, T))
+        assert np.abs(found - sliding).max() > 1e-2
+
+
+def test_temperature_by_the_formula():
+    layer, variables = _layer(temperature_growth=0.3, temperature_length=4)
+    x, at = _normal(7, B, 1, D), jnp.array([[2], [11]])
+    cache = layer.init_cache(B, T, jnp.float32)._replace(key=_normal(8, B, N, T, H), value=_normal(9, B, N, T, H))
+    found, _ = layer.apply(variables, x, jnp.ones_like(at), at, cache)
+    # Position 2 is before the first step, position 11 at the third one.
+    for row, factor in enumerate((1.0, 1 + 0.3 * np.log(1 + 3))):
+        query = {**variables["params"], "query": variables["params"]["query"] * factor}
+        plain = layer.clone(temperature_growth=None)
+        expected, _ = plain.apply({"params": query}, x, jnp.ones_like(at), at, cache)
+        np.testing.assert_allclose(found[row], expected[row], **FLOAT32)
+
+
+@pytest.mark.parametrize("fields", [{}, {"window": 3, "segmented": False}], ids=str)
+def test_chunks_without_a_size_or_segments_are_refused(fields):
+    with pytest.raises(ConfigError, match="chunked=true requires"):
+        _layer(chunked=True, **fields)
 
 
 def test_a_window_without_order_is_refused():

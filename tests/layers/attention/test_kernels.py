@@ -169,6 +169,16 @@ def test_cudnn_gets_what_it_takes(monkeypatch, segmented):
     assert '"sliding_window_length": 100' in text.replace("\\22", '"')
 
 
+def test_a_kernel_computes_chunks(monkeypatch):
+    attention = Attention(model_dims=8, num_heads=2, dims_per_head=4, window=48, chunked=True)
+    x, ids = jax.random.normal(jax.random.key(0), (1, 128, 8)), jnp.where(jnp.arange(128) < 70, 1, 2)[None]
+    positions = jnp.where(ids == 1, jnp.arange(128), jnp.arange(128) - 70)
+    params = attention.init(jax.random.key(0), x, ids, positions)
+    expected, _ = attention.apply(params, x, ids, positions)
+    monkeypatch.setattr(attention_module, "choose_on_mesh", lambda *_: SplashAttention(interpret=True))
+    np.testing.assert_allclose(attention.apply(params, x, ids, positions)[0], expected, **FLOAT32)
+
+
 def test_segments_can_be_ignored():
     """The whole row is seen, as by attention to one segment."""
     attention = Attention(model_dims=8, num_heads=2, dims_per_head=4, segmented=False)
