@@ -39,6 +39,7 @@ def test_a_notebook_runs(path: pathlib.Path, tmp_path: pathlib.Path) -> None:
 def test_the_page_of_a_notebook_is_current(path: pathlib.Path) -> None:
     cells = jupytext.read(path).cells
     page = notebooks.page_path(path).read_text()
+    assert "jupytext" not in page  # the header of the notebook
     code = re.findall(r"^```python\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
     assert [text for cell in cells if cell.cell_type == "code" and (text := cell.source) not in code] == []
     assert [cell.source for cell in cells if cell.cell_type == "markdown" and cell.source not in page] == []

@@ -8,13 +8,13 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
-
+# ---
 
 # %% [markdown]
-# # Predict a TPU step and find a faster one
+# # Predict a TPU step and find the fastest mesh
 #
-# The TPU compiler runs without a TPU: on Linux for x86-64, with `pip install 'jax[tpu]'`. It says whether a step fits in
-# memory, and pax predicts from its estimates how long the step takes. [Compiling ahead of time](../compile.md) describes how.
+# The TPU compiler runs without a TPU: on Linux for x86-64, with `pip install 'jax[tpu]'`. It reports whether a step fits
+# in memory, and pax predicts from its estimates how long the step takes. [Compiling ahead of time](../compile.md) describes how.
 # The model here is very small, so that each compilation takes seconds.
 
 # %%
@@ -35,7 +35,7 @@ for name in ("fits", "hbm_needed_bytes", "hbm_available_bytes", "predicted_step_
     print(f"{name:<24}{copies[name]}")
 
 # %% [markdown]
-# The chips add up their gradients. `shares` says what the time of the step goes to, and how much of the communication is
+# The chips add up their gradients. `shares` divides the time of the step by kind of work, and how much of the communication is
 # exposed: not hidden behind other work.
 
 # %%
@@ -43,10 +43,10 @@ print(copies["collectives"])
 copies["shares"]
 
 # %% [markdown]
-# ## A faster one
+# ## The fastest mesh
 #
-# The same chips can shard the parameters (`fsdp`) or the matmuls (`tensor`) instead. Which is faster depends on the model and
-# the batch. The compiler knows:
+# The same chips can shard the parameters (`fsdp`) or the matmuls (`tensor`) instead. Which is fastest depends on the model and
+# the batch:
 
 # %%
 reports = {"data": copies}
@@ -60,5 +60,5 @@ for axis, report in sorted(reports.items(), key=lambda item: item[1]["predicted_
     )
 
 # %% [markdown]
-# `pax compile RECIPE --topology v5e-4 --search` goes on from here: it compiles meshes, remat policies and batch sizes one
+# `pax compile RECIPE --topology v5e-4 --search` continues from here: it compiles meshes, remat policies and batch sizes one
 # after the other, and ranks them by predicted tokens per second.
