@@ -8,7 +8,7 @@
 #     display_name: Python 3
 #     language: python
 #     name: python3
-
+# ---
 
 # %% [markdown]
 # # Profile a step and read it
