@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.layers.attention.backend import Demand
+from paxcli.layers.attention.backend import Demand, Operands
 from paxcli.layers.attention.splash import SplashAttention
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import merge_rules
@@ -21,7 +21,7 @@ backend = SplashAttention(interpret=True)
 
 
 def attend(query, key, value, ids):
-    return backend.attend(query, key, value, ids, None, Demand.of(query, value))
+    return backend.attend(Operands(query, key, value, ids), Demand.of(query, value))
 
 
 query, key, value = (

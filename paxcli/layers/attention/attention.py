@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 
 from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume, Tokens
 from paxcli.errors import ConfigError
-from paxcli.layers.attention.backend import HEADS, Demand
+from paxcli.layers.attention.backend import HEADS, Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
@@ -183,11 +183,11 @@ class Attention(CachedLayer):
         demand = Demand.of(query, value, biased=self.relative_bias is not None, **demanded)
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
-        bias = self._bias(distances(x.shape[1])) if demand.biased else None
         segments = segment_ids if self.segmented else None
         if chunk is not None and x.shape[1] > chunk:  # chunks are segments of their own
             segments = segment_ids * (x.shape[1] // chunk + 1) + segment_pos // chunk
-        context = backend.attend(query, key, value, segments, bias, demand, self.sink_logits)
+        bias = self._bias(distances(x.shape[1]))
+        context = backend.attend(Operands(query, key, value, segments, bias, self.sink_logits), demand)
         return self._project_output(context, is_named=backend.names_context), None
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,26 @@ class Demand:
         )
 
 
+class Operands(NamedTuple):
+    """The arrays of one attention.
+
+    Attributes:
+      query: Scaled queries.
+      key: Keys; query head n reads key/value head n // (N / K) (GQA).
+      value: Values, likewise.
+      segment_ids: Positions see their own segment only; None = the whole row.
+      bias: Added to the logits.
+      sinks: One more logit of each head in its softmax.
+    """
+
+    query: Float[jax.Array, "B N T H"]
+    key: Float[jax.Array, "B K T H"]
+    value: Float[jax.Array, "B K T Hv"]
+    segment_ids: Int[jax.Array, "B T"] | None
+    bias: Float[jax.Array, "N T T"] | None = None
+    sinks: Float[jax.Array, " N"] | None = None
+
+
 class AttentionBackend(abc.ABC):
     """One implementation of attention, registered by name in `kernels.py`.
 
@@ -82,27 +102,8 @@ class AttentionBackend(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def attend(
-        self,
-        query: Float[jax.Array, "B N T H"],
-        key: Float[jax.Array, "B K T H"],
-        value: Float[jax.Array, "B K T Hv"],
-        segment_ids: Int[jax.Array, "B T"] | None,
-        bias: Float[jax.Array, "N T T"] | None,
-        demand: Demand,
-        sinks: Float[jax.Array, " N"] | None = None,
-    ) -> Float[jax.Array, "B N T Hv"]:
-        """Attention of scaled queries in training and evaluation, with a float32 softmax.
-
-        Args:
-          query: Scaled queries.
-          key: Keys; query head n reads key/value head n // (N / K) (GQA).
-          value: Values, likewise.
-          segment_ids: Positions see their own segment only; None = the whole row.
-          bias: Added to the logits.
-          demand: The fields of the attention layer, and the sizes of these arrays.
-          sinks: One more logit of each head in its softmax.
-        """
+    def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
+        """Attention in training and evaluation, with a float32 softmax; the demand has the sizes of the operands."""
 
 
 class FusedKernel(AttentionBackend):
@@ -122,16 +123,8 @@ class FusedKernel(AttentionBackend):
         """`(query, key, value, segment_ids, sinks) -> context` on one device."""
 
     @jax.named_scope(ATTENTION_CORE)
-    def attend(
-        self,
-        query: Float[jax.Array, "B N T H"],
-        key: Float[jax.Array, "B K T H"],
-        value: Float[jax.Array, "B K T Hv"],
-        segment_ids: Int[jax.Array, "B T"] | None,
-        bias: Float[jax.Array, "N T T"] | None,
-        demand: Demand,
-        sinks: Float[jax.Array, " N"] | None = None,
-    ) -> Float[jax.Array, "B N T Hv"]:
+    def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
+        query, key, value, segment_ids, _, sinks = operands
         kernel, sharded = self.kernel(demand), layout(query.shape, *HEADS)
         if sharded is None:
             return kernel(query, key, value, segment_ids, sinks)

@@ -14,7 +14,7 @@ from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import project_output, shard_heads, write_at
-from paxcli.layers.attention.backend import Demand
+from paxcli.layers.attention.backend import Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import dot_product_attention, is_visible
@@ -114,7 +114,7 @@ class LatentAttention(CachedLayer):
         demand = Demand.of(query, value)
         # Initialization runs on one short row, for shapes only.
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
-        context = backend.attend(query, key, value, segment_ids if self.segmented else None, None, demand)
+        context = backend.attend(Operands(query, key, value, segment_ids if self.segmented else None), demand)
         return project_output(jnp.einsum, context, self.post, None, backend.names_context), None
 
     @nn.nowrap

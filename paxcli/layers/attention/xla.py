@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from paxcli.layers.activations import soft_cap
-from paxcli.layers.attention.backend import AttentionBackend, Demand
+from paxcli.layers.attention.backend import AttentionBackend, Demand, Operands
 from paxcli.layers.attention.causal import causal_attention
 from paxcli.layers.scopes import ATTENTION_CORE
 
@@ -45,16 +45,8 @@ class XlaAttention(AttentionBackend):
 
     name = "xla"
 
-    def attend(
-        self,
-        query: Float[jax.Array, "B N T H"],
-        key: Float[jax.Array, "B K T H"],
-        value: Float[jax.Array, "B K T Hv"],
-        segment_ids: Int[jax.Array, "B T"] | None,
-        bias: Float[jax.Array, "N T T"] | None,
-        demand: Demand,
-        sinks: Float[jax.Array, " N"] | None = None,
-    ) -> Float[jax.Array, "B N T Hv"]:
+    def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
+        query, key, value, segment_ids, bias, sinks = operands
         batch, heads, length, _ = query.shape
         if segment_ids is None:
             segment_ids = jnp.ones((batch, length), jnp.int32)

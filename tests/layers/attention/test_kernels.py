@@ -109,9 +109,9 @@ class MeanAttention(AttentionBackend):
 
     name = "mean"
 
-    def attend(self, query, key, value, segment_ids, bias, demand, sinks=None):
-        mean = jnp.mean(value, axis=(1, 2), keepdims=True)
-        return jnp.broadcast_to(mean, (*query.shape[:3], value.shape[3]))
+    def attend(self, operands, demand):
+        mean = jnp.mean(operands.value, axis=(1, 2), keepdims=True)
+        return jnp.broadcast_to(mean, (*operands.query.shape[:3], operands.value.shape[3]))
 
 
 def test_another_backend_is_one_class(monkeypatch):
