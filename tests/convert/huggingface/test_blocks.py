@@ -70,9 +70,10 @@ def test_the_gradient_is_that_of_transformers(family: str):
     model, params, ids = case(family)
     gradient = jax.jit(jax.grad(lambda p: jnp.sum(jnp.sin(logits_of(model, p, ids)[0]))))(params)
     expected = arrays_of(family)["out/table_gradient"]
+    largest = np.abs(expected).max()  # the sum over all logits, whose rounding adds up
+    assert largest > 1
     # PyTorch has none for id 0, which the configurations call padding.
-    np.testing.assert_allclose(gradient["embedding"]["table"][1:], expected[1:], **LOGITS)
-    assert np.abs(expected).max() > 1
+    np.testing.assert_allclose(gradient["embedding"]["table"][1:] / largest, expected[1:] / largest, **LOGITS)
     for name, x in named_leaves(gradient).items():
         assert np.abs(x).max() > 0, name
 
