@@ -111,7 +111,8 @@ def test_a_bucket_that_fails_a_fifth_of_all_requests(tmp_path, bucket, counts):
     assert code == 0, report
     bucket.failing = 0.0
     sound, flaky = _losses(tmp_path, bucket, "sound"), _losses(tmp_path, bucket, "flaky")
-    assert (sound.pop(-1), flaky.pop(-1) > 0) == (0, True)
+    assert sound.pop(-1) == 0
+    flaky.pop(-1)  # any number: gcsfs and TensorStore repeat most requests themselves
     assert flaky == sound and bucket.failed > 10
     counts.add("bucket that fails 20 % of the requests", "run equal")
 
