@@ -13,13 +13,15 @@ from typing import Any
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _GRACE_SECONDS = 5.0  # for clean-up; also when a library does not return
+_OWN_PACKAGES = {"__main__", "paxcli", "typer", "click"} | sys.stdlib_module_names
 
 
 class Interrupts:
     """Handles the signals of one process.
 
-    The first raises KeyboardInterrupt in the main thread. If the process still runs after some seconds, it ends without
-    clean-up, as after a second signal.
+    The first raises KeyboardInterrupt in the main thread, where pax or Python's own library runs. Inside another
+    library, which may have called Python from C++ and crash at an exception, it ends the process at once, without
+    clean-up. So do a second signal, and some seconds without an end.
     """
 
     def __init__(self) -> None:
@@ -50,10 +52,12 @@ class Interrupts:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.exit_code is not None:
             os._exit(128 + number)
         self.exit_code = 128 + number
+        if _in_another_library(frame):
+            self._force_exit()
         timer = threading.Timer(_GRACE_SECONDS, self._force_exit)
         timer.daemon = True
         timer.start()
@@ -70,6 +74,14 @@ class Interrupts:
             self._report(self.exit_code or 1)
         finally:
             os._exit(self.exit_code or 1)
+
+
+def _in_another_library(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OWN_PACKAGES:
+            return True
+        frame = frame.f_back
+    return False
 
 
 interrupts = Interrupts()

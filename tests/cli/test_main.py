@@ -142,6 +142,27 @@ time.sleep(60)
     assert (done.returncode, done.stdout, done.stderr) == (143, "reported 143, at once: True\n", "")
 
 
+def test_a_signal_raises_nothing_inside_another_library(tmp_path):
+    """C++ that calls Python may crash at an exception that it does not expect."""
+    (tmp_path / "library.py").write_text(
+        "def call(function):\n"
+        "    try:\n        function()\n"
+        "    except BaseException as error:\n        print('raised', repr(error), flush=True)\n"
+    )
+    code = """
+import os, signal, library
+from paxcli.cli.interrupts import interrupts
+
+interrupts.install(lambda code: print(f"reported {code}", flush=True))
+interrupts.release()
+library.call(lambda: os.kill(os.getpid(), signal.SIGTERM))
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), *sys.path))}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "reported 143\n", "")
+
+
 def test_jax_has_its_defaults_before_any_verb_loads_it(tmp_path: pathlib.Path) -> None:
     code = """
 import os, sys
