@@ -3,8 +3,8 @@
     python benchmarks/maxtext_defaults.py CLONE [--keys steps remat_policy …]
 
 Reads base.yml in every commit of the main branch that changed it. `differences` are keys whose value in
-`paxcli/convert/maxtext/data/defaults.yaml` differs, with the first day of each; `--keys` prints the days of each value
-of these keys, in that file's form, to add a key or a year.
+`paxcli/convert/maxtext/data/keys.yaml` differs, with the first day of each; `--keys` prints the days of each value
+of these keys, in the form of its `defaults`, to add a key or a year.
 """
 
 from __future__ import annotations

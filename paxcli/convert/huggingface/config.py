@@ -116,6 +116,7 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         blocks, kinds = [*blocks, "stack.first"], [*kinds, (None, False)]
         values |= {"stack.first": "TransformerBlock", "stack.num_first": first}
     values["stack.remat_policy"] = "nothing"
+    dense = {"": "FeedForward", ".activation": "gelu" if gemma else "silu", ".gated": True, ".use_bias": False}
     for block, (window, is_sparse) in zip(blocks, kinds, strict=True):
         values |= {f"{block}.norm{field}": value for field, value in norm.items()}
         values |= {f"{block}.{field}": value for field, value in family.of_block.items()}
@@ -123,10 +124,7 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         rotary = _rotary(traits, c, is_local=window is not None)
         attention |= {f".rotary{field}": value for field, value in rotary.items()}
         values |= {f"{block}.attention{field}": value for field, value in attention.items()}
-        feed_forward = {"": "FeedForward", ".activation": "gelu" if gemma else "silu", ".gated": True}
-        feed_forward[".use_bias"] = False
-        if is_sparse:
-            feed_forward = _experts(kind, c)
+        feed_forward = _experts(family, c) if is_sparse else dense
         values |= {f"{block}.feed_forward{field}": value for field, value in feed_forward.items()}
     return values
 
@@ -223,8 +221,7 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     return values | {f".scaling.{field}": x if field in whole else float(x) for field, x in given.items()}
 
 
-def _experts(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
-    family = FAMILIES[kind]
+def _experts(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str, Any]:
     values = {"": "MoeFeedForward"} | {f".{field}": c[key] for key, field in family.experts.items()}
     values |= {f".{field}": value for field, value in family.of_experts.items()}
     if c.get("topk_method") == "greedy":

@@ -143,7 +143,6 @@ def write_safetensors(
         save_file(contiguous, directory / file, metadata={"format": "pt"})
     if count > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
-        content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map}
-        write_json(directory / INDEX, content)
+        write_json(directory / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
         files.append(INDEX)
     return files

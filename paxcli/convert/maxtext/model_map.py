@@ -29,6 +29,7 @@ def set_model(draft: Conversion) -> None:
     _set_pipeline(draft)
     _set_layers(draft)
     _set_norm(draft, f"{_MODEL}.final_norm")
+    _set_losses(draft)
     _note_differences(draft)
 
 
@@ -80,10 +81,8 @@ def _set_sizes(draft: Conversion) -> None:
     settings, s = draft.settings, sizes_of(draft.settings)
     draft.set(f"{_MODEL}.num_layers", s.layers, "base_num_decoder_layers", scaled=s.layers)
     draft.set(f"{_MODEL}.model_dims", s.emb, "base_emb_dim", scaled=s.emb)
-    if settings["num_experts"] > 1 and not num_dense(settings):
-        draft.set(f"{_MODEL}.hidden_dims", s.moe_mlp, "base_moe_mlp_dim", "base_mlp_dim", scaled=s.moe_mlp)
-    else:
-        draft.set(f"{_MODEL}.hidden_dims", s.mlp, "base_mlp_dim", scaled=s.mlp)
+    hidden, *keys = (s.mlp,) if num_dense(settings) else (s.moe_mlp, "base_moe_mlp_dim")
+    draft.set(f"{_MODEL}.hidden_dims", hidden, *keys, "base_mlp_dim", scaled=hidden)
     draft.set(f"{_MODEL}.num_heads", s.heads, "base_num_query_heads", scaled=s.heads)
     kv_heads = s.kv_heads if s.kv_heads != s.heads else None
     draft.set(f"{_MODEL}.num_kv_heads", kv_heads, "base_num_kv_heads", scaled=s.kv_heads)
@@ -92,6 +91,19 @@ def _set_sizes(draft: Conversion) -> None:
     draft.copy(_MODEL, "max_seq_len", "fprop_dtype")
     if settings["z_loss_multiplier"]:
         draft.copy(_MODEL, "z_loss_weight")
+
+
+def _set_losses(draft: Conversion) -> None:
+    """Sets multi-token prediction, and the weights of the losses beside that of the next token."""
+    settings, keys = draft.settings, {}
+    draft.copy(_MODEL, "mtp_num_layers")
+    if settings["num_experts"] > 1 and settings["load_balance_loss_weight"]:
+        keys["load_balance_loss"] = "load_balance_loss_weight"
+    if settings["mtp_num_layers"]:
+        keys["mtp_loss"] = "mtp_loss_scaling_factor"
+    if keys:
+        draft.set("task.loss_aggregator.loss_keys", ["loss", *keys], *keys.values())
+        draft.set("task.loss_aggregator.loss_weights", [1.0, *(settings[key] for key in keys.values())], *keys.values())
 
 
 def _set_tables(draft: Conversion) -> None:
@@ -242,10 +254,6 @@ def _set_feed_forward(draft: Conversion, path: str, has_experts: bool) -> None:
         draft.set(f"{path}.expert_dims", sizes_of(settings).moe_mlp, "base_moe_mlp_dim")
     if "experts" in facts:
         _set_router(draft, path, facts["experts"])
-    weight = settings["load_balance_loss_weight"]
-    if weight:
-        draft.set("task.loss_aggregator.loss_keys", ["loss", "load_balance_loss"], "load_balance_loss_weight")
-        draft.set("task.loss_aggregator.loss_weights", [1.0, weight], "load_balance_loss_weight")
     return None
 
 
@@ -272,7 +280,3 @@ def _note_differences(draft: Conversion) -> None:
         draft.note_approximation(
             f"decoder_block=deepseek: as since {_SCALED_QUERIES}; before, MaxText scaled queries otherwise."
         )
-    draft.note_approximation(
-        "Weights are initialized from normal distributions with MaxText's deviations; MaxText truncates MLP and head "
-        "weights at two deviations."
-    )

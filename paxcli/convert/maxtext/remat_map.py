@@ -12,8 +12,6 @@ from paxcli.errors import ConfigError
 
 _STACK = "task.model.stack"
 _CUSTOM = "custom"
-_KEYS = ("decoder_layer_input", "query_proj", "key_proj", "value_proj", "qkv_proj", "context", "out_proj")
-_KEYS += ("mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo")
 _INPUT = "layer_input"
 _ATTENTION = ("query", "key", "value")
 
@@ -42,7 +40,7 @@ def set_remat(draft: Conversion) -> None:
         draft.set(f"{_STACK}.offload", list(offload), *(waiting or ["remat_policy"]))
     if differs:
         draft.note_approximation(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
-    for key in _KEYS:
+    for key in {**_tensors(True, True), **_tensors(False, False), **_tensors(True, False)}.values():
         if key not in keys:
             draft.drop(key, "MaxText ignores it here")
 

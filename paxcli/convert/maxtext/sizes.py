@@ -11,6 +11,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.flops import visible_pairs
 
 _POWERS = datetime.date(2023, 7, 31)
+_COUNTS_FURTHER_TOKENS = datetime.date(2026, 4, 21)
 _HEADS_FIRST = datetime.date(2023, 9, 8)
 _TRAINING = 3  # Forward, and twice as much backward.
 
@@ -95,7 +96,9 @@ def parameters(settings: Settings) -> int:
     feed_forward = _feed_forwards(settings, s, dense, experts) + (s.layers - dense) * of_experts
     embeddings = s.vocab * s.emb * (1 if settings["logits_via_embedding"] else 2)
     embeddings += max(settings["trainable_position_size"], 0) * s.emb
-    return s.layers * layer + feed_forward + final_norm + embeddings
+    further = layer + _last_feed_forward(settings, s, experts) + (dense < s.layers) * of_experts
+    further = settings["mtp_num_layers"] * (further + 2 * s.emb * (s.emb + 1))
+    return s.layers * layer + feed_forward + final_norm + embeddings + further
 
 
 def _projections(settings: Settings, s: Sizes) -> int:
@@ -115,6 +118,11 @@ def _feed_forwards(settings: Settings, s: Sizes, dense: int, experts: int) -> in
         experts += settings["shared_experts"]
     with_experts = matrices * s.moe_mlp * experts + s.emb * settings["num_experts"]
     return dense * matrices * s.mlp + (s.layers - dense) * with_experts
+
+
+def _last_feed_forward(settings: Settings, s: Sizes, experts: int) -> int:
+    """The weights of the last layer's feed-forward."""
+    return _feed_forwards(settings, dataclasses.replace(s, layers=1), num_dense(settings) // s.layers, experts)
 
 
 def head_keys(settings: Settings) -> tuple[str, ...]:
@@ -182,21 +190,23 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
     tokens = batch * length
     counted_by, share, formula = settings["_flops"]
     value_dim = settings["v_head_dim"] if is_latent(settings) else s.head_dim
-    attention = 2 * tokens * length * s.heads * (s.head_dim + value_dim) * s.layers * _TRAINING * share
+    further = settings["mtp_num_layers"] if settings.date >= _COUNTS_FURTHER_TOKENS else 0
+    attention = 2 * tokens * length * s.heads * (s.head_dim + value_dim) * (s.layers + further) * _TRAINING * share
     if counted_by == "parameters":
         weights = 6 * parameters(settings) * tokens
     else:
-        weights = _TRAINING * _matmuls(settings, s, tokens)
+        weights = _TRAINING * _matmuls(settings, s, tokens, further)
         attention *= _window_fraction(settings, length) if share < 1 else 1
     return StepFlops(weights / 1e12, attention / 1e12, formula)
 
 
-def _matmuls(settings: Settings, s: Sizes, tokens: float) -> float:
+def _matmuls(settings: Settings, s: Sizes, tokens: float, further: int) -> float:
     """FLOPs of a forward pass. MaxText counts experts in all layers but `num_dense_first`, but for Llama 4."""
     has_first = settings["num_experts"] > 1 and settings["decoder_block"] != "llama4"
     dense = num_dense_first(settings) if has_first else num_dense(settings)
     feed_forward = _feed_forwards(settings, s, dense, settings["num_experts_per_tok"])
-    return 2 * tokens * (s.layers * _projections(settings, s) + feed_forward + s.emb * s.vocab)
+    feed_forward += further * _last_feed_forward(settings, s, settings["num_experts_per_tok"])
+    return 2 * tokens * ((s.layers + further) * _projections(settings, s) + feed_forward + s.emb * s.vocab)
 
 
 def _window_fraction(settings: Settings, length: int) -> float:

@@ -28,7 +28,7 @@ def python_recipe() -> str:
 
 def timelines() -> dict[str, dict[datetime.date, Any]]:
     """Key -> first day -> default value from that day on."""
-    return _read("defaults.yaml")
+    return _read("keys.yaml")["defaults"]
 
 
 def default(key: str, date: datetime.date) -> Any:
@@ -45,7 +45,7 @@ def value_on(date: datetime.date, value: Any) -> Any:
 
 def aliases() -> dict[str, dict[str, Any]]:
     """Former key -> `now`, `values`, `drop`, `first`, `last`."""
-    return _read("aliases.yaml")
+    return _read("keys.yaml")["aliases"]
 
 
 def blocks() -> dict[str, dict[str, Any]]:
@@ -126,6 +126,5 @@ def known_keys() -> set[str]:
     """Every key in the tables."""
     names = _read("keys.yaml")
     exact = {name for name in names["dropped"] if not name.endswith("*")}
-    return {*(k for k in timelines() if k[0] != "_"), *aliases(), *names["known"], *exact, *names["lives"]} - {
-        key for key in names["lives"] if "=" in key
-    }
+    every = {*timelines(), *aliases(), *names["known"], *exact, *names["lives"]}
+    return {key for key in every if key[0] != "_" and "=" not in key}

@@ -210,11 +210,8 @@ def _set_run(draft: Conversion, steps: int) -> None:
         if key not in known:
             draft.drop(key, why)
     reported = known | tables.silent_keys() | {dropped.key for dropped in settings.dropped}
-    for key in list(settings.values):
-        setting = settings.values[key]
-        if setting.origin in ("script", "environment") and key not in reported and not _is_reported(draft, key):
+    reported |= {text.partition("=")[0] for text in draft.approximated}
+    for key, setting in list(settings.values.items()):
+        is_set = setting.origin in ("script", "environment") and setting.value not in ("", [], False, -1, 1, 0)
+        if is_set and key not in reported:
             draft.drop(key, "has no equivalent in this recipe")
-
-
-def _is_reported(draft: Conversion, key: str) -> bool:
-    return any(text.startswith(key) for text in draft.approximated) or draft.settings[key] in ("", [], False, -1, 1, 0)

@@ -256,6 +256,12 @@ def test_what_pax_lacks_is_refused(keys: dict[str, object], said: str) -> None:
         | {"quantization": "fp8", "mu_dtype": "bfloat16", "z_loss_multiplier": 1e-4}
         | {"gradient_clipping_threshold": 0, "steps": 12345, "warmup_steps_fraction": 0.03, "max_target_length": 512},
         {"remat_policy": "qkv_proj_offloaded", "dataset_type": "synthetic"},
+        {
+            "model_name": "mixtral-8x7b",
+            "dataset_type": "synthetic",
+            "mtp_num_layers": 1,
+            "load_balance_loss_weight": 0.02,
+        },
         {"remat_policy": "custom", "decoder_layer_input": "offload", "mlpwi_0": "offload", "out_proj": "device"},
     ],
 )

@@ -13,6 +13,7 @@ from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.render import report
+from paxcli.training.summary import summarize
 
 # The published config.json of each model, as far as it says what is computed.
 YARN = {"type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "original_max_position_embeddings": 4096}
@@ -103,12 +104,34 @@ def test_the_bias_of_a_router_is_trained_as_in_maxtext() -> None:
     assert of_model("deepseek2-16b").values[f"{ROUTER}.balance_bias"] is False
 
 
+@pytest.mark.parametrize(
+    ("name", "matmuls", "attention"),
+    [  # of one further layer, counted as in MaxText's tests: weights of matmuls, and heads times dimensions
+        ("llama3-8b", 41_943_040 + 176_160_768, 32 * (128 + 128)),
+        ("deepseek2-16b", 13_762_560 + 131_072 + 69_206_016, 16 * (192 + 128)),
+    ],
+)
+def test_predicting_further_tokens_is_converted(name: str, matmuls: int, attention: int) -> None:
+    batch, length = 4, 2048
+    keys = {"max_target_length": length, "per_device_batch_size": batch, "dataset_type": "synthetic"}
+    plain, further = of_model(name, **keys), of_model(name, **keys, mtp_num_layers=2, mtp_loss_scaling_factor=0.3)
+    assert further.values["task.model.mtp_num_layers"] == 2
+    assert further.values["task.loss_aggregator.loss_keys"] == ["loss", "mtp_loss"]
+    assert further.values["task.loss_aggregator.loss_weights"] == [1.0, 0.3]
+    more = 2 * batch * length * (6 * matmuls + 3 * length * attention) / 1e12
+    assert further.flops.total - plain.flops.total == pytest.approx(more)
+    before = of_model(name, "2026-04-20", **keys, mtp_num_layers=2)
+    assert before.flops.total == of_model(name, "2026-04-20", **keys).flops.total
+    config = config_with(further.values)
+    assert summarize(config)["parameters"] == further.parameters > plain.parameters
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "keys"),
     [
         ("envy-test", {}),
-        ("deepseek3-tiny", {"base_num_decoder_layers": 5, "vocab_size": 256}),
+        ("deepseek3-tiny", {"mtp_num_layers": 1, "base_num_decoder_layers": 5, "vocab_size": 256}),
         (
             "gpt-oss-20b",
             {"base_num_decoder_layers": 2, "base_emb_dim": 32, "vocab_size": 256, "base_mlp_dim": 32}
