@@ -171,7 +171,10 @@ def test_every_recipe_builds_with_the_sizes_it_had_in_pax() -> None:
     assert all(found[name][:3] == expected for name, expected in OURS.items() if expected)
 
 
-@pytest.mark.parametrize("overlays", [[], ["synthetic-data"], ["cpu"], ["cpu", "synthetic-data"]])
+@pytest.mark.parametrize(
+    "overlays",
+    [[], *(pytest.param(o, marks=pytest.mark.slow) for o in (["synthetic-data"], ["cpu"], ["cpu", "synthetic-data"]))],
+)
 def test_every_recipe_fits_its_mesh_and_shrinks_to_a_cpu(overlays: list[str]) -> None:
     for name in find_recipes():
         needs_data = name.startswith("c4-") and "synthetic-data" not in overlays

@@ -23,6 +23,7 @@ _SMALL = {
     "save_interval_steps": 10,
     "warmup_steps": 5,
     "train_input.input_random_seed": 7,
+    "eval_inputs.0.batch_size": 128,  # an evaluation costs by the batch
 }
 
 

@@ -174,7 +174,9 @@ def test_penalties_add_their_gradients_after_clipping(included):
     expected, state = _params(), plain.init(_params(), WEIGHTS)
     update = jax.jit(functools.partial(plain.update, weights=WEIGHTS))
 
-    def penalty(params):
+    @jax.jit
+    @jax.grad
+    def of_penalty(params):
         pairs = zip(jax.tree.leaves(params), jax.tree.leaves(WEIGHTS), strict=True)
         leaves = [value for value, weight in pairs if included or weight.is_matrix]
         return sum(0.2 * jnp.sum(jnp.abs(value)) + 0.3 / 2 * jnp.sum(value**2) for value in leaves)
@@ -182,7 +184,7 @@ def test_penalties_add_their_gradients_after_clipping(included):
     for number in range(4):
         norm = optax.tree.norm(_grads(number))
         np.testing.assert_allclose(reports[number]["grad_norm"], norm, rtol=1e-6)
-        grads = jax.tree.map(lambda g, p, n=norm: g / max(1, n) + p, _grads(number), jax.grad(penalty)(expected))
+        grads = jax.tree.map(lambda g, p, n=norm: g / max(1, n) + p, _grads(number), of_penalty(expected))
         expected, state, _ = update(grads, state, expected, jnp.int32(number))
         _assert_close(params[number + 1], expected)
 

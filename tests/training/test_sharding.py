@@ -26,16 +26,18 @@ def _case(ici: str, dcn: str = "null", steps: int = 20, more: tuple[str, ...] = 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """What one device and eight compute: the cases of MESHES, and Adafactor with averages, Muon, and FP8."""
+    """What one device computes, and eight on each of MESHES."""
     folder = tmp_path_factory.mktemp("meshes")
-    factored = {"steps": 5, "more": ("optimizer=ShardedAdafactor", "ema_decay=0.9")}
-    muon = {"steps": 5, "more": ("optimizer=Muon",)}
-    fp8 = {"steps": 5, "more": ("precision=fp8",)}
-    others = (factored, muon, fp8)
-    one = [_case("{data: 1}"), *(_case("{data: 1}", **other) for other in others)]
-    eight = [_case(ici, dcn) for ici, dcn, _ in MESHES]
-    eight += [_case("{fsdp: 4, tensor: 2}", **other) for other in others]
-    return on_meshes(folder, 1, one), on_meshes(folder, 8, eight)
+    return on_meshes(folder, 1, [_case("{data: 1}")]), on_meshes(folder, 8, [_case(ici, dcn) for ici, dcn, _ in MESHES])
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """What one device and eight compute with Adafactor and averages, with Muon, and in FP8."""
+    folder = tmp_path_factory.mktemp("others")
+    choices = (("optimizer=ShardedAdafactor", "ema_decay=0.9"), ("optimizer=Muon",), ("precision=fp8",))
+    cases = [[_case(ici, steps=5, more=more) for more in choices] for ici in ("{data: 1}", "{fsdp: 4, tensor: 2}")]
+    return on_meshes(folder, 1, cases[0]), on_meshes(folder, 8, cases[1])
 
 
 @pytest.mark.parametrize("index", range(len(MESHES)), ids=lambda index: " ".join(MESHES[index][:2]))
@@ -49,20 +51,23 @@ def test_eight_devices_compute_the_same(results, index):
     assert [tuple(eight[f"shard{i}"]) for i in range(3)] == [MESHES[index][2]] * 3  # the parameter, and its moments
 
 
-def test_factored_moments_and_averages_are_split_too(results):
-    (_, one, _, _), (*_, eight, _, _) = results
+@pytest.mark.slow
+def test_factored_moments_and_averages_are_split_too(others):
+    one, eight = (found[0] for found in others)
     np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
     # Momentum, row and column of the second moment, average of the parameters.
     assert [eight[f"shard{i}"].tolist() for i in range(1, 5)] == [[2, 16, 64], [2, 16], [2, 64], [2, 16, 64]]
 
 
-def test_the_momentum_of_muon_is_split_too(results):
-    (_, _, one, _), (*_, eight, _) = results
+@pytest.mark.slow
+def test_the_momentum_of_muon_is_split_too(others):
+    one, eight = (found[1] for found in others)
     np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
     assert [tuple(eight[f"shard{i}"]) for i in range(2)] == [(2, 16, 64)] * 2  # the parameter, and its momentum
 
 
-def test_fp8_is_scaled_by_the_largest_values_of_all_devices(results):
+@pytest.mark.slow
+def test_fp8_is_scaled_by_the_largest_values_of_all_devices(others):
     """A sum in another order may round the other way in 8 bits."""
-    (*_, one), (*_, eight) = results
+    one, eight = (found[2] for found in others)
     np.testing.assert_allclose(eight["losses"], one["losses"], rtol=1e-4)

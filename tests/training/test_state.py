@@ -7,6 +7,7 @@ import re
 
 import fiddle as fdl
 import jax
+import pytest
 
 from paxcli.config.index import find_recipes
 from paxcli.config.load import load
@@ -31,6 +32,7 @@ def _models() -> dict[str, tuple]:
     return dict(found.values())
 
 
+@pytest.mark.slow
 def test_declared_facts_agree_with_the_names_of_every_recipes_parameters():
     """Pax's layers name biases `b` or `…bias`, and scales `…scale`; stacked dimensions are in the path."""
     models = _models()

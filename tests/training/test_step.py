@@ -50,19 +50,20 @@ def test_equals_a_plain_loop():
         task, source = session.experiment.task, session.experiment.train_input
         params = create_state(task, session.spec, session.abstract).params
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(0.9, 0.98))
-        opt_state = optimizer.init(params)
+        opt_state, update = optimizer.init(params), jax.jit(optimizer.update)
+
+        @jax.jit
+        @jax.value_and_grad
+        def loss_and_gradients(params, batch):
+            logits = task.model.apply({"params": params}, batch, method="compute_predictions").logits
+            losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
+            return jnp.average(losses, weights=batch.weights)
+
         for number in range(3):
-            batch = jax.tree.map(jnp.asarray, source.get_next())
-
-            def loss(params, batch=batch):
-                logits = task.model.apply({"params": params}, batch, method="compute_predictions").logits
-                losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.labels)
-                return jnp.average(losses, weights=batch.weights)
-
-            value, grads = jax.value_and_grad(loss)(params)
+            value, grads = loss_and_gradients(params, jax.tree.map(jnp.asarray, source.get_next()))
             np.testing.assert_allclose(metrics[number]["loss"], value, rtol=1e-5)
             np.testing.assert_allclose(metrics[number]["grad_norm"], optax.tree.norm(grads), rtol=1e-5)
-            updates, opt_state = optimizer.update(grads, opt_state)
+            updates, opt_state = update(grads, opt_state)
             rate = task.train.learner.learning_rate * task.train.learner.schedule(jnp.int32(number))
             params = jax.tree_util.tree_map_with_path(
                 lambda path, p, u, rate=rate: p - rate * (u + 0.1 * p * _decays(path)), params, updates
