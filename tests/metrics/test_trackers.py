@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
+import os
+import signal
+import socket
 import struct
+import subprocess
 import sys
 import threading
+import time
+import urllib.request
 
 import pytest
 
@@ -125,24 +132,54 @@ def test_wandb_offline_receives_the_metrics(tmp_path, monkeypatch):
     assert {(run.project, run.display_name, run.run_id) for run in runs} == {("pax", "run-a", run_id)}
 
 
+@contextlib.contextmanager
+def mlflow_server(folder):
+    """The address of MLflow's own server, on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--host=127.0.0.1", f"--port={port}", "--workers=1"]
+    with open(folder / "server.log", "w") as log:
+        command += [
+            f"--backend-store-uri=sqlite:///{folder}/mlflow.db",
+            f"--default-artifact-root={folder / 'artifacts'}",
+        ]
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    try:
+        for _ in range(1200):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+                assert answer.read() == b"OK"
+                break
+            assert server.poll() is None, (folder / "server.log").read_text()
+            time.sleep(0.1)
+        else:
+            pytest.fail("MLflow's server did not start: " + (folder / "server.log").read_text())
+        yield address
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
 @pytest.mark.slow
 def test_mlflow_receives_the_metrics_and_a_resumed_run_continues(tmp_path, monkeypatch):
     installed("mlflow")
     import mlflow
 
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ours")
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
-    run_dir = tmp_path / "run-a"
-    run_dir.mkdir()
-    send("mlflow", run_dir)
-    send("mlflow", run_dir, resume_step=2, first=3)
-    client = mlflow.MlflowClient()
-    (run,) = client.search_runs([client.get_experiment_by_name("ours").experiment_id])
-    assert (run.info.run_name, run.info.status) == ("run-a", "FINISHED")
-    assert run.data.params == {name: str(value) for name, value in (RECIPE | MANY).items()}
-    losses = client.get_metric_history(run.info.run_id, "train/loss")
-    assert [(one.step, one.value) for one in losses] == [(step, 1 / step) for step in (1, 2, 3, 4)]
-    assert [one.step for one in client.get_metric_history(run.info.run_id, "eval/held-out/loss")] == [2, 4]
-    send("mlflow", run_dir)  # a new run in the same directory
-    assert len(client.search_runs([run.info.experiment_id])) == 2
+    with mlflow_server(tmp_path) as address:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "ours")
+        mlflow.set_tracking_uri(address)
+        run_dir = tmp_path / "run-a"
+        run_dir.mkdir()
+        send("mlflow", run_dir)
+        send("mlflow", run_dir, resume_step=2, first=3)
+        client = mlflow.MlflowClient()
+        (run,) = client.search_runs([client.get_experiment_by_name("ours").experiment_id])
+        assert (run.info.run_name, run.info.status) == ("run-a", "FINISHED")
+        assert run.data.params == {name: str(value) for name, value in (RECIPE | MANY).items()}
+        losses = client.get_metric_history(run.info.run_id, "train/loss")
+        assert [(one.step, one.value) for one in losses] == [(step, 1 / step) for step in (1, 2, 3, 4)]
+        assert [one.step for one in client.get_metric_history(run.info.run_id, "eval/held-out/loss")] == [2, 4]
+        send("mlflow", run_dir)  # a new run in the same directory
+        assert len(client.search_runs([run.info.experiment_id])) == 2
