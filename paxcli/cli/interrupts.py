@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -21,7 +22,7 @@ class Interrupts:
 
     The first raises KeyboardInterrupt in the main thread, where pax or Python's own library runs. Inside another
     library, which may have called Python from C++ and crash at an exception, it ends the process at once, without
-    clean-up. So do a second signal, and some seconds without an end.
+    clean-up. So do a second signal, and some seconds without an end, also in C++ that does not return.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,10 @@ class Interrupts:
         """
         self.hold()
         self._report = report
+        reader, writer = os.pipe()
+        os.set_blocking(writer, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        threading.Thread(target=self._exit_if_busy, args=(reader,), daemon=True).start()
         sys.unraisablehook = functools.partial(self._exit_if_lost, sys.unraisablehook)
         for number in _SIGNALS:
             signal.signal(number, self._handle)
@@ -58,10 +63,15 @@ class Interrupts:
         self.exit_code = 128 + number
         if _in_another_library(frame):
             self._force_exit()
-        timer = threading.Timer(_GRACE_SECONDS, self._force_exit)
-        timer.daemon = True
-        timer.start()
         raise KeyboardInterrupt
+
+    def _exit_if_busy(self, signals: int) -> None:
+        """Ends the process some seconds after a signal. Python's handlers wait for C++ to return, as from a compile."""
+        while number := os.read(signals, 1)[0]:
+            if signal.getsignal(number) == self._handle:  # not that of a run, which saves first
+                time.sleep(_GRACE_SECONDS)
+                self.exit_code = self.exit_code or 128 + number
+                self._force_exit()
 
     def _exit_if_lost(self, hook: Callable[[Any], object], unraisable: Any) -> None:
         """An unraisable hook: Python drops an exception that a callback raises, such as JAX's at garbage collection."""

@@ -163,6 +163,23 @@ library.call(lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert (done.returncode, done.stdout, done.stderr) == (143, "reported 143\n", "")
 
 
+def test_a_signal_ends_a_command_that_is_inside_a_long_call_of_c():
+    """As a compilation of minutes is: Python's handlers run only when it returns."""
+    code = """
+import ctypes, os, signal, threading
+from paxcli.cli.interrupts import interrupts
+
+interrupts.install(lambda code: print(f"reported {code}", flush=True))
+interrupts.release()
+libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+libc.pthread_mutex_lock(mutex)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+libc.pthread_mutex_lock(mutex)  # for ever
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (143, "reported 143\n", "")
+
+
 def test_jax_has_its_defaults_before_any_verb_loads_it(tmp_path: pathlib.Path) -> None:
     code = """
 import os, sys

@@ -96,10 +96,10 @@ def _set_sizes(draft: Conversion) -> None:
 def _set_losses(draft: Conversion) -> None:
     """Sets multi-token prediction, and the weights of the losses beside that of the next token."""
     settings, keys = draft.settings, {}
-    draft.copy(_MODEL, "mtp_num_layers")
     if settings["num_experts"] > 1 and settings["load_balance_loss_weight"]:
         keys["load_balance_loss"] = "load_balance_loss_weight"
     if settings["mtp_num_layers"]:
+        draft.copy(_MODEL, "mtp_num_layers")
         keys["mtp_loss"] = "mtp_loss_scaling_factor"
     if keys:
         draft.set("task.loss_aggregator.loss_keys", ["loss", *keys], *keys.values())
