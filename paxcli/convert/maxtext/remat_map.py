@@ -40,7 +40,7 @@ def set_remat(draft: Conversion) -> None:
         draft.set(f"{_STACK}.offload", list(offload), *(waiting or ["remat_policy"]))
     if differs:
         draft.note_approximation(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
-    for key in {**_tensors(True, True), **_tensors(False, False), **_tensors(True, False)}.values():
+    for key in dict.fromkeys(key for fused in (True, False) for key in _tensors(fused, fused).values()):
         if key not in keys:
             draft.drop(key, "MaxText ignores it here")
 
