@@ -30,6 +30,8 @@ _SMALL = {
 def small(**changes: object) -> list[str]:
     """`--set` options that make `tiny` smaller still; `None` stands for null."""
     values = {**_SMALL, **changes}
+    if "eval_inputs" in changes:
+        del values["eval_inputs.0.batch_size"]
     return [f"--set={path}={'null' if value is None else value}" for path, value in values.items()]
 
 
