@@ -66,8 +66,9 @@ class Interrupts:
         raise KeyboardInterrupt
 
     def _exit_if_busy(self, signals: int) -> None:
-        """Ends the process some seconds after a signal. Python's handlers wait for C++ to return, as from a compile."""
-        while number := os.read(signals, 1)[0]:
+        """Ends the process some seconds after a signal, from a thread: Python's handlers wait until C++ returns."""
+        while True:
+            number = os.read(signals, 1)[0]
             if signal.getsignal(number) == self._handle:  # not that of a run, which saves first
                 time.sleep(_GRACE_SECONDS)
                 self.exit_code = self.exit_code or 128 + number

@@ -212,6 +212,7 @@ def _costs(
     costs: Any = compiled.cost_analysis() or {}
     flops = _model_flops(session, step)
     stack = jax.tree.leaves(session.abstract.params.get("stack", {}))
+    # A stack of one layer is gathered like a layer.
     stacked_matrices = {leaf.shape for leaf in stack if leaf.ndim >= 3 and leaf.shape[0] > 1}
     found = read_step(program, target, list(session.mesh.devices.flat), session.peak_flops, flops)
     tokens, seconds = tokens_in(session.spec) if step == "train" else None, found["predicted_step_seconds"]

@@ -23,8 +23,8 @@ def test_a_profile_and_its_manifest_are_written(recipe, monkeypatch, tmp_path):
     assert sorted(os.listdir(run_dir.profile)) == ["manifest.json", "profile.pb", "profile.pbtxt"]
     assert json.loads((run_dir.profile / "manifest.json").read_text())["percentile"] == 50
     assert apply.load_costs(recipe, run_dir) == {"fp::dot.1": 2.0}
-    recipe.task.train.learner.learning_rate = 7.0
-    with pytest.raises(DataError, match="learning_rate: 0.001 → 7.0"):
+    before, recipe.task.train.learner.learning_rate = recipe.task.train.learner.learning_rate, 7.0
+    with pytest.raises(DataError, match=f"learning_rate: {before} → 7.0"):
         apply.load_costs(recipe, run_dir)
 
 

@@ -18,7 +18,7 @@ def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
     """On two devices, so that there are collectives. The run checks for a request before its first step."""
     (tmp_path / "run" / "profile").mkdir(parents=True)
     (tmp_path / "run" / "profile" / "request").touch()
-    sets = small(num_train_steps=20, eval_interval_steps=None, num_layers=2)
+    sets = small(num_train_steps=20, eval_interval_steps=None, num_layers=2, eval_inputs="[]")
     sets += ["--set=mesh.ici_mesh_shape={fsdp: 2}"]
     done = pax("train", "tiny", *sets, "--run-dir=run", "--profile-steps=12:14", "--json", devices=2)
     assert done.returncode == 0, done.stderr

@@ -36,6 +36,19 @@ def marked(entry: dict):
     return pytest.param(entry, id=entry["recipe"], marks=mark)
 
 
+def _compile(pax, *words: str) -> tuple[subprocess.CompletedProcess, dict]:
+    """`pax compile`, optimized as users do, and its report."""
+    full = {name: "0" for name in os.environ if name == "JAX_DISABLE_MOST_OPTIMIZATIONS"}
+    done = pax("compile", *words, "--json", timeout=4 * 3600, env=full)
+    return done, json.loads(done.stdout)
+
+
+def _assert_fits(done: subprocess.CompletedProcess, report: dict) -> None:
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert report["fits"] and report["hbm_needed_bytes"] <= report["hbm_available_bytes"]
+    assert report["stacked_all_gathers"] == []
+
+
 def test_every_entry_names_a_recipe_and_slices_of_its_size() -> None:
     for entry in ENTRIES:
         config = resolve(entry["recipe"]).config
@@ -58,16 +71,12 @@ def test_the_table_of_the_documentation_is_that_of_the_results(tmp_path) -> None
 def test_a_recipe_fits_its_slices(entry, pax) -> None:
     where = [word for name in ("topology", "slices") if name in entry for word in (f"--{name}", str(entry[name]))]
     sets = [word for value in entry.get("set", ()) for word in ("--set", value)]
-    full = {name: "0" for name in os.environ if name == "JAX_DISABLE_MOST_OPTIMIZATIONS"}
-    done = pax("compile", entry["recipe"], *where, *sets, "--json", timeout=4 * 3600, env=full)
-    report = json.loads(done.stdout)
+    done, report = _compile(pax, entry["recipe"], *where, *sets)
     if "too_large" in entry:
         assert done.returncode == 2 and report["hbm_needed_bytes"] > report["hbm_available_bytes"]
         return
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert report["fits"] and report["hbm_needed_bytes"] <= report["hbm_available_bytes"]
+    _assert_fits(done, report)
     assert report["memory"]["alias_bytes"] >= report["state_bytes_per_device"]
-    assert report["stacked_all_gathers"] == []
 
 
 @pytest.mark.tpu
@@ -79,9 +88,4 @@ def test_a_model_of_maxtext_fits_its_slices(name, slices, pax) -> None:
     keys += ["per_device_batch_size=1", "steps=10"]
     converted = pax("maxtext-convert", *keys, "--topology", slices, "--out", "model.yaml")
     assert converted.returncode == 0, converted.stderr
-    full = {name: "0" for name in os.environ if name == "JAX_DISABLE_MOST_OPTIMIZATIONS"}
-    done = pax("compile", "model.yaml", "--topology", slices, "--json", timeout=4 * 3600, env=full)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    report = json.loads(done.stdout)
-    assert report["fits"] and report["hbm_needed_bytes"] <= report["hbm_available_bytes"]
-    assert report["stacked_all_gathers"] == []
+    _assert_fits(*_compile(pax, "model.yaml", "--topology", slices))

@@ -23,7 +23,6 @@ _MODEL, _TRAIN = "task.model", "task.train"
 _BLOCK = f"{_MODEL}.stack.block"
 _LEARNER = f"{_TRAIN}.learner"
 _NUM_KINDS, _LOCAL_TIMESCALE = "number of layer kinds", "local timescale"
-_NAMES = ("stage", "data", "fsdp", "tensor")  # of a mesh shape that is a list of four sizes, or of the last three
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
 _MUST_BE_EQUAL = (_MODEL, _LEARNER)
 # These change how weights are stored or initialized, or when a run gives up, not what the model computes.
@@ -183,7 +182,7 @@ def _learning(values: Mapping[str, Any]) -> dict[str, Any]:
     aggregator = (values.get(f"task.loss_aggregator.loss_{name}") or [] for name in ("keys", "weights"))
     weights = dict(zip(*aggregator, strict=False))
     keys: dict[str, Any] = {"opt_type": optimizer, "mtp_loss_scaling_factor": weights.get("mtp_loss")}
-    keys["load_balance_loss_weight"] = weights.get("load_balance_loss", 0.0)
+    keys["load_balance_loss_weight"] = weights.get("load_balance_loss")
     if values.get(schedule) == "LinearRampupSqrtDecay":
         return {**keys, "lr_schedule_type": "rsqrt", "warmup_steps": values.get(f"{schedule}.warmup_steps")}
     length = (values.get(f"{schedule}.decay_end") or steps) + 1  # MaxText's last step has the final rate
@@ -199,19 +198,23 @@ def _mesh(values: Mapping[str, Any]) -> dict[str, Any]:
         shape = values.get(f"mesh.{group}_mesh_shape")
         if shape is None and group == "ici":
             return {"ici_data_parallelism": -1, "ici_fsdp_parallelism": 1}
-        sizes = (
-            shape if isinstance(shape, Mapping) else dict(zip(reversed(_NAMES), reversed(shape or []), strict=False))
-        )
+        sizes = shape if isinstance(shape, Mapping) else _name_axes(shape or [1, 1, 1])
         keys |= {f"{group}_{axis}_parallelism": sizes.get(axis, 1) for axis in _AXES}
         if sizes.get("stage", 1) > 1:
             keys[f"{group}_pipeline_parallelism"] = sizes["stage"]
     return keys
 
 
+def _name_axes(shape: list[int]) -> dict[str, int]:
+    names = ("data", "fsdp", "tensor") if len(shape) == 3 else ("stage", "data", "fsdp", "tensor")
+    return dict(zip(names, shape, strict=True))
+
+
 def _batch(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
-    rows = values.get(f"{_TRAIN}.percore_batch_size")
-    rows = rows or (values.get(f"{_TRAIN}.global_batch_size") or 1) / (num_devices or 1)
-    return {"per_device_batch_size": rows / values.get(f"{_TRAIN}.num_microbatches", 1)}
+    rows, slices = values.get(f"{_TRAIN}.percore_batch_size"), values.get(f"{_TRAIN}.num_microbatches", 1)
+    if rows is None:
+        rows = values.get(f"{_TRAIN}.global_batch_size", 1) / (num_devices or 1)
+    return {"per_device_batch_size": rows / slices}
 
 
 def _data(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.flops import visible_pairs
 
 _POWERS = datetime.date(2023, 7, 31)
-_COUNTS_FURTHER_TOKENS = datetime.date(2026, 4, 21)
+_COUNTS_MTP = datetime.date(2026, 4, 21)
 _HEADS_FIRST = datetime.date(2023, 9, 8)
 _TRAINING = 3  # Forward, and twice as much backward.
 
@@ -96,9 +96,9 @@ def parameters(settings: Settings) -> int:
     feed_forward = _feed_forwards(settings, s, dense, experts) + (s.layers - dense) * of_experts
     embeddings = s.vocab * s.emb * (1 if settings["logits_via_embedding"] else 2)
     embeddings += max(settings["trainable_position_size"], 0) * s.emb
-    further = layer + _last_feed_forward(settings, s, experts) + (dense < s.layers) * of_experts
-    further = settings["mtp_num_layers"] * (further + 2 * s.emb * (s.emb + 1))
-    return s.layers * layer + feed_forward + final_norm + embeddings + further
+    # A layer of multi-token prediction: one more like the last, a projection and two norms.
+    mtp = layer + _last_feed_forward(settings, s, experts) + (dense < s.layers) * of_experts + 2 * s.emb * (s.emb + 1)
+    return s.layers * layer + feed_forward + final_norm + embeddings + settings["mtp_num_layers"] * mtp
 
 
 def _projections(settings: Settings, s: Sizes) -> int:
@@ -122,7 +122,7 @@ def _feed_forwards(settings: Settings, s: Sizes, dense: int, experts: int) -> in
 
 def _last_feed_forward(settings: Settings, s: Sizes, experts: int) -> int:
     """The weights of the last layer's feed-forward."""
-    return _feed_forwards(settings, dataclasses.replace(s, layers=1), num_dense(settings) // s.layers, experts)
+    return _feed_forwards(settings, dataclasses.replace(s, layers=1), int(num_dense(settings) == s.layers), experts)
 
 
 def head_keys(settings: Settings) -> tuple[str, ...]:
@@ -190,23 +190,23 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
     tokens = batch * length
     counted_by, share, formula = settings["_flops"]
     value_dim = settings["v_head_dim"] if is_latent(settings) else s.head_dim
-    further = settings["mtp_num_layers"] if settings.date >= _COUNTS_FURTHER_TOKENS else 0
-    attention = 2 * tokens * length * s.heads * (s.head_dim + value_dim) * (s.layers + further) * _TRAINING * share
+    mtp_layers = settings["mtp_num_layers"] if settings.date >= _COUNTS_MTP else 0
+    attention = 2 * tokens * length * s.heads * (s.head_dim + value_dim) * (s.layers + mtp_layers) * _TRAINING * share
     if counted_by == "parameters":
         weights = 6 * parameters(settings) * tokens
     else:
-        weights = _TRAINING * _matmuls(settings, s, tokens, further)
+        weights = _TRAINING * _matmuls(settings, s, tokens, mtp_layers)
         attention *= _window_fraction(settings, length) if share < 1 else 1
     return StepFlops(weights / 1e12, attention / 1e12, formula)
 
 
-def _matmuls(settings: Settings, s: Sizes, tokens: float, further: int) -> float:
+def _matmuls(settings: Settings, s: Sizes, tokens: float, mtp_layers: int) -> float:
     """FLOPs of a forward pass. MaxText counts experts in all layers but `num_dense_first`, but for Llama 4."""
     has_first = settings["num_experts"] > 1 and settings["decoder_block"] != "llama4"
     dense = num_dense_first(settings) if has_first else num_dense(settings)
     feed_forward = _feed_forwards(settings, s, dense, settings["num_experts_per_tok"])
-    feed_forward += further * _last_feed_forward(settings, s, settings["num_experts_per_tok"])
-    return 2 * tokens * ((s.layers + further) * _projections(settings, s) + feed_forward + s.emb * s.vocab)
+    feed_forward += mtp_layers * _last_feed_forward(settings, s, settings["num_experts_per_tok"])
+    return 2 * tokens * ((s.layers + mtp_layers) * _projections(settings, s) + feed_forward + s.emb * s.vocab)
 
 
 def _window_fraction(settings: Settings, length: int) -> float:

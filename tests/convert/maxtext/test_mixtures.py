@@ -111,7 +111,7 @@ def test_the_bias_of_a_router_is_trained_as_in_maxtext() -> None:
         ("deepseek2-16b", 13_762_560 + 131_072 + 69_206_016, 16 * (192 + 128)),
     ],
 )
-def test_predicting_further_tokens_is_converted(name: str, matmuls: int, attention: int) -> None:
+def test_multi_token_prediction_is_converted(name: str, matmuls: int, attention: int) -> None:
     batch, length = 4, 2048
     keys = {"max_target_length": length, "per_device_batch_size": batch, "dataset_type": "synthetic"}
     plain, further = of_model(name, **keys), of_model(name, **keys, mtp_num_layers=2, mtp_loss_scaling_factor=0.3)
