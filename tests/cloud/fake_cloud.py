@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import socket
 import sys
 
 import pytest
+
+from tests.jobs import free_port
 
 SITE = [path for path in sys.path if path.endswith("site-packages")]
 # The Python of a worker: it makes virtual environments that see what is installed here, so that nothing is fetched.
@@ -36,9 +37,7 @@ class FakeCloud:
         text = PYTHON.format(python=sys.executable, site="\n".join(SITE))
         for name in ("python3.12", "python3.11", "python3"):
             self._script(f"remote-bin/{name}", text)
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            (root / "port").write_text(str(free.getsockname()[1]))
+        (root / "port").write_text(str(free_port()))
         self.write(resources={}, states=[], workers=1, plays=[])
         monkeypatch.setenv("FAKE_CLOUD", str(root))
         monkeypatch.setenv("XDG_STATE_HOME", str(root / "state"))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.jobs import free_ports
 from tests.training.runs import losses, small
 
 DAEMONS = ("slurmctld", "slurmd")
@@ -58,14 +59,6 @@ NodeName={host} NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 Gr
 NodeName={host}-two NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 Gres=gpu:h100:1
 PartitionName=all Nodes={host},{host}-two Default=YES State=UP
 """
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
 
 
 def wait_for(condition: Callable[[], bool], seconds: float, say: Callable[[], str]) -> None:

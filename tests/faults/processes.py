@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tests.jobs import free_port, job_variables
 from tests.training.runs import evals, final_arrays, losses, small
 
 TIMEOUT = 300
@@ -99,13 +99,6 @@ def killed_at(match: str, event: int) -> dict[str, str]:
     return {"PYTHONPATH": path, "KILL_POINT": json.dumps([match, event])}
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def start_job(
     folder: pathlib.Path, options: Sequence[str], count: int = 2, devices: int = 1, env: dict[str, str] | None = None
 ) -> list[Process]:
@@ -113,12 +106,8 @@ def start_job(
     port = free_port()
     jobs = []
     for index in range(count):
-        own = {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-            "JAX_NUM_PROCESSES": str(count),
-            "JAX_PROCESS_ID": str(index),
-        }
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
         command = ("train", "tiny-synthetic", *options, "--run-dir=run")
-        jobs.append(Process(folder, *command, env={**own, **(env or {})}, name=f"process-{index}"))
+        own = flags | job_variables(port, index, count) | (env or {})
+        jobs.append(Process(folder, *command, env=own, name=f"process-{index}"))
     return jobs

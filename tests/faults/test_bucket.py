@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pathlib
 import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 from gcp_storage_emulator import server, storage
 
 from tests.faults.processes import Process, wait_until
+from tests.jobs import free_port
 from tests.training.runs import small
 
 METHODS = ("do_GET", "do_POST", "do_PUT", "do_DELETE")
@@ -30,8 +30,7 @@ class Bucket:
             monkeypatch.setattr(server.RequestHandler, method, self._flaky(getattr(server.RequestHandler, method)))
         monkeypatch.setattr(storage.Storage, "get_file_obj", self._note_generation(storage.Storage.get_file_obj))
         monkeypatch.setattr(server.Response, "close", self._add_generation(server.Response.close))
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.server = server.create_server("127.0.0.1", port, in_memory=True, default_bucket="mine")
         self.server.start()
         address = f"http://127.0.0.1:{port}"

@@ -8,7 +8,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.faults.processes import Process, free_port
+from tests.faults.processes import Process
+from tests.jobs import free_port, job_variables
 from tests.training.runs import losses, small
 
 RECIPE = '''
@@ -58,8 +59,7 @@ def _train(folder: pathlib.Path, steps: int, processes: int = 1, devices: int = 
         for index in range(processes):
             env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
             if processes > 1:
-                env |= {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": str(processes)}
-                env |= {"JAX_PROCESS_ID": str(index)}
+                env |= job_variables(port, index, processes)
             command = ("train", "./logged.py:logged", *changes, "--run-dir=run", "--allow-changed")
             jobs.append(stack.enter_context(Process(folder, *command, env=env, name=f"process-{index}")))
         ends = [job.end() for job in jobs]

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from tests.faults.processes import Process, free_port, last_step, start_job, wait_until
+from tests.faults.processes import Process, last_step, start_job, wait_until
+from tests.jobs import free_port, job_variables
 from tests.training.runs import small
 
 HEARTBEAT = 10
@@ -92,9 +93,8 @@ def test_a_process_that_hangs_ends_both(tmp_path, counts):
     with contextlib.ExitStack() as stack:
         jobs = []
         for index in range(2):
-            env = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}", "JAX_NUM_PROCESSES": "2"}
-            env |= {"JAX_PROCESS_ID": str(index)}
             command = ("train", "./stuck.py:stuck", *_options(60), f"--set=step_timeout_seconds={limit}")
+            env = job_variables(port, index)
             job = Process(tmp_path, *command, "--run-dir=run", env=env, name=f"process-{index}")
             jobs.append(stack.enter_context(job))
         ends = [job.end(300) for job in jobs]
@@ -119,13 +119,8 @@ def test_an_error_of_one_process_keeps_its_exit_code(tmp_path, counts):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_process_that_stays_alone_asks_for_a_restart(tmp_path, index):
-    env = {
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_port()}",
-        "JAX_NUM_PROCESSES": "2",
-        "JAX_PROCESS_ID": str(index),
-    }
     options = ("train", "tiny-synthetic", "--set=start_timeout_seconds=1.0", "--run-dir=run")
-    with Process(tmp_path, *options, env=env) as process:
+    with Process(tmp_path, *options, env=job_variables(free_port(), index)) as process:
         code, report = process.end()
     assert code == 75, report
     assert "not all processes connected within 1.0 s" in report

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import pathlib
-import socket
 import subprocess
 import sys
 import threading
@@ -17,28 +16,22 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.errors import ConfigError, DataError
 from paxcli.mesh import startup
 from paxcli.mesh.mesh import Mesh, libtpu_arguments
+from tests.jobs import free_port, job_variables
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def job(address: str, index: int, count: int = 2) -> dict[str, str]:
-    return dict(zip(_NAMES, (address, str(count), str(index)), strict=True))
-
-
 def test_two_processes_make_one_mesh_and_one_checkpoint(tmp_path):
-    address = f"127.0.0.1:{free_port()}"
+    port = free_port()
     flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
     script = pathlib.Path(__file__).with_name("two_processes.py")
     command = [sys.executable, str(script), str(tmp_path / "checkpoints")]
     processes = [
         subprocess.Popen(
-            command, env=os.environ | flags | job(address, index), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            command,
+            env=os.environ | flags | job_variables(port, index),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
         )
         for index in range(2)
     ]
@@ -59,7 +52,7 @@ def test_two_processes_make_one_mesh_and_one_checkpoint(tmp_path):
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_missing_peer_is_named_in_time(index):
-    address = f"127.0.0.1:{free_port()}"
+    port = free_port()
     code = """
 import sys
 from paxcli.errors import PaxError
@@ -70,10 +63,10 @@ except PaxError as error:
     print(error.message)
     sys.exit(error.exit_code)
 """
-    env = os.environ | {"JAX_PLATFORMS": "cpu"} | job(address, index)
+    env = os.environ | {"JAX_PLATFORMS": "cpu"} | job_variables(port, index)
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 75, done.stderr
-    assert f"process {index} of 2 at {address}" in done.stdout and "within 2 s" in done.stdout
+    assert f"process {index} of 2 at 127.0.0.1:{port}" in done.stdout and "within 2 s" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -81,7 +74,7 @@ except PaxError as error:
     [
         {},
         {"JAX_NUM_PROCESSES": "1"},
-        job("127.0.0.1:1", 0, count=1),
+        job_variables(1, 0, count=1),
         {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "8"},  # sbatch, outside of srun
         {"SLURM_STEP_NODELIST": "a", "SLURM_NTASKS": "1"},
         {"TPU_WORKER_HOSTNAMES": "localhost"},
@@ -122,8 +115,8 @@ def test_jax_detects_managed_jobs_itself(monkeypatch, env):
     [
         ({"JAX_COORDINATOR_ADDRESS": "a:1"}, "JAX_NUM_PROCESSES and JAX_PROCESS_ID is not set"),
         ({"JAX_PROCESS_COUNT": "2", "JAX_PROCESS_INDEX": "1"}, "JAX_COORDINATOR_ADDRESS is not set"),
-        (job("coordinator", 0), "expected host:port"),
-        (job("a:1", 2), "does not match"),
+        ({**job_variables(1, 0), "JAX_COORDINATOR_ADDRESS": "coordinator"}, "expected host:port"),
+        (job_variables(1, 2), "does not match"),
     ],
 )
 def test_incomplete_job_variables_are_an_error(monkeypatch, env, message):

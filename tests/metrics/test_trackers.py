@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 from paxcli.errors import MissingError
 from paxcli.metrics import trackers
 from paxcli.metrics.trackers import TrackerWriter, check_installed
+from tests.jobs import free_port
 
 RECIPE = {"task.train.num_train_steps": 40, "model": "LanguageModel", "mesh.ici_mesh_shape": None}
 MANY = {f"field_{number}": number for number in range(250)}  # more than one request takes
@@ -135,9 +135,7 @@ def test_wandb_offline_receives_the_metrics(tmp_path, monkeypatch):
 @contextlib.contextmanager
 def mlflow_server(folder):
     """The address of MLflow's own server, on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     address = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "mlflow", "server", "--host=127.0.0.1", f"--port={port}", "--workers=1"]
     with open(folder / "server.log", "w") as log:

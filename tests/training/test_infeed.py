@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+
+from tests.jobs import free_port, job_variables
 
 CODE = """
 import sys
@@ -37,19 +38,13 @@ np.savez(f"{sys.argv[1]}/{jax.process_index()}-of-{jax.process_count()}.npz", **
 def _start(folder, index: int, count: int, port: int) -> subprocess.Popen:
     env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}"}
     if count > 1:
-        env |= {
-            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-            "JAX_NUM_PROCESSES": str(count),
-            "JAX_PROCESS_ID": str(index),
-        }
+        env |= job_variables(port, index, count)
     return subprocess.Popen([sys.executable, "-c", CODE, folder], env=env, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
 def test_the_global_batch_of_two_processes_is_that_of_one(tmp_path):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes = [_start(tmp_path, index, count, port) for count in (1, 2) for index in range(count)]
     for process in processes:
         _, errors = process.communicate(timeout=600)

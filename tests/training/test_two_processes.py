@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.jobs import free_port, job_variables
 from tests.training.runs import evals, losses, small
 
 SEED = "train_input.input_random_seed"
@@ -21,20 +21,8 @@ def _recipe(steps: int = 20, seed: int | None = None, mesh: str | None = "{data:
     return small(**changes, **({"ici_mesh_shape": mesh} if mesh else {}))
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _start(run_dir, index: int, port: int) -> subprocess.Popen:
-    env = {
-        **os.environ,
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
-        "JAX_NUM_PROCESSES": "2",
-        "JAX_PROCESS_ID": str(index),
-    }
+    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", **job_variables(port, index)}
     command = [sys.executable, "-m", "paxcli", "train", "tiny-synthetic", *_recipe(), "--run-dir", str(run_dir)]
     command += ["--profile-steps=5:8"]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -42,7 +30,7 @@ def _start(run_dir, index: int, port: int) -> subprocess.Popen:
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path, pax):
-    port = _free_port()
+    port = free_port()
     with _start(tmp_path / "two", 0, port) as first, _start(tmp_path / "two", 1, port) as second:
         outputs = [process.communicate(timeout=600) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], outputs
