@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jaxtyping import Float, Int
 
 from paxcli.layers.attention.backend import Demand, FusedKernel
@@ -68,6 +67,10 @@ def splash_attention(
       window: Number of positions seen, the query's own included; None = all.
       interpret: Whether to run on any device, slowly.
     """
+    # Slow to import, and of use on TPUs only.
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+
     heads, length, dims = query.shape[1:]
     shape = (length, length)
     if window is not None:
@@ -76,7 +79,7 @@ def splash_attention(
         mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
     kernel = splash.make_splash_mha(
         masks.MultiHeadMask([mask] * heads),
-        block_sizes=_block_sizes(length, dims, query.dtype.itemsize),
+        block_sizes=splash.BlockSizes(**_block_sizes(length, dims, query.dtype.itemsize)),
         head_shards=1,
         q_seq_shards=1,
         attn_logits_soft_cap=logit_cap,
@@ -91,11 +94,11 @@ def splash_attention(
     return jax.vmap(attend_row)(query, key, value, segment_ids)
 
 
-def _block_sizes(length: int, dims: int, itemsize: int) -> splash.BlockSizes:
+def _block_sizes(length: int, dims: int, itemsize: int) -> dict[str, Any]:
     """At least two blocks, so that some can be skipped; the largest that fit the 16 MiB of VMEM of any TPU."""
     most = 1024 if dims <= _LANES and itemsize <= 2 else 512
     size = next((size for size in (1024, 512, 256) if size <= min(most, length // 2) and length % size == 0), _LANES)
     sizes = dict(block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size)
     if length // size <= _MOST_PARTIAL_SUMS:
-        return splash.BlockSizes(**sizes, use_fused_bwd_kernel=True)
-    return splash.BlockSizes(**sizes, block_q_dq=size, block_kv_dq=size)
+        return {**sizes, "use_fused_bwd_kernel": True}
+    return {**sizes, "block_q_dq": size, "block_kv_dq": size}
