@@ -136,22 +136,24 @@ def test_a_job_is_preempted_loses_a_process_and_ends(slurm, tmp_path):
     def state() -> str:
         return f"{job()}\n{log()[-4000:]}"
 
+    def start_again(restarts: int) -> None:
+        """Slurm starts a requeued job after two minutes; an administrator may have it start at once."""
+        wait_for(lambda: (job()["Restarts"], job()["JobState"]) == (str(restarts), "PENDING"), 200, state)
+        slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
+
     def last_step() -> int:
         return max(losses(run_dir), default=0) if (run_dir / "metrics.jsonl").exists() else 0
 
     wait_for(lambda: last_step() >= 10, 180, state)
     assert job()["NumNodes"] == "2" and job()["Restarts"] == "0"
     slurm("scancel", "--signal=TERM", number)
-    wait_for(lambda: job()["Restarts"] == "1", 60, state)
+    start_again(1)
     stopped_at = last_step()
     assert 10 <= stopped_at < STEPS and f"Stopped by SIGTERM and saved at step {stopped_at}" in log(), state()
 
-    # Slurm starts a requeued job after two minutes; an administrator may have it start at once.
-    slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
     wait_for(lambda: last_step() > stopped_at, 180, state)
     os.kill(process_id(run_dir, rank=1), signal.SIGKILL)  # as when a machine runs out of memory
-    wait_for(lambda: job()["Restarts"] == "2", 200, state)
-    slurm("scontrol", "update", f"JobId={number}", "StartTime=now")
+    start_again(2)
     wait_for(lambda: job()["JobState"] in ("COMPLETED", "FAILED", "CANCELLED"), 240, state)
     assert job()["JobState"] == "COMPLETED" and job()["ExitCode"] == "0:0", state()
     assert log().count(f"at step {stopped_at}.") == 2 and log().count("2 × cpu") == 3, log()
