@@ -7,6 +7,7 @@ Chromium is installed.
 
 from __future__ import annotations
 
+import contextlib
 import html
 import io
 import os
@@ -21,7 +22,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 LOOK = ROOT / "build" / "pictures"
-TRAIN = "pax train tiny --overlay cpu --set num_train_steps=200 --set summary_interval_steps=20"
+TRAIN = "pax train tiny --set summary_interval_steps=100"
 TERMINALS = {
     "recipes": "pax recipes ls",
     "show": "pax recipes show tiny",
@@ -95,11 +96,22 @@ STEP_ARROWS = ["one jitted function from here", "split", "forward pass", "", "me
 
 
 def run(command: str, folder: pathlib.Path) -> str:
-    """Everything that a command prints, in a terminal of 100 columns."""
+    """What a command prints in a terminal of 100 columns, but for its progress bar."""
     words = [sys.executable, "-m", "paxcli", *shlex.split(command)[1:]]
     environment = {**os.environ, "COLUMNS": "100", "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
-    return done.stderr + done.stdout
+    ours, its = os.openpty()
+    output = b""
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=its, stderr=errors),
+    ):
+        os.close(its)
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while chunk := os.read(ours, 4096):
+                output += chunk
+        os.close(ours)
+        errors.seek(0)
+        return errors.read().decode() + output.decode().replace("\r\n", "\n")
 
 
 def terminal(texts: dict[str, str], path: pathlib.Path, title: str = "pax") -> None:

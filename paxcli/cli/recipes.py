@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,6 +42,10 @@ def list_recipes(as_json: JsonOption = False) -> None:
     entries = list(find_recipes().values())
     width = max((len(entry.name) for entry in entries), default=0)
     lines = [f"{e.name:<{width}}  {e.summary}" + (f"  (Pax: {e.pax_name})" if e.pax_name else "") for e in entries]
+    if sys.stdout.isatty():  # in a pipe one line for each
+        columns = max(shutil.get_terminal_size().columns, width + 40)
+        style: dict[str, Any] = dict(subsequent_indent=" " * (width + 2), break_on_hyphens=False)
+        lines = [textwrap.fill(line, columns, **style) for line in lines]
     result = [{"name": e.name, "pax_name": e.pax_name, "summary": e.summary} for e in entries]
     say_result(result, "\n".join(lines), as_json)
 

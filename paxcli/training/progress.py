@@ -41,9 +41,9 @@ def progress_console() -> Console:
     """A console for progress: stderr; in a notebook stdout, since notebooks show stderr like an error."""
     if in_notebook():
         return Console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=_UNWRAPPED, highlight=False)
-    width = None if sys.stderr.isatty() else _UNWRAPPED
-    no_color = not use_color(sys.stderr)
-    return Console(file=sys.stderr, no_color=no_color, highlight=False, soft_wrap=True, width=width)
+    is_terminal, no_color = sys.stderr.isatty(), not use_color(sys.stderr)
+    look: dict[str, Any] = dict(no_color=no_color, highlight=False, soft_wrap=True, force_terminal=is_terminal)
+    return Console(file=sys.stderr, width=None if is_terminal else _UNWRAPPED, **look)
 
 
 class ProgressPrinter(Reporter):

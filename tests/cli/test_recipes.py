@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
@@ -19,6 +21,22 @@ def test_ls(pax: Pax) -> None:
     names = [entry["name"] for entry in entries]
     assert "tiny" in names and names == sorted(names)
     assert [line.split()[0] for line in pax("recipes", "ls").stdout.splitlines()] == names
+
+
+def test_ls_fits_a_terminal() -> None:
+    ours, its = os.openpty()
+    command = [sys.executable, "-m", "paxcli", "recipes", "ls"]
+    with subprocess.Popen(command, stdout=its, env={**os.environ, "COLUMNS": "80"}) as process:
+        os.close(its)
+        output = b""
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while chunk := os.read(ours, 4096):
+                output += chunk
+    os.close(ours)
+    lines = output.decode().splitlines()
+    indented = [line for line in lines if line.startswith(" ")]
+    assert process.returncode == 0 and indented and all(len(line) <= 80 for line in lines)
+    assert len({len(line) - len(line.lstrip()) for line in indented}) == 1
 
 
 def test_show(pax: Pax) -> None:

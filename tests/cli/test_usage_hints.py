@@ -62,6 +62,14 @@ def test_next_lines_are_quoted_for_the_shell() -> None:
     assert run_text(result).endswith("Next: pax plot 'runs/my first run', pax decode 'runs/my first run'")
 
 
+def test_a_pipe_gets_no_progress_bar(capfd, monkeypatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in CI: colors may be wanted in a log, lines that are redrawn are not
+    facts = dict.fromkeys(("tokens_per_step", "peak_flops_per_device", "devices", "mesh", "data_seed"), None)
+    with ProgressPrinter() as printer:
+        printer.start(facts | {"parameters": 1, "global_batch_size": 8, "first_step": 0, "num_train_steps": 9})
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
 def test_a_line_of_progress_fits_and_says_a_thing_once(capfd) -> None:
     values = dict.fromkeys(("skipped_steps", "mfu"), None) | {"loss": 2.25, "log_pplx": 2.25, "learning_rate": 1e-4}
     values |= {"tokens_per_second": 1234567.0, "seconds_left": 123456.0}

@@ -24,7 +24,7 @@ CONVERTED = [
     for name, of_each in (
         ("deepseek2-16b", ("v5p-16", "v6e-16")),
         ("gpt-oss-20b", ("v5p-16", "v6e-16")),
-        ("llama4-17b-16e", ("v5p-64", "v6e-64")),
+        ("llama4-17b-16e", ("v5p-64", "v6e-128")),
         ("envy-switch-base", ("v5p-16", "v6e-16")),
     )
     for slices in of_each
