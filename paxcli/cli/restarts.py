@@ -32,22 +32,29 @@ def keep_restarting(restarts: int, pause: float = 1.0) -> None:
     """
     if _CHILD in os.environ:
         return
-    stopped = threading.Event()
+    stopped, unsent = threading.Event(), []
+    child: subprocess.Popen | None = None
+
+    def forward(received: int, _: object) -> None:
+        stopped.set()
+        if child is None:
+            unsent.append(received)
+        else:
+            child.send_signal(received)
+
+    for name in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(name, forward)
     for number in range(restarts + 1):
         command = [sys.executable, *sys.orig_argv[1:]]
         child = subprocess.Popen(command, env={**os.environ, _CHILD: "1"}, stdout=subprocess.PIPE, process_group=0)
-
-        def forward(received: int, _: object, child: subprocess.Popen = child) -> None:
-            stopped.set()
-            child.send_signal(received)
-
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, forward)
+        while unsent:
+            child.send_signal(unsent.pop())
         output, _ = child.communicate()
         code = child.returncode if child.returncode >= 0 else 128 - child.returncode
         if stopped.is_set() or number == restarts or not (child.returncode < 0 or code in _RESTARTABLE):
             break
         log.info("Exit code %d: restart %d of %d in %g s.", code, number + 1, restarts, pause)
+        child = None  # from here on a signal ends the pause, or is passed on to the next run when it has started
         if stopped.wait(pause):
             break
         pause = min(2 * pause, _LONGEST_PAUSE)

@@ -66,6 +66,26 @@ def test_a_signal_is_passed_on_and_ends_the_restarts(tmp_path):
     assert (tmp_path / "attempts").read_text() == "x"
 
 
+def test_a_signal_while_a_process_starts_is_passed_on(tmp_path):
+    start = """
+import os, signal, subprocess, time
+start = subprocess.Popen
+
+def start_and_signal(*arguments, **options):
+    process = start(*arguments, **options)
+    while not os.path.exists("ready"):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    return process
+
+subprocess.Popen = start_and_signal
+"""
+    wait = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); open('ready', 'w'); time.sleep(60)"
+    done = subprocess.run([sys.executable, "-c", start + SCRIPT + wait], cwd=tmp_path, timeout=50)
+    assert done.returncode == 75
+    assert (tmp_path / "attempts").read_text() == "x"
+
+
 def _child(pid: int) -> int | None:
     children = pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return int(children[0]) if children else None
