@@ -28,6 +28,9 @@ with open("attempts", "a") as file:
 print("result of attempt", os.path.getsize("attempts"), flush=True)
 """
 
+# A directory, since an exception while a file object is destroyed would be lost.
+WAIT = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); os.mkdir('ready'); time.sleep(60)"
+
 
 @pytest.mark.parametrize(
     ("end", "code", "attempts"),
@@ -55,8 +58,7 @@ def test_only_exits_that_a_restart_can_help_with_are_restarted(tmp_path, end, co
 
 
 def test_a_signal_is_passed_on_and_ends_the_restarts(tmp_path):
-    wait = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); open('ready', 'w'); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", SCRIPT + wait], cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen([sys.executable, "-c", SCRIPT + WAIT], cwd=tmp_path, stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 60
         while not (tmp_path / "ready").exists():
             assert time.monotonic() < deadline
@@ -80,8 +82,7 @@ def start_and_signal(*arguments, **options):
 
 subprocess.Popen = start_and_signal
 """
-    wait = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(75)); open('ready', 'w'); time.sleep(60)"
-    done = subprocess.run([sys.executable, "-c", start + SCRIPT + wait], cwd=tmp_path, timeout=50)
+    done = subprocess.run([sys.executable, "-c", start + SCRIPT + WAIT], cwd=tmp_path, timeout=50)
     assert done.returncode == 75
     assert (tmp_path / "attempts").read_text() == "x"
 
