@@ -101,14 +101,13 @@ def run(command: str, folder: pathlib.Path) -> str:
     environment = {**os.environ, "COLUMNS": "100", "FORCE_COLOR": "1", "PYTHONPATH": str(ROOT)}
     ours, its = os.openpty()
     output = b""
-    with (
-        tempfile.TemporaryFile() as errors,
-        subprocess.Popen(words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=its, stderr=errors),
-    ):
-        os.close(its)
-        with contextlib.suppress(OSError):  # the end of a terminal
-            while chunk := os.read(ours, 4096):
-                output += chunk
+    with tempfile.TemporaryFile() as errors:
+        streams = dict(stdin=subprocess.DEVNULL, stdout=its, stderr=errors)
+        with subprocess.Popen(words, cwd=folder, env=environment, **streams):
+            os.close(its)
+            with contextlib.suppress(OSError):  # the end of a terminal
+                while chunk := os.read(ours, 4096):
+                    output += chunk
         os.close(ours)
         errors.seek(0)
         return errors.read().decode() + output.decode().replace("\r\n", "\n")

@@ -44,8 +44,8 @@ def list_recipes(as_json: JsonOption = False) -> None:
     lines = [f"{e.name:<{width}}  {e.summary}" + (f"  (Pax: {e.pax_name})" if e.pax_name else "") for e in entries]
     if sys.stdout.isatty():  # in a pipe one line for each
         columns = max(shutil.get_terminal_size().columns, width + 40)
-        style: dict[str, Any] = dict(subsequent_indent=" " * (width + 2), break_on_hyphens=False)
-        lines = [textwrap.fill(line, columns, **style) for line in lines]
+        indent = " " * (width + 2)
+        lines = [textwrap.fill(line, columns, subsequent_indent=indent, break_on_hyphens=False) for line in lines]
     result = [{"name": e.name, "pax_name": e.pax_name, "summary": e.summary} for e in entries]
     say_result(result, "\n".join(lines), as_json)
 

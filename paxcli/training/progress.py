@@ -42,8 +42,10 @@ def progress_console() -> Console:
     if in_notebook():
         return Console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=_UNWRAPPED, highlight=False)
     is_terminal, no_color = sys.stderr.isatty(), not use_color(sys.stderr)
-    look: dict[str, Any] = dict(no_color=no_color, highlight=False, soft_wrap=True, force_terminal=is_terminal)
-    return Console(file=sys.stderr, width=None if is_terminal else _UNWRAPPED, **look)
+    width = None if is_terminal else _UNWRAPPED
+    return Console(
+        file=sys.stderr, force_terminal=is_terminal, no_color=no_color, highlight=False, soft_wrap=True, width=width
+    )
 
 
 class ProgressPrinter(Reporter):

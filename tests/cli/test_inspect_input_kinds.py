@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
-import subprocess
 import sys
 
 import numpy as np
@@ -15,6 +13,7 @@ import pytest
 from paxcli.cli.inspect_input import inspect_input
 from paxcli.errors import ConfigError, DataError, MissingError
 from tests.report.pages import Page
+from tests.terminal import run_in_terminal
 
 RECIPES = """
 import dataclasses
@@ -180,17 +179,12 @@ def test_every_split(inspect):
 
 def test_a_terminal_gets_segments_in_colours(folder):
     """In a real one."""
-    ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "paxcli", "inspect-input", "./kinds.py:text", "--split=eval"]
     env = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
-    with subprocess.Popen(command, stdout=theirs, stderr=subprocess.PIPE, env=env) as process:
-        os.close(theirs)
-        shown = b""
-        while chunk := _read(ours):
-            shown += chunk
-        assert process.wait(60) == 0, process.stderr.read()
-    assert "\x1b[33m<bos>ab\x1b[0m│\x1b[36m<bos>cdef\x1b[0m" in shown.decode()
-    assert b"\x1bd" not in shown  # what the text itself would have a terminal do
+    done = run_in_terminal(command, env)
+    assert done.returncode == 0, done.stderr
+    assert "\x1b[33m<bos>ab\x1b[0m│\x1b[36m<bos>cdef\x1b[0m" in done.stdout
+    assert "\x1bd" not in done.stdout  # what the text itself would have a terminal do
 
 
 CHATS = """{"messages": [{"role": "user", "content": "Say <b>hi</b>."}, {"role": "assistant", "content": "Hi,\\nyou."}]}
@@ -240,13 +234,6 @@ def test_a_page_holds_all_rows_and_needs_no_other_file(folder, capsys):
 def test_a_page_that_cannot_be_written_is_an_error(folder):
     with pytest.raises(MissingError, match=r"Cannot write .*a.txt/b.html"):
         inspect_input("tiny", num_batches=1, html=str(folder / "a.txt" / "b.html"))
-
-
-def _read(terminal: int) -> bytes:
-    try:
-        return os.read(terminal, 4096)
-    except OSError:  # Linux's word for the end of a terminal
-        return b""
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -9,6 +8,8 @@ import sys
 from collections.abc import Callable
 
 import pytest
+
+from tests.terminal import run_in_terminal
 
 Pax = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -24,18 +25,11 @@ def test_ls(pax: Pax) -> None:
 
 
 def test_ls_fits_a_terminal() -> None:
-    ours, its = os.openpty()
     command = [sys.executable, "-m", "paxcli", "recipes", "ls"]
-    with subprocess.Popen(command, stdout=its, env={**os.environ, "COLUMNS": "80"}) as process:
-        os.close(its)
-        output = b""
-        with contextlib.suppress(OSError):  # the end of a terminal
-            while chunk := os.read(ours, 4096):
-                output += chunk
-    os.close(ours)
-    lines = output.decode().splitlines()
+    done = run_in_terminal(command, {**os.environ, "COLUMNS": "80"})
+    lines = done.stdout.splitlines()
     indented = [line for line in lines if line.startswith(" ")]
-    assert process.returncode == 0 and indented and all(len(line) <= 80 for line in lines)
+    assert done.returncode == 0 and indented and all(len(line) <= 80 for line in lines)
     assert len({len(line) - len(line.lstrip()) for line in indented}) == 1
 
 

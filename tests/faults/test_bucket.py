@@ -90,7 +90,7 @@ def _losses(folder: pathlib.Path, bucket: Bucket, name: str) -> dict[int, float]
     """Step → loss, and the number of repeated operations at step -1."""
     address = f"{bucket.env['STORAGE_EMULATOR_HOST']}/storage/v1/b/mine/o/run-{name}%2Fmetrics.jsonl?alt=media"
     with urllib.request.urlopen(address) as file:
-        lines = [json.loads(line) for line in file.read().decode().splitlines()]
+        lines = [json.loads(line) for line in file]
     return {line["step"]: line["loss"] for line in lines if line["split"] == "train"} | {
         -1: lines[-1]["storage_retries"]
     }

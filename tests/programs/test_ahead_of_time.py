@@ -97,17 +97,8 @@ def test_the_program_of_another_trainer_is_read_the_same_way(reports, tmp_path) 
 @needs_libtpu
 def test_the_error_says_how_much_memory_is_missing(pax) -> None:
     much = ("--set", "task.train.percore_batch_size=65536", "--set", "train_input=SyntheticInput")
-    done = pax(
-        "compile",
-        "tiny",
-        "--topology",
-        "v5e-1",
-        *much,
-        "--set=num_layers=1",
-        "--set=model_dims=256",
-        "--set=hidden_dims=1024",
-        "--json",
-    )
+    sizes = ("--set=num_layers=1", "--set=model_dims=256", "--set=hidden_dims=1024")
+    done = pax("compile", "tiny", "--topology", "v5e-1", *much, *sizes, "--json")
     assert done.returncode == 2, done.stderr
     result = json.loads(done.stdout)
     assert not result["fits"] and result["hbm_needed_bytes"] > result["hbm_available_bytes"]
