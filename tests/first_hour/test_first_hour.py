@@ -97,7 +97,7 @@ def test_06_an_unknown_recipe_names_near_ones(say):
 
 def test_07_a_value_has_its_origin(say):
     code, out, _ = say("recipes", "show", "tiny", "--set", "num_layers=3", "--json")
-    (found,) = [one for path, one in json.loads(out)["values"].items() if path.endswith("num_layers")]
+    (found,) = [one for path, one in json.loads(out)["values"].items() if path.endswith(".num_layers")]
     assert (code, found) == (0, {"value": 3, "from": "--set"})
 
 
