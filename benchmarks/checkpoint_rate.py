@@ -32,7 +32,6 @@ from paxcli.checkpoint.policy import Checkpoint
 from paxcli.config.resolve import resolve
 from paxcli.mesh.sharding import put_batch
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 
 PEER = pathlib.Path(__file__).parent / "peers" / "torch_checkpoint.py"
@@ -88,7 +87,7 @@ def main() -> None:
     found: dict[str, list[float]] = {name: [] for name in ("blocked", "save", "restore", "alone", "beside")}
     with tempfile.TemporaryDirectory() as name, open_session(config) as session:
         task = session.experiment.task
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         step = make_train_step(task, session.abstract)
         batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
 

@@ -26,7 +26,6 @@ from paxcli.training.loop import train
 from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 
 
@@ -59,7 +58,7 @@ def main() -> None:
     options = parser.parse_args()
     bare, whole = [], []
     with tempfile.TemporaryDirectory() as name, open_session(tiny()) as session:
-        state = create_state(session.experiment.task, session.spec, session.abstract)
+        state = session.new_state()
         step = make_train_step(session.experiment.task, session.abstract)
         batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
         for number in range(options.rounds):

@@ -40,7 +40,6 @@ def measure(size: dict, remat_policy: str, steps: int) -> dict:
     from paxcli.mesh.sharding import global_spec, put_batch
     from paxcli.mesh.startup import return_free_memory
     from paxcli.training.session import open_session
-    from paxcli.training.state import create_state
     from paxcli.training.step import make_train_step
 
     fields = ("num_layers", "model_dims", "hidden_dims", "num_heads")
@@ -55,7 +54,7 @@ def measure(size: dict, remat_policy: str, steps: int) -> dict:
         began = time.perf_counter()
         step = lowered.compile()
         compile_seconds = time.perf_counter() - began
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         return_free_memory()
         seconds = []
         first = None

@@ -24,7 +24,6 @@ def measure(levels: list[int], rounds: int) -> dict[int, list[float]]:
     from paxcli.config.resolve import resolve
     from paxcli.mesh.sharding import global_spec, put_batch
     from paxcli.training.session import open_session
-    from paxcli.training.state import create_state
     from paxcli.training.step import make_train_step
 
     seconds: dict[int, list[float]] = {level: [] for level in (0, *levels)}
@@ -35,7 +34,7 @@ def measure(levels: list[int], rounds: int) -> dict[int, list[float]]:
             task, source = session.experiment.task, session.experiment.train_input
             spec = global_spec(session.spec, session.global_batch_size, session.mesh)
             steps[level] = make_train_step(task, session.abstract).lower(session.abstract, spec).compile()
-            states[level] = create_state(task, session.spec, session.abstract)
+            states[level] = session.new_state()
     with open_session(config) as session:
         batch = put_batch(source.get_next(), session.mesh)
         for number in range(rounds + 1):

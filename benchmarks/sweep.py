@@ -57,7 +57,7 @@ def measure(recipe: str, overlays: list[str], sets: list[str], steps: int) -> di
     from paxcli.metrics.meter import peak_memory_bytes
     from paxcli.metrics.peaks import mfu, peak_flops
     from paxcli.training.session import open_session
-    from paxcli.training.state import count_parameters, create_state
+    from paxcli.training.state import count_parameters
     from paxcli.training.step import make_train_step
     from paxcli.training.summary import tokens_in
 
@@ -71,7 +71,7 @@ def measure(recipe: str, overlays: list[str], sets: list[str], steps: int) -> di
         marks.append(time.perf_counter())
         step = lowered.compile()
         marks.append(time.perf_counter())
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         batch = put_batch(source.get_next(), session.mesh)
         for count in (2, steps):
             began, used = time.perf_counter(), time.process_time()

@@ -1,6 +1,6 @@
 """`python -m paxcli` is `pax`."""
 
-from paxcli.cli.main import main
+from paxcli.cli.startup import main
 
 if __name__ == "__main__":
     main()

@@ -17,7 +17,6 @@ def make_step(task: dict):
     from paxcli.config.resolve import resolve
     from paxcli.mesh.sharding import put_batch
     from paxcli.training.session import open_session
-    from paxcli.training.state import create_state
     from paxcli.training.step import make_train_step
 
     if "recipe" in task:
@@ -25,7 +24,7 @@ def make_step(task: dict):
     else:
         config = gpt2_like(task)
     session = contextlib.ExitStack().enter_context(open_session(config))
-    state = create_state(session.experiment.task, session.spec, session.abstract)
+    state = session.new_state()
     train_step = make_train_step(session.experiment.task, session.abstract)
     metrics: dict = {}
 

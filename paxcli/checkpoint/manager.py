@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
@@ -392,7 +391,9 @@ def _copy_host_arrays(arrays: dict[str, Any]) -> dict[str, Any]:
 
     NumPy arrays are never donated, so they are not copied.
     """
-    return {name: jnp.copy(x) if isinstance(x, jax.Array) and in_host_memory(x) else x for name, x in arrays.items()}
+    # `jnp.copy` would compile a program for each shape.
+    copies = {name: x for name, x in arrays.items() if isinstance(x, jax.Array) and in_host_memory(x)}
+    return arrays | {name: jax.device_put(x, x.sharding, may_alias=False) for name, x in copies.items()}
 
 
 def _preservation_policy(policy: Checkpoint) -> Any:

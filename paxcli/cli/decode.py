@@ -13,7 +13,6 @@ import typer
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
 from paxcli.cli.runs import open_run
-from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -86,7 +85,6 @@ def decode(
 
     if interactive and (prompts or prompts_file or as_json):
         raise ConfigError("--interactive reads prompts from the terminal.", "Leave out --prompt, files and --json.")
-    restart_tuned()  # in a new process, which could not read a pipe again
     rows: list[Any] = [*(prompts or ()), *(read_prompts(prompts_file) if prompts_file else ())]
     run = open_run(target, overlays, sets, run_dir)
     step = run.step(step)

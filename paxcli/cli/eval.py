@@ -10,7 +10,6 @@ import typer
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
 from paxcli.cli.runs import open_run
-from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
 
 WatchOption = Annotated[
@@ -81,7 +80,6 @@ def evaluate(
         raise ConfigError("There is no task to run.", "Name one: `--tasks NAME`.")
     if names and files:
         raise ConfigError("--files and --tasks evaluate on different data.", "Give one of them.")
-    restart_tuned()
     run = open_run(target, overlays, sets, run_dir)
     evaluations = []
     for at in run.watch() if watch else [run.step(step)]:

@@ -1,4 +1,4 @@
-"""Restarts the process with a setting of the C library that speeds up XLA on CPUs."""
+"""The start of a process: first, with a setting of the C library that speeds up XLA on CPUs; then, its command line."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ from pathlib import Path
 
 from paxcli.cli.interrupts import interrupts
 
-_STARTED = "PAX_STARTED"
+_VERBS = {"train", "eval", "decode"}
 _TUNABLE = "glibc.malloc.hugetlb"
 
 
+def main() -> None:
+    """Runs this process's command line and exits."""
+    restart_tuned()
+    from paxcli.cli.main import main as run_command_line  # after the restart, or it would be imported twice
+
+    run_command_line()
+
+
 def restart_tuned() -> None:
-    """Restarts this process once, with huge pages for large allocations, where the system offers them on request.
+    """Restarts a process that trains, evaluates or decodes with huge pages for large allocations.
+
+    It does so once, where the system offers them on request.
 
     XLA on a CPU maps its scratch memory again in every step. With huge pages that takes a few hundred page faults
     instead of a hundred thousand, which saves a quarter of the step. The C library reads this setting only at process
     start.
     """
-    if os.environ.pop(_STARTED, None) or not _huge_pages_on_request():
+    if not _VERBS.intersection(sys.argv) or not _huge_pages_on_request():
         return
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     if _TUNABLE in tunables or os.environ.get("JAX_PLATFORMS", "cpu") != "cpu":
         return
     os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, (tunables, f"{_TUNABLE}=1")))
-    os.environ[_STARTED] = "1"
     sys.stdout.flush()
     sys.stderr.flush()
     interrupts.hold()

@@ -15,7 +15,6 @@ from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeAr
 from paxcli.cli.output import say_result
 from paxcli.cli.restarts import keep_restarting
 from paxcli.cli.runs import is_run_dir, load_recipe
-from paxcli.cli.startup import restart_tuned
 from paxcli.errors import ConfigError
 from paxcli.metrics.text import values_text
 
@@ -105,11 +104,9 @@ def train(
     from paxcli.profiling.instruments import Instrumentation
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
-    if not dry_run:
-        if restarts:
-            keep_restarting(restarts)
-        restart_tuned()
-    from paxcli.training.run_dir import default_run_dir  # after the restart, since it loads JAX
+    if restarts and not dry_run:
+        keep_restarting(restarts)
+    from paxcli.training.run_dir import default_run_dir  # here, since it loads JAX
 
     if recipe.startswith(HF):
         run_dir = run_dir or default_run_dir(Path(recipe.removeprefix(HF)).resolve().name)

@@ -140,7 +140,7 @@ def state_shapes(config: ExperimentConfig) -> TrainState:
     experiment = fdl.build(with_derived_sizes(config, 1))
     mesh = build_mesh(Mesh(), jax.local_devices()[:1])
     with use_mesh(mesh):
-        return abstract_state(experiment.task, experiment.train_input.element_spec(), mesh, DEFAULT_RULES)
+        return abstract_state(experiment.task, experiment.train_input.element_spec(), mesh, DEFAULT_RULES)[0]
 
 
 def arrays_per_parameter(state: Mapping[str, ArrayType]) -> dict[str, tuple[Kind, str]]:

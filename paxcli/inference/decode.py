@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,10 +12,12 @@ from paxcli.errors import ConfigError
 from paxcli.inference.continuous_batching import Answer, Generator, Request
 from paxcli.inference.prompts import Prompt
 from paxcli.inputs.base_input import BaseInput
-from paxcli.inputs.chat_template import ChatTemplate
 from paxcli.models.base import CausalModel, DecodingModel, Model, Seq2SeqModel
 from paxcli.models.beam_search import BeamSearch
 from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, sequence_settings
+
+if TYPE_CHECKING:
+    from paxcli.inputs.chat_template import ChatTemplate  # it loads Jinja
 
 _MAX_TOKENS = 128
 

@@ -15,7 +15,6 @@ from paxcli.config.configurable import template
 from paxcli.config.fields import Derived, Kept, NonNegativeInt, PositiveInt, Range, Tokens
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
-from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
 from paxcli.inputs.corpus import Corpus, open_token_files, tokenize_text
 from paxcli.inputs.documents import TOKENS, Reading, format_of
 from paxcli.inputs.files import SourceFile, find_files
@@ -138,8 +137,10 @@ class TextInput(RandomAccessInput):
 
         return grain.MapDataset.range(self.num_rows()).shuffle(seed=self.seed).repeat()
 
-    def prompt_template(self) -> ChatTemplate | None:
+    def prompt_template(self) -> Any:
         """The template of the tokenizer's directory, if it has one."""
+        from paxcli.inputs.chat_template import load_chat_template  # here, since it loads Jinja
+
         found = load_chat_template(None, self.text_tokenizer, datetime.datetime.now())
         return None if found.is_default else found
 

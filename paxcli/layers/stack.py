@@ -123,7 +123,7 @@ class Stack(CachedLayer):
             in_axes=(0, *(nn.broadcast,) * self._num_broadcast),
             out_axes=0,
             length=length,
-            unroll=self.unroll,
+            unroll=1 if self.is_initializing() else self.unroll,  # it runs once: compiling it is what takes time
             metadata_params={nn.PARTITION_NAME: "layers"},
         )
 

@@ -19,7 +19,6 @@ from paxcli.training.instrument import step_of
 from paxcli.training.out_of_memory import explain_out_of_memory
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, open_session
-from paxcli.training.state import create_state
 from paxcli.training.validate import validate
 
 
@@ -44,7 +43,7 @@ class Runner:
         """
         session = self._session
         if self._state is None:
-            self._state = create_state(session.experiment.task, session.spec, session.abstract)
+            self._state = session.new_state()
         seconds = []
         for _ in range(steps):
             try:

@@ -49,7 +49,7 @@ from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
-from paxcli.training.state import TrainState, count_parameters, create_state
+from paxcli.training.state import TrainState, count_parameters
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
 from paxcli.training.task import SingleTask
@@ -109,7 +109,7 @@ class TrainingRun:
             self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
             self._restore_positions(positions, self.store.recipe(step))
             return state
-        state = create_state(self.task, self.session.spec, self.session.abstract)
+        state = self.session.new_state()
         if warm_start is not None:
             state, report = _load_warm_start(state, warm_start, self.task)
             self.report.message(report.text())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fiddle as fdl
@@ -18,7 +18,7 @@ from paxcli.mesh.sharding import global_spec, infeed_shard, use_mesh
 from paxcli.metrics.peaks import peak_flops
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
-from paxcli.training.state import TrainState, abstract_state
+from paxcli.training.state import TrainState, abstract_state, create_state
 from paxcli.training.validate import validate
 
 
@@ -30,17 +30,24 @@ class Session:
       config: The recipe, as given.
       experiment: The experiment that it builds, with derived values filled in.
       mesh: The device mesh.
-      abstract: Shapes and shardings of the training state.
       spec: Shapes of a batch on this process.
       global_batch_size: Examples in a step, over all processes.
+      abstract: Shapes and shardings of the training state.
+      init_fn: Creates the training state from a seed, its parameters in boxes.
     """
 
     config: fdl.Config[Experiment]
     experiment: Experiment
     mesh: Mesh
-    abstract: TrainState
     spec: NestedMap
     global_batch_size: int
+    abstract: TrainState
+    init_fn: Callable[[Any], TrainState]
+
+    def new_state(self) -> TrainState:
+        """A new training state, each array created on the devices that hold it."""
+        # A run has drawn the seed if it was None; profiling needs no certain one.
+        return create_state(self.init_fn, self.abstract, self.experiment.task.train.random_seed or 0)
 
     @property
     def compiler_options(self) -> Options:
@@ -96,8 +103,7 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
                 f"train_input yields batches of {rows} rows on each of {hosts} hosts, but the global batch is {batch}.",
                 f"Change the input's batch size, or `--set global_batch_size={rows * hosts}`.",
             )
-        abstract = abstract_state(experiment.task, spec, mesh, rules)
-    return Session(config, experiment, mesh, abstract, spec, batch)
+        return Session(config, experiment, mesh, spec, batch, *abstract_state(experiment.task, spec, mesh, rules))
 
 
 def _build_mesh(config: fdl.Config[Experiment], devices: Sequence[Any] | None) -> Mesh:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -12,6 +13,7 @@ import flax.linen as nn
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from paxcli.config.consent import RECIPE_FILE
@@ -46,14 +48,14 @@ class TrainState(flax.struct.PyTreeNode):
     weights: tuple[Weight, ...] = flax.struct.field(pytree_node=False)
 
 
-def _trace(function: Callable[[], Any]) -> Any:
+def _trace(function: Callable[..., Any], *arguments: Any) -> Any:
     """`jax.eval_shape` of a function that initializes a model.
 
     Raises:
       ConfigError: The parts that the recipe puts together do not fit each other.
     """
     try:
-        return jax.eval_shape(function)
+        return jax.eval_shape(function, *arguments)
     except (TypeError, ValueError, AttributeError, ArithmeticError, flax.errors.FlaxError) as error:
         if any(name.startswith(RECIPE_FILE) for name in sys.modules):  # perhaps a mistake in the user's own part
             raise
@@ -61,10 +63,10 @@ def _trace(function: Callable[[], Any]) -> Any:
         raise ConfigError(message, "Choose layers and sizes that fit each other.") from error
 
 
-def _create(task: SingleTask, batch: NestedMap, seed: jax.Array) -> TrainState:
+def _create(task: SingleTask, spec: NestedMap, seed: jax.Array) -> TrainState:
     """A new state whose parameters still have their boxes."""
     root = jax.random.key(seed)
-    variables = task.model.init({"params": jax.random.fold_in(root, 0)}, batch)
+    variables = task.model.init({"params": jax.random.fold_in(root, 0)}, example_batch(spec, 1))
     params = variables["params"]
     weights = weights_of(params)
     return TrainState(
@@ -88,8 +90,8 @@ def abstract_params(task: SingleTask, spec: NestedMap) -> dict:
     return _trace(lambda: task.model.init({"params": jax.random.key(0)}, example_batch(spec, 1))["params"])
 
 
-def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) -> TrainState:
-    """Shapes and shardings of the state. Computes nothing.
+def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) -> tuple[TrainState, Callable]:
+    """Shapes and shardings of the state, and the function of a seed that creates it. Computes nothing.
 
     Args:
       task: The task.
@@ -97,26 +99,26 @@ def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) 
       mesh: The device mesh.
       rules: Logical axis → mesh axes.
     """
-    boxed = _trace(lambda: _create(task, example_batch(spec, 1), jnp.uint32(0)))
+    init_fn = functools.partial(_create, task, spec)
+    boxed = _trace(init_fn, np.uint32(0))
     state = nn.meta.unbox(boxed)
     shardings = shardings_like_params(state, state.params, param_shardings(mesh, rules, boxed.params), mesh)
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), state, shardings
-    )
+    return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), state, shardings), init_fn
 
 
-def create_state(task: SingleTask, spec: NestedMap, abstract: TrainState) -> TrainState:
-    """A new state, each array created on the devices that hold it."""
+def create_state(init_fn: Callable[[Any], TrainState], abstract: TrainState, seed: int) -> TrainState:
+    """A new state, each array created on the devices that hold it.
 
-    def create(seed: jax.Array) -> TrainState:
-        return nn.meta.unbox(_create(task, example_batch(spec, 1), seed))
-
+    Args:
+      init_fn: From `abstract_state`, for which JAX has traced it already.
+      abstract: From `abstract_state`.
+      seed: The run's.
+    """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     on_cpu = all(device.platform == "cpu" for device in abstract.step.sharding.device_set)
     # Runs once, so on a CPU optimizing it takes longer than it saves.
     options = {"xla_backend_optimization_level": 0} if on_cpu else None
-    seed = jnp.uint32(task.train.random_seed or 0)  # a run draws the seed if it is None; profiling needs no certain one
-    return jax.jit(create, out_shardings=shardings, compiler_options=options)(seed)
+    return nn.meta.unbox(jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(np.uint32(seed)))
 
 
 def bytes_per_device(tree: Any) -> int:

@@ -20,7 +20,6 @@ CONFIGURATION, DATA = 2, 5
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch, tmp_path: pathlib.Path) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as after a verb's restart
     monkeypatch.chdir(tmp_path)
 
 

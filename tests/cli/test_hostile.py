@@ -100,7 +100,6 @@ def pax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., int]
         raise TimeoutError
 
     def command(*arguments: str) -> int:
-        os.environ["PAX_STARTED"] = "1"  # or the command starts this process again
         signal.alarm(SECONDS)
         try:
             return contextvars.copy_context().run(run, app, arguments)
@@ -111,7 +110,6 @@ def pax(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., int]
     os.chdir(tmp_path_factory.mktemp("hostile"))
     yield command
     os.chdir(before)
-    os.environ.pop("PAX_STARTED", None)
     signal.signal(signal.SIGALRM, handler)
 
 

@@ -17,7 +17,6 @@ from tests.convert.huggingface.directories import tensors_of, write_directory
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # as after a verb's restart
 
 
 def test_weights_are_imported_and_exported(tmp_path: pathlib.Path, capsys):

@@ -192,7 +192,6 @@ class Recorder:
             print("cache:", os.environ.get("JAX_COMPILATION_CACHE_DIR"), flush=True)
 
 sys.meta_path.insert(0, Recorder())
-os.environ["PAX_STARTED"] = "1"
 run(app, sys.argv[1:])
 """
     env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}

@@ -29,7 +29,6 @@ from tests.test_own_parts import FILES, SMALL, SMALL_MODEL
     ],
 )
 def test_a_mistake_is_named(file, recipe, right, wrong, named, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("PAX_STARTED", "1")  # or the command starts this process again
     for name in [name for name in sys.modules if name.startswith("pax_recipe_file.")]:
         monkeypatch.delitem(sys.modules, name)
     text = FILES[file].replace(right, wrong)

@@ -135,15 +135,12 @@ def test_code_that_the_user_names_needs_none(run_with_code):
 
 
 def test_on_the_command_line_code_is_refused_unless_trusted(run_with_code, capsys, monkeypatch):
-    monkeypatch.setenv("PAX_STARTED", "1")  # or the command starts this process again
-
     def pax_command(*arguments: str) -> int:
         return contextvars.copy_context().run(run, app, [*arguments, str(run_with_code)])
 
     for verb in (["train"], ["eval"], ["decode"], ["recipes", "show"], ["inspect-input"]):
         assert pax_command(*verb) == 2
         assert "pax --trust-code" in capsys.readouterr().err
-        monkeypatch.setenv("PAX_STARTED", "1")
     assert pax_command("--trust-code", "recipes", "show", "--json") == 0
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("typer.confirm", lambda question, err: "names Python code" in question)

@@ -34,7 +34,6 @@ SMALL = sized()
 def say(tmp_path, monkeypatch, capsys):
     """Runs a command line in this process, in an empty directory: exit code, stdout, stderr."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")  # else `pax train` restarts the process for it
 
     def command(*words: object):
         capsys.readouterr()

@@ -24,7 +24,6 @@ from paxcli.training.evaluate import evaluate
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import build_session, open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_eval_step, make_score_step
 from paxcli.training.task import SingleTask
 from tests.inputs.seqio_tasks import NUM_EXAMPLES, register
@@ -110,7 +109,7 @@ def test_scores(seqio):
     config = experiment(LanguageModel, LANGUAGE)
     with open_session(config) as session:
         task, source = session.experiment.task, session.experiment.eval_inputs[0]
-        params = create_state(task, session.spec, session.abstract).params
+        params = session.new_state().params
         steps = {"eval_step": make_eval_step(task), "score_step": make_score_step(task)}
 
         def metrics_of(data) -> dict[str, float]:
@@ -138,7 +137,7 @@ def test_predictions(seqio, model):
         else seqio.EncDecFeatureConverter(pack=False)
     )
     with open_session(experiment(model, converter)) as session:
-        params = create_state(session.experiment.task, session.spec, session.abstract).params
+        params = session.new_state().params
         source = session.experiment.decode_inputs[0]
         decoder = PromptDecoder(session.experiment.task.model, params, tokenizer_of(source), Sampling(max_tokens=8), 0)
         outputs, metrics = decoder.decode_data(source)
@@ -166,7 +165,7 @@ def test_a_decode_run_has_both_kinds_of_metrics(seqio, tmp_path, monkeypatch):
     lengths = {"inputs": 12, "targets": 20}
     with build_session(experiment(LanguageModel, LANGUAGE, "pax_sums", lengths)).active() as session:
         model = session.experiment.task.model
-        params = create_state(session.experiment.task, session.spec, session.abstract).params
+        params = session.new_state().params
     params = jax.tree.map(lambda p: 3 * p, params)
     run = TrainedRun(session, RunDir(tmp_path))
     monkeypatch.setattr(run, "params", lambda step: params)

@@ -11,7 +11,7 @@ import pytest
 from pax_recipes import bert, classification, sequence
 from paxcli.inputs.base_input import language_spec
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state, example_batch
+from paxcli.training.state import example_batch
 from paxcli.training.step import make_train_step
 from tests.tolerances import PARALLEL
 from tests.training.runs import on_meshes
@@ -27,7 +27,7 @@ def test_bert_does_not_count_half_of_its_attention():
 
 def _losses(config: fdl.Config, steps: int = 20) -> np.ndarray:
     with open_session(config) as session:
-        state = create_state(session.experiment.task, session.spec, session.abstract)
+        state = session.new_state()
         step = make_train_step(session.experiment.task, session.abstract)
         losses = []
         for _ in range(steps):

@@ -16,7 +16,6 @@ import numpy as np
 from paxcli.config.resolve import resolve
 from paxcli.mesh.sharding import put_batch
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 
 
@@ -24,7 +23,7 @@ def run(case: dict[str, Any]) -> dict[str, np.ndarray]:
     config = resolve(case["recipe"], sets=case["sets"]).config
     with open_session(config) as session:
         task = session.experiment.task
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         batches = [session.experiment.train_input.get_next() for _ in range(case["steps"])]
 
         def loss(params, batch):

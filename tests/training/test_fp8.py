@@ -10,7 +10,6 @@ from pax_recipes.tiny import tiny_synthetic
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 from tests.training.runs import evals, losses
 
@@ -28,7 +27,7 @@ def _small(precision: str | None = "fp8"):
 def _run(config, steps: int = 3):
     """Losses, and the states before and after."""
     with open_session(config) as session:
-        state = create_state(session.experiment.task, session.spec, session.abstract)
+        state = session.new_state()
         before, found = jax.device_get(state), []
         step = make_train_step(session.experiment.task, session.abstract)
         for _ in range(steps):
@@ -81,7 +80,7 @@ def test_a_skipped_step_teaches_it_nothing():
 def test_it_resumes_bit_for_bit(tmp_path):
     with open_session(_small()) as session:
         task, source = session.experiment.task, session.experiment.train_input
-        state, step = create_state(task, session.spec, session.abstract), make_train_step(task, session.abstract)
+        state, step = session.new_state(), make_train_step(task, session.abstract)
         batches = [source.get_next() for _ in range(6)]
         with CheckpointStore(tmp_path, Checkpoint(save_interval_steps=3)) as store:
             for number, batch in enumerate(batches, start=1):

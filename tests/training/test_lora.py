@@ -14,7 +14,6 @@ from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import name_of
 from paxcli.training.session import build_session, open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 from tests.training.runs import on_meshes
 
@@ -26,7 +25,7 @@ def test_frozen_weights_stay_and_the_optimizer_holds_only_the_adapters() -> None
     config = resolve("tiny-synthetic", sets=[*SMALL, *LORA, "learning_rate=0.1"]).config
     with open_session(config) as session:
         task = session.experiment.task
-        step, state = make_train_step(task, session.abstract), create_state(task, session.spec, session.abstract)
+        step, state = make_train_step(task, session.abstract), session.new_state()
         before = {name_of(path): np.array(x) for path, x in jax.tree.leaves_with_path(state.params)}
         for _ in range(3):
             state, _ = step(state, session.experiment.train_input.get_next())

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_train_step
 from paxcli.training.task import VariationalNoise
 from tests.training.test_step import _small
@@ -55,7 +54,7 @@ def test_each_step_draws_other_noise_and_no_parameter_keeps_it() -> None:
     config.task.train.learner.learning_rate = 0.0
     with open_session(config) as session:
         task = session.experiment.task
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         before = jax.device_get(state.params)
         step, batch, losses = make_train_step(task, session.abstract), session.experiment.train_input.get_next(), []
         for _ in range(3):

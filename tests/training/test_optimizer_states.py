@@ -19,7 +19,6 @@ from paxcli.optim.muon import Muon
 from paxcli.training.evaluate import evaluate
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.validate import validate
 
@@ -45,7 +44,7 @@ def test_an_optimizer_trains_with_parameters_left_out(optimizer, state):
     validate(config)
     with open_session(config) as session:
         task = session.experiment.task
-        step, start = make_train_step(task, session.abstract), create_state(task, session.spec, session.abstract)
+        step, start = make_train_step(task, session.abstract), session.new_state()
         names = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(start.opt_state)}
         before = jax.device_get(start.params)
         after = start
@@ -73,7 +72,7 @@ def test_resumed_and_evaluated(tmp_path):
         task = session.experiment.task
         step = make_train_step(task, session.abstract)
         batches = [session.experiment.train_input.get_next() for _ in range(6)]
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         with CheckpointStore(run_dir.checkpoints, Checkpoint(save_interval_steps=1)) as store:
             for batch in batches[:3]:
                 state, _ = step(state, batch)

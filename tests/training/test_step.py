@@ -18,7 +18,6 @@ from paxcli.optim.schedules import Constant
 from paxcli.optim.sgd import Sgd
 from paxcli.training.evaluate import evaluate
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.task import LossAggregator, VariationalNoise
 
@@ -34,7 +33,7 @@ def _small():
 def _run(config, steps: int = 3):
     """Losses, and the state at the end."""
     with open_session(config) as session:
-        state = create_state(session.experiment.task, session.spec, session.abstract)
+        state = session.new_state()
         step = make_train_step(session.experiment.task, session.abstract)
         metrics = []
         for _ in range(steps):
@@ -48,7 +47,7 @@ def test_equals_a_plain_loop():
     metrics, state = _run(config)
     with open_session(config) as session:
         task, source = session.experiment.task, session.experiment.train_input
-        params = create_state(task, session.spec, session.abstract).params
+        params = session.new_state().params
         optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam(0.9, 0.98))
         opt_state, update = optimizer.init(params), jax.jit(optimizer.update)
 
@@ -98,7 +97,7 @@ def test_each_microbatch_can_be_clipped():
     with open_session(config) as session:
         task, batch = session.experiment.task, session.experiment.train_input.get_next()
         batch.weights = np.float32(batch.weights * np.asarray([1.0, 0.1] * 4)[:, None])
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         params = jax.device_get(state.params)
         gradient = jax.jit(jax.grad(lambda params, rows: task.loss(params, rows, jax.random.key(0))[0]))
         clipped, norms = [], []
@@ -124,7 +123,7 @@ def test_private_gradients_equal_a_loop_over_examples():
     with open_session(config) as session:
         task, batch = session.experiment.task, session.experiment.train_input.get_next()
         batch.weights = np.float32(batch.weights * np.linspace(0, 1, batch.weights.size).reshape(8, -1))
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         params, key = jax.device_get((state.params, state.key))
         loss_and_grads = jax.jit(jax.value_and_grad(lambda *args: task.loss(*args, jax.random.key(0)), has_aux=True))
         total, norms, losses, weights = jax.tree.map(np.zeros_like, params), [], [], []
@@ -201,7 +200,7 @@ def test_evaluation_weighs_tokens_not_batches():
     for batch_size in (8, 19):
         source.batch_size = batch_size
         with open_session(config) as session:
-            state = create_state(session.experiment.task, session.spec, session.abstract)
+            state = session.new_state()
             eval_step = make_eval_step(session.experiment.task)
             inputs, metrics = session.experiment.eval_inputs, session.experiment.task.metrics
             results.append(evaluate(eval_step, state.params, inputs, session.mesh, metrics)["synthetic"])
@@ -245,7 +244,7 @@ def test_a_config_used_twice_is_one_object():
 def test_the_old_state_is_donated():
     config = _small()
     with open_session(config) as session:
-        state = create_state(session.experiment.task, session.spec, session.abstract)
+        state = session.new_state()
         step = make_train_step(session.experiment.task, session.abstract)
         step(state, session.experiment.train_input.get_next())
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))

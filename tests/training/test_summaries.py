@@ -17,7 +17,6 @@ from paxcli.layers.positions import SinusoidPositions
 from paxcli.metrics.meter import Meter
 from paxcli.nested_map import NestedMap
 from paxcli.training.session import open_session
-from paxcli.training.state import create_state
 from paxcli.training.step import make_eval_step, make_train_step
 from paxcli.training.validate import validate
 from tests.models import transformer_in_numpy as plain
@@ -60,7 +59,7 @@ def one_step(verbosity: int, microbatches: int = 1, scan: bool = True) -> tuple[
     """The logged values of one step, and the parameters before and after it."""
     with open_session(small(verbosity, microbatches, scan)) as session:
         task = session.experiment.task
-        state = create_state(task, session.spec, session.abstract)
+        state = session.new_state()
         before = jax.device_get(state.params)
         state, metrics = make_train_step(task, session.abstract)(state, batch())
         meter = Meter(None, None, 1, None, 1)
