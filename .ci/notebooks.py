@@ -74,7 +74,7 @@ def text_block(texts: list[str]) -> str:
     """Outputs as a block of text, without control codes and without paths of this machine."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(text.rstrip("\n") for text in texts)).rstrip()
     text = re.sub(rf"{re.escape(tempfile.gettempdir())}/\w+/", "", text)
-    lines = [line for line in text.splitlines() if SLOW_DISK not in line]
+    lines = [line for line in text.splitlines() if SLOW_DISK not in line and "spmd_partitioner.cc" not in line]
     if len(lines) > OUTPUT_LINES:
         lines = [*lines[:OUTPUT_LINES], "…"]
     return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n" if text else ""

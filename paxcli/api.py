@@ -14,7 +14,7 @@ import fiddle as fdl
 from paxcli.config.consent import code_consent
 from paxcli.config.render import recipe_yaml, render_text
 from paxcli.config.resolve import Resolved, SourcedValue, resolve
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, near_names
 from paxcli.inference.generation import Generation
 
 if TYPE_CHECKING:
@@ -144,21 +144,25 @@ class Run:
         return CheckpointStore(self._directory.checkpoints).steps()
 
     def metrics(self, split: str = "train") -> dict[str, np.ndarray]:
-        """Logged metrics as columns, for `pandas.DataFrame(run.metrics())`.
+        """Logged metrics of `train` or `eval/<input name>` as columns, for `pandas.DataFrame(run.metrics())`.
 
-        Args:
-          split: `train`, or `eval/<input name>`.
-
-        Returns:
-          `step` and every metric by name: arrays of equal length, NaN where a line lacks the metric.
+        Returns `step` and every metric by name: arrays of equal length, NaN where a line lacks the metric.
 
         Raises:
           DataError: The directory has no metrics.
           ConfigError: There is no such split.
         """
-        from paxcli.metrics.curves import columns, read_runs
+        import numpy as np
 
-        return columns(read_runs([self.path])[0], split)
+        from paxcli.metrics.curves import read_runs
+
+        (run,) = read_runs([self.path], most=None)
+        lines = [line for line in run.lines if line["split"] == split]
+        if not lines:
+            hint = near_names(split, dict.fromkeys(line["split"] for line in run.lines))
+            raise ConfigError(f"Run {run.name} has no split `{split}`.", hint)
+        names = dict.fromkeys(name for line in lines for name in line if name != "split")
+        return {name: np.array([line.get(name) for line in lines], int if name == "step" else float) for name in names}
 
     def plot(
         self,

@@ -117,6 +117,11 @@ def nearest(name: str, names: Iterable[str], n: int = 3) -> list[str]:
     return [candidate for key in close for candidate in spellings[key]][:n]
 
 
+def near_names(name: str, names: Iterable[str]) -> str:
+    """A hint with the names closest to `name`, or with all names if none is close."""
+    return did_you_mean(name, names) or f"There are: {', '.join(names)}."
+
+
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:
     """A hint with the names closest to `name`, or None if there are none."""
     close = nearest(name, names)

@@ -27,7 +27,7 @@ import jax
 import paxcli as pax
 
 small = {"num_layers": 4, "model_dims": 64, "hidden_dims": 128, "num_heads": 2, "max_seq_len": 32}
-small |= {"global_batch_size": 16, "num_train_steps": 2, "summary_interval_steps": 1, "eval_inputs": []}
+small |= {"global_batch_size": 32, "num_train_steps": 2, "summary_interval_steps": 1, "eval_inputs": []}
 
 # %% [markdown]
 # ## Two stages

@@ -17,7 +17,7 @@ import numpy as np
 
 from paxcli.models.base import Seq2SeqModel
 from paxcli.models.beam_search import Beams, BeamSearch, beam_search
-from paxcli.models.decoding import DecodeState, advance, cache_axes, insert, prefill, score
+from paxcli.models.decoding import DecodeState, advance, cache_axes, insert, prefill, score, unroll
 from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, num_candidates, sequence_settings
 
 _SCORED_TOKENS = 8192  # of a batch: their logits have to fit into memory
@@ -75,10 +75,11 @@ class Generator:
     """
 
     def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
+        model, unstack = unroll(model)
         self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
+        self._prepare = jax.jit(lambda params: unstack(model.cast(params)))
         self.set_params(params)
-        start = functools.partial(prefill, model, bos_id=bos_id)
-        self._prefill = jax.jit(start, static_argnames="size")
+        self._prefill = jax.jit(functools.partial(prefill, model, bos_id=bos_id), static_argnames="size")
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")
         sampling: Any = decoding  # beam search does not use it
         advance_all = functools.partial(advance, model, eos_ids=eos_ids, sampling=sampling)
@@ -88,7 +89,7 @@ class Generator:
 
     def set_params(self, params: dict) -> None:
         """Replaces the parameters, by others of the same shapes."""
-        self._params = self._model.cast(params)
+        self._params = self._prepare(params)
 
     def answer(self, requests: Sequence[Request], watch: Watch, steps: int = 8) -> list[list[Answer]]:
         """The samples of each request, best first. Without beam search, `watch` is called every `steps` tokens."""

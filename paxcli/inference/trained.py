@@ -135,13 +135,13 @@ class TrainedRun:
     def watch(self) -> Iterator[int]:
         """The step of every checkpoint, as it appears, up to the last training step or an early stop."""
         task, seen = self._session.experiment.task, 0
-        rule = task.early_stopping_fn
+        rule, path = task.early_stopping_fn, self._run_dir.path / FILE_NAME
         while True:
             for step in self.steps():
                 if step > seen:
                     seen = step
                     yield step
-            if seen >= task.train.num_train_steps or rule.reason(read_lines(self._run_dir.path / FILE_NAME), seen):
+            if seen >= task.train.num_train_steps or rule.reason(read_lines(path, most=0), seen):
                 return
             time.sleep(_POLL_SECONDS)
 

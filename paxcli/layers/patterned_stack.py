@@ -14,7 +14,7 @@ from paxcli.config.fields import NonNegativeInt
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, Layer, cache_of
 from paxcli.layers.block import TransformerBlock
-from paxcli.layers.stack import Stack, cache_at, repeat_cache, run_in_order, stack_caches
+from paxcli.layers.stack import Stack, entry_at, repeat_cache, run_in_order
 
 
 class PatternedStack(Stack):
@@ -22,8 +22,9 @@ class PatternedStack(Stack):
 
     Such as layers with a sliding window between layers with global attention (Gemma 2). Scanned, one iteration runs G
     layers: `layers/turn_0` holds layers 0, G, 2G, … and so on. A decode cache is a tuple of G caches, the i-th that of
-    layers i, i + G, …, along a leading dimension. Layers of one more kind may precede them, in a stack of their own in
-    `first`, such as dense layers before those with experts (DeepSeek-V3); their cache is the last in the tuple.
+    layers i, i + G, …, along a leading dimension; unrolled, of one cache per layer. Layers of one more kind may precede
+    them, in a stack of their own in `first`, such as dense layers before those with experts (DeepSeek-V3); their cache
+    is the last in the tuple.
 
     Attributes:
       turns: Templates of the alternating blocks. The other fields are those of `Stack`.
@@ -68,34 +69,26 @@ class PatternedStack(Stack):
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
-        turns = self._unbound_blocks()[self.num_first :]
-        size = len(self.turns)
-        caches = [
-            repeat_cache(cache_of(turn, batch_size, length, dtype), len(turns[i::size]))
-            for i, turn in enumerate(turns[:size])
-        ]
+        caches = [cache_of(turn, batch_size, length, dtype) for turn in self._unbound_blocks()[self.num_first :]]
+        if self.scan:
+            size = len(self.turns)
+            caches = [repeat_cache(cache, len(caches) // size) for cache in caches[:size]]
         if self.first:
             caches.append(cache_of(self._first_stack(parent=None), batch_size, length, dtype))
         return tuple(caches)
 
+    @nn.nowrap
+    def unstack(self, params: dict) -> dict:
+        size, names = len(self.turns), range(self.num_layers - self.num_first)
+        layers = {f"layers_{i}": entry_at(params["layers"][f"turn_{i % size}"], i // size) for i in names}
+        return layers | ({"first": self._first_stack(parent=None).unstack(params["first"])} if self.first else {})
+
     def __call__(self, x: jax.Array, cache: Cache, *broadcast: Any) -> tuple[jax.Array, Cache]:
         if self.first is None:
-            return self._run_turns(x, cache, *broadcast)
-        if cache is None:
-            return self._run_turns(self._first(x, None, *broadcast)[0], None, *broadcast)
-        x, of_first = self._first(x, cache[-1], *broadcast)
-        x, cache = self._run_turns(x, cache[:-1], *broadcast)
-        return x, (*cache, of_first)
-
-    def _run_turns(self, x: jax.Array, cache: Cache, *broadcast: Any) -> tuple[jax.Array, Cache]:
-        if self.scan:
-            return self.layers(x, cache, *broadcast)
-        if cache is None:
-            return run_in_order(self.layers, x, [None] * len(self.layers), *broadcast)[0], None
-        size = len(cache)
-        caches = [cache_at(cache[i % size], i // size) for i in range(len(self.layers))]
-        x, caches = run_in_order(self.layers, x, caches, *broadcast)
-        return x, tuple(stack_caches(caches[i::size]) for i in range(size))
+            return super().__call__(x, cache, *broadcast)
+        x, of_first = self._first(x, cache and cache[-1], *broadcast)
+        x, cache = super().__call__(x, cache and cache[:-1], *broadcast)
+        return x, cache and (*cache, of_first)
 
     @property
     def _first_stack(self) -> functools.partial:
@@ -113,5 +106,4 @@ class _Turns(Layer):
         self.layers = [turn(name=f"turn_{i}", **self.widths) for i, turn in enumerate(self.turns)]
 
     def __call__(self, x: jax.Array, cache: Cache, *broadcast: Any) -> tuple[jax.Array, Cache]:
-        x, caches = run_in_order(self.layers, x, (None,) * len(self.turns) if cache is None else cache, *broadcast)
-        return x, None if cache is None else tuple(caches)
+        return run_in_order(self.layers, x, cache, *broadcast)

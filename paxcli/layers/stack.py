@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -29,8 +29,8 @@ class Stack(CachedLayer):
     """`num_layers` blocks, as one scan over stacked parameters or unrolled.
 
     Pax: `StackedTransformerRepeated` (scan) and `StackedTransformer`. Scanned parameters have a leading `layers`
-    dimension, and the compile time does not grow with `num_layers`. A decode cache has a leading `layers` dimension
-    either way.
+    dimension, and so has a decode cache; the compile time does not grow with `num_layers`. The decode cache of unrolled
+    layers is a tuple of theirs.
 
     Attributes:
       num_layers: L.
@@ -87,7 +87,13 @@ class Stack(CachedLayer):
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
-        return repeat_cache(cache_of(self._unbound_blocks()[0], batch_size, length, dtype), self.num_layers)
+        caches = tuple(cache_of(block, batch_size, length, dtype) for block in self._unbound_blocks())
+        return repeat_cache(caches[0], self.num_layers) if self.scan else caches
+
+    @nn.nowrap
+    def unstack(self, params: dict) -> dict:
+        """The parameters of the same layers with `scan=False`, from scanned ones."""
+        return {f"layers_{i}": entry_at(params["layers"], i) for i in range(self.num_layers)}
 
     @nn.nowrap
     def _unbound_blocks(self) -> list[nn.Module]:
@@ -104,8 +110,7 @@ class Stack(CachedLayer):
         """Runs all layers. Every block also takes `broadcast`: the segment ids and positions, both [B, T], of `x`."""
         if self.scan:
             return self.layers(x, cache, *broadcast)
-        x, caches = run_in_order(self.layers, x, [cache_at(cache, i) for i in range(self.num_layers)], *broadcast)
-        return x, stack_caches(caches)
+        return run_in_order(self.layers, x, cache, *broadcast)
 
     def _with_remat(self, block: functools.partial) -> functools.partial:
         policy = saveable(self.remat_policy, self.offload)
@@ -139,15 +144,13 @@ def find_stacks(**layers: nn.Module) -> dict[str, Stack]:
     return {field: layer for field, layer in layers.items() if isinstance(layer, Stack)}
 
 
-def run_in_order(
-    layers: Sequence[Any], x: jax.Array, caches: Iterable[Cache], *broadcast: Any
-) -> tuple[jax.Array, list[Cache]]:
-    """Runs layers one after the other, each with its own cache."""
+def run_in_order(layers: Sequence[Any], x: jax.Array, cache: Cache, *broadcast: Any) -> tuple[jax.Array, Cache]:
+    """Runs layers one after the other. The cache is a tuple of theirs."""
     new = []
-    for layer, cache in zip(layers, caches, strict=True):
-        x, cache = layer(x, cache, *broadcast)
-        new.append(cache)
-    return x, new
+    for layer, of_layer in zip(layers, (None,) * len(layers) if cache is None else cache, strict=True):
+        x, of_layer = layer(x, of_layer, *broadcast)
+        new.append(of_layer)
+    return x, None if cache is None else tuple(new)
 
 
 def repeat_cache(cache: Cache, count: int) -> Cache:
@@ -155,11 +158,6 @@ def repeat_cache(cache: Cache, count: int) -> Cache:
     return jax.tree.map(lambda array: jnp.broadcast_to(array, (count, *array.shape)), cache)
 
 
-def cache_at(cache: Cache, index: int) -> Cache:
-    """Entry `index` of the leading dimension."""
-    return jax.tree.map(lambda array: array[index], cache)
-
-
-def stack_caches(caches: Sequence[Cache]) -> Cache:
-    """Caches of one structure along a new leading dimension."""
-    return jax.tree.map(lambda *arrays: jnp.stack(arrays), *caches)
+def entry_at(tree: Any, index: int) -> Any:
+    """Entry `index` of the leading dimension of each array."""
+    return jax.tree.map(lambda array: array[index], tree)

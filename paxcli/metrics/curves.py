@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 from etils import epath
 
-from paxcli.errors import ConfigError, DataError, MissingError, did_you_mean
+from paxcli.errors import ConfigError, DataError, MissingError, near_names
 from paxcli.metrics.writers import TRAIN, read_lines
 
 if TYPE_CHECKING:
@@ -40,12 +39,20 @@ class Series(NamedTuple):
     values: list[float]
 
 
-def read_runs(run_dirs: Sequence[epath.PathLike]) -> list[RunMetrics]:
-    """Reads the metrics of runs. A run is named after its directory, or by the full path if two have the same name."""
+def read_runs(run_dirs: Sequence[epath.PathLike], most: int | None = 20_000) -> list[RunMetrics]:
+    """Reads the metrics of runs. A run is named after its directory, or by the full path if two have the same name.
+
+    Args:
+      run_dirs: The run directories.
+      most: See `read_lines`. The default is enough for a picture.
+
+    Raises:
+      DataError: A run has no metrics.
+    """
     paths = [epath.Path(run_dir).expanduser() for run_dir in run_dirs]
     names = [path.resolve().name for path in paths]
     return [
-        RunMetrics(name if names.count(name) == 1 else os.fspath(path), _read_lines(path))
+        RunMetrics(name if names.count(name) == 1 else os.fspath(path), _read_lines(path, most))
         for name, path in zip(names, paths, strict=True)
     ]
 
@@ -75,23 +82,6 @@ def series(run: RunMetrics, metric: str) -> list[Series]:
     ]
 
 
-def columns(run: RunMetrics, split: str = TRAIN) -> dict[str, np.ndarray]:
-    """The lines of one split as arrays of equal length: `step`, then every metric, NaN where a line lacks it.
-
-    Raises:
-      ConfigError: The run has no such split.
-    """
-    lines = [line for line in run.lines if line["split"] == split]
-    if not lines:
-        splits = list(dict.fromkeys(line["split"] for line in run.lines))
-        raise ConfigError(
-            f"Run {run.name} has no split `{split}`.", did_you_mean(split, splits) or f"It has: {', '.join(splits)}."
-        )
-    names = dict.fromkeys(name for line in lines for name in line if name not in ("step", "split"))
-    found = {"step": np.array([line["step"] for line in lines])}
-    return found | {name: np.array([line.get(name) for line in lines], float) for name in names}
-
-
 def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
     """Checks that every run has values of a metric.
 
@@ -101,9 +91,7 @@ def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
     """
     names = metric_names(runs)
     if metric not in names:
-        raise ConfigError(
-            f"No run has a metric `{metric}`.", did_you_mean(metric, names) or f"Metrics: {', '.join(names)}."
-        )
+        raise ConfigError(f"No run has a metric `{metric}`.", near_names(metric, names))
     for run in runs:
         if not series(run, metric):
             hint = "Plot another metric, or leave the run out."
@@ -165,11 +153,11 @@ def save_figure(figure: Figure, path: epath.PathLike) -> None:
         raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file with `--out`.") from error
 
 
-def _read_lines(run_dir: epath.Path) -> list[dict[str, Any]]:
+def _read_lines(run_dir: epath.Path, most: int | None) -> list[dict[str, Any]]:
     path = run_dir / FILE_NAME
     if not path.exists():
         raise DataError(f"{run_dir} has no {FILE_NAME}.", "Give the run directory that `pax train` wrote.")
-    lines = read_lines(path)
+    lines = read_lines(path, most)
     if not lines:
         raise DataError(f"{path} has no metrics yet.", "Wait for the run's first logged step.")
     return lines

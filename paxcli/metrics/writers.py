@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -18,6 +19,8 @@ from paxcli.log import log
 
 TRAIN = "train"
 
+_TRAIN_MARK = f'"split": "{TRAIN}"'.encode()
+_LAST_BYTES = 1 << 16
 _FLUSH_SECONDS = 5
 _EVENTS = "pax-events"
 
@@ -46,9 +49,14 @@ class JsonlWriter:
     def __init__(self, path: epath.PathLike, resume_step: int | None = None):
         self._path = epath.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._remote_text = _text_up_to(self._path, resume_step)
-        replace_text(self._path, self._remote_text)
-        self._file = None if "://" in os.fspath(path) else open(self._path, "a", encoding="utf-8")
+        kept = _lines_up_to(self._path, resume_step)
+        self._file, self._remote_text = None, ""
+        if "://" in os.fspath(path):
+            self._remote_text = kept.decode()
+            replace_text(self._path, self._remote_text)
+        else:
+            self._file = open(self._path, "a", encoding="utf-8")
+            self._file.truncate(len(kept))
 
     def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Appends one line."""
@@ -166,19 +174,22 @@ class MultiWriter:
             writer.close()
 
 
-def parse_line(line: str) -> dict[str, Any] | None:
-    """Parses a line of `metrics.jsonl`; None if the line is torn."""
-    try:
-        parsed = json.loads(line)
-    except ValueError:
-        return None
-    return parsed if isinstance(parsed, dict) and isinstance(parsed.get("step"), int) else None
+def read_lines(path: epath.Path, most: int | None = None) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl` that can be parsed; none if there is no file.
 
-
-def read_lines(path: epath.Path) -> list[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` that can be parsed; none if there is no file."""
-    text = path.read_bytes().decode("utf-8", errors="replace") if path.exists() else ""
-    return [line for line in map(parse_line, text.splitlines()) if line]
+    Args:
+      path: The file.
+      most: Of training's lines, only the last ones and so many others at equal distances, so that millions need little
+        time and memory; None = all. Lines of other splits are all read.
+    """
+    found, end, size = [], 0, path.stat().length if path.exists() else 0
+    with path.open("rb") if size else io.BytesIO() as file:
+        for text in file:
+            begin, end = end, end + len(text)
+            is_last = size - end < _LAST_BYTES
+            if most is None or is_last or _TRAIN_MARK not in text or end * most // size > begin * most // size:
+                found.append(_parse_line(text))
+    return [line for line in found if line]
 
 
 def is_finite(value: float | int | None) -> bool:
@@ -186,13 +197,25 @@ def is_finite(value: float | int | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _text_up_to(path: epath.Path, resume_step: int | None) -> str:
-    """The complete lines of a file up to a step."""
+def _parse_line(text: bytes) -> dict[str, Any] | None:
+    """Parses a line of `metrics.jsonl`; None if it is torn."""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        return None
+    return parsed if isinstance(parsed, dict) and isinstance(parsed.get("step"), int) else None
+
+
+def _lines_up_to(path: epath.Path, resume_step: int | None) -> bytes:
+    """A file without the lines at its end that are torn, or of steps after `resume_step`."""
     if resume_step is None or not path.exists():
-        return ""
-    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines()
-    parsed = [parse_line(line) for line in lines]
-    if None in parsed[:-1]:
-        log.warning("%s: dropped %d lines that are not JSON", path, parsed[:-1].count(None))
-    kept = [line for line, entry in zip(lines, parsed, strict=True) if entry and entry["step"] <= resume_step]
-    return "".join(line + "\n" for line in kept)
+        return b""
+    text = path.read_bytes()
+    end = len(text)
+    while end:
+        begin = text.rfind(b"\n", 0, end - 1) + 1
+        line = _parse_line(text[begin:end])
+        if line and line["step"] <= resume_step and text[end - 1 : end] == b"\n":
+            break
+        end = begin
+    return text[:end]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from paxcli.layers.base import Cache
+from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel
 from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
+from paxcli.models.transformer import TransformerModel
 
 PROMPTS_AT_ONCE = 16  # batch size of the decode step that `pax compile` compiles
 
@@ -216,6 +219,21 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
 
     columns = jax.tree.map(replace, state[:-1], new[:-1])
     return DecodeState(*columns, cache=jax.tree.map(replace, state.cache, new.cache, axes))
+
+
+def unroll(model: Any) -> tuple[Any, Callable[[dict], dict]]:
+    """On a CPU: the model with unrolled layers, and a function that returns its parameters, from scanned ones.
+
+    In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place.
+    """
+    found = model.stacks() if isinstance(model, TransformerModel) and jax.default_backend() == "cpu" else {}
+    stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
+
+    def unstack(params: dict) -> dict:
+        return {name: stacks[name].unstack(tree) if name in stacks else tree for name, tree in params.items()}
+
+    templates = model.named_fields(*stacks)
+    return model.clone(**{field: functools.partial(templates[field], scan=False) for field in stacks}), unstack
 
 
 def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:

@@ -96,7 +96,7 @@ def test_06_an_unknown_recipe_names_near_ones(say):
 
 def test_07_a_value_has_its_origin(say):
     code, out, _ = say("recipes", "show", "tiny", "--set", "num_layers=3", "--json")
-    (found,) = [one for path, one in json.loads(out)["values"].items() if path.endswith("num_layers")]
+    (found,) = [one for path, one in json.loads(out)["values"].items() if path.endswith(".num_layers")]
     assert (code, found) == (0, {"value": 3, "from": "--set"})
 
 
@@ -189,7 +189,7 @@ def test_19_a_damaged_checkpoint_is_named_and_the_one_before_serves(trained, tmp
     shutil.copytree(trained / "run", tmp_path / "run")
     newest = tmp_path / "run" / "checkpoints" / "8"
     largest = max((path for path in newest.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
-    largest.write_bytes(largest.read_bytes()[:-100])
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])  # its last bytes may be of no array
     longer = ["train", "tiny", "--run-dir", "run", *sized(num_train_steps=9), "--allow-changed"]
     done = command(tmp_path, *longer)
     assert done.returncode == 5 and "8" in done.stderr and "--on-corrupt" in done.stderr

@@ -69,8 +69,9 @@ def test_bubbles_leave_no_trace(rounds, scan, stream_io, inputs, params):
 def test_decoding_runs_layer_by_layer(rounds, scan, inputs, params):
     params = params if scan else _unrolled(params)
     x, _, segment_ids, segment_pos = inputs
-    cache = Stack(**WIDTHS).init_cache(B, T, jnp.float32)
-    expected = jax.jit(Stack(**WIDTHS, scan=scan).apply)({"params": params}, x, cache, segment_ids, segment_pos)
+    in_order = Stack(**WIDTHS, scan=scan)
+    cache = in_order.init_cache(B, T, jnp.float32)
+    expected = jax.jit(in_order.apply)({"params": params}, x, cache, segment_ids, segment_pos)
     stack = PipelinedStack(**WIDTHS, scan=scan, num_stages=2, microbatch_size=3, circular_repeat=rounds)
     staged = {"params": to_stages(params, 2, rounds)}
     found = jax.jit(stack.apply)(staged, x, cache, segment_ids, segment_pos)

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 
 from paxcli.layers.attention.rotary import Rotary
-from paxcli.models.decoding import generate
+from paxcli.layers.patterned_stack import PatternedStack
+from paxcli.models.decoding import generate, unroll
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Sampling
+from paxcli.models.sequence_model import SequenceModel
 from paxcli.nested_map import NestedMap
 from tests.tolerances import FLOAT32
 
@@ -32,9 +34,14 @@ def model_and_params(request):
     config.stack.scan = request.param != "unrolled"
     if request.param == "rotary":
         config.position, config.stack.block.attention.rotary = None, Rotary.partial()
+    return _with_params(config)
+
+
+def _with_params(config):
     model = fdl.build(config)
     ones = jnp.ones((1, 4), jnp.int32)
-    batch = NestedMap(ids=ones, labels=ones, weights=jnp.ones((1, 4)), segment_ids=ones, segment_pos=ones)
+    source = dict(source_ids=ones, source_segment_ids=ones, source_segment_pos=ones)
+    batch = NestedMap(ids=ones, labels=ones, weights=jnp.ones((1, 4)), segment_ids=ones, segment_pos=ones, **source)
     params = nn.meta.unbox(model.init(jax.random.key(0), batch)["params"])
     return model, jax.tree.map(lambda p: 3 * p, params)
 
@@ -99,3 +106,23 @@ def test_sampling_is_repeatable(model_and_params):
     first, second, other = (_generate(model, params, hot, seed=seed).ids for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, second)
     assert (first != other).any()
+
+
+@pytest.mark.parametrize("kind", [LanguageModel, SequenceModel])
+def test_unrolled_layers_decode_as_scanned_ones(kind):
+    sizes = dict(vocab_size=13, max_seq_len=16, model_dims=16, hidden_dims=32, num_layers=2, num_heads=4)
+    config = kind.config(**sizes)
+    if kind is LanguageModel:  # two layers before two of each kind
+        block = config.stack.block
+        windowed = fdl.copy_with(block, attention=fdl.copy_with(block.attention, window=2))
+        config.stack, config.num_layers = PatternedStack.partial(turns=(windowed, block), first=block, num_first=2), 6
+    scanned, params = _with_params(config)
+    expected = _generate(scanned, params, max_tokens=3)
+    model, unstack = unroll(scanned)
+    per_layer = unstack(params)
+    found = _generate(model, per_layer, max_tokens=3)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, **FLOAT32)
+    assert sum(p.size for p in jax.tree.leaves(per_layer)) == sum(p.size for p in jax.tree.leaves(params))
+    assert not any("'layers'" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(per_layer))
+    assert unstack({}) == {}

@@ -63,6 +63,12 @@ def test_a_part_of_the_data_is_reported_as_such(tmp_path: pathlib.Path) -> None:
     assert "data" not in values_text(values | {"data_share": 1.0})
 
 
+def test_a_loss_that_is_the_log_perplexity_is_shown_once() -> None:
+    assert values_text({"log_pplx": 1.5, "loss": 1.5}) == "log_pplx 1.5000"
+    assert values_text({"log_pplx": 1.5, "loss": 1.75}) == "log_pplx 1.5000 · loss 1.7500"
+    assert values_text({"loss": 1.5}) == "loss 1.5000"
+
+
 @pytest.mark.parametrize("text", ["", "plain", "µ€😀", "two\x00documents"])
 def test_bytes_of_text(text: str) -> None:
     ids = np.concatenate([np.append(ByteTokenizer().encode(part), 1) for part in text.split("\x00")])
