@@ -42,6 +42,7 @@ def first_step(command: list[str], mark: str, cache: pathlib.Path) -> dict[str, 
       RuntimeError: It ended before.
     """
     environment = {"JAX_COMPILATION_CACHE_DIR": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = ""  # an installed package has its bytecode
     began, used = time.perf_counter(), time_of_children()
     process = subprocess.Popen(
         command,

@@ -22,8 +22,9 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["COLUMNS"] = "120"
-for name in ("XLA_FLAGS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS"):
+for name in ("XLA_FLAGS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(name, None)
+sys.dont_write_bytecode = False  # or every process, and every collection, compiles all of the source again
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
