@@ -91,14 +91,13 @@ constraints: ## Rewrite constraints.txt from fresh installs on Python 3.11 and 3
 clean: ## Remove the virtual environments and all build outputs.
 	rm -rf $(VENV) $(LINGVO_VENV) build dist site *.egg-info .pytest_cache .ruff_cache .import_linter_cache
 
-# A stamp file per kind of install: a second `make` has nothing to do until the dependencies change. Python compiles
-# modules when it first imports them; compiling all of them here would take a third of the install's time.
+# A stamp file per kind of install: a second `make` has nothing to do until the dependencies change.
 $(VENV)/installed: EXTRAS :=
 $(VENV)/installed-dev: EXTRAS := [dev]
 $(VENV)/installed-docs: EXTRAS := [docs]
 $(VENV)/installed $(VENV)/installed-dev $(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing pax and its pinned dependencies into $(VENV); the first time takes a few minutes."
-	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable ".$(EXTRAS)" </dev/null
+	$(PIP) install --quiet --constraint constraints.txt --editable ".$(EXTRAS)" </dev/null
 	@touch $@
 
 $(LINGVO_VENV)/installed: pyproject.toml | $(BIN)/python
