@@ -156,7 +156,7 @@ class Run:
 
         from paxcli.metrics.curves import read_runs
 
-        (run,) = read_runs([self.path], most=None)
+        (run,) = read_runs([self.path], sample=False)
         lines = [line for line in run.lines if line["split"] == split]
         if not lines:
             hint = near_names(split, dict.fromkeys(line["split"] for line in run.lines))

@@ -141,7 +141,7 @@ class TrainedRun:
                 if step > seen:
                     seen = step
                     yield step
-            if seen >= task.train.num_train_steps or rule.reason(read_lines(path, most=0), seen):
+            if seen >= task.train.num_train_steps or rule.reason(read_lines(path, sample=True), seen):
                 return
             time.sleep(_POLL_SECONDS)
 

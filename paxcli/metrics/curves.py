@@ -39,12 +39,12 @@ class Series(NamedTuple):
     values: list[float]
 
 
-def read_runs(run_dirs: Sequence[epath.PathLike], most: int | None = 20_000) -> list[RunMetrics]:
+def read_runs(run_dirs: Sequence[epath.PathLike], sample: bool = True) -> list[RunMetrics]:
     """Reads the metrics of runs. A run is named after its directory, or by the full path if two have the same name.
 
     Args:
       run_dirs: The run directories.
-      most: See `read_lines`. The default is enough for a picture.
+      sample: Read a sample of long files, which is enough for a picture.
 
     Raises:
       DataError: A run has no metrics.
@@ -52,7 +52,7 @@ def read_runs(run_dirs: Sequence[epath.PathLike], most: int | None = 20_000) -> 
     paths = [epath.Path(run_dir).expanduser() for run_dir in run_dirs]
     names = [path.resolve().name for path in paths]
     return [
-        RunMetrics(name if names.count(name) == 1 else os.fspath(path), _read_lines(path, most))
+        RunMetrics(name if names.count(name) == 1 else os.fspath(path), _read_lines(path, sample))
         for name, path in zip(names, paths, strict=True)
     ]
 
@@ -153,11 +153,11 @@ def save_figure(figure: Figure, path: epath.PathLike) -> None:
         raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file with `--out`.") from error
 
 
-def _read_lines(run_dir: epath.Path, most: int | None) -> list[dict[str, Any]]:
+def _read_lines(run_dir: epath.Path, sample: bool) -> list[dict[str, Any]]:
     path = run_dir / FILE_NAME
     if not path.exists():
         raise DataError(f"{run_dir} has no {FILE_NAME}.", "Give the run directory that `pax train` wrote.")
-    lines = read_lines(path, most)
+    lines = read_lines(path, sample)
     if not lines:
         raise DataError(f"{path} has no metrics yet.", "Wait for the run's first logged step.")
     return lines

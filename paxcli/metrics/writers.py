@@ -21,6 +21,7 @@ TRAIN = "train"
 
 _TRAIN_MARK = f'"split": "{TRAIN}"'.encode()
 _LAST_BYTES = 1 << 16
+_NUM_SAMPLES = 20_000
 _FLUSH_SECONDS = 5
 _EVENTS = "pax-events"
 
@@ -174,22 +175,20 @@ class MultiWriter:
             writer.close()
 
 
-def read_lines(path: epath.Path, most: int | None = None) -> list[dict[str, Any]]:
+def read_lines(path: epath.Path, sample: bool = False) -> list[dict[str, Any]]:
     """The lines of a `metrics.jsonl` that can be parsed; none if there is no file.
 
     Args:
       path: The file.
-      most: Of training's lines, only the last ones and so many others at equal distances, so that millions need little
-        time and memory; None = all. Lines of other splits are all read.
+      sample: Parse only the last of training's lines, some 20,000 others at equal distances, and those of other splits:
+        of millions of lines, all would take minutes and gigabytes.
     """
-    found, end, size = [], 0, path.stat().length if path.exists() else 0
+    found, size = [], path.stat().length if path.exists() else 0
     with path.open("rb") if size else io.BytesIO() as file:
-        for text in file:
-            begin, end = end, end + len(text)
-            is_last = size - end < _LAST_BYTES
-            if most is None or is_last or _TRAIN_MARK not in text or end * most // size > begin * most // size:
-                found.append(_parse_line(text))
-    return [line for line in found if line]
+        while lines := file.readlines(size // _NUM_SAMPLES + 1 if sample else -1):
+            whole = not sample or size - file.tell() < _LAST_BYTES
+            found += [line for line in lines[:-1] if whole or _TRAIN_MARK not in line] + lines[-1:]
+    return [line for line in map(_parse_line, found) if line]
 
 
 def is_finite(value: float | int | None) -> bool:

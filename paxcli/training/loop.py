@@ -98,7 +98,7 @@ class TrainingRun:
         self.eval_positions = self._eval_positions()
         self.seconds = 0.0
         self.last_step = self.store.latest_step() or 0
-        self.eval_lines = [line for line in read_lines(run_dir.path / FILE_NAME, most=0) if line["split"] != TRAIN]
+        self.eval_lines = [line for line in read_lines(run_dir.path / FILE_NAME, sample=True) if line["split"] != TRAIN]
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
@@ -400,7 +400,7 @@ def resume_step(
     found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
     step = max((step for step in found if step is not None), default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
-    early = rule.reason(read_lines(run_dir.path / FILE_NAME, most=0), step or 0) is not None
+    early = rule.reason(read_lines(run_dir.path / FILE_NAME, sample=True), step or 0) is not None
     return step, early or (step or 0) >= config.task.train.num_train_steps
 
 
@@ -432,7 +432,7 @@ def _draw_seed() -> int:
 
 def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:
     """A run's summary, from its last logged metrics."""
-    last = {line["split"]: line for line in read_lines(run_dir.path / FILE_NAME, most=0)}
+    last = {line["split"]: line for line in read_lines(run_dir.path / FILE_NAME, sample=True)}
     train = last.get("train", {})
     evals = {split.removeprefix("eval/"): line for split, line in last.items() if split != "train"}
     return {
