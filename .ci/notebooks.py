@@ -23,6 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "docs" / "notebooks"
 PAGES = ROOT / "docs" / "learn"
 SLOW_DISK = "Waiting for previous save"  # a warning of Orbax where the disk or the machine is slow
+LEFT_OUT = SLOW_DISK, "spmd_partitioner.cc"  # the second is the source file of a long warning of XLA
 OUTPUT_LINES = 60  # of a cell, in a page
 
 
@@ -74,7 +75,7 @@ def text_block(texts: list[str]) -> str:
     """Outputs as a block of text, without control codes and without paths of this machine."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(text.rstrip("\n") for text in texts)).rstrip()
     text = re.sub(rf"{re.escape(tempfile.gettempdir())}/\w+/", "", text)
-    lines = [line for line in text.splitlines() if SLOW_DISK not in line and "spmd_partitioner.cc" not in line]
+    lines = [line for line in text.splitlines() if not any(warning in line for warning in LEFT_OUT)]
     if len(lines) > OUTPUT_LINES:
         lines = [*lines[:OUTPUT_LINES], "…"]
     return "```text\n" + "\n".join(line.rstrip() for line in lines) + "\n```\n" if text else ""

@@ -14,7 +14,7 @@ import fiddle as fdl
 from paxcli.config.consent import code_consent
 from paxcli.config.render import recipe_yaml, render_text
 from paxcli.config.resolve import Resolved, SourcedValue, resolve
-from paxcli.errors import ConfigError, near_names
+from paxcli.errors import ConfigError, names_hint
 from paxcli.inference.generation import Generation
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class Run:
         (run,) = read_runs([self.path], sample=False)
         lines = [line for line in run.lines if line["split"] == split]
         if not lines:
-            hint = near_names(split, dict.fromkeys(line["split"] for line in run.lines))
+            hint = names_hint(split, dict.fromkeys(line["split"] for line in run.lines))
             raise ConfigError(f"Run {run.name} has no split `{split}`.", hint)
         names = dict.fromkeys(name for line in lines for name in line if name != "split")
         return {name: np.array([line.get(name) for line in lines], int if name == "step" else float) for name in names}

@@ -117,9 +117,9 @@ def nearest(name: str, names: Iterable[str], n: int = 3) -> list[str]:
     return [candidate for key in close for candidate in spellings[key]][:n]
 
 
-def near_names(name: str, names: Iterable[str]) -> str:
+def names_hint(name: str, names: Iterable[str]) -> str:
     """A hint with the names closest to `name`, or with all names if none is close."""
-    return did_you_mean(name, names) or f"There are: {', '.join(names)}."
+    return did_you_mean(name, names) or f"Use one of {', '.join(names)}."
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:

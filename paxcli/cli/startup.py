@@ -1,4 +1,4 @@
-"""The start of a process: first, with a setting of the C library that speeds up XLA on CPUs; then, its command line."""
+"""The entry point of `pax`: restarts with huge pages, which speed up XLA on CPUs, then runs the command line."""
 
 from __future__ import annotations
 
@@ -21,13 +21,11 @@ def main() -> None:
 
 
 def restart_tuned() -> None:
-    """Restarts a process that trains, evaluates or decodes with huge pages for large allocations.
-
-    It does so once, where the system offers them on request.
+    """Restarts `pax train`, `eval` and `decode` once, with huge pages, where the system offers them on request.
 
     XLA on a CPU maps its scratch memory again in every step. With huge pages that takes a few hundred page faults
     instead of a hundred thousand, which saves a quarter of the step. The C library reads this setting only at process
-    start.
+    start. The process starts again before anything slow is imported.
     """
     if not _VERBS.intersection(sys.argv) or not _huge_pages_on_request():
         return

@@ -17,7 +17,7 @@ from paxcli.config.consent import RECIPE_FILE, RUN_RECIPE, require_consent
 from paxcli.config.index import RecipeEntry, find_recipes, recipe_name, recipes_in
 from paxcli.config.overlay import YAML_SUFFIXES, Assignments, read_overlay, read_yaml_recipe
 from paxcli.config.paths import resolve_path
-from paxcli.errors import ConfigError, MissingError, PaxError, did_you_mean, near_names
+from paxcli.errors import ConfigError, MissingError, PaxError, did_you_mean, names_hint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _entry_in_file(path: Path, function: str) -> RecipeEntry:
         raise ConfigError(f"{path} has {len(entries)} recipes.", f"Choose one: `{path}:{next(iter(entries))}`.")
     entry = entries.get(function.replace("-", "_")) if function else next(iter(entries.values()))
     if entry is None:
-        raise ConfigError(f"{path} has no recipe `{function}`.", near_names(function, entries))
+        raise ConfigError(f"{path} has no recipe `{function}`.", names_hint(function, entries))
     return entry
 
 

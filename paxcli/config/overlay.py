@@ -12,7 +12,7 @@ import yaml
 from paxcli.config.index import find_overlays
 from paxcli.config.paths import resolve_path
 from paxcli.config.yaml_text import parse_yaml
-from paxcli.errors import ConfigError, did_you_mean, near_names
+from paxcli.errors import ConfigError, did_you_mean, names_hint
 
 YAML_SUFFIXES = (".yaml", ".yml")
 OPTIONAL = "?"
@@ -56,7 +56,7 @@ def read_yaml_recipe(path: Path) -> YamlRecipe:
     keys = ("recipe", "overlays", "set")
     for key in content:
         if key not in keys:
-            raise ConfigError(f"{path}: unknown key `{key}`.", near_names(key, keys))
+            raise ConfigError(f"{path}: unknown key `{key}`.", names_hint(key, keys))
     recipe, overlays, values = content.get("recipe"), content.get("overlays") or [], content.get("set") or {}
     if not isinstance(recipe, str):
         raise ConfigError(f"{path} does not name its base recipe.", "Begin it with a line such as `recipe: tiny`.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paxcli.errors import DataError, did_you_mean
+from paxcli.errors import DataError, names_hint
 from paxcli.inputs.documents import FIX_HINT
 
 PROMPT, RESPONSES = "prompt", ("response", "completion")
@@ -60,7 +60,7 @@ def _check_message(message: Any, place: str) -> dict[str, Any]:
     message = {name: value for name, value in message.items() if value is not None}
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        hint = did_you_mean(str(role), ROLES) or f"Use one of {', '.join(ROLES)}."
+        hint = names_hint(str(role), ROLES)
         raise DataError(f"{place} has " + ("no role." if role is None else f"the unknown role {role!r}."), hint)
     if content is None and "content" not in message and message.get("tool_calls"):
         return message

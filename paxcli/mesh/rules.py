@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from jax.sharding import PartitionSpec
 
-from paxcli.errors import ConfigError, did_you_mean, near_names
+from paxcli.errors import ConfigError, did_you_mean, names_hint
 from paxcli.mesh.axes import MESH_AXES
 
 Rules = Mapping[str, tuple[str, ...]]
@@ -30,7 +30,7 @@ def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> R
     rules = dict(DEFAULT_RULES)
     for name, mesh_axes in overrides.items():
         if name not in DEFAULT_RULES:
-            hint = near_names(name, DEFAULT_RULES)
+            hint = names_hint(name, DEFAULT_RULES)
             raise ConfigError(f"`mesh.logical_axis_rules`: there is no logical axis `{name}`.", hint)
         axes = (mesh_axes,) if isinstance(mesh_axes, str) else tuple(mesh_axes or ())
         for axis in axes:
@@ -61,7 +61,7 @@ def spec(logical_axes: Sequence[str | None], rules: Rules = DEFAULT_RULES) -> Pa
     entries: list[tuple[str, ...] | None] = []
     for name in logical_axes:
         if name is not None and name not in rules:
-            hint = near_names(name, rules)
+            hint = names_hint(name, rules)
             raise ConfigError(f"A layer uses the logical axis `{name}`, which has no sharding rule.", hint)
         axes = tuple(axis for axis in (rules[name] if name is not None else ()) if axis not in used)
         used.update(axes)

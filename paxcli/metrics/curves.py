@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from etils import epath
 
-from paxcli.errors import ConfigError, DataError, MissingError, near_names
+from paxcli.errors import ConfigError, DataError, MissingError, names_hint
 from paxcli.metrics.writers import TRAIN, read_lines
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
     """
     names = metric_names(runs)
     if metric not in names:
-        raise ConfigError(f"No run has a metric `{metric}`.", near_names(metric, names))
+        raise ConfigError(f"No run has a metric `{metric}`.", names_hint(metric, names))
     for run in runs:
         if not series(run, metric):
             hint = "Plot another metric, or leave the run out."

@@ -180,8 +180,8 @@ def read_lines(path: epath.Path, sample: bool = False) -> list[dict[str, Any]]:
 
     Args:
       path: The file.
-      sample: Parse only the last of training's lines, some 20,000 others at equal distances, and those of other splits:
-        of millions of lines, all would take minutes and gigabytes.
+      sample: Of a long file, parse the evaluations, some 20,000 training lines at equal distances, and the last ones.
+        Parsing millions of lines would take minutes, and gigabytes of memory.
     """
     found, size = [], path.stat().length if path.exists() else 0
     with path.open("rb") if size else io.BytesIO() as file:
@@ -214,7 +214,7 @@ def _lines_up_to(path: epath.Path, resume_step: int | None) -> bytes:
     while end:
         begin = text.rfind(b"\n", 0, end - 1) + 1
         line = _parse_line(text[begin:end])
-        if line and line["step"] <= resume_step and text[end - 1 : end] == b"\n":
+        if line and line["step"] <= resume_step and text.endswith(b"\n", 0, end):
             break
         end = begin
     return text[:end]

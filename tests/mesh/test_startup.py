@@ -143,11 +143,8 @@ def test_a_tpu_vm_of_several_hosts_is_found_through_its_metadata_server(monkeypa
         threading.Thread(target=server.serve_forever, daemon=True).start()
         calls = []
         monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **_: calls.append(args))
-        for name in (
-            "TPU_SKIP_MDS_QUERY",
-            "TPU_WORKER_HOSTNAMES",
-        ):  # libtpu sets the second where another test loads it
-            monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv("TPU_SKIP_MDS_QUERY", raising=False)
+        monkeypatch.delenv("TPU_WORKER_HOSTNAMES", raising=False)  # libtpu sets it where another test loads it
         monkeypatch.setenv("TPU_ML_PLATFORM", "JAX")
         monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{server.server_address[1]}")
         startup.start_distributed()

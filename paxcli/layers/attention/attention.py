@@ -282,7 +282,7 @@ def project_output(
     """The output projection, [B, N, T, Hv] to [B, T, D], of a context that a backend may have named already."""
     context = constrain(context, *HEADS)
     context = context if is_named else save_as(CONTEXT, context)
-    # JAX contracts letters in alphabetical order. In decoding, "h" before "n" made XLA transpose the weight each time.
+    # JAX contracts axes in alphabetical order: with "n" and "h", decoding would transpose the weight for each token.
     y = product("bath,ahd->btd" if context.shape[2] == 1 else "bnth,nhd->btd", context, w)
     y = y if bias is None else y + bias
     return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
