@@ -97,7 +97,8 @@ $(VENV)/installed-dev: EXTRAS := [dev]
 $(VENV)/installed-docs: EXTRAS := [docs]
 $(VENV)/installed $(VENV)/installed-dev $(VENV)/installed-docs: pyproject.toml constraints.txt | $(BIN)/python
 	@echo "Installing pax and its pinned dependencies into $(VENV); the first time takes a few minutes."
-	$(PIP) install --quiet --constraint constraints.txt --editable ".$(EXTRAS)" </dev/null
+	$(PIP) install --quiet --no-compile --constraint constraints.txt --editable ".$(EXTRAS)" </dev/null
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # pip would do it on one core
 	@touch $@
 
 $(LINGVO_VENV)/installed: pyproject.toml | $(BIN)/python

@@ -11,7 +11,7 @@ from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.init import Gaussian
 from paxcli.models.language_model import LanguageModel
-from paxcli.optim.adamw import AdamW
+from paxcli.optim.muon import Muon
 from paxcli.optim.schedules import LinearRampupCosineDecay
 from paxcli.training.experiment import Experiment
 from paxcli.training.task import SingleTask
@@ -21,23 +21,23 @@ from paxcli.training.task import SingleTask
 def tiny() -> fdl.Config[Experiment]:
     """A byte-level language model, trained on the sources of Python's standard library.
 
-    4 layers × 128 × 4 heads, 256 bytes a row, 2,048 bytes a step. Two CPU cores train it in two to five minutes, to
-    about 1.35 nats per byte on held-out files.
+    4 layers × 128 × 4 heads, 256 bytes a row, 2,048 bytes a step. Two CPU cores train it in two to four minutes, to
+    about 1.23 nats per byte on held-out files.
     """
     task = SingleTask.config(name="tiny", model=_byte_model())
     train = task.train
-    train.num_train_steps = 1600
+    train.num_train_steps = 900
     train.global_batch_size = 8
-    train.eval_interval_steps = 800
-    train.learner.learning_rate = 5e-3
+    train.eval_interval_steps = 450
+    train.learner.learning_rate = 1e-2
     train.learner.schedule = LinearRampupCosineDecay.config(warmup_steps=100, min_ratio=0.05)
-    train.learner.optimizer = AdamW.config(beta2=0.98)
+    train.learner.optimizer = Muon.config()
 
     config = Experiment.config(task=task, train_input=StdlibInput.config())
     config.eval_inputs = [StdlibInput.config(name="stdlib", reset_for_eval=True, eval_loop_num_batches=None)]
     config.decode_inputs = [Prompts.config(prompts=["def ", "class ", "import "])]
     config.decoding.temperature = 0.7
-    config.checkpoint.save_interval_steps = 200
+    config.checkpoint.save_interval_steps = 150
     config.checkpoint.save_max_to_keep = 3
     return config
 
