@@ -50,7 +50,7 @@ def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOpti
     \b
     Examples:
       pax checkpoints verify runs/tiny
-      pax checkpoints verify runs/tiny --step 1400 --step 1600
+      pax checkpoints verify runs/tiny --step 750 --step 900
     """
     import jax
 
@@ -105,7 +105,7 @@ def copy(
     \b
     Examples:
       pax checkpoints copy runs/tiny --out gs://bucket/runs/tiny
-      pax checkpoints copy runs/tiny --step 1400 --out runs/tiny-1400
+      pax checkpoints copy runs/tiny --step 750 --out runs/tiny-750
     """
     from paxcli.checkpoint.maintenance import copy_checkpoints
 

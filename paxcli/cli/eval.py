@@ -68,7 +68,7 @@ def evaluate(
     \b
     Examples:
       pax eval runs/tiny
-      pax eval tiny --step 1400 --json
+      pax eval tiny --step 750 --json
       pax eval runs/tiny --files README.md --files "docs/*.md"
       pax eval runs/tiny --tasks arc_easy,hellaswag --num-fewshot 5
     """

@@ -76,10 +76,10 @@ def test_cp_then_show(pax: Pax, tmp_path: pathlib.Path) -> None:
     result = pax("recipes", "cp", "tiny", "mine.py")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "mine.py").read_text() == dry.stdout
-    (tmp_path / "mine.py").write_text(dry.stdout.replace("num_train_steps = 1600", "num_train_steps = 7"))
+    (tmp_path / "mine.py").write_text(dry.stdout.replace("num_train_steps = 900", "num_train_steps = 7"))
     assert "num_train_steps = 7" in (tmp_path / "mine.py").read_text()
     compared = json.loads(pax("recipes", "diff", "tiny", "./mine.py:tiny", "--json").stdout)
-    assert compared["differences"] == {"task.train.num_train_steps": {"a": 1600, "b": 7}}
+    assert compared["differences"] == {"task.train.num_train_steps": {"a": 900, "b": 7}}
 
 
 def test_cp_never_overwrites(pax: Pax, tmp_path: pathlib.Path) -> None:

@@ -15,6 +15,7 @@ from paxcli.layers.block import TransformerBlock
 from paxcli.layers.init import Gaussian
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.models.sampling import Sampling
+from paxcli.optim.adamw import AdamW
 from paxcli.optim.schedules import LinearRampupCosineDecay
 from paxcli.training.learner import Learner
 
@@ -51,6 +52,7 @@ def _config() -> fdl.Config:
     config = tiny_synthetic()
     config.task.model.params_init = Gaussian.config()
     config.task.train.learner.schedule = LinearRampupCosineDecay.config()
+    config.task.train.learner.optimizer = AdamW.config()
     return config
 
 

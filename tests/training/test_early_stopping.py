@@ -62,16 +62,16 @@ def run(run_dir: pathlib.Path, **sets: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def test_a_run_ends_at_its_target_and_is_finished(tmp_path: pathlib.Path) -> None:
-    result, lines = run(tmp_path, **{"early_stopping_fn.target": 5.5})
+    result, lines = run(tmp_path, **{"early_stopping_fn.target": 5.0})
     steps = sorted(evals(tmp_path))
-    reached = [step for step in steps if evals(tmp_path)[step]["log_pplx"] <= 5.5]
+    reached = [step for step in steps if evals(tmp_path)[step]["log_pplx"] <= 5.0]
     assert reached == [steps[-1]] and 2 < reached[0] < 40
     assert result["steps"] == reached[0] == pax.Run(tmp_path).steps[-1]
-    (ended,) = [line for line in lines if line.startswith("Stopping early: log_pplx reached 5.")]
+    (ended,) = [line for line in lines if line.startswith("Stopping early: log_pplx reached 4.")]
     assert ended.endswith(f"Saved at step {reached[0]}.")
 
     before = losses(tmp_path)
-    again, lines = run(tmp_path, **{"early_stopping_fn.target": 5.5})
+    again, lines = run(tmp_path, **{"early_stopping_fn.target": 5.0})
     assert again["steps"] == reached[0] and losses(tmp_path) == before
     assert "is finished: log_pplx reached" in lines[-1]
     assert list(pax.Run(tmp_path).watch()) == [reached[0]]

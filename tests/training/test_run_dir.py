@@ -27,7 +27,7 @@ def _alternating() -> fdl.Config:
     [
         ("stack.turns.0.attention.kernel", "xla"),
         ("stack.remat_policy", "nothing"),
-        ("learner.optimizer.beta1", 0.8),
+        ("learner.optimizer.beta", 0.8),
         ("mesh.ici_mesh_shape", {"data": 1}),
         ("eval_inputs.0.batch_size", 2),
     ],

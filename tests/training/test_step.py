@@ -13,6 +13,7 @@ import pytest
 
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
+from paxcli.optim.adamw import AdamW
 from paxcli.optim.dp_sgd import DpSgd
 from paxcli.optim.schedules import Constant
 from paxcli.optim.sgd import Sgd
@@ -44,6 +45,7 @@ def _run(config, steps: int = 3):
 
 def test_equals_a_plain_loop():
     config = _small()
+    config.task.train.learner.optimizer = AdamW.config(beta2=0.98)
     metrics, state = _run(config)
     with open_session(config) as session:
         task, source = session.experiment.task, session.experiment.train_input
