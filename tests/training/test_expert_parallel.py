@@ -33,7 +33,7 @@ def results(tmp_path_factory):
     """Of each routing, what one device and each mesh of eight compute."""
 
     def case(ici: str, capacity: str) -> dict:
-        sets = [*SMALL, f"capacity_factor={capacity}", f"mesh.ici_mesh_shape={ici}"]
+        sets = [*SMALL, "optimizer=AdamW", f"capacity_factor={capacity}", f"mesh.ici_mesh_shape={ici}"]
         return {"recipe": "tiny-synthetic", "sets": sets, "steps": 5}
 
     folder = tmp_path_factory.mktemp("experts")

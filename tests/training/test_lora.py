@@ -22,7 +22,7 @@ LORA = ["task.model.lora=Lora", "lora.targets=attention/|feed_forward/", "lora.r
 
 
 def test_frozen_weights_stay_and_the_optimizer_holds_only_the_adapters() -> None:
-    config = resolve("tiny-synthetic", sets=[*SMALL, *LORA, "learning_rate=0.1"]).config
+    config = resolve("tiny-synthetic", sets=[*SMALL, *LORA, "optimizer=AdamW", "learning_rate=0.1"]).config
     with open_session(config) as session:
         task = session.experiment.task
         step, state = make_train_step(task, session.abstract), session.new_state()

@@ -28,7 +28,9 @@ def _case(ici: str, dcn: str = "null", steps: int = 20, more: tuple[str, ...] = 
 def results(tmp_path_factory):
     """What one device computes, and eight on each of MESHES."""
     folder = tmp_path_factory.mktemp("meshes")
-    return on_meshes(folder, 1, [_case("{data: 1}")]), on_meshes(folder, 8, [_case(ici, dcn) for ici, dcn, _ in MESHES])
+    adam = ("optimizer=AdamW",)
+    eight = [_case(ici, dcn, more=adam) for ici, dcn, _ in MESHES]
+    return on_meshes(folder, 1, [_case("{data: 1}", more=adam)]), on_meshes(folder, 8, eight)
 
 
 @pytest.fixture(scope="module")
