@@ -39,6 +39,7 @@ def make_step(task: dict):
 def gpt2_like(size: dict):
     """A recipe of this size, with the biases and the decay of the peers."""
     from pax_recipes.tiny import tiny_synthetic
+    from paxcli.optim.adamw import AdamW
 
     config = tiny_synthetic()
     model = config.task.model
@@ -48,7 +49,7 @@ def gpt2_like(size: dict):
     model.stack.unroll = size["num_layers"]
     model.stack.block.attention.use_bias = True
     config.task.train.global_batch_size = size["batch"]
-    config.task.train.learner.optimizer.decay_norms_and_biases = True
+    config.task.train.learner.optimizer = AdamW.config(beta2=0.95, decay_norms_and_biases=True)
     return config
 
 
