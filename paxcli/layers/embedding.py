@@ -9,36 +9,25 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
 
-from paxcli.config.fields import PositiveFloat, PositiveInt
-from paxcli.layers.activations import soft_cap
-from paxcli.layers.base import Layer
-from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.init import Gaussian, Init
-from paxcli.layers.output_head import Scorer
+from paxcli.layers.matmul import multiply
+from paxcli.layers.output_head import Head, Scorer, finish_logits
 from paxcli.mesh.sharding import constrain, split
 
 _AXES = {"table": ("vocab", "embed"), "bias": ("vocab",)}
 
 
-class TiedEmbedding(Layer):
+class TiedEmbedding(Head):
     """One table [V, D] for token embeddings and logits (weight tying; Pax: `praxis.layers.SharedEmbeddingSoftmax`).
 
     Attributes:
-      vocab_size: V.
-      model_dims: D.
       scale_sqrt_depth: Whether looked-up vectors are multiplied by sqrt(D).
       scale_logits_sqrt_depth: Whether logits are divided by sqrt(D), before the bias.
-      use_bias: Whether each token's logit has a bias.
-      logit_cap: `cap * tanh(logit / cap)` (soft cap); None = off.
       params_init: Initializer of the table.
     """
 
-    vocab_size: PositiveInt
-    model_dims: PositiveInt
     scale_sqrt_depth: bool = False
     scale_logits_sqrt_depth: bool = False
-    use_bias: bool = False
-    logit_cap: PositiveFloat | None = None
     params_init: Init = Gaussian()
 
     def setup(self) -> None:
@@ -58,18 +47,7 @@ class TiedEmbedding(Layer):
             vectors = vectors * jnp.asarray(self.model_dims**0.5, vectors.dtype)
         return constrain(vectors, "activation_batch", "activation_length", "activation_residual")
 
-    @nn.nowrap
-    def matmul_flops(self, *shape: int) -> Flops | None:
-        """FLOPs of the logits; a look-up is not a matmul."""
-        return matrix_flops(shape, self.model_dims * self.vocab_size)
-
-    def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
-        """Scores every token of the vocabulary."""
-        scorer = self.scorer()
-        return scorer.score(scorer.params, x)
-
     def scorer(self) -> Scorer:
-        """The function and parameters of `logits`, for a loss that scores tokens in chunks."""
         params = {"table": self.table} | ({"bias": self.bias} if self.use_bias else {})
         divisor = self.model_dims**0.5 if self.scale_logits_sqrt_depth else None
         score = functools.partial(_score, divisor=divisor, logit_cap=self.logit_cap)
@@ -77,10 +55,7 @@ class TiedEmbedding(Layer):
 
 
 def _score(params: dict[str, jax.Array], x: jax.Array, divisor: float | None, logit_cap: float | None) -> jax.Array:
-    logits = jnp.einsum("btd,vd->btv", x, params["table"])
+    logits = multiply("btd,vd->btv", x, params["table"])
     if divisor is not None:
         logits = logits / jnp.asarray(divisor, logits.dtype)
-    if "bias" in params:
-        logits = logits + params["bias"]
-    logits = soft_cap(logits, logit_cap)
-    return constrain(logits, "activation_batch", "activation_length", "activation_vocab")
+    return finish_logits(logits, params.get("bias"), logit_cap)

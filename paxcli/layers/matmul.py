@@ -1,11 +1,34 @@
-"""Matmuls of activations and weights, with gradients that XLA runs at full speed on a CPU."""
+"""Matmuls of activations and weights that XLA runs at full speed on a CPU, with their gradients."""
 
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
+
+_FEW_ROWS = 64
+
+
+def multiply(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    """`jnp.einsum(equation, x, w)`, with the weight as the first operand where that is faster.
+
+    On a CPU, a few rows, as in decoding, are multiplied by a weight [outputs, inputs] at twice the speed.
+    """
+    inputs, output = equation.split("->")
+    rows, weight = inputs.split(",")
+    produced = "".join(letter for letter in weight if letter in output)
+    num_rows = math.prod(size for letter, size in zip(rows, x.shape, strict=True) if letter not in weight)
+    if not weight.startswith(produced) or not 1 < num_rows <= _FEW_ROWS:
+        return jnp.einsum(equation, x, w)
+
+    def weight_first(x: jax.Array, w: jax.Array) -> jax.Array:
+        swapped = produced + "".join(letter for letter in rows if letter in output and letter not in produced)
+        y = jnp.einsum(f"{weight},{rows}->{swapped}", w, x)
+        return jnp.einsum(f"{swapped}->{output}", jax.lax.optimization_barrier(y))  # XLA would swap the operands back
+
+    return jax.lax.platform_dependent(x, w, cpu=weight_first, default=functools.partial(jnp.einsum, equation))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -15,7 +38,7 @@ def einsum(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     JAX transposes its matmul for the weight's gradient, whose operands XLA then orders so that on a CPU it transposes
     the larger one and multiplies at half the speed. Here `x` comes first, and the result needs no transpose.
     """
-    return jnp.einsum(equation, x, w)
+    return multiply(equation, x, w)
 
 
 def _forward(equation: str, x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

@@ -35,31 +35,24 @@ class Scorer(NamedTuple):
     axes: dict[str, tuple[str, ...]]
 
 
-class OutputHead(Layer):
-    """Logits `x @ w (+ b)`, optionally soft-capped (untied head; Pax: `FullSoftmax`).
+class Head(Layer):
+    """Scores every token of the vocabulary.
 
     Attributes:
       vocab_size: V.
       model_dims: D.
       use_bias: Whether each token's logit has a bias.
-      logit_cap: `cap * tanh(logit / cap)`; None = off.
-      params_init: Initializer of `w` [D, V].
+      logit_cap: `cap * tanh(logit / cap)` (soft cap); None = off.
     """
 
     vocab_size: PositiveInt
     model_dims: PositiveInt
     use_bias: bool = False
     logit_cap: PositiveFloat | None = None
-    params_init: Init = Xavier()
-
-    def setup(self) -> None:
-        shape = (self.model_dims, self.vocab_size)
-        self.w = self.weight("w", self.params_init, shape, _AXES["w"], contracts=(0,), produces=(1,))
-        if self.use_bias:
-            self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
+        """FLOPs of the logits."""
         return matrix_flops(shape, self.model_dims * self.vocab_size)
 
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
@@ -69,6 +62,25 @@ class OutputHead(Layer):
 
     def scorer(self) -> Scorer:
         """The function and parameters of `logits`, for a loss that scores tokens in chunks."""
+        raise NotImplementedError
+
+
+class OutputHead(Head):
+    """Logits `x @ w (+ b)`, optionally soft-capped (untied head; Pax: `FullSoftmax`).
+
+    Attributes:
+      params_init: Initializer of `w` [D, V].
+    """
+
+    params_init: Init = Xavier()
+
+    def setup(self) -> None:
+        shape = (self.model_dims, self.vocab_size)
+        self.w = self.weight("w", self.params_init, shape, _AXES["w"], contracts=(0,), produces=(1,))
+        if self.use_bias:
+            self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
+
+    def scorer(self) -> Scorer:
         params = {"w": self.w} | ({"b": self.b} if self.use_bias else {})
         return Scorer(
             functools.partial(_score, logit_cap=self.logit_cap), params, {name: _AXES[name] for name in params}
@@ -76,8 +88,12 @@ class OutputHead(Layer):
 
 
 def _score(params: dict[str, jax.Array], x: jax.Array, logit_cap: float | None) -> jax.Array:
-    logits = einsum("btd,dv->btv", x, params["w"])
-    if "b" in params:
-        logits = logits + params["b"]
-    logits = soft_cap(logits, logit_cap)
+    return finish_logits(einsum("btd,dv->btv", x, params["w"]), params.get("b"), logit_cap)
+
+
+def finish_logits(
+    logits: Float[jax.Array, "B T V"], bias: Float[jax.Array, " V"] | None, logit_cap: float | None
+) -> Float[jax.Array, "B T V"]:
+    """Products of activations and the head's matrix as logits: with their bias, capped, sharded."""
+    logits = soft_cap(logits if bias is None else logits + bias, logit_cap)
     return constrain(logits, "activation_batch", "activation_length", "activation_vocab")

@@ -1,4 +1,4 @@
-"""Gradients of matmuls with weights, against those that JAX derives."""
+"""Matmuls with weights and their gradients, against those of JAX."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paxcli.layers.matmul import einsum
 from tests.layers.arrays import random_array
 from tests.tolerances import BFLOAT16, FLOAT32
 
-SIZES = {"b": 2, "t": 3, "d": 4, "f": 6, "n": 2, "h": 5, "v": 7}
+SIZES = {"b": 2, "t": 3, "d": 4, "e": 2, "f": 6, "n": 2, "h": 5, "v": 7}
 
 
 @pytest.mark.parametrize("equation", ["btd,df->btf", "btf,df->btd", "btd,dnh->btnh", "bnth,nhd->btd", "btd,dv->btv"])
@@ -26,3 +26,15 @@ def test_gradients_are_those_of_jax(equation: str) -> None:
         for found, correct in zip(gradients(grad), expected_gradients(grad), strict=True):
             assert found.dtype == correct.dtype
             np.testing.assert_allclose(*(np.asarray(z, "float32") for z in (found, correct)), **tolerance)
+
+
+@pytest.mark.parametrize("equation", ["btd,df->btf", "btf,df->btd", "btd,vd->btv", "btnh,dnh->btd", "ebf,edf->ebd"])
+@pytest.mark.parametrize("batch", [1, 2, 40])
+def test_products_of_few_rows_and_of_many_are_those_of_jax(equation: str, batch: int) -> None:
+    inputs, _ = equation.split("->")
+    x, w = (random_array(*({**SIZES, "b": batch}[letter] for letter in letters)) for letters in inputs.split(","))
+    jitted = jax.jit(einsum, static_argnums=0)
+    np.testing.assert_allclose(jitted(equation, x, w), jnp.einsum(equation, x, w), **FLOAT32)
+    num_rows = batch * SIZES["t"] if "t" in inputs else batch
+    is_weight_first = "optimization_barrier" in jitted.lower(equation, x, w).as_text()
+    assert is_weight_first == (equation != "btd,df->btf" and 1 < num_rows <= 64)
