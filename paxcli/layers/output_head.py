@@ -36,7 +36,7 @@ class Scorer(NamedTuple):
 
 
 class Head(Layer):
-    """Scores every token of the vocabulary.
+    """What output heads share, tied to the embedding or not.
 
     Attributes:
       vocab_size: V.
