@@ -36,7 +36,7 @@ class Scorer(NamedTuple):
 
 
 class Head(Layer):
-    """What output heads share, tied to the embedding or not.
+    """Base of the output heads, tied to the embedding or not.
 
     Attributes:
       vocab_size: V.
@@ -94,6 +94,6 @@ def _score(params: dict[str, jax.Array], x: jax.Array, logit_cap: float | None) 
 def finish_logits(
     logits: Float[jax.Array, "B T V"], bias: Float[jax.Array, " V"] | None, logit_cap: float | None
 ) -> Float[jax.Array, "B T V"]:
-    """Products of activations and the head's matrix as logits: with their bias, capped, sharded."""
+    """Completes the logits of a head: adds the bias, caps and shards them."""
     logits = soft_cap(logits if bias is None else logits + bias, logit_cap)
     return constrain(logits, "activation_batch", "activation_length", "activation_vocab")
