@@ -82,7 +82,7 @@ def test_the_quick_commands_of_a_page_run(page: pathlib.Path, pax) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2400)
 def test_the_whole_documentation_runs(pax, tmp_path: pathlib.Path) -> None:
     """All files and commands, in the order of the navigation and in one directory, with short trainings."""
     for page in PAGES:
