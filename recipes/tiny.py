@@ -21,7 +21,7 @@ from paxcli.training.task import SingleTask
 def tiny() -> fdl.Config[Experiment]:
     """A byte-level language model, trained on the sources of Python's standard library.
 
-    4 layers × 128 × 4 heads, 256 bytes a row, 2,048 bytes a step. Two CPU cores train it in two to four minutes, to
+    4 layers × 128 × 4 heads, 256 bytes a row, 2,048 bytes a step. Two CPU cores train it in three to five minutes, to
     about 1.23 nats per byte on held-out files.
     """
     task = SingleTask.config(name="tiny", model=_byte_model())

@@ -52,7 +52,7 @@ class Head(Layer):
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
-        """FLOPs of the logits."""
+        """FLOPs of the logits; looking embeddings up is not a matmul."""
         return matrix_flops(shape, self.model_dims * self.vocab_size)
 
     def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:

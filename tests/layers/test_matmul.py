@@ -30,7 +30,7 @@ def test_gradients_are_those_of_jax(equation: str) -> None:
 
 @pytest.mark.parametrize("equation", ["btd,df->btf", "btf,df->btd", "btd,vd->btv", "btnh,dnh->btd", "ebf,edf->ebd"])
 @pytest.mark.parametrize("batch", [1, 2, 40])
-def test_products_of_few_rows_and_of_many_are_those_of_jax(equation: str, batch: int) -> None:
+def test_matmuls_of_few_rows_and_of_many_are_those_of_jax(equation: str, batch: int) -> None:
     inputs, _ = equation.split("->")
     x, w = (random_array(*({**SIZES, "b": batch}[letter] for letter in letters)) for letters in inputs.split(","))
     jitted = jax.jit(einsum, static_argnums=0)
