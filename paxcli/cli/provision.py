@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 import typer.core
 
-from paxcli.accelerators import find_accelerator
 from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
 from paxcli.cloud import commands, states
+from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.commands import Order, Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.targets import find_target, find_zone_and_project, forget, remember

@@ -13,10 +13,10 @@ from typing import Annotated, Any
 
 import typer
 
-from paxcli.accelerators import find_accelerator
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.provision import find, say_commands
 from paxcli.cloud import commands
+from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.jobs import Argument, Job, start_script
 from paxcli.cloud.workers import Worker, find_workers

@@ -9,7 +9,7 @@ import dataclasses
 import shlex
 from collections.abc import Sequence
 
-from paxcli.accelerators import Accelerator
+from paxcli.cloud.accelerators import Accelerator
 from paxcli.cloud.values import check, check_labels, check_resource_name, check_until
 from paxcli.errors import ConfigError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from paxcli.accelerators import Accelerator, find_accelerator
+from paxcli.cloud.accelerators import Accelerator, find_accelerator
 from paxcli.cloud.package import SOURCES, git_requirement, require_checkout
 from paxcli.cloud.values import check
 from paxcli.errors import ConfigError

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from paxcli.accelerators import find_accelerator
 from paxcli.cloud import commands
+from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.package import Package

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from paxcli.accelerators import GENERATIONS, find_accelerator
+from paxcli.cloud.accelerators import GENERATIONS, find_accelerator
 from paxcli.errors import ConfigError, MissingError, first_line
 
 # GiB of one device that a program may use, as libtpu's compiler states them when a program does not fit.

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paxcli.accelerators import GENERATIONS, find_accelerator
 from paxcli.cloud import commands
+from paxcli.cloud.accelerators import GENERATIONS, find_accelerator
 from paxcli.cloud.commands import Order, Target
 from paxcli.errors import ConfigError
 

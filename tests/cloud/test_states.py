@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from paxcli.accelerators import find_accelerator
 from paxcli.cloud import states
+from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.commands import Order, Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.states import Phase

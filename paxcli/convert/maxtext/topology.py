@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-from paxcli.accelerators import find_accelerator
+from paxcli.cloud.accelerators import find_accelerator
 from paxcli.convert.maxtext.conversion import Conversion, Topology
 from paxcli.errors import ConfigError
 

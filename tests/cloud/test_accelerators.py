@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from paxcli.accelerators import find_accelerator
+from paxcli.cloud.accelerators import find_accelerator
 from paxcli.errors import ConfigError
 
 # Name, as Google's tables have it: chips, JAX devices, hosts, topology.
