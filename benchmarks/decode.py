@@ -1,11 +1,13 @@
-"""Greedy decoding: pax against Hugging Face `generate` with its cache, on the same weights, as JSON.
+"""Greedy decoding: pax against Hugging Face `generate` with its cache, and litgpt, on the same weights, as JSON.
 
-    python benchmarks/decode.py --peer-python PYTHON [--batches 1 8 32] [--tokens 64] [--rounds 5]
+    python benchmarks/decode.py --peer-python PYTHON [--litgpt-python PYTHON] [--batches 1 8 32] [--tokens 64]
+        [--rounds 5]
 
-A random Llama in float32 is written by transformers and imported by pax. Each is a process of its own that keeps its
-compiled loop; in each round, each generates one batch after prompts of 32 tokens while the other waits. No end token:
-both generate all tokens. `equal_ids` is the share of rows that have the same ids in both. On a busy machine, compare
-CPU seconds on one core: start it with `taskset -c 0`. PYTHON has torch 2.13.0, transformers and safetensors.
+A random Llama in float32 is written by transformers and imported by the others. Each is a process of its own that keeps
+its compiled loop; in each round, each generates one batch after prompts of 32 tokens while the other waits. No end
+token: all generate all tokens. `equal_ids` is the share of rows that have the same ids in all. On a busy machine,
+compare CPU seconds on one core: start it with `taskset -c 0`. PYTHON has torch 2.13.0, transformers and safetensors;
+that of litgpt, which needs versions of its own, has litgpt.
 """
 
 from __future__ import annotations
@@ -34,22 +36,26 @@ MODEL = dict(
 PROMPT = 32
 
 
-def run(directory: pathlib.Path, batch: int, tokens: int, rounds: int, peer_python: str) -> dict:
-    """Both at one batch size."""
-    peers, scripts = {}, {"pax": (sys.executable, HUGE_PAGES), "hf": (peer_python, {})}
-    for name, (python, env) in scripts.items():
+def run(directory: pathlib.Path, batch: int, tokens: int, rounds: int, pythons: dict[str, str]) -> dict:
+    """All at one batch size. `pythons`: that of each peer."""
+    peers = {}
+    for name, python in {"pax": sys.executable, **pythons}.items():
+        env = HUGE_PAGES if name == "pax" else {}
         task = dict(directory=str(directory), batch=batch, tokens=tokens, prompt=PROMPT, ids=f"{name}-{batch}.json")
         peers[name] = Peer(name, [python, str(HERE / "peers" / f"{name}_generate.py")], task, env)
     for _ in range(rounds):
         for peer in peers.values():
             time.sleep(1)  # threads of the previous process spin for a while
             peer.steps(1)
-    ours, theirs = (json.loads((directory / f"{name}-{batch}.json").read_text()) for name in scripts)
+    ids = [json.loads((directory / f"{name}-{batch}.json").read_text()) for name in peers]
+    ours, ratios = peers["pax"], {}
+    for name in pythons:
+        ratios[f"pax_over_{name}"] = ratio(peers[name].seconds, ours.seconds, 1)
+        ratios[f"pax_over_{name}_cpu"] = ratio(peers[name].cpu_seconds, ours.cpu_seconds, 1)
     return {
         "tokens_per_second": {name: batch * tokens / statistics.median(peer.seconds) for name, peer in peers.items()},
-        "pax_over_hf": ratio(peers["hf"].seconds, peers["pax"].seconds, 1),
-        "pax_over_hf_cpu": ratio(peers["hf"].cpu_seconds, peers["pax"].cpu_seconds, 1),
-        "equal_ids": statistics.mean(a == b for a, b in zip(ours, theirs, strict=True)),
+        **ratios,
+        "equal_ids": statistics.mean(len(set(map(tuple, rows))) == 1 for rows in zip(*ids, strict=True)),
     } | {name: peer.close() for name, peer in peers.items()}
 
 
@@ -59,12 +65,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peer-python", required=True)
+    parser.add_argument("--litgpt-python")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
         writer = str(HERE / "peers" / "hf_generate.py")
         subprocess.run([options.peer_python, writer, "--write", name, json.dumps(MODEL)], check=True, stdout=sys.stderr)
-        settings = (options.tokens, options.rounds, options.peer_python)
+        pythons = {"hf": options.peer_python}
+        if options.litgpt_python:
+            pythons["litgpt"] = options.litgpt_python
+        settings = (options.tokens, options.rounds, pythons)
         results = {batch: run(directory, batch, *settings) for batch in options.batches}
     facts = {"model": MODEL, "prompt": PROMPT, "tokens": options.tokens, "rounds": options.rounds}
     print(json.dumps(facts | {"cores": len(os.sched_getaffinity(0)), "batches": results}, indent=2))

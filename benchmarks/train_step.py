@@ -91,7 +91,8 @@ def run(size: str, rounds: int, steps: int, peer_python: str | None) -> dict:
     if peer_python:
         loop, trainer = ([peer_python, str(HERE / "peers" / name)] for name in ("torch_loop.py", "hf_trainer.py"))
         peers.append(Peer("torch", loop, task, {}))
-        peers.append(Peer("torch_compiled", loop, task | {"compile": True}, {}))
+        cold = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}  # as for the others, no compiled step of an earlier run
+        peers.append(Peer("torch_compiled", loop, task | {"compile": True}, cold))
         peers.append(Peer("hf_trainer", trainer, task, {}))
     for _ in range(rounds):
         for peer in peers:

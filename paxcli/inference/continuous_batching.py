@@ -17,7 +17,7 @@ import numpy as np
 
 from paxcli.models.base import Seq2SeqModel
 from paxcli.models.beam_search import Beams, BeamSearch, beam_search
-from paxcli.models.decoding import DecodeState, advance, cache_axes, insert, prefill, score, unroll
+from paxcli.models.decoding import DecodeState, advance, cache_axes, for_cpu, insert, prefill, score
 from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, num_candidates, sequence_settings
 
 _SCORED_TOKENS = 8192  # of a batch: their logits have to fit into memory
@@ -75,9 +75,9 @@ class Generator:
     """
 
     def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
-        model, unstack = unroll(model)
+        model, convert = for_cpu(model)
         self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
-        self._prepare = jax.jit(lambda params: unstack(model.cast(params)))
+        self._prepare = jax.jit(lambda params: convert(model.cast(params)))
         self.set_params(params)
         self._prefill = jax.jit(functools.partial(prefill, model, bos_id=bos_id), static_argnames="size")
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")

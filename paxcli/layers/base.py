@@ -16,6 +16,7 @@ from paxcli.errors import ConfigError
 from paxcli.layers.flops import Flops
 from paxcli.layers.init import Init, Initializer
 from paxcli.layers.lora import A, AdaptedWeight, Lora, adapter_arrays, current_lora, kaiming_uniform
+from paxcli.layers.matmul import OutputFirst
 from paxcli.mesh.weights import Weight, WeightBox
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Layer(Configurable, nn.Module):
         group: str | None = None,
         factored: bool = False,
         factor: float = 1.0,
+        any_order: bool = False,
     ) -> Any:
         """A float32 parameter [*shape], with its adapter added if the model's `lora` targets it.
 
@@ -64,12 +66,14 @@ class Layer(Configurable, nn.Module):
           group: Weights of this layer with the same group count as one weight in statistics.
           factored: Whether to return an adapted weight as an `AdaptedWeight`, which `product` takes.
           factor: Multiplies the initial values of an `Init`.
+          any_order: Whether to return an `OutputFirst` if the weight is stored as one; so does `factored`.
         """
         scale = None
         if isinstance(init, Init):
             scale, draw = init.scale(shape, contracts, produces, fused), init.weight(contracts, produces, fused)
             scale, init = scale and factor * scale, lambda *args: factor * draw(*args)
-        facts = Weight(axes, contracts, produces, group=group, init_scale=scale)
+        any_order = any_order or factored
+        facts = Weight(axes, contracts, produces, group=group, init_scale=scale, any_order=any_order)
         w = self._declare(name, init, shape, facts)
         lora = current_lora()
         if lora is None or not contracts:
@@ -102,7 +106,10 @@ class Layer(Configurable, nn.Module):
         facts = Weight(axes, (0,), (1,), is_table=True, init_scale=init.table_scale(shape[1]))
         return self._declare(name, init.table(shape[1]), shape, facts)
 
-    def _declare(self, name: str, init: Initializer, shape: tuple[int, ...], facts: Weight) -> jax.Array:
+    def _declare(self, name: str, init: Initializer, shape: tuple[int, ...], facts: Weight) -> Any:
+        if isinstance(stored := self.get_variable("params", name), OutputFirst):
+            return stored
+
         def init_boxed(*args) -> WeightBox:
             return WeightBox(init(*args), facts.axes, weight=facts)
 

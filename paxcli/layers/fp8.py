@@ -12,7 +12,7 @@ from flax.linen import fp8_ops
 from jaxtyping import Bool, Int
 
 from paxcli.layers.lora import AdaptedWeight, Matrix
-from paxcli.layers.matmul import einsum
+from paxcli.layers.matmul import OutputFirst, einsum
 
 Precision = Literal["fp8"]
 
@@ -23,13 +23,13 @@ FP8_STATE = fp8_ops.OVERWRITE_WITH_GRADIENT
 def product(precision: Precision | None) -> Callable[..., jax.Array]:
     """A function `(equation, activations, weight) -> jnp.einsum(…)`; in FP8 a module, to be named in `setup`.
 
-    The weight is an array, or one with its adapter (LoRA).
+    The weight is an array, or what `Layer.weight` returns instead.
     """
     return _einsum if precision is None else Fp8Product()
 
 
 def _einsum(equation: str, x: jax.Array, w: Matrix) -> jax.Array:
-    return w.multiply(einsum, equation, x) if isinstance(w, AdaptedWeight) else einsum(equation, x, w)
+    return w.multiply(einsum, equation, x) if isinstance(w, AdaptedWeight | OutputFirst) else einsum(equation, x, w)
 
 
 class Fp8Product(nn.Fp8Einsum):
@@ -45,7 +45,7 @@ class Fp8Product(nn.Fp8Einsum):
             super().setup()
 
     def __call__(self, equation: str, x: jax.Array, w: Matrix) -> jax.Array:  # pyrefly: ignore[bad-override]
-        if isinstance(w, AdaptedWeight):  # the adapter is small, and keeps the dtype
+        if isinstance(w, AdaptedWeight | OutputFirst):  # an adapter is small, and keeps the dtype
             return w.multiply(self._multiply, equation, x)
         return self._multiply(equation, x, w)
 

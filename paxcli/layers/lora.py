@@ -158,8 +158,8 @@ class AdaptedWeight:
         return tuple(axis - len(self.facts.axes) for axis in self.facts.contracts)
 
 
-Matrix = jax.Array | AdaptedWeight
-"""A weight of a matmul, with or without an adapter."""
+Matrix = jax.Array | AdaptedWeight | matmul.OutputFirst
+"""A weight of a matmul: an array, one with an adapter, or one stored in another order."""
 
 
 def adapter_arrays(facts: Weight, shape: tuple[int, ...], lora: Lora) -> dict[str, tuple[tuple[int, ...], Weight]]:

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from paxcli.mesh.weights import Weight
+
 _FEW_ROWS = 64
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("order",))
+@dataclasses.dataclass(frozen=True)
+class OutputFirst:
+    """A weight stored as [outputs, inputs], whatever the order of its dimensions.
+
+    Attributes:
+      array: The stored array.
+      order: The dimension of the weight that each of its dimensions is.
+    """
+
+    array: Any  # in trees of other things, such as shardings, one of those
+    order: tuple[int, ...]
+
+    def multiply(self, einsum: Callable[..., jax.Array], equation: str, x: jax.Array) -> jax.Array:
+        """`einsum(equation, x, weight)`."""
+        operands, result = equation.split("->")
+        rows, weight = operands.split(",")
+        return einsum(f"{rows},{''.join(weight[dim] for dim in self.order)}->{result}", x, self.array)
+
+
+def output_first(w: jax.Array, facts: Weight) -> jax.Array | OutputFirst:
+    """The weight as `OutputFirst`, if its layer takes it so and it does not stack several layers."""
+    if facts.num_stacked or not facts.any_order:
+        return w
+    order = (*facts.produces, *facts.contracts)
+    return OutputFirst(jnp.transpose(w, order), order)
 
 
 def multiply(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
@@ -20,7 +53,7 @@ def multiply(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     rows, weight = inputs.split(",")
     produced = "".join(letter for letter in weight if letter in output)
     num_rows = math.prod(size for letter, size in zip(rows, x.shape, strict=True) if letter not in weight)
-    if not weight.startswith(produced) or not 1 < num_rows <= _FEW_ROWS:
+    if not weight.startswith(produced) or num_rows > _FEW_ROWS:
         return jnp.einsum(equation, x, w)
 
     def weight_first(x: jax.Array, w: jax.Array) -> jax.Array:

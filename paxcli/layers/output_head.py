@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -14,8 +14,8 @@ from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.base import Layer
 from paxcli.layers.flops import Flops, matrix_flops
+from paxcli.layers.fp8 import product
 from paxcli.layers.init import Init, Xavier
-from paxcli.layers.matmul import einsum
 from paxcli.mesh.sharding import constrain
 
 _AXES = {"w": ("embed", "vocab"), "b": ("vocab",)}
@@ -30,8 +30,8 @@ class Scorer(NamedTuple):
       axes: Their logical axes.
     """
 
-    score: Callable[[dict[str, jax.Array], jax.Array], jax.Array]
-    params: dict[str, jax.Array]
+    score: Callable[[dict[str, Any], jax.Array], jax.Array]
+    params: dict[str, Any]
     axes: dict[str, tuple[str, ...]]
 
 
@@ -76,7 +76,7 @@ class OutputHead(Head):
 
     def setup(self) -> None:
         shape = (self.model_dims, self.vocab_size)
-        self.w = self.weight("w", self.params_init, shape, _AXES["w"], contracts=(0,), produces=(1,))
+        self.w = self.weight("w", self.params_init, shape, _AXES["w"], contracts=(0,), produces=(1,), any_order=True)
         if self.use_bias:
             self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
 
@@ -87,8 +87,8 @@ class OutputHead(Head):
         )
 
 
-def _score(params: dict[str, jax.Array], x: jax.Array, logit_cap: float | None) -> jax.Array:
-    return finish_logits(einsum("btd,dv->btv", x, params["w"]), params.get("b"), logit_cap)
+def _score(params: dict[str, Any], x: jax.Array, logit_cap: float | None) -> jax.Array:
+    return finish_logits(product(None)("btd,dv->btv", x, params["w"]), params.get("b"), logit_cap)
 
 
 def finish_logits(

@@ -28,6 +28,7 @@ class Weight:
       num_stacked: Number of leading dimensions that stack layers: `layers`, pipeline stages and their repeats.
       init_scale: Scale of the initial values: standard deviation of a normal distribution, limit of a uniform one. None
         = unknown.
+      any_order: Whether its layer also takes it as `OutputFirst`.
     """
 
     axes: tuple[str | None, ...] = ()
@@ -37,6 +38,7 @@ class Weight:
     group: str | None = None
     num_stacked: int = 0
     init_scale: float | None = None
+    any_order: bool = False
 
     @property
     def is_matrix(self) -> bool:

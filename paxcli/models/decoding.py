@@ -11,7 +11,9 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
 from paxcli.layers.base import Cache
+from paxcli.layers.matmul import output_first
 from paxcli.layers.pipelined_stack import PipelinedStack
+from paxcli.mesh.weights import Weight, weights_of
 from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel
 from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
 from paxcli.models.transformer import TransformerModel
@@ -221,19 +223,30 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
     return DecodeState(*columns, cache=jax.tree.map(replace, state.cache, new.cache, axes))
 
 
-def unroll(model: Any) -> tuple[Any, Callable[[dict], dict]]:
+def for_cpu(model: Any) -> tuple[Any, Callable[[dict], dict]]:
     """On a CPU: the model with unrolled layers, and a function that returns its parameters, from scanned ones.
 
-    In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place.
+    In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place. In a
+    causal model, the function also stores weights as [outputs, inputs], by which a CPU multiplies faster.
     """
-    found = model.stacks() if isinstance(model, TransformerModel) and jax.default_backend() == "cpu" else {}
+    if jax.default_backend() != "cpu":
+        return model, lambda params: params
+    found = model.stacks() if isinstance(model, TransformerModel) else {}
     stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
-
-    def unstack(params: dict) -> dict:
-        return {name: stacks[name].unstack(tree) if name in stacks else tree for name, tree in params.items()}
-
     templates = model.named_fields(*stacks)
-    return model.clone(**{field: functools.partial(templates[field], scan=False) for field in stacks}), unstack
+    unrolled = model.clone(**{field: functools.partial(templates[field], scan=False) for field in stacks})
+
+    def convert(params: dict) -> dict:
+        params = {name: stacks[name].unstack(tree) if name in stacks else tree for name, tree in params.items()}
+        if not isinstance(unrolled, CausalModel) or unrolled.lora is not None:
+            return params
+        ids = jnp.zeros((1, 1), jnp.int32)
+        init = functools.partial(unrolled.init, method="extend")
+        boxed = jax.eval_shape(init, jax.random.key(0), ids, ids, ids, unrolled.init_cache(1, 1))
+        facts = dict(jax.tree.leaves_with_path(weights_of(boxed["params"])))
+        return jax.tree.map_with_path(lambda path, w: output_first(w, facts.get(path, Weight())), params)
+
+    return unrolled, convert
 
 
 def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxcli.layers.matmul import einsum
+from paxcli.layers.matmul import OutputFirst, einsum, output_first
+from paxcli.mesh.weights import Weight
 from tests.layers.arrays import random_array
 from tests.tolerances import BFLOAT16, FLOAT32
 
@@ -37,4 +38,30 @@ def test_matmuls_of_few_rows_and_of_many_are_those_of_jax(equation: str, batch: 
     np.testing.assert_allclose(jitted(equation, x, w), jnp.einsum(equation, x, w), **FLOAT32)
     num_rows = batch * SIZES["t"] if "t" in inputs else batch
     is_weight_first = "optimization_barrier" in jitted.lower(equation, x, w).as_text()
-    assert is_weight_first == (equation != "btd,df->btf" and 1 < num_rows <= 64)
+    assert is_weight_first == (equation != "btd,df->btf" and num_rows <= 64)
+
+
+@pytest.mark.parametrize(
+    ("equation", "contracts", "produces", "shape"),
+    [
+        ("btd,df->btf", (0,), (1,), (6, 4)),
+        ("btf,df->btd", (1,), (0,), (4, 6)),
+        ("btd,dnh->btnh", (0,), (1, 2), (2, 5, 4)),
+        ("bath,ahd->btd", (0, 1), (2,), (4, 2, 5)),
+    ],
+)
+def test_a_weight_stored_as_outputs_and_inputs_multiplies_the_same(equation, contracts, produces, shape) -> None:
+    sizes = SIZES | {"a": 2}
+    inputs, weight = equation.split("->")[0].split(",")
+    x, w = (random_array(*(sizes[letter] for letter in letters)) for letters in (inputs, weight))
+    stored = output_first(w, Weight(contracts=contracts, produces=produces, any_order=True))
+    assert isinstance(stored, OutputFirst) and stored.array.shape == shape
+    multiply = jax.jit(lambda x, stored: stored.multiply(einsum, equation, x))
+    np.testing.assert_allclose(multiply(x, stored), jnp.einsum(equation, x, w), **FLOAT32)
+    assert "optimization_barrier" in multiply.lower(x, stored).as_text()
+
+
+@pytest.mark.parametrize("facts", [Weight(any_order=True, num_stacked=1), Weight(contracts=(0,), produces=(1,))])
+def test_other_weights_are_stored_as_they_are(facts: Weight) -> None:
+    w = random_array(2, 3)
+    assert output_first(w, facts) is w

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from paxcli.layers.attention.rotary import Rotary
+from paxcli.layers.lora import Lora
+from paxcli.layers.matmul import OutputFirst
+from paxcli.layers.output_head import OutputHead
 from paxcli.layers.patterned_stack import PatternedStack
-from paxcli.models.decoding import generate, unroll
+from paxcli.models.decoding import for_cpu, generate
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Sampling
 from paxcli.models.sequence_model import SequenceModel
@@ -118,11 +121,47 @@ def test_unrolled_layers_decode_as_scanned_ones(kind):
         config.stack, config.num_layers = PatternedStack.partial(turns=(windowed, block), first=block, num_first=2), 6
     scanned, params = _with_params(config)
     expected = _generate(scanned, params, max_tokens=3)
-    model, unstack = unroll(scanned)
-    per_layer = unstack(params)
+    model, convert = for_cpu(scanned)
+    per_layer = convert(params)
     found = _generate(model, per_layer, max_tokens=3)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, **FLOAT32)
     assert sum(p.size for p in jax.tree.leaves(per_layer)) == sum(p.size for p in jax.tree.leaves(params))
     assert not any("'layers'" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(per_layer))
-    assert unstack({}) == {}
+    assert convert({}) == {}
+
+
+def _stored_output_first(params):
+    leaves = jax.tree.leaves_with_path(params, is_leaf=lambda leaf: isinstance(leaf, OutputFirst))
+    return {jax.tree_util.keystr(path, simple=True, separator="/") for path, leaf in leaves if hasattr(leaf, "order")}
+
+
+def test_on_a_cpu_weights_are_stored_as_outputs_and_inputs():
+    config = LanguageModel.config(
+        vocab_size=13, max_seq_len=16, model_dims=16, hidden_dims=32, num_layers=2, num_heads=4, num_kv_heads=2
+    )
+    config.stack.block.feed_forward.gated = True
+    config.head = OutputHead.partial()
+    model, params = _with_params(config)
+    expected = _generate(model, params)
+    on_cpu, convert = for_cpu(model)
+    converted = convert(params)
+    names = [f"attention/{name}" for name in ("query", "key", "value", "post")]
+    names += [f"feed_forward/{name}" for name in ("w_in", "w_gate", "w_out")]
+    of_layers = {f"stack/layers_{layer}/{name}" for layer in range(2) for name in names}
+    assert _stored_output_first(converted) == of_layers | {"head/w"}
+    found = _generate(on_cpu, converted)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, **FLOAT32)
+
+
+def test_weights_with_adapters_are_stored_as_they_are():
+    config = LanguageModel.config(
+        vocab_size=13, max_seq_len=16, model_dims=16, hidden_dims=32, num_layers=2, num_heads=4
+    )
+    config.lora = Lora.config()
+    model, params = _with_params(config)
+    on_cpu, convert = for_cpu(model)
+    converted = convert(params)
+    assert _stored_output_first(converted) == set()
+    np.testing.assert_array_equal(_generate(on_cpu, converted).ids, _generate(model, params).ids)

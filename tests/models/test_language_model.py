@@ -123,7 +123,7 @@ def test_the_cache_is_that_of_its_layers(pattern):
     cache = jax.eval_shape(lambda: model.init_cache(3, 10))
     parts = (cache,) if pattern is None else cache
     count, stacked = {None: (1, (4,)), True: (2, (2,)), False: (4, ())}[pattern]
-    assert [part.key.shape for part in parts] == [(*stacked, 3, 2, 10, 16)] * count
+    assert [part.key.shape for part in parts] == [(*stacked, 3, 2, 16, 10)] * count
     assert [part.value.shape for part in parts] == [(*stacked, 3, 2, 10, 24)] * count
     assert parts[0].key.dtype == jnp.bfloat16
     assert model.cache_bytes(3, 10) == 2 * 4 * 3 * 2 * 10 * (16 + 24)

@@ -31,10 +31,15 @@ from paxcli.mesh.sharding import constrain
 
 
 class KVCache(NamedTuple):
-    """Keys [B, K, S, H] and values [B, K, S, Hv] of the positions seen so far."""
+    """Keys [B, K, H, S], which a CPU multiplies with few queries faster so, and values [B, K, S, Hv] of S positions."""
 
     key: jax.Array
     value: jax.Array
+
+    @property
+    def in_rows(self) -> tuple[Float[jax.Array, "B K S H"], Float[jax.Array, "B K S Hv"]]:
+        """Keys and values, both in rows of one position."""
+        return jnp.swapaxes(self.key, 2, 3), self.value
 
 
 class Attention(CachedLayer):
@@ -162,14 +167,16 @@ class Attention(CachedLayer):
             query = (query * (1 + self.temperature_growth * steps)[:, None, :, None]).astype(query.dtype)
         query, key, value = map(shard_heads, ("query", "key", "value"), (query, key, value))
         if cache is not None:
-            cache = KVCache(*(write_at(*both, segment_pos[:, 0]) for both in zip(cache, (key, value), strict=True)))
-            distance = segment_pos[:, :, None] - jnp.arange(cache.key.shape[2])
+            start = segment_pos[:, 0]
+            keys = write_at(cache.key, jnp.swapaxes(key, 2, 3), start, axis=3)
+            cache = KVCache(keys, write_at(cache.value, value, start))
+            distance = segment_pos[:, :, None] - jnp.arange(cache.value.shape[2])
             visible = is_visible(distance, self.window if chunk is None else (segment_pos % chunk + 1)[..., None])
             if self.bidirectional_prefix:
-                in_prefix = jnp.arange(cache.key.shape[2]) < jnp.sum(segment_ids < 0, axis=1)[:, None]
+                in_prefix = jnp.arange(cache.value.shape[2]) < jnp.sum(segment_ids < 0, axis=1)[:, None]
                 visible = visible | in_prefix[:, None]
             bias = self._bias(distance)
-            context = dot_product_attention(query, *cache, visible, self.logit_cap, bias, self.sink_logits)
+            context = dot_product_attention(query, *cache.in_rows, visible, self.logit_cap, bias, self.sink_logits)
             return self._project_output(context), cache
         if self.bidirectional_prefix:
             same = jnp.abs(segment_ids)[:, :, None] == jnp.abs(segment_ids)[:, None]
@@ -204,8 +211,9 @@ class Attention(CachedLayer):
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
         if not self.causal:
             raise ConfigError("Attention that is not causal cannot decode: earlier tokens would see later ones.")
-        shape = (batch_size, self._kv_heads, length)
-        return KVCache(jnp.zeros((*shape, self.dims_per_head), dtype), jnp.zeros((*shape, self._value_dims), dtype))
+        lead = (batch_size, self._kv_heads)
+        keys, values = (*lead, self.dims_per_head, length), (*lead, length, self._value_dims)
+        return KVCache(jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
 
     def _projection_flops(self, queries: int, keys: int) -> Flops:
         """FLOPs of the four projections, for so many query and key/value positions."""
@@ -295,11 +303,26 @@ def _project(product: Callable[..., jax.Array], x: jax.Array, w: Matrix, bias: j
 
 
 def write_at(
-    old: Float[jax.Array, "B K S H"], new: Float[jax.Array, "B K T H"], start: Int[jax.Array, " B"]
-) -> Float[jax.Array, "B K S H"]:
-    """A decode cache with `new` written at the positions from `start` on, row by row."""
+    old: Float[jax.Array, "B K _ _"], new: Float[jax.Array, "B K _ _"], start: Int[jax.Array, " B"], axis: int = 2
+) -> Float[jax.Array, "B K _ _"]:
+    """An array of a decode cache with `new` written at the positions from `start` on, row by row.
+
+    Args:
+      old: The array.
+      new: What to write at T positions.
+      start: The first position of each row.
+      axis: The axis of positions.
+    """
 
     def write_row(old: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_update_slice(old, new.astype(old.dtype), (0, at, 0))
+        return jax.lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), at, axis - 1)
 
-    return jax.vmap(write_row)(old, new, start)
+    def write_one(old: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
+        at = (0, *(slice(None),) * (axis - 1), jnp.repeat(start, 2))
+        return old.at[at].set(jnp.squeeze(new[0], axis - 1).astype(old.dtype))
+
+    write_rows = jax.vmap(write_row)
+    if len(start) == new.shape[axis] == 1:
+        # On a CPU, XLA runs a dynamic-update-slice once for each reader, on copies; a scatter of two positions once.
+        return jax.lax.platform_dependent(old, new, start, cpu=write_one, default=write_rows)
+    return write_rows(old, new, start)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 import jax.typing
 from jaxtyping import Float, Int
 
@@ -51,9 +52,10 @@ class CrossAttention(Attention):
         query = shard_heads("query", self._queries(x))
         if cache is None:
             assert source is not None
-            cache = KVCache(*map(shard_heads, ("key", "value"), self._keys_and_values(source)))
+            key, value = map(shard_heads, ("key", "value"), self._keys_and_values(source))
+            cache = KVCache(jnp.swapaxes(key, 2, 3), value)
         same = segment_ids[:, :, None] == source_segment_ids[:, None, :]
-        return self._project_output(dot_product_attention(query, *cache, same, self.logit_cap)), cache
+        return self._project_output(dot_product_attention(query, *cache.in_rows, same, self.logit_cap)), cache
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:

@@ -147,7 +147,7 @@ def test_cache_equals_full_pass(fields):
     x, kv_heads = _normal(8, B, T, D), fields.get("num_kv_heads", N)
     full, _ = layer.apply(variables, x, jnp.ones((B, T), jnp.int32), _positions(B, T))
     cache = layer.init_cache(B, T, jnp.float32)
-    assert cache.key.shape == (B, kv_heads, T, H)
+    assert cache.key.shape == (B, kv_heads, H, T)
     prompt = 7
     first, cache = layer.apply(variables, x[:, :prompt], jnp.ones((B, prompt), jnp.int32), _positions(B, prompt), cache)
     outputs = [first]
@@ -189,7 +189,7 @@ def test_chunks_are_rows_of_their_own(window):
 def test_temperature_by_the_formula():
     layer, variables = _layer(temperature_growth=0.3, temperature_length=4)
     x, at = _normal(7, B, 1, D), jnp.array([[2], [11]])
-    cache = layer.init_cache(B, T, jnp.float32)._replace(key=_normal(8, B, N, T, H), value=_normal(9, B, N, T, H))
+    cache = layer.init_cache(B, T, jnp.float32)._replace(key=_normal(8, B, N, H, T), value=_normal(9, B, N, T, H))
     found, _ = layer.apply(variables, x, jnp.ones_like(at), at, cache)
     # Position 2 is before the first step, position 11 at the third one.
     for row, factor in enumerate((1.0, 1 + 0.3 * np.log(1 + 3))):
