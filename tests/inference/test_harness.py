@@ -72,7 +72,7 @@ def test_scores_are_those_of_transformers(run, tasks, num_fewshot):
     assert 0 < HF["results"]["0"]["metrics"]["local_answer"]["exact_match"] < 1
     assert {task: found[task]["num_examples"] for task in TASKS} == dict(zip(TASKS, (16, 8, 4), strict=True))
     for task, values in expected.items():
-        assert found[task]["num_fewshot"] == (0 if task == "local_text" else num_fewshot)
+        assert found[task]["num_fewshot"] == num_fewshot
         np.testing.assert_allclose([found[task][name] for name in values], list(values.values()), rtol=1e-5)
     written = json.loads((pathlib.Path(run.path) / "eval/0-tasks.json").read_text())
     assert written == {"step": 0, "metrics": found}
