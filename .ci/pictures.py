@@ -73,7 +73,7 @@ def boxes(rows: list[list[tuple[str, str]]], title: str, arrows: list[str], widt
 ROOMS = [
     [("cli", "one file for each verb")],
     [("api", "the Python API")],
-    [("recipes", "what to train"), ("cloud", "TPU VMs, jobs")],
+    [("recipes", "what to train")],
     [("profiling", "traces, PGLE"), ("convert", "Hugging Face, MaxText, Pax")],
     [("programs", "compiled steps, prediction"), ("inference", "evaluate, decode")],
     [("training", "experiment, learner, step, loop")],
@@ -82,6 +82,7 @@ ROOMS = [
     [("layers", "one in a file"), ("optim", "optimizers, schedules"), ("inputs", "data, tokenizers")],
     [("mesh", "axes, rules, shardings")],
     [("config", "find, load, change recipes")],
+    [("cloud", "TPU slices, VMs, jobs"), ("nested_map", "the type of batches")],
 ]
 STEP = [
     [("input", "rows of this host, by number"), ("train state", "step, parameters, moments: sharded")],
