@@ -112,8 +112,7 @@ class AdaptedWeight:
         In float32, a batch of more numbers than the weight is multiplied by the sum `W + A B`, which costs less than
         two more matmuls of the batch. In fewer bits, a sum would round small adapters away.
         """
-        operands, result = equation.split("->")
-        inputs, letters = operands.split(",")
+        inputs, letters, result = matmul.letters(equation)
         a, b = _factors(letters, self.facts)
         hidden = "".join(letter for letter in inputs if letter not in a) + _RANK
 

@@ -16,6 +16,13 @@ from paxcli.mesh.weights import Weight
 _FEW_ROWS = 64
 
 
+def letters(equation: str) -> tuple[str, str, str]:
+    """The letters of the activations, the weight and the result in an einsum equation."""
+    operands, result = equation.split("->")
+    rows, weight = operands.split(",")
+    return rows, weight, result
+
+
 @functools.partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("order",))
 @dataclasses.dataclass(frozen=True)
 class OutputFirst:
@@ -31,8 +38,7 @@ class OutputFirst:
 
     def multiply(self, einsum: Callable[..., jax.Array], equation: str, x: jax.Array) -> jax.Array:
         """`einsum(equation, x, weight)`."""
-        operands, result = equation.split("->")
-        rows, weight = operands.split(",")
+        rows, weight, result = letters(equation)
         return einsum(f"{rows},{''.join(weight[dim] for dim in self.order)}->{result}", x, self.array)
 
 
@@ -49,8 +55,7 @@ def multiply(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
 
     On a CPU, a few rows, as in decoding, are multiplied by a weight [outputs, inputs] at twice the speed.
     """
-    inputs, output = equation.split("->")
-    rows, weight = inputs.split(",")
+    rows, weight, output = letters(equation)
     produced = "".join(letter for letter in weight if letter in output)
     num_rows = math.prod(size for letter, size in zip(rows, x.shape, strict=True) if letter not in weight)
     if not weight.startswith(produced) or num_rows > _FEW_ROWS:
@@ -80,8 +85,7 @@ def _forward(equation: str, x: jax.Array, w: jax.Array) -> tuple[jax.Array, tupl
 
 def _backward(equation: str, operands: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = operands
-    inputs, output = equation.split("->")
-    rows, weight = inputs.split(",")
+    rows, weight, output = letters(equation)
     x_grad = jnp.einsum(f"{output},{weight}->{rows}", grad, w)
     return x_grad.astype(x.dtype), jnp.einsum(f"{rows},{output}->{weight}", x, grad).astype(w.dtype)
 
