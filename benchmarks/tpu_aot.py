@@ -5,8 +5,9 @@
     python benchmarks/tpu_aot.py --hlo other_trainer.txt --topology v4-128 --flops 2.2e15
     python benchmarks/tpu_aot.py --table benchmarks/results/tpu_aot.json docs/compile.md
 
-The first two compile a list, each entry in a process of its own, and skip entries that are in the output. An entry has
-a `recipe`, and may have a `label`, a `topology`, `slices`, and lists `overlays` and `set`, as options of `pax`;
+The first two compile a list, each entry in a process of its own, and skip entries that are in the output. With
+`--keep DIRECTORY` they keep the optimized HLO there, and predict the entries that they skip once more. An entry has a
+`recipe`, and may have a `label`, a `topology`, `slices`, and lists `overlays` and `set`, as options of `pax`;
 `too_large` is the reason why one cannot fit. The third reads the optimized HLO of another trainer's step, with its mesh
 in the order of libtpu's devices; `--flops` are its model FLOPs on one device. The last writes the table of the
 documentation.
@@ -27,14 +28,15 @@ KEPT = (
     "fits", "topology", "num_slices", "num_devices", "mesh", "global_batch_size", "remat_policy", "parameters",
     "hbm_needed_bytes", "hbm_available_bytes", "memory", "state_bytes_per_device", "predicted_step_seconds",
     "predicted_mfu", "predicted_tokens_per_second", "shares", "communication_seconds", "collectives", "host_transfers",
-    "kernels", "left_out", "stacked_all_gathers", "compiler_options", "compile_seconds", "error",
+    "kernels", "left_out", "stacked_all_gathers", "compiler_options", "compile_seconds", "flops_per_step", "error",
 )  # fmt: skip
 MARKS = "<!-- table -->\n", "<!-- end of the table -->\n"
 
 
-def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
-    """The output of `pax compile --json` for an entry; `error` where it failed."""
+def compile_one(entry: dict[str, Any], timeout: float, directory: pathlib.Path | None = None) -> dict[str, Any]:
+    """The output of `pax compile --json` for an entry; `error` where it failed. HLO is kept in the directory."""
     command = [sys.executable, "-m", "paxcli", "compile", entry["recipe"], "--json"]
+    command += ["--hlo", str(directory / f"{name_of(entry)}.hlo")] if directory else []
     for option in ("topology", "slices"):
         command += [f"--{option}", str(entry[option])] if option in entry else []
     for name in entry.get("overlays", ()):
@@ -53,9 +55,23 @@ def compile_one(entry: dict[str, Any], timeout: float) -> dict[str, Any]:
     return entry | kept | {"seconds": round(time.time() - began)}
 
 
-def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None) -> dict[str, Any]:
-    """The same for the HLO of another trainer."""
+def read_hlo(
+    path: pathlib.Path, topology: str, slices: int, flops: float | None, recipe: tuple[str, Any, Any] | None = None
+) -> dict[str, Any]:
+    """Today's prediction for a compiled step.
+
+    Args:
+      path: Its optimized HLO.
+      topology: The slice that it was compiled for.
+      slices: Number of slices.
+      flops: Its model FLOPs on one device; None = unknown.
+      recipe: Recipe, overlays and values, of which it has the mesh; None = the mesh is in the order of the devices.
+    """
     os.environ["JAX_PLATFORMS"] = "cpu"
+    import fiddle as fdl
+
+    from paxcli.config.resolve import resolve
+    from paxcli.mesh.mesh import build_mesh
     from paxcli.metrics.peaks import peak_flops
     from paxcli.programs.ahead_of_time import read_step
     from paxcli.programs.hlo import read_program
@@ -64,8 +80,27 @@ def read_hlo(path: pathlib.Path, topology: str, slices: int, flops: float | None
     hide_accelerators()
     target = find_compile_target(topology, slices)
     devices = target.devices()
+    if recipe:
+        devices = list(build_mesh(fdl.build(resolve(*recipe).config.mesh), devices).devices.flat)
     total = flops * len(devices) if flops else None
     return read_step(read_program(path.read_text()), target, devices, peak_flops(devices[0].device_kind), total)
+
+
+def read_again(row: dict[str, Any], directory: pathlib.Path) -> dict[str, Any]:
+    """A row of results under today's prediction, if its HLO was kept."""
+    path = directory / f"{name_of(row)}.hlo"
+    if not path.exists() or "predicted_step_seconds" not in row:
+        return row
+    recipe = row["recipe"], row.get("overlays", ()), row.get("set", ())
+    found = read_hlo(path, row["topology"], row["num_slices"], row["flops_per_step"] / row["num_devices"], recipe)
+    tokens = row["predicted_tokens_per_second"] * row["predicted_step_seconds"]
+    found["predicted_tokens_per_second"] = tokens / found["predicted_step_seconds"]
+    return row | {name: found[name] for name in KEPT if name in found}
+
+
+def name_of(entry: dict[str, Any]) -> str:
+    """The name of an entry's files."""
+    return "-".join(filter(None, [entry["recipe"], entry.get("label", "").replace("`", "")]))
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -108,6 +143,7 @@ def main() -> None:
     parser.add_argument("entries", type=pathlib.Path, nargs="?")
     parser.add_argument("--out", type=pathlib.Path)
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for each entry")
+    parser.add_argument("--keep", type=pathlib.Path, metavar="DIRECTORY")
     parser.add_argument("--hlo", type=pathlib.Path)
     parser.add_argument("--topology")
     parser.add_argument("--slices", type=int, default=1)
@@ -122,10 +158,13 @@ def main() -> None:
         return
     rows = json.loads(args.out.read_text()) if args.out and args.out.exists() else []
     done = {(row["recipe"], row.get("label")): row for row in rows}
+    if args.keep:
+        args.keep.mkdir(parents=True, exist_ok=True)
+        done = {key: read_again(row, args.keep) for key, row in done.items()}
     for entry in json.loads(args.entries.read_text()):
         key = entry["recipe"], entry.get("label")
         if key not in done:
-            done[key] = compile_one(entry, args.timeout)
+            done[key] = compile_one(entry, args.timeout, args.keep)
             print(key, done[key].get("predicted_mfu"), done[key].get("error", ""), file=sys.stderr, flush=True)
         if args.out:
             args.out.write_text(json.dumps(list(done.values()), indent=1) + "\n")

@@ -39,6 +39,9 @@ SaveOption = Annotated[
 HloOption = Annotated[
     Path | None, typer.Option("--hlo", metavar="FILE", help="Write the optimized HLO. Default: none.")
 ]
+ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Say what bounds the predicted step, and in which layers. Default: off.")
+]
 SearchOption = Annotated[
     bool,
     typer.Option(
@@ -54,6 +57,7 @@ def compile(
     step: StepOption = "train",
     save: SaveOption = None,
     hlo: HloOption = None,
+    explain: ExplainOption = False,
     search: SearchOption = False,
     sets: SetOption = None,
     overlays: OverlayOption = None,
@@ -66,9 +70,9 @@ def compile(
       pax compile c4-1b --topology v4-8
       pax compile tiny --topology cpu:8 --save tiny.step
     """
-    if search and (save or hlo or step != "train"):
+    if search and (save or hlo or explain or step != "train"):
         hint = "Compile the best settings with `--set`."
-        raise ConfigError("--search cannot be combined with --save, --hlo or --step.", hint)
+        raise ConfigError("--search cannot be combined with --save, --hlo, --explain or --step.", hint)
     if save and step != "train":
         raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
     # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
@@ -76,11 +80,14 @@ def compile(
     resolved = load_recipe(recipe, overlays, sets)
     from paxcli.cli.progress import waiting
     from paxcli.programs.ahead_of_time import target_of
+    from paxcli.programs.chips import CHIPS
     from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(resolved.config, topology, slices)
     if target.platform != "gpu":
         hide_accelerators()
+    if explain and target.generation not in CHIPS:
+        raise ConfigError(f"There is no step-time prediction for {target.name}.", "Choose a TPU: `--topology v4-8`.")
     what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name
     if search:
         return _search(resolved, target, what, as_json)
@@ -91,7 +98,13 @@ def compile(
         hlo.write_text(compiled.text)
     if not report["fits"]:
         _refuse(report, what, as_json)
-    say_result(report, _text(report, what), as_json)
+    say_result(report, _text(report, what) + (_explained(report) if explain else ""), as_json)
+
+
+def _explained(report: dict[str, Any]) -> str:
+    bounds = [f"bound by {name}, {one['share']:.1%}: {one['change']}" for name, one in report["bounds"].items()]
+    parts = [f"{one['share']:6.1%}  {one['bound']}  {one['layer']}  {one['what']}" for one in report["costs"]]
+    return "\n".join(["", *bounds, "largest parts of the step:", *parts])
 
 
 def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
@@ -148,6 +161,8 @@ def _text(report: dict[str, Any], what: str) -> str:
         "  temporaries reuse the memory of arguments that are no longer read.",
         f"predicted: {_prediction(report)}",
     ]
+    if error := report["prediction_error"]:
+        lines.append(f"  the speed of published steps of this generation is within {error:.0%} of their predictions")
     if report["predicted_step_seconds"]:
         lines.append("  " + ", ".join(f"{name} {share:.1%}" for name, share in report["shares"].items() if share))
         lines += [f"  not included: {item}" for item in report["left_out"]]

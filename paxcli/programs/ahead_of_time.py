@@ -26,11 +26,12 @@ from paxcli.models.base import CausalModel
 from paxcli.models.decoding import PROMPTS_AT_ONCE, jit_generate
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import num_rows
+from paxcli.programs.chips import CHIPS
 from paxcli.programs.collectives import Interconnect, count_collectives, find_all_gathers
 from paxcli.programs.executable import save_executable
 from paxcli.programs.hlo import Program, read_program
 from paxcli.programs.host_transfers import count_host_transfers
-from paxcli.programs.prediction import is_predictable, predict
+from paxcli.programs.prediction import predict
 from paxcli.programs.topologies import CompileTarget, find_compile_target, slice_name
 from paxcli.training.experiment import Experiment
 from paxcli.training.session import Session, open_session
@@ -243,18 +244,21 @@ def read_step(
         "host_transfers": count_host_transfers(program),
         "predicted_step_seconds": None,
         "predicted_mfu": None,
+        "prediction_error": None,
     }
-    if interconnect is None or peak is None or not is_predictable(target.generation):
+    if interconnect is None or peak is None or target.generation not in CHIPS:
         return found
     prediction = predict(program, interconnect, peak)
     seconds = prediction.seconds
     return found | {
         "predicted_step_seconds": seconds,
         "predicted_mfu": mfu(flops / seconds if flops and seconds else None, peak * len(devices)),
+        "prediction_error": CHIPS[interconnect.generation].error,
         "shares": prediction.shares(),
         "communication_seconds": dict(prediction.communication),
         "kernels": dict(prediction.kernel_calls),
         "left_out": [f"kernel {name}, {count} runs" for name, count in prediction.unknown_kernels.items()],
+        **prediction.explain(),
     }
 
 

@@ -63,6 +63,12 @@ class Instruction:
         return [(_num_bytes(dtype, _numbers(dims)), _HOST_MEMORY in layout) for dtype, dims, layout in found]
 
     @property
+    def hbm_bytes(self) -> list[int]:
+        """Bytes of each array of the result; 0 for one in another memory, such as VMEM."""
+        found = _ARRAY_AND_LAYOUT.findall(self.result)
+        return [0 if "S(" in layout else _num_bytes(dtype, _numbers(dims)) for dtype, dims, layout in found]
+
+    @property
     def operand_arrays(self) -> list[tuple[str, tuple[int, ...]]]:
         """Element type and shape of each operand of a custom call."""
         operands = self.attribute(r"operand_layout_constraints=\{(.*?\})\}")

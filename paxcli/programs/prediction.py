@@ -1,54 +1,73 @@
 """Predicts the time of a step on TPUs from its compiled program. A prediction, not a measurement.
 
-The TPU compiler estimates the clock cycles of each fusion. What it does not estimate is modelled here:
+The time of each instruction of the scheduled program is, on a chip of `chips.py`:
 
-- a custom kernel, of attention or a grouped matmul, runs its FLOPs at `KERNEL_RATE` of the peak;
-- a collective over ICI takes `V / (bandwidth × links)`. V is what each of n devices receives. For a full array of S
-  bytes, that is S (n − 1) / n in an all-gather or reduce-scatter, twice that in an all-reduce, S in a permute. A group
+- a fusion with matmuls: its FLOPs at the chip's matmul rate, or its traffic at the bandwidth of HBM, if that is longer;
+- any other fusion: the clock cycles that the TPU compiler estimates;
+- a custom kernel, of attention or a grouped matmul: its FLOPs at `KERNEL_RATE` of the peak;
+- a collective over ICI: `V / (bandwidth × links)`. V is what each of n devices receives. For a full array of S bytes,
+  that is S (n − 1) / n in an all-gather or reduce-scatter, twice that in an all-reduce, S in a permute. A group
   receives over two links for each ring that it fills, and over one for each open row of chips;
-- a collective between slices takes `V / (a device's share of its host's DCN bandwidth)`;
-- a transfer between device and host memory takes its bytes over the bandwidth of PCIe.
+- a collective between slices: `V / (a device's share of its host's DCN bandwidth)`;
+- a transfer between device and host memory: its bytes over the bandwidth of PCIe.
 
-The program is scheduled: of an asynchronous transfer, only the time that the work between its start and its done does
-not hide is exposed. Groups are assumed not to share links, and copies inside a chip to be free.
+Each doubling of the number of slices adds `SLICE_WAIT` of the step, in which the slices wait for the slowest.
+
+Of an asynchronous transfer, only the time that the work between its start and its done does not hide is exposed. Groups
+are assumed not to share links, and copies inside a chip to be free.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
-from typing import Literal
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
-from paxcli.programs.attribution import MATMUL_OPCODES, PALLAS_TARGET, is_attention
+from paxcli.programs.attribution import PALLAS_TARGET, attribute_instructions, is_attention
+from paxcli.programs.chips import CHIPS
 from paxcli.programs.collectives import HOST, Collective, Interconnect, Network, find_collective
 from paxcli.programs.hlo import CONTROL_FLOW, Instruction, Program
 from paxcli.programs.host_transfers import find_host_transfer
+from paxcli.programs.roofline import hbm_bytes, matmul_flops
 
-# Hz: the published peak divided by the FLOPs of a cycle, which are MXUs × 2 × the 128² or 256² cells of each.
-_CLOCK = {"v4": 1.05e9, "v5e": 1.5e9, "v5p": 1.75e9, "v6e": 1.75e9, "tpu7x": 2.2e9}
-# Bytes per second: of an ICI link in one direction, of a host's DCN, of a device's PCIe in one direction, chapter 2 of
-# "How to Scale Your Model" (Austin et al., 2025).
-_ICI_LINK = {"v4": 45e9, "v5e": 45e9, "v5p": 90e9, "v6e": 90e9, "tpu7x": 90e9}
-_DCN_PER_HOST = 25e9
-_PCIE = 15e9
-_DEVICES_PER_HOST = {"tpu7x": 8}
-
-# Share of the peak, counting all pairs of a query and a key, also those that a kernel skips because they are masked. In
-# MaxText's step of its 22B model on 2 × v4-128, published at 13.65 s, the compiler's estimate of everything else leaves
-# its kernels 0.61.
+# Share of the peak at which a kernel multiplies the blocks that it does not skip.
 KERNEL_RATE = 0.5
+
+# In MaxText's published steps of one model on 1 to 32 slices, a doubling costs between 1 and 5 %.
+SLICE_WAIT = 0.02
 
 Carrier = Network | Literal["host"]
 _CARRIERS = ("ici", "dcn", "host")
 _PARTS = ("matmul", "attention", "kernels", "other", *(f"exposed_{carrier}" for carrier in _CARRIERS))
 
-_SPLASH_MATMULS = {"fwd": 2, "dkv": 5, "dq": 3}  # of each kernel of splash attention; T × T × H multiply-adds a head
+_SPLASH_MATMULS = {"fwd": 2, "dkv": 4, "dq": 3}  # of each kernel of splash attention; T × T × H multiply-adds a head
 
 
-def is_predictable(generation: str | None) -> bool:
-    """Whether the clock and the link bandwidth of a TPU generation are known."""
-    return generation in _CLOCK
+# What bounds a part of the step, and what would change it.
+BOUNDS = {
+    "matmul": "compute less again, with a remat policy that saves more",
+    "kernel": "shorter sequences, or a mask that hides more blocks",
+    "hbm": "a larger batch on each device, or a lower precision",
+    "ici": "a larger batch on each device, or a mesh with less of the axis that communicates",
+    "dcn": "a larger batch on each device, or fewer slices",
+    "host": "offload less, or keep it on the devices",
+}
+
+
+class Cost(NamedTuple):
+    """What a part of the step is spent on.
+
+    Attributes:
+      bound: One of `BOUNDS`; fusions without matmuls are bound by HBM.
+      layer: Path of modules and scopes, such as `stack/layers/attention`; empty if unknown.
+      what: The operation.
+    """
+
+    bound: str
+    layer: str
+    what: str
 
 
 @dataclasses.dataclass
@@ -62,12 +81,14 @@ class Prediction:
       communication: All transfers, hidden or exposed, by carrier.
       kernel_calls: Custom kernel → number of calls.
       unknown_kernels: Calls of kernels whose FLOPs are unknown; they are counted as free.
+      costs: Seconds by cost; they add up to the step.
     """
 
     parts: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_PARTS, 0.0))
     communication: dict[str, float] = dataclasses.field(default_factory=lambda: dict.fromkeys(_CARRIERS, 0.0))
     kernel_calls: Counter[str] = dataclasses.field(default_factory=Counter)
     unknown_kernels: Counter[str] = dataclasses.field(default_factory=Counter)
+    costs: dict[Cost, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
 
     @property
     def seconds(self) -> float:
@@ -76,11 +97,32 @@ class Prediction:
 
     def add(self, other: Prediction) -> None:
         """Adds the seconds and calls of another prediction."""
-        for total, added in ((self.parts, other.parts), (self.communication, other.communication)):
+        pairs: list[tuple[dict[Any, float], dict[Any, float]]] = [
+            (self.parts, other.parts),
+            (self.communication, other.communication),
+            (self.costs, other.costs),
+        ]
+        for total, added in pairs:
             for name, seconds in added.items():
                 total[name] += seconds
         self.kernel_calls += other.kernel_calls
         self.unknown_kernels += other.unknown_kernels
+
+    def spend(self, part: str, cost: Cost, seconds: float) -> None:
+        """Adds seconds to a part."""
+        if seconds:
+            self.parts[part] += seconds
+            self.costs[cost] += seconds
+
+    def explain(self, num_costs: int = 10) -> dict[str, Any]:
+        """What bounds the step: the `share` of each bound and what would change it, and the largest `costs`."""
+        total = self.seconds or 1.0
+        shares = {name: sum(self.costs[one] for one in self.costs if one.bound == name) / total for name in BOUNDS}
+        largest = sorted(self.costs.items(), key=lambda item: -item[1])[:num_costs]
+        return {
+            "bounds": {name: {"share": share, "change": BOUNDS[name]} for name, share in shares.items() if share},
+            "costs": [cost._asdict() | {"seconds": seconds, "share": seconds / total} for cost, seconds in largest],
+        }
 
     def shares(self) -> dict[str, float]:
         """Share of the step that each part takes; they add up to 1."""
@@ -95,7 +137,10 @@ def predict(program: Program, interconnect: Interconnect, peak_flops: float) -> 
       interconnect: Of its devices.
       peak_flops: FLOP/s of one device.
     """
-    return _Simulation(program, interconnect, peak_flops).run(program.entry, 1)
+    prediction = _Simulation(program, interconnect, peak_flops).run(program.entry, 1)
+    wait = prediction.seconds * SLICE_WAIT * math.log2(interconnect.num_slices)
+    prediction.spend("exposed_dcn", Cost("dcn", "", "waiting for the slowest slice"), wait)
+    return prediction
 
 
 class _Simulation:
@@ -103,19 +148,24 @@ class _Simulation:
 
     def __init__(self, program: Program, interconnect: Interconnect, peak_flops: float):
         self._program, self._interconnect, self._peak_flops = program, interconnect, peak_flops
+        self._chip = CHIPS[interconnect.generation]
+        self._layers = attribute_instructions(program)
 
     def run(self, computation: str, times: int) -> Prediction:
         """Seconds that `times` runs of a computation take."""
         spent = Prediction()
         now = 0.0
         busy_until: dict[Carrier, float] = {}
-        arrivals: dict[str, tuple[Carrier, float]] = {}  # of transfers in flight, by key
+        arrivals: dict[str, tuple[Carrier, float, str]] = {}  # of transfers in flight, by key: when, and what
         keys: dict[str, str] = {}  # of transfers, by the name of an instruction
-        for instruction in self._program.computations.get(computation, ()):
+        instructions = self._program.computations.get(computation, ())
+        by_name = {one.name: one for one in instructions}
+        for instruction in instructions:
             if instruction.opcode in CONTROL_FLOW:
                 spent.add(self._run_called(instruction, times))
                 continue
-            now += self._compute_seconds(instruction, times, spent)
+            operands = [by_name[name] for name in instruction.operands if name in by_name]
+            now += self._compute_seconds(instruction, operands, times, spent)
             transfer = find_collective(self._program, instruction) or find_host_transfer(instruction)
             if transfer is None:
                 continue
@@ -124,11 +174,13 @@ class _Simulation:
                 carrier, seconds = self._transfer_seconds(transfer)
                 spent.communication[carrier] += seconds * times
                 busy_until[carrier] = max(now, busy_until.get(carrier, 0.0)) + seconds
-                arrivals[transfer.key] = carrier, busy_until[carrier]
+                what = f"{transfer.kind}, {transfer.full_bytes / 1e6:,.0f} MB"
+                arrivals[transfer.key] = carrier, busy_until[carrier], what
             if transfer.part in ("sync", "done"):
                 key = keys.get(transfer.key, transfer.key)  # a done names the instruction that started it
-                carrier, arrival = arrivals.pop(key, ("ici", now))
-                spent.parts[f"exposed_{carrier}"] += max(0.0, arrival - now) * times
+                carrier, arrival, what = arrivals.pop(key, ("ici", now, ""))
+                cost = Cost(carrier, self._layers[instruction.name].layer, what)
+                spent.spend(f"exposed_{carrier}", cost, max(0.0, arrival - now) * times)
                 now = max(now, arrival)
         return spent
 
@@ -141,32 +193,37 @@ class _Simulation:
             total.add(self.run(called, times * self._program.trip_count(instruction)))
         return total
 
-    def _compute_seconds(self, instruction: Instruction, times: int, spent: Prediction) -> float:
+    def _compute_seconds(
+        self, instruction: Instruction, operands: Sequence[Instruction], times: int, spent: Prediction
+    ) -> float:
         """Seconds that one run of an instruction computes; adds `times` of them to `spent`."""
+        layer, what = self._layers[instruction.name].layer, instruction.op_name.rpartition("/")[2]
         if instruction.opcode == "custom-call" and instruction.call_target == PALLAS_TARGET:
-            name, flops = kernel_flops(instruction)
-            spent.kernel_calls[name] += times
+            what, flops = kernel_flops(instruction)
+            spent.kernel_calls[what] += times
             if flops is None:
-                spent.unknown_kernels[name] += times
-            part, seconds = "kernels", (flops or 0.0) / (KERNEL_RATE * self._peak_flops)
+                spent.unknown_kernels[what] += times
+            part, bound, seconds = "kernels", "kernel", (flops or 0.0) / (KERNEL_RATE * self._peak_flops)
+        elif flops := matmul_flops(self._program, instruction):
+            part = "attention" if is_attention(instruction.op_name) else "matmul"
+            in_mxu = flops / (self._chip.matmul_rate * self._peak_flops)
+            in_hbm = hbm_bytes(self._program, instruction, operands) / self._chip.hbm
+            bound, seconds = ("matmul", in_mxu) if in_mxu >= in_hbm else ("hbm", in_hbm)
         else:
-            cycles = int(instruction.attribute(r'"estimated_cycles":"(\d+)"') or 0)
-            seconds = cycles / _CLOCK[self._interconnect.generation]
-            is_matmul = seconds and self._program.find_inside(instruction, MATMUL_OPCODES) is not None
-            part = "attention" if is_attention(instruction.op_name) else "matmul" if is_matmul else "other"
-        spent.parts[part] += seconds * times
+            part, bound = "attention" if is_attention(instruction.op_name) else "other", "hbm"
+            seconds = int(instruction.attribute(r'"estimated_cycles":"(\d+)"') or 0) / self._chip.clock
+        spent.spend(part, Cost(bound, layer, what), seconds * times)
         return seconds
 
     def _transfer_seconds(self, transfer: Collective) -> tuple[Carrier, float]:
         """The link that carries a transfer, and its seconds."""
         if transfer.kind == HOST:
-            return "host", transfer.full_bytes / _PCIE
-        generation, group = self._interconnect.generation, self._interconnect.group(transfer)
+            return "host", transfer.full_bytes / self._chip.pcie
+        group = self._interconnect.group(transfer)
         if self._interconnect.network(transfer) == "dcn":
             num_members = self._interconnect.num_slices if transfer.between_slices else len(group)
-            num_sharing = _DEVICES_PER_HOST.get(generation, 4)
-            return "dcn", transfer.received_bytes(num_members) * num_sharing / _DCN_PER_HOST
-        bandwidth = _ICI_LINK[generation] * self._interconnect.links(group)
+            return "dcn", transfer.received_bytes(num_members) / self._chip.dcn
+        bandwidth = self._chip.ici_link * self._interconnect.links(group)
         return "ici", transfer.received_bytes(len(group)) / bandwidth
 
 
@@ -181,7 +238,21 @@ def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
     if not name.startswith("splash") or matmuls is None or len(shapes) < 2:
         return name, None
     queries, keys = shapes[:2]
-    return name, matmuls * 2.0 * math.prod(queries) * keys[-2]
+    if matmuls == 4 and '\\"use_fused_bwd_kernel\\": true' in kernel.rest:  # the gradient of the queries as well
+        matmuls = 5
+    return name, matmuls * 2.0 * math.prod(queries) * keys[-2] * _computed_share(kernel)
+
+
+def _computed_share(splash: Instruction) -> float:
+    """Share of the blocks [queries, keys] that splash attention computes, of which its first operand has the grid.
+
+    The grid has only the columns that a window needs of a row; a square one is taken for causal.
+    """
+    grid = next((shape[-2:] for dtype, shape in splash.operand_arrays[:1] if dtype.startswith("s")), None)
+    if grid is None:
+        return 1.0
+    blocks, window = max(grid), min(grid)
+    return (window * blocks - window * (window - 1) / 2) / blocks**2
 
 
 def _grouped_matmul_flops(shapes: list[tuple[int, ...]]) -> float | None:

@@ -19,7 +19,7 @@ from paxcli.layers.remat import RematPolicy
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.programs.ahead_of_time import compile_ahead
-from paxcli.programs.prediction import is_predictable
+from paxcli.programs.chips import CHIPS
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size
 
@@ -61,7 +61,7 @@ def search(
     Raises:
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
-    if not is_predictable(target.generation):
+    if target.generation not in CHIPS:
         hint = "Choose a TPU: `--topology v4-8`."
         raise ConfigError(f"There is no step-time prediction for {target.name} to rank by.", hint)
     trials: list[Trial] = []

@@ -21,7 +21,8 @@ ENGINE = ("config", "mesh", "layers", "models", "optim", "inputs", "checkpoint",
 BUDGETS = {
     ENGINE: 13_000,
     ("api", "cli"): 2_800,
-    ("inference", "programs", "profiling", "report"): 2_600,
+    ("programs", "profiling"): 1_900,
+    ("inference", "report"): 900,
     ("convert",): 4_200,
     ("cloud",): 1_500,
 }

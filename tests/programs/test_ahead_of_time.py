@@ -14,6 +14,7 @@ import pytest
 from paxcli.layers.scopes import ATTENTION
 from paxcli.programs.attribution import attribute_instructions
 from paxcli.programs.hlo import read_program
+from paxcli.programs.roofline import matmul_flops
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -48,12 +49,22 @@ def test_a_small_model_compiles_for_a_slice(reports, name) -> None:
     assert report["kernels"]["splash_mha_fwd_segmented_residuals"] >= 6 and report["left_out"] == []
     assert 0 < report["predicted_mfu"] < 1
     assert sum(report["shares"].values()) == pytest.approx(1)
+    assert sum(one["share"] for one in report["bounds"].values()) == pytest.approx(1)
+    assert {one["layer"] for one in report["costs"]} & {"stack/layers/feed_forward", "stack/layers/attention/core"}
     moved = {(one["kind"], one["network"]): one for one in report["collectives"]}
     assert moved["all-gather", "ici"]["count"] >= 3 * 6  # six matrices a layer, forward at least
     found = attribute_instructions(read_program(report["text"])).values()
     assert {"attention", "matmul", "norm", "collective"} <= {one.category for one in found}
     assert not [one for one in found if one.category == "matmul" and one.layer.endswith(f"/{ATTENTION}")]
     assert [net for _, net in moved if net == "dcn"] == (["dcn"] if "*" in name else [])
+
+
+@needs_libtpu
+@pytest.mark.parametrize("name", SLICES)
+def test_flops_of_fusions_are_those_that_the_compiler_counts(reports, name) -> None:
+    program = read_program(reports[name]["text"])
+    found = sum(matmul_flops(program, one) for one, _ in program.scheduled_instructions())  # of loops, one iteration
+    assert 0.95 < found / reports[name]["compiler_flops_per_device"] < 1  # the rest is elementwise
 
 
 @needs_libtpu

@@ -4,28 +4,48 @@ from __future__ import annotations
 
 import pytest
 
+from paxcli.programs.chips import CHIPS
 from paxcli.programs.collectives import Interconnect
 from paxcli.programs.hlo import read_program
-from paxcli.programs.prediction import KERNEL_RATE, predict
+from paxcli.programs.prediction import KERNEL_RATE, SLICE_WAIT, predict
 from tests.programs.hlo_texts import COLLECTIVES, MIB, ON_HOST, V4
 
 
-def test_seconds_are_cycles_and_exposed_communication() -> None:
-    link, clock = 45e9, 1.05e9
+def test_seconds_are_matmuls_and_exposed_communication() -> None:
+    link, matmul = 45e9, 2 * 512 * 1024 * 1024 / (CHIPS["v4"].matmul_rate * 275e12)
     gather = 2 * MIB * 3 / 4 / link  # in a row of four: over one link
     reduce = 2 * (2 * MIB * 3 / 4) / (2 * link)  # in a group over both axes: over two links
-    permute = MIB / 2 / link - 10_500 / clock  # the fusion between its start and its done hides a part
+    permute = MIB / 2 / link - matmul  # the fusion between its start and its done hides a part
     found = predict(read_program(COLLECTIVES), V4, 275e12)
-    assert found.parts["matmul"] == pytest.approx(5 * 1e-3)
-    assert found.parts["attention"] == pytest.approx(1e-5)
+    assert found.parts["matmul"] == pytest.approx(5 * matmul)
+    assert found.parts["attention"] == pytest.approx(matmul)
     assert found.parts["exposed_ici"] == pytest.approx(5 * (gather + reduce) + permute)
     assert found.parts["exposed_dcn"] == 0 and found.parts["kernels"] == 0
     assert sum(found.shares().values()) == pytest.approx(1)
 
 
+def test_the_explanation_names_what_bounds_the_step_and_where() -> None:
+    prediction = predict(read_program(COLLECTIVES), V4, 275e12)
+    found = prediction.explain()
+    assert set(found["bounds"]) == {"matmul", "ici"} and "remat" in found["bounds"]["matmul"]["change"]
+    assert sum(one["share"] for one in found["bounds"].values()) == pytest.approx(1)
+    assert sum(one["seconds"] for one in found["costs"]) == pytest.approx(prediction.seconds)
+    largest, *_ = found["costs"]
+    assert largest["bound"] == "ici" and largest["what"] == "all-reduce, 2 MB"
+    assert {"bound": "matmul", "layer": "mlp", "what": "dot"}.items() <= found["costs"][2].items()
+    assert len(prediction.explain(2)["costs"]) == 2
+
+
+def test_each_doubling_of_slices_waits_for_the_slowest() -> None:
+    four = Interconnect("v4", [(s, x, 0, 0) for s in range(4) for x in range(2)], (2, 1, 1), (False,) * 3)
+    found = predict(read_program(COLLECTIVES), four, 275e12)
+    (wait,) = (seconds for cost, seconds in found.costs.items() if "slowest" in cost.what)
+    assert wait == pytest.approx(2 * SLICE_WAIT * (found.seconds - wait))
+
+
 def test_kernels_and_host_transfers_are_modelled() -> None:
     found = predict(read_program(ON_HOST), V4, 275e12)
-    assert found.parts["kernels"] == pytest.approx(2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
+    assert found.parts["kernels"] == pytest.approx(3 / 4 * 2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
     assert found.parts["exposed_host"] == found.communication["host"] == pytest.approx(2 * (2 * 512 * 128 * 2) / 15e9)
     assert not found.unknown_kernels and found.parts["exposed_ici"] == 0
 
@@ -59,3 +79,21 @@ def test_collectives_between_slices_go_over_dcn() -> None:
     # The group of every second device has members in both slices; so has the permute. Four devices share 25 GB/s.
     over_dcn = 5 * 2 * (2 * MIB * 3 / 4) + MIB / 2
     assert found.communication["dcn"] == pytest.approx(over_dcn / (25e9 / 4))
+
+
+@pytest.mark.parametrize(
+    ("grid", "share"),
+    [((2, 2), 3 / 4), ((8, 8), 36 / 64), ((8, 2), 15 / 64), ((2, 8), 15 / 64)],  # the last two: a window of two blocks
+)
+def test_attention_multiplies_the_blocks_that_the_mask_leaves(grid: tuple[int, int], share: float) -> None:
+    program = ON_HOST.replace("s8[1,2,2]", f"s8[1,{grid[0]},{grid[1]}]")
+    found = predict(read_program(program), V4, 275e12)
+    assert found.parts["kernels"] == pytest.approx(share * 2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
+
+
+@pytest.mark.parametrize(("fused", "matmuls"), [("true", 5), ("false", 4)])
+def test_a_backward_kernel_may_compute_the_gradient_of_queries_too(fused: str, matmuls: int) -> None:
+    metadata = rf'frontend_attributes={{"{{\"use_fused_bwd_kernel\": {fused}}}"}}'
+    program = ON_HOST.replace("splash_mha_fwd", "splash_mha_dkv").replace("metadata={}", metadata)
+    found = predict(read_program(program), V4, 275e12)
+    assert found.parts["kernels"] == pytest.approx(3 / 4 * matmuls * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))

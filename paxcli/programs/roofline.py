@@ -1,0 +1,111 @@
+"""FLOPs and memory traffic of the fusions of a compiled program."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from paxcli.programs.hlo import Instruction, Program
+
+_SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+
+
+def matmul_flops(program: Program, instruction: Instruction) -> float:
+    """FLOPs of the matmuls of an instruction, those that it fuses included."""
+    if instruction.opcode == "fusion":
+        inside = program.computations.get(instruction.fused, [])
+        operands = {one.name: one for one in inside}
+        return sum(
+            matmul_flops(program, one) if one.fused else _flops(one, [operands.get(name) for name in one.operands])
+            for one in inside
+        )
+    return 0.0
+
+
+def _flops(matmul: Instruction, operands: Sequence[Instruction | None]) -> float:
+    """FLOPs of one `dot` or `convolution`; 0 for anything else.
+
+    XLA:TPU writes batched matmuls as convolutions over the batch dimensions, whose windows are mostly padding.
+    """
+    if matmul.opcode not in ("dot", "convolution") or None in operands:
+        return 0.0
+    left, right = (one.arrays[0][1] for one in operands[:2] if one)
+    out = matmul.arrays[0][1]
+    if matmul.opcode == "dot":
+        contracted = matmul.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
+        return 2.0 * math.prod(out) * math.prod(left[int(axis)] for axis in contracted.split(",") if axis)
+    of_left, of_right, of_out = re.findall(r"[^_>-]+", matmul.attribute(r"dim_labels=([\w>-]+)"))
+    window = dict(part.split("=") for part in matmul.attribute(r"window=\{([^}]*)\}").split())
+    pairs = 1
+    for number, axis in enumerate(sorted(label for label in of_left if label.isdigit())):
+        facts = {name: value.split("x")[number] for name, value in window.items()}
+        sizes = out[of_out.index(axis)], left[of_left.index(axis)], right[of_right.index(axis)]
+        strides = tuple(int(facts.get(name, 1)) for name in ("stride", "lhs_dilate", "rhs_dilate"))
+        pairs *= _window_pairs(*sizes, *strides, int(facts.get("pad", "0_0").split("_")[0]))
+    return 2.0 * pairs * out[of_out.index("b")] * out[of_out.index("f")] * right[of_right.index("i")]
+
+
+@functools.cache
+def _window_pairs(out: int, left: int, window: int, stride: int, spread: int, step: int, pad: int) -> int:
+    """Pairs of an output and a position in its window that lie on an element of the input, not on padding."""
+    positions = (o * stride - pad + w * step for o, w in itertools.product(range(out), range(window)))
+    return sum(0 <= at < left * spread and at % spread == 0 for at in positions)
+
+
+def hbm_bytes(program: Program, fusion: Instruction, operands: Sequence[Instruction]) -> float:
+    """Bytes that a fusion reads from HBM and writes to it. Of an array that it slices, the slices count.
+
+    Args:
+      program: The program.
+      fusion: The fusion.
+      operands: The instructions that compute its operands, in order.
+    """
+    parameters = {int(one.rest[1 : one.rest.index(")")]): one for one in _inside(program, fusion, "parameter")}
+    read = sum(
+        min(sum(operand.hbm_bytes), sum(_reads(program, fusion.fused, parameters[number].name)))
+        for number, operand in enumerate(operands)
+        if number in parameters
+    )
+    written = itertools.zip_longest(fusion.hbm_bytes, _writes(program, fusion.fused), fillvalue=math.inf)
+    return read + sum(min(sizes) for sizes in written if min(sizes) < math.inf)
+
+
+def _inside(program: Program, fusion: Instruction, opcode: str) -> list[Instruction]:
+    return [one for one in program.computations.get(fusion.fused, []) if one.opcode == opcode]
+
+
+def _reads(program: Program, computation: str, name: str) -> Iterator[float]:
+    """Bytes that each user of an array reads; infinite for one that reads all of it."""
+    for user in program.computations.get(computation, []):
+        if name not in user.operands:
+            continue
+        if user.opcode in _SLICES:
+            yield sum(user.array_bytes)
+        elif user.opcode == "bitcast":
+            yield from _reads(program, computation, user.name)
+        elif user.opcode == "fusion":
+            for one in _inside(program, user, "parameter"):
+                if user.operands[int(one.rest[1 : one.rest.index(")")])] == name:
+                    yield from _reads(program, user.fused, one.name)
+        elif user.opcode != "dynamic-update-slice" or user.operands[0] != name:
+            yield math.inf
+
+
+def _writes(program: Program, computation: str) -> Iterator[float]:
+    """Bytes that a computation writes of each result: the changed part of an array that it updates, else infinite."""
+    inside = program.computations.get(computation, [])
+    by_name = {one.name: one for one in inside}
+    root = inside[-1] if inside else None
+    for name in root.operands if root and root.opcode == "tuple" else [root.name] if root else []:
+        one = by_name.get(name)
+        while one is not None and one.opcode == "bitcast":
+            one = by_name.get(one.operands[0])
+        if one is not None and one.opcode == "dynamic-update-slice" and one.operands[1] in by_name:
+            yield sum(by_name[one.operands[1]].array_bytes)
+        elif one is not None and one.opcode == "fusion":
+            yield from _writes(program, one.fused)
+        else:
+            yield math.inf
