@@ -38,9 +38,12 @@ def convert(row: dict[str, Any], slices: int, directory: pathlib.Path) -> tuple[
 
 
 def pax(*arguments: str, **variables: str) -> str:
-    """What a command prints on stdout."""
+    """The stdout of a command of pax; ends with its errors if it fails."""
     command = [sys.executable, "-m", "paxcli", *arguments]
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | variables).stdout
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | variables)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}:\n{done.stderr}")
+    return done.stdout
 
 
 def compare(row: dict[str, Any], slices: int, flags: list[str], directory: pathlib.Path) -> dict[str, Any]:

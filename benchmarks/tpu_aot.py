@@ -65,7 +65,7 @@ def read_hlo(
       topology: The slice that it was compiled for.
       slices: Number of slices.
       flops: Its model FLOPs on one device; None = unknown.
-      recipe: Recipe, overlays and values, of which it has the mesh; None = the mesh is in the order of the devices.
+      recipe: Recipe, overlays and values, whose mesh it has; None = the mesh is in the order of the devices.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
     import fiddle as fdl

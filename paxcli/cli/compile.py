@@ -40,7 +40,7 @@ HloOption = Annotated[
     Path | None, typer.Option("--hlo", metavar="FILE", help="Write the optimized HLO. Default: none.")
 ]
 ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Say what bounds the predicted step, and in which layers. Default: off.")
+    bool, typer.Option("--explain", help="List what bounds the predicted step, by layer. Default: off.")
 ]
 SearchOption = Annotated[
     bool,
@@ -98,10 +98,10 @@ def compile(
         hlo.write_text(compiled.text)
     if not report["fits"]:
         _refuse(report, what, as_json)
-    say_result(report, _text(report, what) + (_explained(report) if explain else ""), as_json)
+    say_result(report, _text(report, what) + (_explain(report) if explain else ""), as_json)
 
 
-def _explained(report: dict[str, Any]) -> str:
+def _explain(report: dict[str, Any]) -> str:
     bounds = [f"bound by {name}, {one['share']:.1%}: {one['change']}" for name, one in report["bounds"].items()]
     parts = [f"{one['share']:6.1%}  {one['bound']}  {one['layer']}  {one['what']}" for one in report["costs"]]
     return "\n".join(["", *bounds, "largest parts of the step:", *parts])
@@ -162,7 +162,7 @@ def _text(report: dict[str, Any], what: str) -> str:
         f"predicted: {_prediction(report)}",
     ]
     if error := report["prediction_error"]:
-        lines.append(f"  the speed of published steps of this generation is within {error:.0%} of their predictions")
+        lines.append(f"  published steps of this generation ran within {error:.0%} of their predicted speed")
     if report["predicted_step_seconds"]:
         lines.append("  " + ", ".join(f"{name} {share:.1%}" for name, share in report["shares"].items() if share))
         lines += [f"  not included: {item}" for item in report["left_out"]]

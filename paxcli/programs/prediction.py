@@ -57,7 +57,7 @@ BOUNDS = {
 
 
 class Cost(NamedTuple):
-    """What a part of the step is spent on.
+    """A part of the step: why it takes its time, where, and on what.
 
     Attributes:
       bound: One of `BOUNDS`; fusions without matmuls are bound by HBM.
@@ -115,12 +115,13 @@ class Prediction:
             self.costs[cost] += seconds
 
     def explain(self, num_costs: int = 10) -> dict[str, Any]:
-        """What bounds the step: the `share` of each bound and what would change it, and the largest `costs`."""
+        """Reasons for the length of the step: the `share` of each bound, what would change it, the largest `costs`."""
         total = self.seconds or 1.0
         shares = {name: sum(self.costs[one] for one in self.costs if one.bound == name) / total for name in BOUNDS}
+        by_share = sorted(shares, key=shares.__getitem__, reverse=True)
         largest = sorted(self.costs.items(), key=lambda item: -item[1])[:num_costs]
         return {
-            "bounds": {name: {"share": share, "change": BOUNDS[name]} for name, share in shares.items() if share},
+            "bounds": {name: {"share": shares[name], "change": BOUNDS[name]} for name in by_share if shares[name]},
             "costs": [cost._asdict() | {"seconds": seconds, "share": seconds / total} for cost, seconds in largest],
         }
 
@@ -233,26 +234,36 @@ def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
     shapes = [shape for dtype, shape in kernel.operand_arrays if dtype in ("bf16", "f32")]
     if name in ("gmm", "tgmm"):  # of megablox
         return name, _grouped_matmul_flops([shape for shape in shapes if len(shape) >= 2])
-    matmuls = next((count for kind, count in _SPLASH_MATMULS.items() if kind in name), None)
+    kind = next((kind for kind in _SPLASH_MATMULS if kind in name), None)
     shapes = [shape for shape in shapes if len(shape) >= 3]
-    if not name.startswith("splash") or matmuls is None or len(shapes) < 2:
+    if not name.startswith("splash") or kind is None or len(shapes) < 2:
         return name, None
     queries, keys = shapes[:2]
-    if matmuls == 4 and '\\"use_fused_bwd_kernel\\": true' in kernel.rest:  # the gradient of the queries as well
-        matmuls = 5
-    return name, matmuls * 2.0 * math.prod(queries) * keys[-2] * _computed_share(kernel)
+    matmuls = _SPLASH_MATMULS[kind]
+    if kind == "dkv" and '\\"use_fused_bwd_kernel\\": true' in kernel.rest:  # the gradient of the queries as well
+        matmuls += 1
+    share = _computed_share(kernel, "" if kind == "fwd" else f"_{kind}", queries[-2], keys[-2])
+    return name, matmuls * 2.0 * math.prod(queries) * keys[-2] * share
 
 
-def _computed_share(splash: Instruction) -> float:
-    """Share of the blocks [queries, keys] that splash attention computes, of which its first operand has the grid.
+def _computed_share(splash: Instruction, suffix: str, num_queries: int, num_keys: int) -> float:
+    """Share of all blocks [queries, keys] that splash attention computes; the mask is taken for causal.
 
-    The grid has only the columns that a window needs of a row; a square one is taken for causal.
+    Its first operand has the shape of the grid, which is narrower than all blocks if there is a window. Its metadata
+    has the sizes of the blocks, with a suffix in the backward pass.
     """
     grid = next((shape[-2:] for dtype, shape in splash.operand_arrays[:1] if dtype.startswith("s")), None)
     if grid is None:
         return 1.0
-    blocks, window = max(grid), min(grid)
-    return (window * blocks - window * (window - 1) / 2) / blocks**2
+    sizes = [splash.attribute(rf'block_{axis}{suffix}\\": (\d+)') for axis in ("q", "kv")]
+    rows, columns = (
+        length // int(size) if size else max(grid) for length, size in zip((num_queries, num_keys), sizes, strict=True)
+    )
+    if grid[0] == rows:
+        computed = sum(min(grid[1], math.ceil((row + 1) * columns / rows)) for row in range(rows))
+    else:
+        computed = sum(min(grid[0], rows - column * rows // columns) for column in range(columns))
+    return computed / (rows * columns)
 
 
 def _grouped_matmul_flops(shapes: list[tuple[int, ...]]) -> float | None:

@@ -50,7 +50,7 @@ def _flops(matmul: Instruction, operands: Sequence[Instruction | None]) -> float
 
 @functools.cache
 def _window_pairs(out: int, left: int, window: int, stride: int, spread: int, step: int, pad: int) -> int:
-    """Pairs of an output and a position in its window that lie on an element of the input, not on padding."""
+    """Pairs of an output and a position in its window that is an element of the input, not padding."""
     positions = (o * stride - pad + w * step for o, w in itertools.product(range(out), range(window)))
     return sum(0 <= at < left * spread and at % spread == 0 for at in positions)
 

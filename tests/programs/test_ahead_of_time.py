@@ -105,6 +105,11 @@ def test_the_program_of_another_trainer_is_read_the_same_way(reports, tmp_path) 
     assert found["predicted_mfu"] > 0 and found == {name: report[name] for name in found}
 
 
+def test_a_cpu_has_no_prediction_to_explain(pax) -> None:
+    done = pax("compile", "tiny", "--topology", "cpu:1", "--explain")
+    assert done.returncode == 2 and "no step-time prediction for cpu:1" in done.stderr
+
+
 @needs_libtpu
 def test_the_error_says_how_much_memory_is_missing(pax) -> None:
     much = ("--set", "task.train.percore_batch_size=65536", "--set", "train_input=SyntheticInput")

@@ -91,6 +91,14 @@ def test_attention_multiplies_the_blocks_that_the_mask_leaves(grid: tuple[int, i
     assert found.parts["kernels"] == pytest.approx(share * 2 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
 
 
+def test_blocks_of_keys_may_be_larger_than_those_of_queries() -> None:
+    sizes = r'metadata={"{\"block_q_dkv\": 64, \"block_kv_dkv\": 128}"}'
+    program = ON_HOST.replace("splash_mha_fwd", "splash_mha_dkv").replace("metadata={}", sizes)
+    found = predict(read_program(program.replace("s8[1,2,2]", "s8[1,8,4]")), V4, 275e12)
+    share = (1 + 1 + 2 + 2 + 3 + 3 + 4 + 4) / 32
+    assert found.parts["kernels"] == pytest.approx(share * 4 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
+
+
 @pytest.mark.parametrize(("fused", "matmuls"), [("true", 5), ("false", 4)])
 def test_a_backward_kernel_may_compute_the_gradient_of_queries_too(fused: str, matmuls: int) -> None:
     metadata = rf'frontend_attributes={{"{{\"use_fused_bwd_kernel\": {fused}}}"}}'

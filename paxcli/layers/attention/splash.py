@@ -16,6 +16,7 @@ from paxcli.layers.remat import CONTEXT
 _LANES = 128  # rows have to be a multiple of this
 # The fused backward kernel saves two of seven matmuls, but holds one query gradient for each block of keys.
 _MOST_PARTIAL_SUMS = 4
+_MOST_KEY_BYTES = 2**19  # of its blocks; v4 has no VMEM for more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +100,11 @@ def _block_sizes(length: int, dims: int, itemsize: int) -> dict[str, Any]:
     most = 1024 if dims <= _LANES and itemsize <= 2 else 512
     size = next((size for size in (1024, 512, 256) if size <= min(most, length // 2) and length % size == 0), _LANES)
     sizes = dict(block_q=size, block_kv=size, block_q_dkv=size, block_kv_dkv=size)
-    if length // size <= _MOST_PARTIAL_SUMS:
+    partial_sums = next(sums for sums in range(_MOST_PARTIAL_SUMS, 0, -1) if length // size % sums == 0)
+    keys = length // partial_sums
+    if keys == size:
         return {**sizes, "use_fused_bwd_kernel": True}
+    if keys * max(dims, _LANES) * itemsize <= _MOST_KEY_BYTES:
+        compute = max(size // 2, _LANES)
+        return {**sizes, "block_kv_dkv": keys, "block_kv_dkv_compute": compute, "use_fused_bwd_kernel": True}
     return {**sizes, "block_q_dq": size, "block_kv_dq": size}

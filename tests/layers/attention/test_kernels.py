@@ -46,6 +46,7 @@ def _heads(
     [
         (256, 4, 2, 64, {"logit_cap": 5.0}, True),
         (640, 2, 1, 80, {"window": 100}, True),  # five blocks: backward in two kernels
+        (1152, 1, 1, 64, {}, True),  # nine blocks: backward in one kernel, over three blocks of keys at a time
         (128, 2, 2, 64, {"causal": False}, False),
         (128, 4, 2, 64, {"value_dims": 40, "sinks": jnp.array([0.0, 1.0, -1.0, 2.0])}, True),
     ],
