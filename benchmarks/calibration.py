@@ -72,7 +72,7 @@ def compare(row: dict[str, Any], slices: int, flags: list[str], directory: pathl
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
     errors = [abs(row["error"]) for row in rows]
-    return {"rows": len(errors), "median_error": statistics.median(errors), "worst_error": max(errors)}
+    return {"compared": len(errors), "median_error": statistics.median(errors), "worst_error": max(errors)}
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -84,7 +84,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     total = summary(rows)
-    end = f"{total['rows']} rows: median error {total['median_error']:.1%}, largest {total['worst_error']:.1%}."
+    end = f"{total['compared']} rows: median error {total['median_error']:.1%}, largest {total['worst_error']:.1%}."
     return "\n".join([*lines, "", end]) + "\n"
 
 

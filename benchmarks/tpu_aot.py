@@ -111,7 +111,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         name = row["recipe"] + (f", {row['label']}" if row.get("label") else "")
-        if "predicted_step_seconds" not in row:
+        if "error" in row:
             why = row["error"]
             why = why["message"].split(": ")[-1].rstrip(".") if isinstance(why, dict) else why
             lines.append(f"| {name} | {_where(row)} | {row.get('remat_policy', '')} | {why} | | | |")
@@ -119,10 +119,10 @@ def table(rows: list[dict[str, Any]]) -> str:
         needed, available = row.get("hbm_needed_bytes"), row["hbm_available_bytes"]
         most = "≤ " if row["memory"].get("host_bytes") else ""
         memory = f"{most}{needed / 2**30:.2f} of {available / 2**30:.2f}" if needed else ""
-        step = row["predicted_step_seconds"]
+        step, mfu = row.get("predicted_step_seconds"), row.get("predicted_mfu")
+        predicted = f"{step:.3g} | {mfu:.1%}" if step and mfu else " | "
         lines.append(
-            f"| {name} | {_where(row)} | {row['remat_policy']} | {memory} | {step:.3g} "
-            f"| {row['predicted_mfu']:.1%} | {row.get('published', '')} |"
+            f"| {name} | {_where(row)} | {row['remat_policy']} | {memory} | {predicted} | {row.get('published', '')} |"
         )
     return "\n".join(lines) + "\n"
 
