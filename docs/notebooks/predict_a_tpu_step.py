@@ -14,7 +14,7 @@
 # # Predict a TPU step and find the fastest mesh
 #
 # The TPU compiler runs without a TPU: on Linux for x86-64, with `pip install 'jax[tpu]'`. It reports whether a step fits
-# in memory, and pax predicts from its estimates how long the step takes. [Compiling ahead of time](../compile.md) describes how.
+# in memory, and pax predicts how long the step takes. [Compiling ahead of time](../compile.md) describes how.
 # The model here is very small, so that each compilation takes seconds.
 
 # %%
