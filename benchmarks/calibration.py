@@ -21,7 +21,7 @@ import sys
 from typing import Any
 
 import yaml
-from tpu_aot import read_hlo
+from tpu_aot import read_hlo, write_table
 
 ROWS = pathlib.Path(__file__).with_suffix(".yaml")
 MARKS = "<!-- calibration -->\n", "<!-- end of the calibration -->\n"
@@ -97,10 +97,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.table:
         results, page = args.table
-        text = page.read_text()
-        start, end = (text.index(mark) for mark in MARKS)
-        rows = table(json.loads(results.read_text())["rows"])
-        page.write_text(f"{text[: start + len(MARKS[0])]}\n{rows}\n{text[end:]}")
+        write_table(page, MARKS, table(json.loads(results.read_text())["rows"]))
         return
     args.directory.mkdir(parents=True, exist_ok=True)
     spec, rows = yaml.safe_load(ROWS.read_text()), []

@@ -132,10 +132,11 @@ def _where(row: dict[str, Any]) -> str:
     return f"{slices} × {row.get('topology', '')}" if slices > 1 else row.get("topology", "")
 
 
-def write_table(results: pathlib.Path, page: pathlib.Path) -> None:
+def write_table(page: pathlib.Path, marks: tuple[str, str], rows: str) -> None:
+    """Replaces the text between two marks of a page."""
     text = page.read_text()
-    start, end = (text.index(mark) for mark in MARKS)
-    page.write_text(text[: start + len(MARKS[0])] + "\n" + table(json.loads(results.read_text())) + "\n" + text[end:])
+    start, end = (text.index(mark) for mark in marks)
+    page.write_text(f"{text[: start + len(marks[0])]}\n{rows}\n{text[end:]}")
 
 
 def main() -> None:
@@ -151,7 +152,8 @@ def main() -> None:
     parser.add_argument("--table", type=pathlib.Path, nargs=2, metavar=("RESULTS", "PAGE"))
     args = parser.parse_args()
     if args.table:
-        write_table(*args.table)
+        results, page = args.table
+        write_table(page, MARKS, table(json.loads(results.read_text())))
         return
     if args.hlo:
         print(json.dumps(read_hlo(args.hlo, args.topology, args.slices, args.flops), indent=1))

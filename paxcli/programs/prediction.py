@@ -44,7 +44,6 @@ _PARTS = ("matmul", "attention", "kernels", "other", *(f"exposed_{carrier}" for 
 
 _SPLASH_MATMULS = {"fwd": 2, "dkv": 4, "dq": 3}  # of each kernel of splash attention; T × T × H multiply-adds a head
 
-
 # What bounds a part of the step, and what would change it.
 BOUNDS = {
     "matmul": "compute less again, with a remat policy that saves more",

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 
+from paxcli.programs.attribution import MATMUL_OPCODES
 from paxcli.programs.hlo import Instruction, Program
 
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
@@ -15,14 +16,12 @@ _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
 
 def matmul_flops(program: Program, instruction: Instruction) -> float:
     """FLOPs of the matmuls of an instruction, those that it fuses included."""
-    if instruction.opcode == "fusion":
-        inside = program.computations.get(instruction.fused, [])
-        operands = {one.name: one for one in inside}
-        return sum(
-            matmul_flops(program, one) if one.fused else _flops(one, [operands.get(name) for name in one.operands])
-            for one in inside
-        )
-    return 0.0
+    inside = program.computations.get(instruction.fused, [])
+    operands = {one.name: one for one in inside}
+    return sum(
+        matmul_flops(program, one) if one.fused else _flops(one, [operands.get(name) for name in one.operands])
+        for one in inside
+    )
 
 
 def _flops(matmul: Instruction, operands: Sequence[Instruction | None]) -> float:
@@ -30,7 +29,7 @@ def _flops(matmul: Instruction, operands: Sequence[Instruction | None]) -> float
 
     XLA:TPU writes batched matmuls as convolutions over the batch dimensions, whose windows are mostly padding.
     """
-    if matmul.opcode not in ("dot", "convolution") or None in operands:
+    if matmul.opcode not in MATMUL_OPCODES or None in operands:
         return 0.0
     left, right = (one.arrays[0][1] for one in operands[:2] if one)
     out = matmul.arrays[0][1]
@@ -63,9 +62,9 @@ def hbm_bytes(program: Program, fusion: Instruction, operands: Sequence[Instruct
       fusion: The fusion.
       operands: The instructions that compute its operands, in order.
     """
-    parameters = {int(one.rest[1 : one.rest.index(")")]): one for one in _inside(program, fusion, "parameter")}
+    parameters = _parameters(program, fusion)
     read = sum(
-        min(sum(operand.hbm_bytes), sum(_reads(program, fusion.fused, parameters[number].name)))
+        min(sum(operand.hbm_bytes), sum(_reads(program, fusion.fused, parameters[number])))
         for number, operand in enumerate(operands)
         if number in parameters
     )
@@ -73,8 +72,10 @@ def hbm_bytes(program: Program, fusion: Instruction, operands: Sequence[Instruct
     return read + sum(min(sizes) for sizes in written if min(sizes) < math.inf)
 
 
-def _inside(program: Program, fusion: Instruction, opcode: str) -> list[Instruction]:
-    return [one for one in program.computations.get(fusion.fused, []) if one.opcode == opcode]
+def _parameters(program: Program, fusion: Instruction) -> dict[int, str]:
+    """The number of each operand → its name inside the fusion."""
+    inside = program.computations.get(fusion.fused, [])
+    return {int(one.attribute(r"^\((\d+)\)")): one.name for one in inside if one.opcode == "parameter"}
 
 
 def _reads(program: Program, computation: str, name: str) -> Iterator[float]:
@@ -87,9 +88,9 @@ def _reads(program: Program, computation: str, name: str) -> Iterator[float]:
         elif user.opcode == "bitcast":
             yield from _reads(program, computation, user.name)
         elif user.opcode == "fusion":
-            for one in _inside(program, user, "parameter"):
-                if user.operands[int(one.rest[1 : one.rest.index(")")])] == name:
-                    yield from _reads(program, user.fused, one.name)
+            for number, inner in _parameters(program, user).items():
+                if user.operands[number] == name:
+                    yield from _reads(program, user.fused, inner)
         elif user.opcode != "dynamic-update-slice" or user.operands[0] != name:
             yield math.inf
 
