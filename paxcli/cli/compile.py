@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+import yaml
 
 import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
@@ -34,7 +35,7 @@ StepOption = Annotated[
 ]
 SaveOption = Annotated[
     Path | None,
-    typer.Option("--save", metavar="FILE", help="Save the executable, for `pax train --compiled`. Default: none."),
+    typer.Option("--save", metavar="FILE", help="Save the executable; of a search, the best overlay. Default: none."),
 ]
 HloOption = Annotated[
     Path | None, typer.Option("--hlo", metavar="FILE", help="Write the optimized HLO. Default: none.")
@@ -45,7 +46,8 @@ ExplainOption = Annotated[
 SearchOption = Annotated[
     bool,
     typer.Option(
-        "--search", help="Compile other meshes, remat policies and batch sizes too, and rank them. Default: off."
+        "--search",
+        help="Compile the most promising meshes, remat policies and batch sizes, and rank them. Default: off.",
     ),
 ]
 
@@ -70,9 +72,8 @@ def compile(
       pax compile c4-1b --topology v4-8
       pax compile tiny --topology cpu:8 --save tiny.step
     """
-    if search and (save or hlo or explain or step != "train"):
-        hint = "Compile the best settings with `--set`."
-        raise ConfigError("--search cannot be combined with --save, --hlo, --explain or --step.", hint)
+    if search and (hlo or explain or step != "train"):
+        raise ConfigError("--search cannot be combined with --hlo, --explain or --step.", "Leave them out.")
     if save and step != "train":
         raise ConfigError("--save saves train steps only.", "Leave out `--step`.")
     # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
@@ -80,17 +81,17 @@ def compile(
     resolved = load_recipe(recipe, overlays, sets)
     from paxcli.cli.progress import waiting
     from paxcli.programs.ahead_of_time import target_of
-    from paxcli.programs.chips import CHIPS
+    from paxcli.programs.chips import find_chip
     from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(resolved.config, topology, slices)
     if target.platform != "gpu":
         hide_accelerators()
-    if explain and target.generation not in CHIPS:
-        raise ConfigError(f"There is no step-time prediction for {target.name}.", "Choose a TPU: `--topology v4-8`.")
+    if explain:
+        find_chip(target)
     what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name
     if search:
-        return _search(resolved, target, what, as_json)
+        return _search(resolved, target, what, save, as_json)
     with waiting(f"Compiling the {step} step of {resolved.name} for {what}; this takes minutes."):
         compiled = pax.compile(resolved, topology, slices, step, save)
     report = {"recipe": resolved.name} | compiled.report
@@ -118,7 +119,7 @@ def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
     fail_with_result(report, ConfigError(f"{report['recipe']} does not fit on {what}: {by}.", hint), as_json)
 
 
-def _search(resolved: Any, target: Any, what: str, as_json: bool) -> None:
+def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: bool) -> None:
     from paxcli.cli.progress import waiting
     from paxcli.programs.search import search
 
@@ -131,6 +132,8 @@ def _search(resolved: Any, target: Any, what: str, as_json: bool) -> None:
         hint = "Choose a larger `--topology`, or a smaller model."
         raise ConfigError(f"No settings fit on {what}. The closest: {_line(ranked[0]['settings'], ranked[0])}.", hint)
     lines = [_line(one["settings"], one) for one in ranked if one["fits"]]
+    if save:
+        save.write_text(yaml.safe_dump(ranked[0]["settings"], sort_keys=False))
     sets = " ".join(f"--set '{path}={value}'" for path, value in ranked[0]["settings"].items())
     result = {"recipe": resolved.name, "topology": target.name, "num_slices": target.num_slices, "ranked": ranked}
     say_result(result, "\n".join([*lines, f"Best: {sets or 'the recipe unchanged'}"]), as_json)
@@ -145,8 +148,7 @@ def _line(settings: dict[str, Any], report: dict[str, Any]) -> str:
 
 
 def _text(report: dict[str, Any], what: str) -> str:
-    memory = report["memory"]
-    available = report["hbm_available_bytes"]
+    memory, available = report["memory"], report["hbm_available_bytes"]
     most = "at most " if memory["host_bytes"] else ""
     lines = [
         f"{report['recipe']}, {report['step']} step, on {what}: "

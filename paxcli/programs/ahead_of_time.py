@@ -238,7 +238,7 @@ def read_step(
       peak: FLOP/s of each device; None = unknown, and no time is predicted.
       flops: Model FLOPs of the step over all devices; None = unknown, and no MFU is predicted.
     """
-    interconnect = _interconnect(devices, target)
+    interconnect = interconnect_of(devices, target)
     found: dict[str, Any] = {
         "collectives": count_collectives(program, interconnect),
         "host_transfers": count_host_transfers(program),
@@ -262,7 +262,7 @@ def read_step(
     }
 
 
-def _interconnect(devices: Sequence[Any], target: CompileTarget) -> Interconnect | None:
+def interconnect_of(devices: Sequence[Any], target: CompileTarget) -> Interconnect | None:
     """How a target's devices, in mesh order, are connected; None unless they are TPUs."""
     if target.generation is None:
         return None

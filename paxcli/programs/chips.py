@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from paxcli.errors import ConfigError
+from paxcli.programs.topologies import CompileTarget
+
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
@@ -40,3 +43,15 @@ CHIPS = {
     "v6e": Chip(1.75e9, 1.64e12, 90e9, 12.5e9, 32e9, 0.9, 0.09),
     "tpu7x": Chip(2.2e9, 3.7e12, 90e9, 12.5e9, 32e9, 0.9, None),
 }
+
+
+def find_chip(target: CompileTarget) -> Chip:
+    """The chip of a target.
+
+    Raises:
+      ConfigError: Its rates are not known, so the time of a step cannot be predicted.
+    """
+    if target.generation not in CHIPS:
+        hint = "Choose a TPU: `--topology v4-8`."
+        raise ConfigError(f"There is no step-time prediction for {target.name}.", hint)
+    return CHIPS[target.generation]

@@ -1,15 +1,15 @@
 """Searches for the mesh, remat policy and batch size with which a target is predicted to train a recipe fastest.
 
-The three are searched one after the other, each with the best of those before: the mesh inside a slice, the remat
-policy, the rows on each device. They hardly depend on each other, and all combinations would take days.
+All combinations are estimated without compiling. The recipe itself is compiled, then what is estimated to be fastest of
+what fits, a few times; each compiled program corrects the estimated memory of the next.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_args
 
 import fiddle as fdl
 
@@ -19,11 +19,15 @@ from paxcli.layers.remat import RematPolicy
 from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.programs.ahead_of_time import compile_ahead
-from paxcli.programs.chips import CHIPS
+from paxcli.programs.chips import find_chip
+from paxcli.programs.estimate import Layout, Work, count_work, measure_layout
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size
+from paxcli.training.session import open_session
 
 _BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
+_COMPILED = 6  # variants, the recipe itself included
+_ROWS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the recipe's
 
 Changes = dict[str, Any]  # path → value, as `--set` takes them
 
@@ -48,10 +52,28 @@ class Trial:
         return False, -float(self.report["hbm_needed_bytes"] or "inf")
 
 
+class _Candidate(NamedTuple):
+    """A variant that could be compiled: its settings, layout, and work."""
+
+    settings: Changes
+    layout: Layout
+    work: Work
+
+    @property
+    def memory(self) -> float:
+        """Estimated bytes of a device."""
+        return self.layout.memory(self.work)
+
+    @property
+    def speed(self) -> float:
+        """Estimated tokens per second."""
+        return self.work.tokens / self.layout.seconds(self.work)
+
+
 def search(
     config: fdl.Config[Experiment], target: CompileTarget, on_trial: Callable[[Trial], None] = lambda trial: None
 ) -> list[Trial]:
-    """Compiles variants of a recipe, the recipe itself first, and ranks them from best to worst.
+    """Compiles a recipe and its most promising variants, and ranks them from best to worst.
 
     Args:
       config: The recipe.
@@ -61,34 +83,49 @@ def search(
     Raises:
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
-    if target.generation not in CHIPS:
-        hint = "Choose a TPU: `--topology v4-8`."
-        raise ConfigError(f"There is no step-time prediction for {target.name} to rank by.", hint)
-    trials: list[Trial] = []
-
-    def attempt(settings: Changes) -> Trial | None:
-        """Compiles a variant; None if it cannot be sharded over the target's devices."""
-        try:
-            trial = Trial(settings, compile_ahead(_with(config, settings), target).report)
-        except ConfigError:
-            if settings:
-                return None
-            raise
-        trials.append(trial)
-        on_trial(trial)
-        return trial
-
-    attempt({})
-    for variants in (_meshes, _policies, _batches):
-        best = max(trials, key=lambda trial: trial.rank)
-        for settings in variants(config, target, best.settings):
-            attempt(settings)
-    best = max(trials, key=lambda trial: trial.rank)
-    while not best.report["fits"] and (fewer := _with_rows(config, target, best.settings, 0.5)) is not None:
-        if (trial := attempt(fewer)) is None:
+    find_chip(target)
+    candidates, trials = _candidates(config, target), []
+    next_one, slack = next(one for one in candidates if not one.settings), 0.0
+    while len(trials) < _COMPILED:
+        report = compile_ahead(_with(config, next_one.settings), target).report
+        trials.append(Trial(next_one.settings, report))
+        on_trial(trials[-1])
+        candidates.remove(next_one)
+        if needed := report["hbm_needed_bytes"]:
+            slack = needed - next_one.memory
+        if not candidates:
             break
-        best = trial
+        available = (target.hbm_bytes or float("inf")) - slack
+        fitting = [one for one in candidates if one.memory <= available]
+        # Every other variant has the recipe's batch size, since another one is another training run.
+        preferred = [one for one in fitting if len(trials) % 2 and _BATCH not in one.settings] or fitting
+        next_one = max(preferred, key=lambda one: one.speed) if fitting else min(candidates, key=lambda one: one.memory)
     return sorted(trials, key=lambda trial: trial.rank, reverse=True)
+
+
+def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
+    """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
+    layouts: list[tuple[Changes, Layout]] = []
+    for mesh in ({}, *_meshes(config, target)):
+        try:
+            with open_session(_with(config, mesh), target.devices()) as session:
+                layouts.append((mesh, measure_layout(session, target)))
+        except ConfigError:
+            if not mesh:
+                raise
+    works = []
+    for policy in ({}, *_policies(config)):
+        with open_session(_with(config, policy), target.devices()) as session:
+            works.append((policy, count_work(session)))
+    devices = target.devices_per_slice * target.num_slices
+    rows = global_batch_size(config, devices) / devices
+    batches = [(factor, {_BATCH: factor * rows}) for factor in _ROWS if factor != 1 and factor * rows * devices >= 1]
+    return [
+        _Candidate(mesh | policy | batch, layout, work.times(factor))
+        for mesh, layout in layouts
+        for policy, work in works
+        for factor, batch in ((1.0, {}), *batches)
+    ]
 
 
 def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Experiment]:
@@ -100,33 +137,20 @@ def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Exper
     return changed
 
 
-def _meshes(config: fdl.Config[Experiment], target: CompileTarget, best: Changes) -> Iterator[Changes]:
+def _meshes(config: fdl.Config[Experiment], target: CompileTarget) -> list[Changes]:
     """Other splits of the devices over `fsdp` and `tensor`; the other axes keep their sizes."""
     sizes = axis_sizes(config.mesh.ici_mesh_shape, None)
-    both = sizes[Axis.FSDP] * sizes[Axis.TENSOR]
-    current = sizes[Axis.TENSOR]
+    both, current = sizes[Axis.FSDP] * sizes[Axis.TENSOR], sizes[Axis.TENSOR]
     if config.mesh.ici_mesh_shape is None and target.devices_per_slice > 1:  # all devices are on the data axis
         both, current = target.devices_per_slice, None
-    for size in (1, 2, 4, 8):
-        if both % size == 0 and size != current:
-            shape = sizes | {Axis.FSDP.value: both // size, Axis.TENSOR.value: size}
-            yield best | {_MESH: {axis: size for axis, size in shape.items() if size > 1}}
+    others = [size for size in (1, 2, 4, 8) if both % size == 0 and size != current]
+    shapes = [sizes | {Axis.FSDP.value: both // size, Axis.TENSOR.value: size} for size in others]
+    return [{_MESH: {axis: size for axis, size in shape.items() if size > 1}} for shape in shapes]
 
 
-def _policies(config: fdl.Config[Experiment], target: CompileTarget, best: Changes) -> Iterator[Changes]:
+def _policies(config: fdl.Config[Experiment]) -> list[Changes]:
+    """Other remat policies, but those that offload: their transfers are not estimated."""
     stacks = fdl.build(config.task.model).stacks()
     now = {f"task.model.{path}.remat_policy": stack.remat_policy for path, stack in stacks.items()}
-    for policy in get_args(RematPolicy) if now else ():
-        if set(now.values()) != {policy}:
-            yield best | dict.fromkeys(now, policy)
-
-
-def _batches(config: fdl.Config[Experiment], target: CompileTarget, best: Changes) -> Iterator[Changes]:
-    yield from filter(None, (_with_rows(config, target, best, factor) for factor in (0.5, 2.0)))
-
-
-def _with_rows(config: fdl.Config[Experiment], target: CompileTarget, best: Changes, factor: float) -> Changes | None:
-    """The settings with `factor` times their rows on each device; None for less than one row in total."""
-    devices = target.devices_per_slice * target.num_slices
-    rows = factor * global_batch_size(_with(config, best), devices) / devices
-    return best | {_BATCH: int(rows) if rows == int(rows) else rows} if rows * devices >= 1 else None
+    names = [policy for policy in get_args(RematPolicy) if not policy.endswith("_offloaded")] if now else []
+    return [dict.fromkeys(now, policy) for policy in names if set(now.values()) != {policy}]

@@ -1,6 +1,8 @@
-"""The order in which settings are tried. Their reports are made up here; compiling takes minutes."""
+"""Which variants are compiled, and in which order. Their reports are made up here; compiling takes minutes."""
 
 from __future__ import annotations
+
+import functools
 
 import pytest
 
@@ -9,44 +11,54 @@ from paxcli.errors import ConfigError
 from paxcli.programs import search as searching
 from paxcli.programs.ahead_of_time import Compiled
 from paxcli.programs.search import search
-from paxcli.programs.topologies import find_compile_target
+from paxcli.programs.topologies import find_compile_target, hide_accelerators
 from paxcli.training.experiment import global_batch_size
 
+pytest.importorskip("libtpu")
 
-def made_up(config, target) -> Compiled:
-    """Devices of 40 bytes: a row needs one, saving everything eight more; a tensor axis of 2 is fastest."""
-    tensor = config.mesh.ici_mesh_shape["tensor"] if isinstance(config.mesh.ici_mesh_shape, dict) else 1
+GIB = 1 << 30
+
+
+def made_up(config, target, row_bytes: float) -> Compiled:
+    """A row needs `row_bytes`, saving everything four times as much; without tensor parallelism it is fastest."""
+    shape = config.mesh.ici_mesh_shape
+    tensor = shape.get("tensor", 1) if isinstance(shape, dict) else 1
     everything = config.task.model.stack.remat_policy == "everything"
-    rows = global_batch_size(config, 4) / 4
-    needed = rows + 8 * everything
-    speed = rows * (2 if tensor == 2 else 1) * (3 if everything else 1)
-    return Compiled({"fits": needed <= 40, "hbm_needed_bytes": needed, "predicted_tokens_per_second": speed}, "")
+    needed = global_batch_size(config, 4) / 4 * row_bytes * (4 if everything else 1)
+    speed = (3 if everything else 2) / tensor
+    report = {"fits": needed <= target.hbm_bytes, "hbm_needed_bytes": needed, "predicted_tokens_per_second": speed}
+    return Compiled(report, "")
 
 
-def test_each_setting_is_tried_with_the_best_earlier_ones(monkeypatch) -> None:
-    monkeypatch.setattr(searching, "compile_ahead", made_up)
+def searched(monkeypatch, *settings: str, row_bytes: float = GIB / 8, target: str = "v5e-4") -> tuple[list, list]:
+    hide_accelerators()
     trials = []
-    ranked = search(resolve("c4-1b").config, find_compile_target("v4-8"), trials.append)
-    assert trials[0].settings == {} and len(trials) == len(ranked) > 10
-    best = ranked[0].settings
-    assert best["mesh.ici_mesh_shape"] == {"fsdp": 2, "tensor": 2}
-    assert best["task.model.stack.remat_policy"] == "everything"
-    assert "task.train.percore_batch_size" not in best  # 64 rows do not fit, and 16 are slower
-    fits = [one.report["fits"] for one in ranked]
-    assert fits == sorted(fits, reverse=True) and not all(fits)
+    monkeypatch.setattr(searching, "compile_ahead", functools.partial(made_up, row_bytes=row_bytes))
+    config = resolve("tiny-synthetic", (), ["optimizer=Adam", "max_seq_len=256", *settings]).config
+    ranked = search(config, find_compile_target(target), trials.append)
+    assert {id(one) for one in trials} == {id(one) for one in ranked} and trials[0].settings == {}
+    return trials, ranked
+
+
+def test_few_variants_are_compiled_the_recipe_first_and_ranked(monkeypatch) -> None:
+    trials, ranked = searched(monkeypatch)
+    assert len(trials) == len(ranked) == 6
+    batches = [one.settings.get("task.train.percore_batch_size") for one in trials]
+    assert batches[::2] == [None, 8, 8]  # the update of the parameters is shared by more tokens
+    assert batches[1::2] == [None, None, None]  # the recipe's
+    speeds = [one.report["predicted_tokens_per_second"] for one in ranked if one.report["fits"]]
+    assert speeds == sorted(speeds, reverse=True)
 
 
 def test_settings_that_fit_are_found_for_a_recipe_that_does_not(monkeypatch) -> None:
-    monkeypatch.setattr(searching, "compile_ahead", made_up)
-    config = resolve("c4-1b", (), ["percore_batch_size=64"]).config
-    ranked = search(config, find_compile_target("v4-8"))
-    assert ranked[0].report["fits"] and ranked[0].settings["task.train.percore_batch_size"] == 32
+    trials, ranked = searched(monkeypatch, "percore_batch_size=64", row_bytes=GIB / 2)  # 32 GiB; a device has 15.75
+    assert not trials[0].report["fits"]
+    assert ranked[0].report["fits"]
 
 
 def test_one_device_has_one_mesh(monkeypatch) -> None:
-    monkeypatch.setattr(searching, "compile_ahead", made_up)
-    ranked = search(resolve("tiny-synthetic").config, find_compile_target("v5e-1"))
-    assert len(ranked) > 10 and not any("mesh.ici_mesh_shape" in one.settings for one in ranked)
+    trials, _ = searched(monkeypatch, target="v5e-1")
+    assert len(trials) == 6 and not any("mesh.ici_mesh_shape" in one.settings for one in trials)
 
 
 def test_nothing_is_ranked_without_a_prediction() -> None:

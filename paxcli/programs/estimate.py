@@ -1,0 +1,158 @@
+"""Estimates a train step's time and memory from its jaxpr, in seconds, to choose which variants are worth compiling.
+
+Counted are matmuls, runs of attention kernels, activations that the forward pass saves, the all-gathers of FSDP, and
+the activations that tensor parallelism exchanges. `search` corrects the memory of the rest, from compiled programs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
+
+from paxcli.mesh.axes import BATCH_AXES, Axis
+from paxcli.programs.ahead_of_time import interconnect_of
+from paxcli.programs.chips import find_chip
+from paxcli.programs.prediction import KERNEL_RATE
+from paxcli.programs.topologies import CompileTarget
+from paxcli.training.session import Session
+from paxcli.training.state import bytes_per_device, count_parameters
+from paxcli.training.step import make_train_step
+from paxcli.training.summary import tokens_in
+
+_BYTES = 2  # of a weight or an activation in bfloat16
+_GATHERS = 3  # of each weight: forward, backward, and the scatter of its gradient
+_EXCHANGES = 8  # of the activations between layers, by tensor parallelism: four in each pass
+_BACKWARD_OVER_FORWARD = 2.5  # matmuls of attention kernels
+
+
+class Work(NamedTuple):
+    """Matmuls and activations of a train step, over all devices.
+
+    Attributes:
+      tokens: Tokens of a batch.
+      flops: Of matmuls outside kernels, those that remat repeats included.
+      attention_flops: Of attention by kernels; 0 without them.
+      saved: Bytes of activations that the backward pass reads.
+      between_layers: Bytes of all layers' inputs.
+    """
+
+    tokens: float
+    flops: float
+    attention_flops: float
+    saved: float
+    between_layers: float
+
+    def times(self, rows: float) -> Work:
+        """That of a batch so many times as large."""
+        return Work(*(rows * part for part in self))
+
+
+class Layout(NamedTuple):
+    """Costs of a mesh: memory, communication, and rates of its devices.
+
+    Attributes:
+      state: Bytes of the training state and of the gradients on one device.
+      gather: Seconds of the communication of weights in a step.
+      exchange: Seconds to exchange a byte of activations among the devices of the tensor axis.
+      devices: Number of devices.
+      matmul_rate: FLOP/s of a device in matmuls.
+      kernel_rate: FLOP/s of a device in kernels.
+      hbm: Bytes per second of its memory.
+    """
+
+    state: float
+    gather: float
+    exchange: float
+    devices: int
+    matmul_rate: float
+    kernel_rate: float
+    hbm: float
+
+    def seconds(self, work: Work) -> float:
+        """Estimated time of a step. Compute hides the communication of weights, not that of activations."""
+        compute = work.flops / self.devices / self.matmul_rate + work.attention_flops / self.devices / self.kernel_rate
+        traffic = 2 * self.memory(work) / self.hbm  # written once, read once
+        return max(compute, self.gather) + work.between_layers * self.exchange + traffic
+
+    def memory(self, work: Work) -> float:
+        """Estimated bytes of a device."""
+        return self.state + work.saved / self.devices
+
+
+def count_work(session: Session) -> Work:
+    """Traces the train step, and counts."""
+    task, state = session.experiment.task, session.abstract
+    traced = make_train_step(task, state).trace(state, session.batch)
+    found: defaultdict[str, float] = defaultdict(float)
+    for equation, times in _equations(traced.jaxpr.jaxpr, 1, session.mesh.size):
+        name, params = equation.primitive.name, equation.params
+        if name == "dot_general":
+            found["flops"] += times * _dot_flops(equation)
+        elif name == "pallas_call":
+            found["forward"] += times * ("_fwd" in params["name"])
+            found["backward"] += times * ("_dkv" in params["name"])
+        elif name == "scan" and not params["reverse"]:
+            carry = params["num_carry"]
+            found["saved"] += times * sum(map(_bytes, equation.outvars[carry:]))
+            found["between_layers"] += times * params["length"] * sum(map(_bytes, equation.outvars[:carry]))
+    forward, attention = task.model.forward_flops(session.spec), 0.0
+    if forward is not None and found["backward"]:
+        attention = forward.attention * (found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD)
+    return Work(tokens_in(session.spec) or 0, found["flops"], attention, found["saved"], found["between_layers"])
+
+
+def measure_layout(session: Session, target: CompileTarget) -> Layout:
+    """Costs of the mesh of a session on a target."""
+    mesh, state, chip = session.mesh, session.abstract, find_chip(target)
+    connected, peak = interconnect_of(list(mesh.devices.flat), target), session.peak_flops
+    assert connected is not None and peak is not None  # of TPUs, both are known
+    positions = np.arange(mesh.size).reshape(mesh.devices.shape)
+
+    def seconds_a_byte(*axes: str) -> float:
+        """Time of an all-gather inside a slice, over the group of the first device."""
+        inside = [slice(None) if axis in axes else 0 for axis in mesh.axis_names]
+        group = [one for one in positions[tuple(inside)].ravel().tolist() if connected.coordinates[one][0] == 0]
+        return (1 - 1 / len(group)) / (chip.ici_link * connected.links(group))
+
+    weights = _BYTES * count_parameters(state.params) / mesh.shape[Axis.TENSOR] / mesh.shape[Axis.STAGE]
+    gathered = _GATHERS * weights * seconds_a_byte(Axis.FSDP) if mesh.shape[Axis.FSDP] > 1 else 0.0
+    rows = math.prod(mesh.shape[axis] for axis in (*BATCH_AXES, Axis.CONTEXT))
+    return Layout(
+        state=bytes_per_device(state) + bytes_per_device(state.params),
+        gather=gathered,
+        exchange=_EXCHANGES * seconds_a_byte(Axis.TENSOR) / rows,
+        devices=mesh.size,
+        matmul_rate=peak * chip.matmul_rate,
+        kernel_rate=peak * KERNEL_RATE,
+        hbm=chip.hbm,
+    )
+
+
+def _equations(jaxpr: Jaxpr, times: int, devices: int) -> Iterator[tuple[JaxprEqn, int]]:
+    """The equations whose results are used, inner ones included, and how often each runs over all devices."""
+    used = {out for out in jaxpr.outvars if isinstance(out, Var)}
+    for equation in reversed(jaxpr.eqns):
+        if not (equation.effects or used.intersection(equation.outvars)):
+            continue
+        used.update(one for one in equation.invars if isinstance(one, Var))
+        yield equation, times
+        name, params = equation.primitive.name, equation.params
+        runs = times * params["length"] if name == "scan" else times * devices if name == "shard_map" else times
+        for inner in () if name == "pallas_call" else jaxprs_in_params(params):
+            yield from _equations(inner, runs, devices)
+
+
+def _dot_flops(dot: JaxprEqn) -> float:
+    (contracted, _), _ = dot.params["dimension_numbers"]
+    left: Any = dot.invars[0].aval
+    out: Any = dot.outvars[0].aval
+    return 2.0 * out.size * math.prod(left.shape[axis] for axis in contracted)
+
+
+def _bytes(variable: Any) -> int:
+    return variable.aval.size * variable.aval.dtype.itemsize

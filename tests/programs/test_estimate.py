@@ -1,0 +1,75 @@
+"""What is counted of a train step before it is compiled, against formulas."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from paxcli.config.resolve import resolve
+from paxcli.programs.chips import CHIPS
+from paxcli.programs.estimate import Work, count_work, measure_layout
+from paxcli.programs.topologies import find_compile_target, hide_accelerators
+from paxcli.training.session import Session, open_session
+
+pytest.importorskip("libtpu")
+
+LAYERS, ROWS, LENGTH, DIMS, HEADS = 4, 8, 256, 128, 4
+SETTINGS = (f"max_seq_len={LENGTH}", "loss_chunk=null", "optimizer=Adam", "scan=true")
+ACTIVATION = ROWS * LENGTH * DIMS * 4  # of one layer, in float32
+NUMBERS = ROWS * LENGTH * 4  # one of each position
+TARGET = find_compile_target("v5e-4", 1)
+
+
+def opened(*settings: str):
+    hide_accelerators()
+    return open_session(resolve("tiny-synthetic", (), [*SETTINGS, *settings]).config, TARGET.devices())
+
+
+def counted(policy: str) -> tuple[Work, Session]:
+    with opened(f"remat_policy={policy}") as session:
+        return count_work(session), session
+
+
+def test_matmuls_are_those_of_the_model_and_those_that_remat_repeats() -> None:
+    everything, session = counted("everything")
+    model, spec = session.experiment.task.model, session.spec
+    logits = 2 * ROWS * LENGTH * DIMS * model.vocab_size
+    sums = 2 * LAYERS * ROWS * LENGTH * DIMS  # of attention's outputs times their gradients
+    assert everything.flops == model.step_flops(spec).weights + sums
+    assert everything.attention_flops == model.forward_flops(spec).attention * 3.5
+    # The last matmul of a layer is not needed for gradients.
+    last = 2 * LAYERS * ROWS * LENGTH * DIMS * model.hidden_dims
+    nothing, _ = counted("nothing")
+    assert nothing.flops - everything.flops == model.forward_flops(spec).weights - logits - last
+    assert nothing.attention_flops == model.forward_flops(spec).attention * 4.5
+    assert counted("context")[0].attention_flops == everything.attention_flops
+
+
+def test_saved_are_the_inputs_of_layers_and_what_the_policy_saves() -> None:
+    nothing, context, out_proj = (counted(policy)[0].saved for policy in ("nothing", "context", "context_and_out_proj"))
+    assert context - nothing == LAYERS * (ACTIVATION + HEADS * NUMBERS)  # with the log-sum-exp of each head
+    assert out_proj - context == LAYERS * ACTIVATION
+    assert LAYERS * ACTIVATION <= nothing <= 1.7 * LAYERS * ACTIVATION
+
+
+def test_a_mesh_costs_state_gathers_and_exchanges() -> None:
+    with opened() as session:
+        replicated = measure_layout(session, TARGET)
+    with opened("mesh.ici_mesh_shape={fsdp: 4}") as session:
+        sharded = measure_layout(session, TARGET)
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(session.abstract.params))
+    with opened("mesh.ici_mesh_shape={tensor: 4}") as session:
+        tensor = measure_layout(session, TARGET)
+    assert replicated.gather == replicated.exchange == sharded.exchange == tensor.gather == 0
+    assert 3.5 < replicated.state / sharded.state < 4.1  # 2 x 2 chips; biases stay on each
+    link = 2 * CHIPS["v5e"].ici_link  # two open rows
+    assert sharded.gather == pytest.approx(3 * 2 * parameters * 3 / 4 / link)
+    assert tensor.exchange == pytest.approx(8 * 3 / 4 / link)
+
+
+def test_more_rows_take_longer_and_need_more_memory() -> None:
+    work, _ = counted("nothing")
+    with opened() as session:
+        layout = measure_layout(session, TARGET)
+    assert layout.seconds(work.times(4)) > 2 * layout.seconds(work)
+    assert layout.memory(work.times(2)) - layout.memory(work) == pytest.approx(work.saved / 4)
