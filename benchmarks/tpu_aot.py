@@ -56,7 +56,12 @@ def compile_one(entry: dict[str, Any], timeout: float, directory: pathlib.Path |
 
 
 def read_hlo(
-    path: pathlib.Path, topology: str, slices: int, flops: float | None, recipe: tuple[str, Any, Any] | None = None
+    path: pathlib.Path,
+    topology: str,
+    slices: int,
+    flops: float | None,
+    recipe: tuple[str, Any, Any] | None = None,
+    coordinates: list[list[int]] | None = None,
 ) -> dict[str, Any]:
     """Today's prediction for a compiled step.
 
@@ -66,6 +71,7 @@ def read_hlo(
       slices: Number of slices.
       flops: Its model FLOPs on one device; None = unknown.
       recipe: Recipe, overlays and values, whose mesh it has; None = the mesh is in the order of the devices.
+      coordinates: Slice and coordinates of each device of another trainer's mesh, in its order.
     """
     os.environ["JAX_PLATFORMS"] = "cpu"
     import fiddle as fdl
@@ -82,6 +88,9 @@ def read_hlo(
     devices = target.devices()
     if recipe:
         devices = list(build_mesh(fdl.build(resolve(*recipe).config.mesh), devices).devices.flat)
+    if coordinates:
+        by_place = {(getattr(one, "slice_index", 0) or 0, *one.coords): one for one in devices}
+        devices = [by_place[tuple(place)] for place in coordinates]
     total = flops * len(devices) if flops else None
     return read_step(read_program(path.read_text()), target, devices, peak_flops(devices[0].device_kind), total)
 
