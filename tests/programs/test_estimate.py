@@ -14,7 +14,7 @@ from paxcli.training.session import Session, open_session
 pytest.importorskip("libtpu")
 
 LAYERS, ROWS, LENGTH, DIMS, HEADS = 4, 8, 256, 128, 4
-SETTINGS = (f"max_seq_len={LENGTH}", "loss_chunk=null", "optimizer=Adam", "scan=true")
+SETTINGS = (f"max_seq_len={LENGTH}", "loss_chunk=null", "optimizer=Adam", "scan=true", "rotary=null")
 ACTIVATION = ROWS * LENGTH * DIMS * 4  # of one layer, in float32
 NUMBERS = ROWS * LENGTH * 4  # one of each position
 TARGET = find_compile_target("v5e-4", 1)

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from paxcli.config.fields import PositiveFloat, PositiveFraction, PositiveInt
 from paxcli.layers.attention.rotary_scaling import RotaryScaling
 from paxcli.layers.base import Layer
+from paxcli.mesh.sharding import current_device
 
 
 class Rotary(Layer):
@@ -40,9 +41,27 @@ class Rotary(Layer):
             frequencies, factor = self.scaling(frequencies)
         angles = positions[:, None, :, None].astype(jnp.float32) * frequencies  # [B, 1, T, R/2]
         sin, cos = factor * jax.lax.platform_dependent(angles, cpu=_in_a_loop, default=_sine_and_cosine)
+        if current_device().platform == "tpu":
+            return _rotate_by_matmul(x, sin, cos)
         first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
         rotated = [first * cos - second * sin, second * cos + first * sin, rest]
         return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def _rotate_by_matmul(x: Float[jax.Array, "B N T H"], sin: jax.Array, cos: jax.Array) -> Float[jax.Array, "B N T H"]:
+    """Rotates pairs by angles with these sines and cosines, [B, 1, T, R/2].
+
+    A TPU takes long to exchange the two halves of a row of its vector unit. Its matrix unit does it on the way: the
+    matrix has one 1 in each column, so the product is exact.
+    """
+    half, dims = sin.shape[-1], x.shape[-1]
+    swapped = jnp.array([*range(half, 2 * half), *range(half), *range(2 * half, dims)])
+    swap = jnp.eye(dims, dtype=x.dtype)[:, swapped]
+    other = jnp.einsum("bnth,hk->bntk", x, swap, precision=jax.lax.Precision.HIGHEST)
+    still = ((0, 0),) * 3 + ((0, dims - 2 * half),)
+    cos = jnp.pad(jnp.concatenate([cos, cos], axis=-1), still, constant_values=1.0)
+    sin = jnp.pad(jnp.concatenate([-sin, sin], axis=-1), still)
+    return (x * cos + other * sin).astype(x.dtype)
 
 
 def _sine_and_cosine(angles: Float[jax.Array, "B 1 T R"]) -> Float[jax.Array, "2 B 1 T R"]:

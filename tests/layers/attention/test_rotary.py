@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxcli.layers.attention import rotary as module
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.rotary_scaling import LinearScaling, YarnScaling
 from tests.layers.arrays import random_array
@@ -46,3 +49,23 @@ def test_rotary_keeps_lengths_and_sees_only_distances():
     ]
     np.testing.assert_allclose(apart[0], apart[1], rtol=1e-4)
     assert not np.allclose(turned[0], turned[2])
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_matmul_of_tpus_rotates_as_the_halves_of_other_devices(monkeypatch, fraction: float, dtype) -> None:
+    layer = Rotary(dims_per_head=16, fraction=fraction)
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8, 16), dtype)
+    positions = jnp.broadcast_to(jnp.arange(8) * 37, (2, 8))
+
+    def rotate(x: jax.Array) -> jax.Array:
+        return layer.apply({}, x, positions)
+
+    rotated, halves = jax.vjp(rotate, x)
+    monkeypatch.setattr(module, "current_device", lambda: types.SimpleNamespace(platform="tpu"))
+    by_matmul, swapped = jax.vjp(rotate, x)
+    np.testing.assert_allclose(by_matmul.astype(jnp.float32), rotated.astype(jnp.float32), rtol=1e-6, atol=1e-6)
+    # In bfloat16, each of the two parts of the gradient is rounded.
+    tolerance = 1e-6 if dtype == jnp.float32 else 2e-2
+    pairs = (swapped(by_matmul)[0].astype(jnp.float32), halves(rotated)[0].astype(jnp.float32))
+    np.testing.assert_allclose(*pairs, rtol=tolerance, atol=tolerance)
