@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import hashlib
+from collections.abc import Hashable, Iterable
 from typing import Any, Self
 
 import jax
+import numpy as np
 
 from paxcli.errors import did_you_mean
 
@@ -62,3 +64,11 @@ jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatte
 def num_rows(batch: Any) -> int:
     """The batch size of a batch or of its spec: the leading dimension of every field."""
     return jax.tree.leaves(batch)[0].shape[0]
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """A hash of the contents of arrays."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(array.tobytes())
+    return found.hexdigest()[:16]
