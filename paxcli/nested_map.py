@@ -49,16 +49,11 @@ def _flatten_with_keys(tree: NestedMap) -> tuple[list[tuple[Hashable, Any]], tup
     return [(jax.tree_util.DictKey(key), tree[key]) for key in keys], keys
 
 
-def _flatten(tree: NestedMap) -> tuple[list[Any], tuple[str, ...]]:
-    keys = tuple(sorted(tree))
-    return [tree[key] for key in keys], keys
-
-
 def _unflatten(keys: tuple[str, ...], values: Any) -> NestedMap:
     return NestedMap(zip(keys, values, strict=True))
 
 
-jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatten, _flatten)
+jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatten)
 
 
 def num_rows(batch: Any) -> int:
