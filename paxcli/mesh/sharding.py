@@ -6,7 +6,7 @@ import contextlib
 import contextvars
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -18,6 +18,8 @@ from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.rules import DEFAULT_RULES, Rules, spec
+
+T = TypeVar("T")
 
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=DEFAULT_RULES)
 _device: contextvars.ContextVar[Any] = contextvars.ContextVar("device", default=None)
@@ -31,14 +33,19 @@ _MAY_REPLICATE = {"vocab"}
 @contextlib.contextmanager
 def use_mesh(mesh: jax.sharding.Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[jax.sharding.Mesh]:
     """Sets the current mesh and rules of this thread, for `constrain` and for jit."""
-    token = _rules.set(_avoid_miscompilation(rules, mesh.shape))
-    device_token = _device.set(mesh.devices.flat[0])
+    rules = _avoid_miscompilation(rules, mesh.shape)
+    with set_during(_rules, rules), set_during(_device, mesh.devices.flat[0]), jax.set_mesh(mesh):
+        yield mesh
+
+
+@contextlib.contextmanager
+def set_during(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Gives a context variable this value within a `with` block."""
+    token = variable.set(value)
     try:
-        with jax.set_mesh(mesh):
-            yield mesh
+        yield
     finally:
-        _device.reset(device_token)
-        _rules.reset(token)
+        variable.reset(token)
 
 
 def current_device() -> Any:
@@ -128,15 +135,10 @@ def vmap_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     return jax.vmap(call, spmd_axis_name=axes or None)
 
 
-@contextlib.contextmanager
-def without_sharding_over(*mesh_axes: str) -> Iterator[None]:
+def without_sharding_over(*mesh_axes: str) -> contextlib.AbstractContextManager[None]:
     """Within this context, `constrain` shards nothing over these mesh axes."""
     rules = {name: tuple(axis for axis in axes if axis not in mesh_axes) for name, axes in _rules.get().items()}
-    token = _rules.set(rules)
-    try:
-        yield
-    finally:
-        _rules.reset(token)
+    return set_during(_rules, rules)
 
 
 def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:
