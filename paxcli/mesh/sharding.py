@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from flax.core import meta
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -261,11 +260,10 @@ def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
     """
     if jax.process_count() == 1:
         return 1, 0
-    batch_dims = [mesh.axis_names.index(axis) for axis in BATCH_AXES]
     rows_of: dict[int, set[int]] = {}
-    for position, device in np.ndenumerate(mesh.devices):
-        row = np.ravel_multi_index([position[dim] for dim in batch_dims], [mesh.shape[axis] for axis in BATCH_AXES])
-        rows_of.setdefault(device.process_index, set()).add(int(row))
+    shards = batch_sharding(mesh).devices_indices_map((_num_shards(BATCH_AXES, mesh.shape),))
+    for device, (row,) in shards.items():
+        rows_of.setdefault(device.process_index, set()).add(row.start or 0)
     parts = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(map(len, parts)) != len(set().union(*parts)):
         raise ConfigError(
