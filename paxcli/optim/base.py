@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from paxcli.config.configurable import Configurable
@@ -79,7 +80,7 @@ def reduce_groups(reduce: Callable[[jax.Array], jax.Array], statistics: Any, wei
     leaves, structure = jax.tree.flatten(statistics)
     for numbers in groups_of(weights):
         if len(numbers) > 1:
-            statistic = reduce(jax.numpy.stack([leaves[number] for number in numbers]))
+            statistic = reduce(jnp.stack([leaves[number] for number in numbers]))
             for number in numbers:
                 leaves[number] = statistic
     return jax.tree.unflatten(structure, leaves)
@@ -114,3 +115,8 @@ def corrected_decay(beta: float, count: jax.Array) -> jax.Array:
     """The decay rate of update `count` (from 1) that leaves a moving average unbiased (Shazeer and Stern, 2018)."""
     steps = count.astype("float32")
     return beta * (1 - beta ** (steps - 1)) / (1 - beta**steps)
+
+
+def rms(tensors: list[jax.Array]) -> jax.Array:
+    """The root-mean-square over tensors of one shape."""
+    return jnp.sqrt(sum(jnp.mean(jnp.square(x)) for x in tensors) / len(tensors))
