@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import hashlib
+from collections.abc import Hashable, Iterable
 from typing import Any, Self
 
 import jax
+import numpy as np
 
 from paxcli.errors import did_you_mean
 
@@ -47,18 +49,21 @@ def _flatten_with_keys(tree: NestedMap) -> tuple[list[tuple[Hashable, Any]], tup
     return [(jax.tree_util.DictKey(key), tree[key]) for key in keys], keys
 
 
-def _flatten(tree: NestedMap) -> tuple[list[Any], tuple[str, ...]]:
-    keys = tuple(sorted(tree))
-    return [tree[key] for key in keys], keys
-
-
 def _unflatten(keys: tuple[str, ...], values: Any) -> NestedMap:
     return NestedMap(zip(keys, values, strict=True))
 
 
-jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatten, _flatten)
+jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatten)
 
 
 def num_rows(batch: Any) -> int:
     """The batch size of a batch or of its spec: the leading dimension of every field."""
     return jax.tree.leaves(batch)[0].shape[0]
+
+
+def digest(arrays: Iterable[np.ndarray]) -> str:
+    """A hash of the contents of arrays."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(array.tobytes())
+    return found.hexdigest()[:16]

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 import jax
 import numpy as np
@@ -41,7 +41,7 @@ class DamagedCheckpoint(DataError):
     """The files of a checkpoint were changed or lost after it was saved."""
 
 
-class CheckpointStore:
+class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
     """The checkpoints under `directory`, one subdirectory per step.
 
     Every process of a job must call every method, at the same steps. Saves run in the background; their errors are
@@ -62,9 +62,6 @@ class CheckpointStore:
         self._is_remote = "://" in os.fspath(self.directory)
         self._timeout = policy.storage_timeout_seconds if policy is not None and self._is_remote else None
         self._clock = time.time() - time.monotonic()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

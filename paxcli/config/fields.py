@@ -16,6 +16,7 @@ import enum
 import functools
 import inspect
 import itertools
+import math
 import sys
 import types
 import typing
@@ -38,23 +39,18 @@ class Range:
       below: All numbers are smaller than this.
     """
 
-    min: float | None = None
-    max: float | None = None
-    above: float | None = None
-    below: float | None = None
+    min: float = -math.inf
+    max: float = math.inf
+    above: float = -math.inf
+    below: float = math.inf
 
     def __contains__(self, value: float) -> bool:
-        return (
-            -_LARGEST <= value <= _LARGEST
-            and (self.min is None or value >= self.min)
-            and (self.max is None or value <= self.max)
-            and (self.above is None or value > self.above)
-            and (self.below is None or value < self.below)
-        )
+        is_finite = -_LARGEST <= value <= _LARGEST
+        return is_finite and self.min <= value <= self.max and self.above < value < self.below
 
     def __str__(self) -> str:
         bounds = {"at least": self.min, "above": self.above, "at most": self.max, "below": self.below}
-        return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if bound is not None) or "a number"
+        return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if math.isfinite(bound)) or "a number"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import hashlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.nested_map import NestedMap
+from paxcli.nested_map import NestedMap, digest
 
 Leaves = dict[str, np.ndarray]  # a batch: dotted path of each field to its array
 
@@ -108,7 +107,7 @@ def count_shared_rows(makers: Sequence[Callable[[], BaseInput]], num_batches: in
       makers: A function for each host that builds its input; called sequentially, with one input in memory at a time.
       num_batches: Number of batches of each host.
     """
-    hosts: dict[bytes, set[int]] = collections.defaultdict(set)
+    hosts: dict[str, set[int]] = collections.defaultdict(set)
     for host, make_input in enumerate(makers):
         for batch in _take(make_input(), num_batches):
             leaves = dict(batch.flatten_items())
@@ -270,10 +269,7 @@ def _find_warnings(batches: Sequence[Leaves], texts: Sequence[str], vocab_size: 
     return warnings
 
 
-def _digest(leaves: Leaves, row: int | slice) -> bytes:
+def _digest(leaves: Leaves, row: int | slice) -> str:
     """A hash of the rows' content: the text fields, or else all fields with more than one number per row."""
     content = _text_fields(leaves) or [path for path, array in leaves.items() if array.ndim > 1] or list(leaves)
-    digest = hashlib.sha256()
-    for path in content:
-        digest.update(np.ascontiguousarray(leaves[path][row]).tobytes())
-    return digest.digest()
+    return digest(leaves[path][row] for path in content)

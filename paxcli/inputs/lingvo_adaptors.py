@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
@@ -21,7 +20,7 @@ from paxcli.errors import DataError
 from paxcli.inputs.base_input import BaseInput, RandomAccessInput, StreamInput
 from paxcli.inputs.lingvo_generator import LingvoGenerator, copy_params
 from paxcli.log import log
-from paxcli.nested_map import NestedMap, num_rows
+from paxcli.nested_map import NestedMap, digest, num_rows
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -139,7 +138,7 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
         return {
             "num_taken": num_taken,
             "host": [self.infeed_host_index, self.num_infeed_hosts],
-            "last": None if last is None else _digest(last),
+            "last": None if last is None else digest(jax.tree.leaves(last)),
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -151,7 +150,7 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
         for _ in range(state["num_taken"]):
             self.get_next()
         last = self.position[1]
-        if index == self.infeed_host_index and last and state["last"] not in (None, _digest(last)):
+        if index == self.infeed_host_index and last and state["last"] not in (None, digest(jax.tree.leaves(last))):
             log.warning(
                 "Input %s resumes in a different order, since Lingvo reads several files in parallel. For an exact "
                 "resume, set file_parallelism=1 and num_batcher_threads=1.",
@@ -262,10 +261,3 @@ def _select_rows(batch: NestedMap, numbers: np.ndarray) -> NestedMap:
     weights = np.ones(len(numbers)) if sample_weights is None else sample_weights[np.maximum(numbers, 0)]
     rows.eval_sample_weights = (weights * is_row).astype(np.float32)
     return rows
-
-
-def _digest(batch: NestedMap) -> str:
-    digest = hashlib.sha256()
-    for array in jax.tree.leaves(batch):
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]

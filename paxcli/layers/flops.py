@@ -37,12 +37,8 @@ class Flops:
 
 def sum_flops(parts: Iterable[Flops | None]) -> Flops | None:
     """The sum; None (unknown) if any part is unknown."""
-    total = Flops()
-    for part in parts:
-        if part is None:
-            return None
-        total = total + part
-    return total
+    found = list(parts)
+    return None if None in found else sum(filter(None, found), Flops())
 
 
 def matrix_flops(rows: Iterable[int], parameters: int) -> Flops:

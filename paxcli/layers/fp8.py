@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -25,10 +26,10 @@ def product(precision: Precision | None) -> Callable[..., jax.Array]:
 
     The weight is an array, or what `Layer.weight` returns instead.
     """
-    return _einsum if precision is None else Fp8Product()
+    return functools.partial(_multiply, einsum) if precision is None else Fp8Product()
 
 
-def _einsum(equation: str, x: jax.Array, w: Matrix) -> jax.Array:
+def _multiply(einsum: Callable[..., jax.Array], equation: str, x: jax.Array, w: Matrix) -> jax.Array:
     return w.multiply(einsum, equation, x) if isinstance(w, AdaptedWeight | OutputFirst) else einsum(equation, x, w)
 
 
@@ -45,11 +46,9 @@ class Fp8Product(nn.Fp8Einsum):
             super().setup()
 
     def __call__(self, equation: str, x: jax.Array, w: Matrix) -> jax.Array:  # pyrefly: ignore[bad-override]
-        if isinstance(w, AdaptedWeight | OutputFirst):  # an adapter is small, and keeps the dtype
-            return w.multiply(self._multiply, equation, x)
-        return self._multiply(equation, x, w)
+        return _multiply(self._in_8_bits, equation, x, w)  # an adapter is small, and keeps the dtype
 
-    def _multiply(self, equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    def _in_8_bits(self, equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
         if not self._scaled:
             return jnp.einsum(equation, x, w)
         return super().__call__(equation, x, w, preferred_element_type=x.dtype)

@@ -7,7 +7,7 @@ import contextvars
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import DecayRate, PositiveFloat, PositiveInt
 from paxcli.layers import matmul
+from paxcli.mesh.sharding import set_during
 from paxcli.mesh.weights import Weight
 
 A, B, MAGNITUDE = "_lora_a", "_lora_b", "_lora_magnitude"
@@ -62,14 +63,9 @@ class Lora(Configurable):
 _lora: contextvars.ContextVar[Lora | None] = contextvars.ContextVar("lora", default=None)
 
 
-@contextlib.contextmanager
-def use_lora(lora: Lora | None) -> Iterator[None]:
+def use_lora(lora: Lora | None) -> contextlib.AbstractContextManager[None]:
     """Within this context, layers that are initialized or applied have these adapters; None = none."""
-    token = _lora.set(lora)
-    try:
-        yield
-    finally:
-        _lora.reset(token)
+    return set_during(_lora, lora)
 
 
 def current_lora() -> Lora | None:

@@ -25,11 +25,12 @@ from typing import Any, ClassVar
 
 import fiddle as fdl
 import flax.linen as nn
-import jax
 
 from paxcli.config.configurable import part
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Initializer
+
+_THETA = "theta_"  # prefix of the attributes that hold variables
 
 
 class BaseHParams:
@@ -112,9 +113,9 @@ class BaseLayer(Layer):
         return _View(self)
 
     @property
-    def theta(self) -> _Theta:
+    def theta(self) -> _View:
         """The variables by name."""
-        return _Theta(self)
+        return _View(self, _THETA)
 
     def create_variable(self, name: str, spec: WeightHParams) -> None:
         """Creates a trainable variable, available as `self.theta.<name>`."""
@@ -123,7 +124,7 @@ class BaseLayer(Layer):
         dims: dict[str, Any] = dict(contracts=tuple(range(last)), produces=(last,)) if last > 0 else {}
         init = spec.init or (WeightInit.Xavier() if last > 0 else WeightInit.Constant())
         weight = self.weight(name, init, shape, (None,) * len(shape), **dims)
-        setattr(self, _Theta.PREFIX + name, weight)
+        setattr(self, _THETA + name, weight)
 
     def create_child(self, name: str, template: Template | fdl.Buildable | nn.Module) -> None:
         """Creates a sub-layer, available as `self.<name>`. A config used twice makes one layer."""
@@ -160,23 +161,11 @@ class Template:
 
 
 class _View:
-    """A layer's fields, with sub-layers as templates, as code for Pax reads them."""
+    """A layer's attributes whose names begin with `prefix`, sub-layers as templates, as code for Pax reads them."""
 
-    def __init__(self, layer: BaseLayer):
-        self._layer = layer
+    def __init__(self, layer: BaseLayer, prefix: str = ""):
+        self._layer, self._prefix = layer, prefix
 
     def __getattr__(self, name: str) -> Any:
-        value = getattr(self._layer, name)
+        value = getattr(self._layer, self._prefix + name)
         return Template(value) if isinstance(value, nn.Module) else value
-
-
-class _Theta:
-    """A layer's variables by name, as code for Pax reads them."""
-
-    PREFIX = "theta_"
-
-    def __init__(self, layer: BaseLayer):
-        self._layer = layer
-
-    def __getattr__(self, name: str) -> jax.Array:
-        return getattr(self._layer, self.PREFIX + name)

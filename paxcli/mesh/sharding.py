@@ -6,10 +6,9 @@ import contextlib
 import contextvars
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import numpy as np
 from flax.core import meta
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -18,6 +17,8 @@ from paxcli.log import log
 from paxcli.mesh.axes import BATCH_AXES
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.rules import DEFAULT_RULES, Rules, spec
+
+T = TypeVar("T")
 
 _rules: contextvars.ContextVar[Rules] = contextvars.ContextVar("rules", default=DEFAULT_RULES)
 _device: contextvars.ContextVar[Any] = contextvars.ContextVar("device", default=None)
@@ -31,14 +32,19 @@ _MAY_REPLICATE = {"vocab"}
 @contextlib.contextmanager
 def use_mesh(mesh: jax.sharding.Mesh, rules: Rules = DEFAULT_RULES) -> Iterator[jax.sharding.Mesh]:
     """Sets the current mesh and rules of this thread, for `constrain` and for jit."""
-    token = _rules.set(_avoid_miscompilation(rules, mesh.shape))
-    device_token = _device.set(mesh.devices.flat[0])
+    rules = _avoid_miscompilation(rules, mesh.shape)
+    with set_during(_rules, rules), set_during(_device, mesh.devices.flat[0]), jax.set_mesh(mesh):
+        yield mesh
+
+
+@contextlib.contextmanager
+def set_during(variable: contextvars.ContextVar[T], value: T) -> Iterator[None]:
+    """Gives a context variable this value within a `with` block."""
+    token = variable.set(value)
     try:
-        with jax.set_mesh(mesh):
-            yield mesh
+        yield
     finally:
-        _device.reset(device_token)
-        _rules.reset(token)
+        variable.reset(token)
 
 
 def current_device() -> Any:
@@ -128,15 +134,10 @@ def vmap_along(logical_axis: str, fn: Callable[..., Any]) -> Callable[..., Any]:
     return jax.vmap(call, spmd_axis_name=axes or None)
 
 
-@contextlib.contextmanager
-def without_sharding_over(*mesh_axes: str) -> Iterator[None]:
+def without_sharding_over(*mesh_axes: str) -> contextlib.AbstractContextManager[None]:
     """Within this context, `constrain` shards nothing over these mesh axes."""
     rules = {name: tuple(axis for axis in axes if axis not in mesh_axes) for name, axes in _rules.get().items()}
-    token = _rules.set(rules)
-    try:
-        yield
-    finally:
-        _rules.reset(token)
+    return set_during(_rules, rules)
 
 
 def param_shardings(mesh: jax.sharding.Mesh, rules: Rules, params: Any) -> Any:
@@ -259,11 +260,10 @@ def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
     """
     if jax.process_count() == 1:
         return 1, 0
-    batch_dims = [mesh.axis_names.index(axis) for axis in BATCH_AXES]
     rows_of: dict[int, set[int]] = {}
-    for position, device in np.ndenumerate(mesh.devices):
-        row = np.ravel_multi_index([position[dim] for dim in batch_dims], [mesh.shape[axis] for axis in BATCH_AXES])
-        rows_of.setdefault(device.process_index, set()).add(int(row))
+    shards = batch_sharding(mesh).devices_indices_map((_num_shards(BATCH_AXES, mesh.shape),))
+    for device, (row,) in shards.items():
+        rows_of.setdefault(device.process_index, set()).add(row.start or 0)
     parts = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(map(len, parts)) != len(set().union(*parts)):
         raise ConfigError(

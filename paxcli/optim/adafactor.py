@@ -12,7 +12,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat, PositiveInt
 from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, corrected_decay, map_groups
+from paxcli.optim.base import Optimizer, corrected_decay, map_groups, rms
 
 
 class AdafactorState(NamedTuple):
@@ -127,10 +127,10 @@ class ShardedAdafactor(Optimizer):
         scaled = [self._scale(weight, decay, *one) for one in zip(grads, *second_moments, strict=True)]
         updates, *new_second_moments = map(list, zip(*scaled, strict=True))
         if self.clipping_threshold is not None:
-            divisor = jnp.maximum(1.0, _rms(updates) / self.clipping_threshold)
+            divisor = jnp.maximum(1.0, rms(updates) / self.clipping_threshold)
             updates = [update / divisor for update in updates]
         if self.multiply_by_parameter_scale:
-            scale = jnp.maximum(_rms(params), self.epsilon2_param_scale_reg)
+            scale = jnp.maximum(rms(params), self.epsilon2_param_scale_reg)
             updates = [update * scale for update in updates]
         updates = [learning_rate * update for update in updates]
         if self.beta1:
@@ -200,8 +200,3 @@ def _praxis_dims(weight: Weight) -> list[int]:
 
 def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
     return shape[:dim] + shape[dim + 1 :]
-
-
-def _rms(tensors: list[jax.Array]) -> jax.Array:
-    """The root-mean-square over tensors of one shape."""
-    return jnp.sqrt(sum(jnp.mean(jnp.square(x)) for x in tensors) / len(tensors))

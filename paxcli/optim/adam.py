@@ -12,7 +12,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
 from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, corrected_decay, reduce_groups
+from paxcli.optim.base import Optimizer, corrected_decay, map_groups, rms
 
 
 class AdamState(NamedTuple):
@@ -53,8 +53,7 @@ class Adam(Optimizer):
         return optax.GradientTransformation(self._init, functools.partial(self._update, weights))
 
     def _init(self, params: Any) -> AdamState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return AdamState(jnp.zeros([], jnp.int32), zeros, jax.tree.map(jnp.zeros_like, params))
+        return AdamState(jnp.zeros([], jnp.int32), optax.tree.zeros_like(params), optax.tree.zeros_like(params))
 
     def _update(self, weights: Any, updates: Any, state: Any, params: Any = None) -> tuple[Any, AdamState]:
         count = state.count + 1
@@ -63,7 +62,7 @@ class Adam(Optimizer):
         second = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.second_moment, updates)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v + self.epsilon_root) + self.epsilon), first, second)
         if self.clip_threshold is not None:
-            steps = _clip_by_rms(steps, weights, self.clip_threshold)
+            (steps,) = map_groups(functools.partial(_clip, self.clip_threshold), weights, steps)
         return jax.tree.map(self._add_decay, steps, params, weights), AdamState(count, first, second)
 
     def _add_decay(self, update: jax.Array, param: jax.Array, weight: Weight) -> jax.Array:
@@ -71,12 +70,7 @@ class Adam(Optimizer):
         return update + self.weight_decay * param if decays else update
 
 
-def _clip_by_rms(updates: Any, weights: Any, threshold: float) -> Any:
-    """Scales the update of each group of weights, per stacked layer, to a root-mean-square of at most `threshold`."""
-
-    def mean_square(update: jax.Array, weight: Weight) -> jax.Array:
-        axes = tuple(range(weight.num_stacked, update.ndim))
-        return jnp.mean(jnp.square(update), axis=axes, keepdims=True)
-
-    means = reduce_groups(lambda x: jnp.mean(x, axis=0), jax.tree.map(mean_square, updates, weights), weights)
-    return jax.tree.map(lambda u, mean: u / jnp.maximum(1.0, jnp.sqrt(mean) / threshold), updates, means)
+def _clip(threshold: float, _: Weight, updates: list[jax.Array]) -> tuple[list[jax.Array]]:
+    """The updates of tensors that count as one, scaled to a root-mean-square of at most `threshold`."""
+    divisor = jnp.maximum(1.0, rms(updates) / threshold)
+    return ([update / divisor for update in updates],)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from paxcli.config.configurable import Configurable
@@ -39,8 +40,7 @@ class Optimizer(Configurable):
         direction = self.transformation(weights)
 
         def update(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> Any:
-            updates, state = direction.update(updates, state, params)
-            return jax.tree.map(lambda u: extra_args["learning_rate"] * u, updates), state
+            return multiply_by_learning_rate(*direction.update(updates, state, params), **extra_args)
 
         return optax.GradientTransformationExtraArgs(direction.init, update)
 
@@ -63,9 +63,19 @@ class ParameterGroup(Configurable):
     schedule: Schedule | None = None
 
 
-def decay_mask(weights: Any) -> Any:
-    """Mask of the parameters that decay if norms and biases do not: those that are contracted with activations."""
-    return jax.tree.map(lambda weight: weight.is_matrix, weights)
+def multiply_by_learning_rate(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
+    """The update of a transformation that multiplies by the extra argument `learning_rate`, and keeps its state."""
+    return jax.tree.map(lambda u: extra_args["learning_rate"] * u, updates), state
+
+
+def decay_mask(weights: Any, norms_and_biases: bool = False) -> Any:
+    """Mask of the parameters that decay: those that are contracted with activations.
+
+    Args:
+      weights: A tree like the parameters of the `Weight` of each.
+      norms_and_biases: Whether norms and biases decay too; the mask is then None: all parameters.
+    """
+    return None if norms_and_biases else jax.tree.map(lambda weight: weight.is_matrix, weights)
 
 
 def reduce_groups(reduce: Callable[[jax.Array], jax.Array], statistics: Any, weights: Any) -> Any:
@@ -79,7 +89,7 @@ def reduce_groups(reduce: Callable[[jax.Array], jax.Array], statistics: Any, wei
     leaves, structure = jax.tree.flatten(statistics)
     for numbers in groups_of(weights):
         if len(numbers) > 1:
-            statistic = reduce(jax.numpy.stack([leaves[number] for number in numbers]))
+            statistic = reduce(jnp.stack([leaves[number] for number in numbers]))
             for number in numbers:
                 leaves[number] = statistic
     return jax.tree.unflatten(structure, leaves)
@@ -114,3 +124,8 @@ def corrected_decay(beta: float, count: jax.Array) -> jax.Array:
     """The decay rate of update `count` (from 1) that leaves a moving average unbiased (Shazeer and Stern, 2018)."""
     steps = count.astype("float32")
     return beta * (1 - beta ** (steps - 1)) / (1 - beta**steps)
+
+
+def rms(tensors: list[jax.Array]) -> jax.Array:
+    """The root-mean-square over tensors of one shape."""
+    return jnp.sqrt(sum(jnp.mean(jnp.square(x)) for x in tensors) / len(tensors))

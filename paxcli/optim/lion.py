@@ -32,8 +32,7 @@ class Lion(Optimizer):
     decay_norms_and_biases: bool = False
 
     def transformation(self, weights: Any) -> optax.GradientTransformation:
-        mask = None if self.decay_norms_and_biases else decay_mask(weights)
         return optax.chain(
             optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.mu_dtype),
-            optax.add_decayed_weights(self.weight_decay, mask),
+            optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases)),
         )

@@ -6,6 +6,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from paxcli.config.fields import NonNegativeFloat, Steps
 from paxcli.errors import ConfigError
@@ -68,10 +69,7 @@ class PiecewiseSchedule(Schedule):
         _check_pieces(self, "boundaries", "schedules", more=1)
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        factor = self.schedules[0](step)
-        for boundary, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
-            factor = jnp.where(step < boundary, factor, schedule(step - boundary))
-        return factor
+        return optax.join_schedules(self.schedules, self.boundaries)(step)  # pyrefly: ignore
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
 from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, decay_mask, map_groups
+from paxcli.optim.base import Optimizer, decay_mask, map_groups, multiply_by_learning_rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,10 +37,9 @@ class Lamb(Optimizer):
     decay_norms_and_biases: bool = True
 
     def transformation(self, weights: Any) -> optax.GradientTransformation:
-        mask = None if self.decay_norms_and_biases else decay_mask(weights)
         return optax.chain(
             optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, self.epsilon_root),
-            optax.add_decayed_weights(self.weight_decay, mask),
+            optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases)),
             _scale_by_trust_ratio(weights),
         )
 
@@ -68,19 +67,14 @@ class Lars(Optimizer):
     decay_norms_and_biases: bool = True
 
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
-        mask = None if self.decay_norms_and_biases else decay_mask(weights)
         return optax.with_extra_args_support(
             optax.chain(
-                optax.add_decayed_weights(self.weight_decay, mask),
+                optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases)),
                 _scale_by_trust_ratio(weights, self.trust_coefficient, self.epsilon),
-                optax.GradientTransformationExtraArgs(optax.init_empty_state, _multiply_by_learning_rate),
+                optax.GradientTransformationExtraArgs(optax.init_empty_state, multiply_by_learning_rate),
                 optax.trace(self.momentum, self.nesterov),
             )
         )
-
-
-def _multiply_by_learning_rate(updates: Any, state: Any, params: Any = None, **extra_args: Any) -> tuple[Any, Any]:
-    return jax.tree.map(lambda u: extra_args["learning_rate"] * u, updates), state
 
 
 def _scale_by_trust_ratio(weights: Any, trust_coefficient: float = 1.0, epsilon: float = 0.0) -> Any:

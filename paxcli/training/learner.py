@@ -220,7 +220,7 @@ class Learner(Configurable):
 
     def _with_penalties(self, optimizer: Optimizer, weights: Any) -> Any:
         """The optimizer's transformation between those of the penalties."""
-        mask = None if self.regularize_norms_and_biases else decay_mask(weights)
+        mask = decay_mask(weights, self.regularize_norms_and_biases)
         chain: list[Any] = []
         if self.l1_regularizer_weight:
             chain.append(l1_penalty(self.l1_regularizer_weight, mask))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from typing import Any
@@ -48,15 +49,12 @@ def progress_console() -> Console:
     )
 
 
-class ProgressPrinter(Reporter):
+class ProgressPrinter(Reporter, contextlib.AbstractContextManager["ProgressPrinter"]):
     """Prints a line for each report; on a terminal, with a progress bar below them."""
 
     def __init__(self) -> None:
         self._console = progress_console()
         self._progress: Progress | None = None
-
-    def __enter__(self) -> ProgressPrinter:
-        return self
 
     def __exit__(self, *_: object) -> None:
         if self._progress is not None:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from paxcli.layers.scopes import ATTENTION_CORE
-from paxcli.mesh.sharding import layout, split
+from paxcli.mesh.sharding import axes_of, layout, split
 
 HEADS = ("activation_batch", "activation_heads", "activation_length", None)
 
@@ -107,34 +107,35 @@ class AttentionBackend(abc.ABC):
 
 
 class FusedKernel(AttentionBackend):
-    """A flash-attention kernel, which runs on each device's rows and heads: XLA partitions no kernels."""
+    """A flash-attention kernel, which runs on each device's queries and heads: XLA partitions no kernels."""
 
     names_context = True
 
     def refusal(self, demand: Demand, capability: str | None = None) -> str | None:
-        if demand.biased:
-            return "it does not support a learned bias of the logits"
-        if demand.length_parts > 1:
-            return f"each row is sharded over {demand.length_parts} devices"
-        return None
+        return "it does not support a learned bias of the logits" if demand.biased else None
 
     @abc.abstractmethod
-    def kernel(self, demand: Demand) -> Callable[..., jax.Array]:
-        """`(query, key, value, segment_ids, sinks) -> context` on one device."""
+    def kernel(self, demand: Demand, context_axes: tuple[str, ...] = ()) -> Callable[..., jax.Array]:
+        """`(query, key, value, segment_ids, sinks) -> context` on one device.
+
+        Args:
+          demand: The attention to compute.
+          context_axes: The mesh axes that shard the rows.
+        """
 
     @jax.named_scope(ATTENTION_CORE)
     def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
         query, key, value, segment_ids, _, sinks = operands
-        kernel, sharded = self.kernel(demand), layout(query.shape, *HEADS)
+        sharded = layout(query.shape, *HEADS)
         if sharded is None:
-            return kernel(query, key, value, segment_ids, sinks)
-        rows, heads = sharded[0], sharded[1]
+            return self.kernel(demand)(query, key, value, segment_ids, sinks)
+        rows, heads, length, _ = sharded
         ways, group = split(query.shape, *HEADS)[1], query.shape[1] // key.shape[1]
         # With fewer key/value heads than devices, each device gets a copy of the one that its queries read.
         copies = next(n for n in range(1, group + 1) if group % n == 0 == key.shape[1] * n % ways)
         if copies > 1:
             key, value = (jnp.repeat(part, copies, axis=1) for part in (key, value))
-        specs = [PartitionSpec(rows, heads)] * 3
-        specs += [None if segment_ids is None else PartitionSpec(rows), None if sinks is None else PartitionSpec(heads)]
+        specs = [PartitionSpec(rows, heads, length)] * 3 + [PartitionSpec(rows, length), PartitionSpec(heads)]
+        kernel = self.kernel(demand, axes_of(length))
         run = jax.shard_map(kernel, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
         return run(query, key, value, segment_ids, sinks)

@@ -28,6 +28,8 @@ class CudnnAttention(FusedKernel):
             return "it has no soft cap of the logits"
         if demand.sinks:
             return "it has no attention sinks"
+        if demand.length_parts > 1:
+            return f"it has no context parallelism, and each row is sharded over {demand.length_parts} devices"
         if demand.dtype not in ("bfloat16", "float16"):
             return f"it takes bfloat16, not {demand.dtype}: set `fprop_dtype`"
         if demand.dims_per_head > most or demand.dims_per_head % 8:
@@ -39,7 +41,7 @@ class CudnnAttention(FusedKernel):
             return f"values have {value_dims} features a head, queries and keys {demand.dims_per_head}: it needs Hopper"
         return _compile_failure(demand)
 
-    def kernel(self, demand: Demand) -> Callable[..., jax.Array]:
+    def kernel(self, demand: Demand, context_axes: tuple[str, ...] = ()) -> Callable[..., jax.Array]:
         return functools.partial(cudnn_attention, causal=demand.causal, window=demand.window)
 
 

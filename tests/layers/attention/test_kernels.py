@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -79,6 +80,7 @@ def test_splash_equals_the_masked_softmax(length, num_heads, kv_heads, dims, opt
 
 def test_the_devices_choose_the_kernel():
     assert choose("auto", DEMAND, "tpu") == (BACKENDS["splash"], None)
+    assert choose("auto", dataclasses.replace(DEMAND, length_parts=2), "tpu") == (BACKENDS["splash"], None)
     assert choose("auto", DEMAND, "gpu", "9.0") == (BACKENDS["cudnn"], None)
     assert choose("auto", DEMAND, "cpu") == (BACKENDS["xla"], None)
     assert choose("xla", DEMAND, "tpu") == (BACKENDS["xla"], None)
@@ -89,7 +91,8 @@ def test_the_devices_choose_the_kernel():
     [
         ("tpu", Demand(1000, 128, "bfloat16"), "1000"),
         ("tpu", Demand(256, 128, "bfloat16", biased=True), "bias"),
-        ("tpu", Demand(256, 128, "bfloat16", length_parts=2), "2 devices"),
+        ("tpu", Demand(256, 128, "bfloat16", length_parts=4), "on a device, 64"),
+        ("gpu", Demand(256, 128, "bfloat16", length_parts=2), "2 devices"),
         ("gpu", Demand(256, 128, "bfloat16", value_dims_per_head=64), "Hopper"),
         ("gpu", Demand(256, 128, "bfloat16", sinks=True), "sinks"),
         ("gpu", Demand(256, 128, "bfloat16", logit_cap=50.0), "soft cap"),
