@@ -249,7 +249,8 @@ def _computed_share(splash: Instruction, suffix: str, num_queries: int, num_keys
     """Share of all blocks [queries, keys] that splash attention computes; the mask is taken for causal.
 
     Its first operand has the shape of the grid, which is narrower than all blocks if there is a window. Its metadata
-    has the sizes of the blocks, with a suffix in the backward pass.
+    has the sizes of the blocks, with a suffix in the backward pass. With context parallelism, a device has an equal
+    share of the blocks of a row.
     """
     grid = next((shape[-2:] for dtype, shape in splash.operand_arrays[:1] if dtype.startswith("s")), None)
     if grid is None:
@@ -258,11 +259,13 @@ def _computed_share(splash: Instruction, suffix: str, num_queries: int, num_keys
     rows, columns = (
         length // int(size) if size else max(grid) for length, size in zip((num_queries, num_keys), sizes, strict=True)
     )
+    parts = num_keys // num_queries
+    all_rows = rows * parts
     if grid[0] == rows:
-        computed = sum(min(grid[1], math.ceil((row + 1) * columns / rows)) for row in range(rows))
+        computed = sum(min(grid[1], math.ceil((row + 1) * columns / all_rows)) for row in range(all_rows))
     else:
-        computed = sum(min(grid[0], rows - column * rows // columns) for column in range(columns))
-    return computed / (rows * columns)
+        computed = sum(min(grid[0] * parts, all_rows - column * all_rows // columns) for column in range(columns))
+    return computed / (all_rows * columns)
 
 
 def _grouped_matmul_flops(shapes: list[tuple[int, ...]]) -> float | None:

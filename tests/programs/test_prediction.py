@@ -99,6 +99,14 @@ def test_blocks_of_keys_may_be_larger_than_those_of_queries() -> None:
     assert found.parts["kernels"] == pytest.approx(share * 4 * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
 
 
+def test_with_context_parallelism_a_device_has_its_share_of_the_blocks() -> None:
+    program = ON_HOST.replace("s8[1,2,2]{2,1,0}, bf16[2,512,128]", "s8[1,4,8]{2,1,0}, bf16[2,256,128]")
+    program = program.replace("metadata={}", r'metadata={"{\"block_q\": 64, \"block_kv\": 64}"}')
+    found = predict(read_program(program), V4, 275e12)
+    share = 36 / 64  # of the causal mask of the whole row, 8 x 8 blocks
+    assert found.parts["kernels"] == pytest.approx(share * 2 * 2 * 2 * 256 * 512 * 128 / (KERNEL_RATE * 275e12))
+
+
 @pytest.mark.parametrize(("fused", "matmuls"), [("true", 5), ("false", 4)])
 def test_a_backward_kernel_may_compute_the_gradient_of_queries_too(fused: str, matmuls: int) -> None:
     metadata = rf'frontend_attributes={{"{{\"use_fused_bwd_kernel\": {fused}}}"}}'
