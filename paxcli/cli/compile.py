@@ -13,6 +13,7 @@ import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
 from paxcli.cli.output import fail_with_result, say_result
 from paxcli.cli.runs import load_recipe
+from paxcli.config.render import value_text
 from paxcli.errors import ConfigError
 
 _GIB = 1 << 30
@@ -109,12 +110,10 @@ def _explain(report: dict[str, Any]) -> str:
 
 
 def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
-    needed, available = report["hbm_needed_bytes"], report["hbm_available_bytes"]
-    by = (
-        f"it needs {_gib(needed)} GiB of each device's {_gib(available)} GiB, {_gib(needed - available)} GiB too much"
-        if needed and available
-        else "it needs more memory than a device has"
-    )
+    needed, limit = report["hbm_needed_bytes"], report["hbm_available_bytes"]
+    by = "it needs more memory than a device has"
+    if needed and limit:
+        by = f"it needs {_gib(needed)} GiB of each device's {_gib(limit)} GiB, {_gib(needed - limit)} GiB too much"
     hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
     fail_with_result(report, ConfigError(f"{report['recipe']} does not fit on {what}: {by}.", hint), as_json)
 
@@ -134,7 +133,7 @@ def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: b
     lines = [_line(one["settings"], one) for one in ranked if one["fits"]]
     if save:
         save.write_text(yaml.safe_dump(ranked[0]["settings"], sort_keys=False))
-    sets = " ".join(f"--set '{path}={value}'" for path, value in ranked[0]["settings"].items())
+    sets = " ".join(f"--set '{path}={value_text(value)}'" for path, value in ranked[0]["settings"].items())
     result = {"recipe": resolved.name, "topology": target.name, "num_slices": target.num_slices, "ranked": ranked}
     say_result(result, "\n".join([*lines, f"Best: {sets or 'the recipe unchanged'}"]), as_json)
 

@@ -119,7 +119,8 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
             works.append((policy, count_work(session)))
     devices = target.devices_per_slice * target.num_slices
     rows = global_batch_size(config, devices) / devices
-    batches = [(factor, {_BATCH: factor * rows}) for factor in _ROWS if factor != 1 and factor * rows * devices >= 1]
+    others = {factor: factor * rows for factor in _ROWS if factor != 1 and factor * rows * devices >= 1}
+    batches = [(factor, {_BATCH: int(one) if one.is_integer() else one}) for factor, one in others.items()]
     return [
         _Candidate(mesh | policy | batch, layout, work.times(factor))
         for mesh, layout in layouts

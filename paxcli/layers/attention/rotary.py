@@ -57,7 +57,7 @@ def _rotate_by_matmul(x: Float[jax.Array, "B N T H"], sin: jax.Array, cos: jax.A
     half, dims = sin.shape[-1], x.shape[-1]
     swapped = jnp.array([*range(half, 2 * half), *range(half), *range(2 * half, dims)])
     swap = jnp.eye(dims, dtype=x.dtype)[:, swapped]
-    # With a batch dimension, of size 1, it is none of the matmuls that remat policies save.
+    # Remat policies save matmuls without a batch dimension; so this one has a batch dimension, of size 1.
     other = jnp.einsum("zbnth,zhk->zbntk", x[None], swap[None], precision=jax.lax.Precision.HIGHEST)[0]
     still = ((0, 0),) * 3 + ((0, dims - 2 * half),)
     cos = jnp.pad(jnp.concatenate([cos, cos], axis=-1), still, constant_values=1.0)
