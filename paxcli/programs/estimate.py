@@ -11,13 +11,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.programs.ahead_of_time import interconnect_of
 from paxcli.programs.chips import find_chip
-from paxcli.programs.prediction import KERNEL_RATE
+from paxcli.programs.prediction import KERNEL_RATE, grouped_matmul_flops
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.session import Session
 from paxcli.training.state import bytes_per_device, count_parameters
@@ -35,7 +36,7 @@ class Work(NamedTuple):
 
     Attributes:
       tokens: Tokens of a batch.
-      flops: Of matmuls outside kernels, those that remat repeats included.
+      flops: Of matmuls, those that remat repeats included, but those of attention kernels.
       attention_flops: Of attention by kernels; 0 without them.
       saved: Bytes of activations that the backward pass reads.
       between_layers: Bytes of all layers' inputs.
@@ -94,8 +95,11 @@ def count_work(session: Session) -> Work:
         if name == "dot_general":
             found["flops"] += times * _dot_flops(equation)
         elif name == "pallas_call":
-            found["forward"] += times * ("_fwd" in params["name"])
-            found["backward"] += times * ("_dkv" in params["name"])
+            kernel, operands = params["name"] or "", [one.aval for one in equation.invars]
+            shapes = [one.shape for one in operands if jnp.issubdtype(one.dtype, jnp.floating)]
+            found["forward"] += times * ("_fwd" in kernel)
+            found["backward"] += times * ("_dkv" in kernel)
+            found["flops"] += times * (grouped_matmul_flops(shapes) or 0.0)
         elif name == "scan" and not params["reverse"]:
             carry = params["num_carry"]
             found["saved"] += times * sum(map(_bytes, equation.outvars[carry:]))
@@ -133,7 +137,7 @@ def measure_layout(session: Session, target: CompileTarget) -> Layout:
     )
 
 
-def _equations(jaxpr: Jaxpr, times: int, devices: int) -> Iterator[tuple[JaxprEqn, int]]:
+def _equations(jaxpr: Jaxpr, times: int, devices: int) -> Iterator[tuple[Any, int]]:
     """The equations whose results are used, inner ones included, and how often each runs over all devices."""
     used = {out for out in jaxpr.outvars if isinstance(out, Var)}
     for equation in reversed(jaxpr.eqns):

@@ -232,7 +232,7 @@ def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
     name = kernel.name.split(".")[0]
     shapes = [shape for dtype, shape in kernel.operand_arrays if dtype in ("bf16", "f32")]
     if name in ("gmm", "tgmm"):  # of megablox
-        return name, _grouped_matmul_flops([shape for shape in shapes if len(shape) >= 2])
+        return name, grouped_matmul_flops([shape for shape in shapes if len(shape) >= 2])
     kind = next((kind for kind in _SPLASH_MATMULS if kind in name), None)
     shapes = [shape for shape in shapes if len(shape) >= 3]
     if not name.startswith("splash") or kind is None or len(shapes) < 2:
@@ -268,7 +268,7 @@ def _computed_share(splash: Instruction, suffix: str, num_queries: int, num_keys
     return computed / (all_rows * columns)
 
 
-def _grouped_matmul_flops(shapes: list[tuple[int, ...]]) -> float | None:
+def grouped_matmul_flops(shapes: list[tuple[int, ...]]) -> float | None:
     """FLOPs of rows [R, D] times matrices [E, D, F] or [E, F, D], or of rows [R, D] times rows [R, F] (`tgmm`)."""
     if len(shapes) != 2 or len(shapes[0]) != 2:
         return None

@@ -73,3 +73,10 @@ def test_more_rows_take_longer_and_need_more_memory() -> None:
         layout = measure_layout(session, TARGET)
     assert layout.seconds(work.times(4)) > 2 * layout.seconds(work)
     assert layout.memory(work.times(2)) - layout.memory(work) == pytest.approx(work.saved / 4)
+
+
+def test_matmuls_of_experts_count() -> None:
+    experts = ("feed_forward=MoeFeedForward", "num_experts=4", "remat_policy=everything", "fprop_dtype=bfloat16")
+    with opened(*experts) as session:
+        found, step = count_work(session), session.experiment.task.model.step_flops(session.spec)
+    assert found.flops == pytest.approx(step.weights, rel=0.01)
