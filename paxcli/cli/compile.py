@@ -13,7 +13,6 @@ import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
 from paxcli.cli.output import fail_with_result, say_result
 from paxcli.cli.runs import load_recipe
-from paxcli.config.render import value_text
 from paxcli.errors import ConfigError
 
 _GIB = 1 << 30
@@ -120,6 +119,7 @@ def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
 
 def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: bool) -> None:
     from paxcli.cli.progress import waiting
+    from paxcli.config.render import value_text
     from paxcli.programs.search import search
 
     with waiting(f"Searching settings of {resolved.name} for {what}; this takes minutes for each line.") as console:

@@ -53,7 +53,7 @@ class Work(NamedTuple):
         return Work(*(rows * part for part in self))
 
 
-class Layout(NamedTuple):
+class MeshCosts(NamedTuple):
     """Costs of a mesh: memory, communication, and rates of its devices.
 
     Attributes:
@@ -110,7 +110,7 @@ def count_work(session: Session) -> Work:
     return Work(tokens_in(session.spec) or 0, found["flops"], attention, found["saved"], found["between_layers"])
 
 
-def measure_layout(session: Session, target: CompileTarget) -> Layout:
+def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
     """Costs of the mesh of a session on a target."""
     mesh, state, chip = session.mesh, session.abstract, find_chip(target)
     connected, peak = interconnect_of(list(mesh.devices.flat), target), session.peak_flops
@@ -126,7 +126,7 @@ def measure_layout(session: Session, target: CompileTarget) -> Layout:
     weights = _BYTES * count_parameters(state.params) / mesh.shape[Axis.TENSOR] / mesh.shape[Axis.STAGE]
     gathered = _GATHERS * weights * seconds_a_byte(Axis.FSDP) if mesh.shape[Axis.FSDP] > 1 else 0.0
     rows = math.prod(mesh.shape[axis] for axis in (*BATCH_AXES, Axis.CONTEXT))
-    return Layout(
+    return MeshCosts(
         state=bytes_per_device(state) + bytes_per_device(state.params),
         gather=gathered,
         exchange=_EXCHANGES * seconds_a_byte(Axis.TENSOR) / rows,

@@ -20,7 +20,7 @@ from paxcli.mesh.axes import Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.programs.ahead_of_time import compile_ahead
 from paxcli.programs.chips import find_chip
-from paxcli.programs.estimate import Layout, Work, count_work, measure_layout
+from paxcli.programs.estimate import MeshCosts, Work, count_work, measure_mesh
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size
 from paxcli.training.session import open_session
@@ -53,21 +53,21 @@ class Trial:
 
 
 class _Candidate(NamedTuple):
-    """A variant that could be compiled: its settings, layout, and work."""
+    """A variant that could be compiled: its settings, mesh, and work."""
 
     settings: Changes
-    layout: Layout
+    mesh: MeshCosts
     work: Work
 
     @property
     def memory(self) -> float:
         """Estimated bytes of a device."""
-        return self.layout.memory(self.work)
+        return self.mesh.memory(self.work)
 
     @property
     def speed(self) -> float:
         """Estimated tokens per second."""
-        return self.work.tokens / self.layout.seconds(self.work)
+        return self.work.tokens / self.mesh.seconds(self.work)
 
 
 def search(
@@ -105,11 +105,11 @@ def search(
 
 def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
     """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
-    layouts: list[tuple[Changes, Layout]] = []
+    meshes: list[tuple[Changes, MeshCosts]] = []
     for mesh in ({}, *_meshes(config, target)):
         try:
             with open_session(_with(config, mesh), target.devices()) as session:
-                layouts.append((mesh, measure_layout(session, target)))
+                meshes.append((mesh, measure_mesh(session, target)))
         except ConfigError:
             if not mesh:
                 raise
@@ -122,8 +122,8 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
     others = {factor: factor * rows for factor in _ROWS if factor != 1 and factor * rows * devices >= 1}
     batches = [(factor, {_BATCH: int(one) if one.is_integer() else one}) for factor, one in others.items()]
     return [
-        _Candidate(mesh | policy | batch, layout, work.times(factor))
-        for mesh, layout in layouts
+        _Candidate(mesh | policy | batch, costs, work.times(factor))
+        for mesh, costs in meshes
         for policy, work in works
         for factor, batch in ((1.0, {}), *batches)
     ]

@@ -7,7 +7,7 @@ import pytest
 
 from paxcli.config.resolve import resolve
 from paxcli.programs.chips import CHIPS
-from paxcli.programs.estimate import Work, count_work, measure_layout
+from paxcli.programs.estimate import Work, count_work, measure_mesh
 from paxcli.programs.topologies import find_compile_target, hide_accelerators
 from paxcli.training.session import Session, open_session
 
@@ -54,12 +54,12 @@ def test_saved_are_the_inputs_of_layers_and_what_the_policy_saves() -> None:
 
 def test_a_mesh_costs_state_gathers_and_exchanges() -> None:
     with opened() as session:
-        replicated = measure_layout(session, TARGET)
+        replicated = measure_mesh(session, TARGET)
     with opened("mesh.ici_mesh_shape={fsdp: 4}") as session:
-        sharded = measure_layout(session, TARGET)
+        sharded = measure_mesh(session, TARGET)
         parameters = sum(leaf.size for leaf in jax.tree.leaves(session.abstract.params))
     with opened("mesh.ici_mesh_shape={tensor: 4}") as session:
-        tensor = measure_layout(session, TARGET)
+        tensor = measure_mesh(session, TARGET)
     assert replicated.gather == replicated.exchange == sharded.exchange == tensor.gather == 0
     assert 3.5 < replicated.state / sharded.state < 4.1  # 2 x 2 chips; biases stay on each
     link = 2 * CHIPS["v5e"].ici_link  # two open rows
@@ -70,9 +70,9 @@ def test_a_mesh_costs_state_gathers_and_exchanges() -> None:
 def test_more_rows_take_longer_and_need_more_memory() -> None:
     work, _ = counted("nothing")
     with opened() as session:
-        layout = measure_layout(session, TARGET)
-    assert layout.seconds(work.times(4)) > 2 * layout.seconds(work)
-    assert layout.memory(work.times(2)) - layout.memory(work) == pytest.approx(work.saved / 4)
+        mesh = measure_mesh(session, TARGET)
+    assert mesh.seconds(work.times(4)) > 2 * mesh.seconds(work)
+    assert mesh.memory(work.times(2)) - mesh.memory(work) == pytest.approx(work.saved / 4)
 
 
 def test_matmuls_of_experts_count() -> None:
