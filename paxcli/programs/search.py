@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, get_args
 
@@ -26,7 +27,8 @@ from paxcli.training.experiment import Experiment, global_batch_size
 from paxcli.training.session import open_session
 
 _BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
-_COMPILED = 6  # variants, the recipe itself included
+_MOST_COMPILED = 6  # variants, the recipe itself included
+_SECONDS = 360  # after which no further variant is compiled, if one fits
 _ROWS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the recipe's
 
 Changes = dict[str, Any]  # path → value, as `--set` takes them
@@ -84,16 +86,22 @@ def search(
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
     find_chip(target)
-    candidates, trials = _candidates(config, target), []
+    began, candidates, trials = time.monotonic(), _candidates(config, target), []
     next_one, slack = next(one for one in candidates if not one.settings), 0.0
-    while len(trials) < _COMPILED:
-        report = compile_ahead(_with(config, next_one.settings), target).report
-        trials.append(Trial(next_one.settings, report))
-        on_trial(trials[-1])
+    while len(trials) < _MOST_COMPILED:
         candidates.remove(next_one)
-        if needed := report["hbm_needed_bytes"]:
-            slack = needed - next_one.memory
-        if not candidates:
+        try:
+            report = compile_ahead(_with(config, next_one.settings), target).report
+        except ConfigError:
+            if not next_one.settings:
+                raise
+        else:
+            trials.append(Trial(next_one.settings, report))
+            on_trial(trials[-1])
+            if needed := report["hbm_needed_bytes"]:
+                slack = needed - next_one.memory
+        is_late = time.monotonic() - began > _SECONDS and any(trial.report["fits"] for trial in trials)
+        if not candidates or is_late:
             break
         available = (target.hbm_bytes or float("inf")) - slack
         fitting = [one for one in candidates if one.memory <= available]

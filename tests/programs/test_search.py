@@ -61,6 +61,28 @@ def test_one_device_has_one_mesh(monkeypatch) -> None:
     assert len(trials) == 6 and not any("mesh.ici_mesh_shape" in one.settings for one in trials)
 
 
+def test_a_variant_that_cannot_be_sharded_is_left_out(monkeypatch) -> None:
+    hide_accelerators()
+    asked = []
+
+    def refuse_the_second(config, target) -> Compiled:
+        asked.append(config)
+        if len(asked) == 2:
+            raise ConfigError("A global batch of 2 does not divide over fsdp=4.")
+        return made_up(config, target, GIB / 8)
+
+    monkeypatch.setattr(searching, "compile_ahead", refuse_the_second)
+    config = resolve("tiny-synthetic", (), ["optimizer=Adam", "max_seq_len=256"]).config
+    assert len(search(config, find_compile_target("v5e-4"))) == len(asked) - 1 == 6
+
+
+def test_no_variant_is_compiled_after_some_minutes_if_one_fits(monkeypatch) -> None:
+    monkeypatch.setattr(searching, "_SECONDS", -1)
+    assert len(searched(monkeypatch)[0]) == 1
+    trials, _ = searched(monkeypatch, "percore_batch_size=64", row_bytes=GIB / 2)
+    assert [one.report["fits"] for one in trials] == [False] * (len(trials) - 1) + [True]
+
+
 def test_nothing_is_ranked_without_a_prediction() -> None:
     with pytest.raises(ConfigError, match="no step-time prediction"):
         search(resolve("c4-1b").config, find_compile_target("cpu:4"))
