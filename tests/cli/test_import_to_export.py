@@ -74,5 +74,5 @@ def test_the_page_ends_with_the_same_text_in_transformers(pax, tmp_path: pathlib
             assert done.returncode == 0, done.stderr
     (decoded,) = (tmp_path / "runs/sft/decoded").glob("*.jsonl")
     answer = json.loads(decoded.read_text())["text"]
-    assert len(answer) > 1
+    assert answer  # of a tiny model: it may be one character
     assert done.stdout == f"{answer}\n"
