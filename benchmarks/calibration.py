@@ -18,6 +18,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import yaml
@@ -88,8 +89,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", end]) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def read_arguments(
+    parser: argparse.ArgumentParser, marks: tuple[str, str], table: Callable[[list[dict[str, Any]]], str]
+) -> argparse.Namespace:
+    """The arguments of a benchmark that compiles rows into a directory; with `--table`, writes the table and exits."""
     parser.add_argument("directory", type=pathlib.Path, nargs="?")
     parser.add_argument("--only", nargs="+", default=[""], help="rows whose names contain one of these words")
     parser.add_argument("--out", type=pathlib.Path)
@@ -97,9 +100,23 @@ def main() -> None:
     args = parser.parse_args()
     if args.table:
         results, page = args.table
-        write_table(page, MARKS, table(json.loads(results.read_text())["rows"]))
-        return
+        write_table(page, marks, table(json.loads(results.read_text())["rows"]))
+        sys.exit()
     args.directory.mkdir(parents=True, exist_ok=True)
+    return args
+
+
+def write_result(result: dict[str, Any], out: pathlib.Path | None) -> None:
+    """Prints a result as JSON, and writes it to `out`."""
+    text = json.dumps(result, indent=1)
+    if out:
+        out.write_text(text + "\n")
+    print(text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args = read_arguments(parser, MARKS, table)
     spec, rows = yaml.safe_load(ROWS.read_text()), []
     for row in spec["rows"]:
         for slices in row["slices"]:
@@ -107,10 +124,7 @@ def main() -> None:
                 continue
             rows.append(compare(row, slices, spec["flags"][row["flags"]], args.directory))
             print(f"{row['name']} × {slices}: {rows[-1]['error']:+.1%}", file=sys.stderr, flush=True)
-    result = {"rows": rows} | summary(rows)
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    write_result({"rows": rows} | summary(rows), args.out)
 
 
 if __name__ == "__main__":

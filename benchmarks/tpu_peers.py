@@ -20,14 +20,13 @@ import sys
 from typing import Any
 
 import yaml
-from calibration import convert, pax
-from tpu_aot import read_hlo, write_table
+from calibration import convert, pax, read_arguments, write_result
+from tpu_aot import read_hlo
 
 HERE = pathlib.Path(__file__).parent
 ROWS = pathlib.Path(__file__).with_suffix(".yaml")
 MARKS = "<!-- side by side -->\n", "<!-- end of the side by side -->\n"
 EQUAL = "attention=flash dataset_type=synthetic enable_checkpointing=false"
-PARTS = ("matmul", "attention", "kernels", "other", "exposed_ici", "exposed_dcn", "exposed_host")
 
 
 def compare(row: dict[str, Any], flags: list[str], directory: pathlib.Path, python: str | None) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def compile_pax(row: dict[str, Any], recipe: pathlib.Path, options: str) -> dict
 
 def facts_of(found: dict[str, Any]) -> dict[str, Any]:
     seconds = found["predicted_step_seconds"]
-    parts = {part: round(seconds * found["shares"][part], 4) for part in PARTS}
+    parts = {part: round(seconds * share, 4) for part, share in found["shares"].items()}
     return {"seconds": seconds, "parts": parts, "largest": found["costs"], "left_out": found["left_out"]}
 
 
@@ -90,8 +89,8 @@ def table(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         theirs, ours = row["maxtext"], row["pax"]
         # XLA names fusions of attention in pax's step only.
-        saved = {part: theirs["parts"][part] - ours["parts"][part] for part in PARTS}
-        other, waiting = saved["attention"] + saved["other"], sum(saved[part] for part in PARTS if "exposed" in part)
+        saved = {part: seconds - ours["parts"][part] for part, seconds in theirs["parts"].items()}
+        other, waiting = saved["attention"] + saved["other"], sum(saved[part] for part in saved if "exposed" in part)
         parts = [f"{seconds:.2f}" for seconds in (saved["matmul"], saved["kernels"], other, waiting)]
         cells = [row["name"], _size(theirs), _size(ours), f"{row['speed']:.2f}", *parts]
         lines.append(f"| {' | '.join(cells)} |")
@@ -104,27 +103,15 @@ def _size(step: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("directory", type=pathlib.Path, nargs="?")
     parser.add_argument("--maxtext-python")
-    parser.add_argument("--only", nargs="+", default=[""], help="rows whose names contain one of these words")
-    parser.add_argument("--out", type=pathlib.Path)
-    parser.add_argument("--table", type=pathlib.Path, nargs=2, metavar=("RESULTS", "PAGE"))
-    args = parser.parse_args()
-    if args.table:
-        results, page = args.table
-        write_table(page, MARKS, table(json.loads(results.read_text())["rows"]))
-        return
-    args.directory.mkdir(parents=True, exist_ok=True)
+    args = read_arguments(parser, MARKS, table)
     spec, rows = yaml.safe_load(ROWS.read_text()), []
     for row in spec["rows"]:
         if any(word.lower() in row["name"].lower() for word in args.only):
             rows.append(compare(row, spec["flags"][row["flags"]], args.directory, args.maxtext_python))
             print(f"{row['name']}: {rows[-1]['speed']}", file=sys.stderr, flush=True)
     speeds = [row["speed"] for row in rows]
-    result = {"rows": rows, "median_speed": statistics.median(speeds), "least_speed": min(speeds)}
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result, indent=1))
+    write_result({"rows": rows, "median_speed": statistics.median(speeds), "least_speed": min(speeds)}, args.out)
 
 
 if __name__ == "__main__":
