@@ -117,18 +117,17 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
     assert connected is not None and peak is not None  # of TPUs, both are known
     positions = np.arange(mesh.size).reshape(mesh.devices.shape)
 
-    def seconds_a_byte(*axes: str) -> float:
+    def seconds_a_byte(axis: str) -> float:
         """Time of an all-gather inside a slice, over the group of the first device."""
-        inside = [slice(None) if axis in axes else 0 for axis in mesh.axis_names]
+        inside = [slice(None) if one == axis else 0 for one in mesh.axis_names]
         group = [one for one in positions[tuple(inside)].ravel().tolist() if connected.coordinates[one][0] == 0]
         return (1 - 1 / len(group)) / (chip.ici_link * connected.links(group))
 
     weights = _BYTES * count_parameters(state.params) / mesh.shape[Axis.TENSOR] / mesh.shape[Axis.STAGE]
-    gathered = _GATHERS * weights * seconds_a_byte(Axis.FSDP) if mesh.shape[Axis.FSDP] > 1 else 0.0
     rows = math.prod(mesh.shape[axis] for axis in (*BATCH_AXES, Axis.CONTEXT))
     return MeshCosts(
         state=bytes_per_device(state) + bytes_per_device(state.params),
-        gather=gathered,
+        gather=_GATHERS * weights * seconds_a_byte(Axis.FSDP),
         exchange=_EXCHANGES * seconds_a_byte(Axis.TENSOR) / rows,
         devices=mesh.size,
         matmul_rate=peak * chip.matmul_rate,
@@ -146,7 +145,7 @@ def _equations(jaxpr: Jaxpr, times: int, devices: int) -> Iterator[tuple[Any, in
         used.update(one for one in equation.invars if isinstance(one, Var))
         yield equation, times
         name, params = equation.primitive.name, equation.params
-        runs = times * params["length"] if name == "scan" else times * devices if name == "shard_map" else times
+        runs = times * {"scan": params.get("length", 1), "shard_map": devices}.get(name, 1)
         for inner in () if name == "pallas_call" else jaxprs_in_params(params):
             yield from _equations(inner, runs, devices)
 
