@@ -378,9 +378,7 @@ def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:
 
 def format_steps(steps: list[int]) -> str:
     """The steps as text, at most the newest ten."""
-    if not steps:
-        return "none"
-    return ("… " if len(steps) > 10 else "") + ", ".join(map(str, steps[-10:]))
+    return ("… " if len(steps) > 10 else "") + ", ".join(map(str, steps[-10:])) or "none"
 
 
 def _copy_host_arrays(arrays: dict[str, Any]) -> dict[str, Any]:

@@ -97,8 +97,7 @@ def main() -> None:
     errors.report_exit = lambda error: say_failure(arguments, error)
     setup_logging()
     code = run(app, arguments)
-    if interrupts.exit_code is not None:
-        os._exit(interrupts.exit_code)  # the usual exit waits for threads, and a library may crash in it
-    if code == errors.RemoteError.exit_code:
-        os._exit(code)  # the usual exit waits for threads that still ask a bucket
+    if interrupts.exit_code or code == errors.RemoteError.exit_code:
+        # The usual exit waits for threads, which may still ask a bucket, and a library may crash in it.
+        os._exit(interrupts.exit_code or code)
     sys.exit(code)
