@@ -10,6 +10,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jax.typing
+from jaxtyping import Int
 
 from paxcli.config.configurable import Configurable
 from paxcli.errors import ConfigError
@@ -22,6 +23,7 @@ from paxcli.mesh.weights import Weight, WeightBox
 if TYPE_CHECKING:
     from paxcli.layers.stack import Stack
 
+Ids = Int[jax.Array, "B T"]  # an integer of each token: its id, its segment's, its position
 Cache = Any  # a decode cache: a pytree of arrays whose structure is its layer's own
 
 

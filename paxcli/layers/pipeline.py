@@ -67,13 +67,12 @@ class Pipeline:
         Raises:
           ConfigError: The rows do not divide into microbatches, or their number does not fit the schedule.
         """
-        given = {"num_microbatches": self.num_microbatches, "microbatch_size": self.microbatch_size}
-        given = {field: value for field, value in given.items() if value is not None}
-        if len(given) != 1:
-            found = "both are" if given else "none is"
+        field = "num_microbatches" if self.microbatch_size is None else "microbatch_size"
+        parts = self.num_microbatches if self.microbatch_size is None else self.microbatch_size
+        if parts is None or None not in (self.num_microbatches, self.microbatch_size):
+            found = "none is" if parts is None else "both are"
             hint = "Set one of them, for example `--set stack.num_microbatches=4`."
             raise ConfigError(f"A pipelined stack takes `num_microbatches` or `microbatch_size`; {found} set.", hint)
-        ((field, parts),) = given.items()
         if rows % parts:
             nearest = max((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: -abs(n - parts))
             raise ConfigError(
@@ -99,19 +98,22 @@ class Pipeline:
         self,
         stage: Callable[..., Float[jax.Array, "b T D"]],
         params: Any,
+        state: Any,
         x: Float[jax.Array, "B T D"],
         *row_facts: Int[jax.Array, "B T"],
     ) -> Float[jax.Array, "B T D"]:
         """Runs all rows through all stages, in all rounds.
 
         Args:
-          stage: `(params of the stage, number of the round, whether this is a bubble, x, *row_facts) -> x` for one
-            microbatch.
-          params: Arrays with a leading dimension of S.
+          stage: `(params, params of the round before or None, whether to use those, state, number of the round, whether
+            this is a bubble, x, *row_facts) -> x` for one microbatch.
+          params: Arrays [S, …], or with more than one round [R, S, …].
+          state: Arrays [S, …], which the stage gets in every round.
           x: Activations.
           *row_facts: Arrays by row that the stages read, such as segment ids; they move with their microbatch.
         """
         stages, rounds, count = self.num_stages, self.circular_repeat, self.count_microbatches(x.shape[0])
+        bubble = stages - 1
         facts = [_microbatches(fact, count) for fact in row_facts]
         at = jnp.arange(stages)
         is_first, is_last = (mask.reshape(-1, 1, 1, 1) for mask in (at == 0, at == stages - 1))
@@ -120,38 +122,56 @@ class Pipeline:
         # of the first slot, shifts that column by one slot, and writes an output into its last slot.
         slots = stages if self.stream_io else 1
         columns = count // slots
-        # A microbatch returns to the first stage `wait` iterations before its next round begins.
-        wait = count - stages if rounds > 1 else 0
+        # A microbatch begins its next round in the last of so many iterations after it returned to the first stage.
+        wait = count - bubble
 
-        def iteration(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
-            io, arriving, waiting = carry
-            column = jax.lax.dynamic_index_in_dim(io, t % columns, 1, keepdims=False)
-            entering = column
-            if rounds > 1:
-                returning = arriving
-                if wait:
-                    returning = jax.lax.dynamic_index_in_dim(waiting, t % wait, 1, keepdims=False)
+        def iterate(carry: tuple, first: Any, length: int, now: Any, before: Any, began: Any) -> tuple:
+            """Iterations from `first` on, in the round that began at `began`; a stage that is late is in `before`."""
+
+            def iteration(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
+                io, arriving, waiting = carry
+                column = jax.lax.dynamic_index_in_dim(io, t % columns, 1, keepdims=False)
+                entering = column
+                if rounds > 1:
                     waiting = jax.lax.dynamic_update_index_in_dim(waiting, arriving, t % wait, 1)
-                entering = jnp.where(t < count, column, returning)
-            passed = t - at  # microbatches that each stage has completed, over all rounds
-            theirs = [_constrain(jnp.take(fact, passed % count, axis=0), "activation_stage") for fact in facts]
-            here = _constrain(jnp.where(is_first, entering, arriving), "activation_stage")
-            in_bubble = (passed < 0) | (passed >= rounds * count)
-            y = run_stages(params, jnp.clip(passed // count, 0, rounds - 1), in_bubble, here, *theirs)
-            y = _constrain(y, "activation_stage")
-            left = jnp.where(is_last, y, jnp.roll(column, -1, axis=0)) if self.stream_io else y[-1:]
-            io = self._constrain_io(jax.lax.dynamic_update_index_in_dim(io, left, t % columns, 1))
-            return (io, _constrain(jnp.roll(y, 1, axis=0), "activation_stage"), waiting), None
+                    returning = jax.lax.dynamic_index_in_dim(waiting, (t + 1) % wait, 1, keepdims=False)
+                    entering = jnp.where(t < count, column, returning)
+                passed = t - at  # microbatches that each stage has completed, over all rounds
+                theirs = [_constrain(jnp.take(fact, passed % count, axis=0), "activation_stage") for fact in facts]
+                here = _constrain(jnp.where(is_first, entering, arriving), "activation_stage")
+                in_bubble = (passed < 0) | (passed >= rounds * count)
+                number = jnp.clip(passed // count, 0, rounds - 1)
+                y = run_stages(now, before, passed < began, state, number, in_bubble, here, *theirs)
+                y = _constrain(y, "activation_stage")
+                left = jnp.where(is_last, y, jnp.roll(column, -1, axis=0)) if self.stream_io else y[-1:]
+                io = self._constrain_io(jax.lax.dynamic_update_index_in_dim(io, left, t % columns, 1))
+                return (io, _constrain(jnp.roll(y, 1, axis=0), "activation_stage"), waiting), None
 
-        io = _microbatches(x, count)
-        io = self._constrain_io(io.reshape(slots, columns, *io.shape[1:]))
+            return jax.lax.scan(iteration, carry, first + jnp.arange(length))[0]
+
+        def weights_of(number: Any) -> Any:
+            return jax.tree.map(lambda p: jax.lax.dynamic_index_in_dim(p, number, keepdims=False), params)
+
+        # All stages use the weights of one round, but for the iterations in which they begin it one after the other. So
+        # weight gradients are summed over devices once a round; with weights by iteration, XLA sums them in each.
+        def one_round(carry: tuple, number: jax.Array) -> tuple[tuple, None]:
+            now, before, began = weights_of(number), weights_of(jnp.maximum(number - 1, 0)), number * count
+            carry = iterate(carry, began, bubble, now, before, began)
+            return iterate(carry, began + bubble, count - bubble, now, None, began), None
+
+        io = self._constrain_io(_microbatches(x, count).reshape(slots, columns, -1, *x.shape[1:]))
         # The first bubbles compute on this: real rows, since layers may produce NaNs on arbitrary values.
         arriving = jax.lax.stop_gradient(jnp.broadcast_to(io[:, 0], (stages, *io.shape[2:])))
-        waiting = jnp.zeros((stages, wait, *io.shape[2:]), io.dtype)
-        start = (io, _constrain(arriving, "activation_stage"), _constrain(waiting, "activation_stage", None))
-        (io, _, _), _ = jax.lax.scan(iteration, start, jnp.arange(rounds * count + stages - 1))
-        # Microbatch m leaves S - 1 iterations after its last round begins.
-        y = jnp.roll(io, 1 - stages, axis=1).reshape(count, *io.shape[2:])
+        waiting = jnp.zeros((stages, wait if rounds > 1 else 0, *io.shape[2:]), io.dtype)
+        carry = (io, _constrain(arriving, "activation_stage"), _constrain(waiting, "activation_stage", None))
+        if rounds == 1:
+            carry = iterate(carry, 0, count + bubble, params, None, 0)
+        else:
+            carry, _ = jax.lax.scan(one_round, carry, jnp.arange(rounds))
+            carry = iterate(carry, rounds * count, bubble, weights_of(rounds - 1), None, 0)
+        # Microbatch m leaves S - 1 iterations after its last round begins. Without the constraint, XLA would shard the
+        # buffer over the stages, as the batch is, and gather it in every iteration.
+        y = jnp.roll(self._constrain_io(carry[0]), -bubble, axis=1).reshape(count, *carry[0].shape[2:])
         return constrain(jnp.moveaxis(y, 0, 1).reshape(x.shape), "activation_batch", *_ROWS[1:])
 
     def _constrain_io(self, io: jax.Array) -> jax.Array:

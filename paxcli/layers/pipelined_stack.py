@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +10,10 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.fields import Examples, PositiveInt, SafeOnResume
-from paxcli.layers.base import Cache
+from paxcli.layers.base import Cache, Ids
 from paxcli.layers.fp8 import FP8_STATE, of_round, recomputing_fp8
 from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable
@@ -58,11 +59,7 @@ class PipelinedStack(Stack):
 
     @nn.compact
     def __call__(  # pyrefly: ignore[bad-override]
-        self,
-        x: Float[jax.Array, "B T D"],
-        cache: Cache,
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
+        self, x: Float[jax.Array, "B T D"], cache: Cache, segment_ids: Ids, segment_pos: Ids
     ) -> tuple[Float[jax.Array, "B T D"], Cache]:
         """Runs all layers."""
         variables = self._variables()
@@ -71,20 +68,17 @@ class PipelinedStack(Stack):
         if cache is not None:
             in_order = self._stack(self.num_layers).bind({"params": to_layers(variables["params"])})
             return in_order(x, cache, segment_ids, segment_pos)
-        # From here on parameters are [S, (K,) (R,) …]: stages first, rounds, if any, last.
-        if self.circular_repeat > 1:
-            move = functools.partial(jnp.moveaxis, source=0, destination=2 if self.scan else 1)
-            stages = {name: jax.tree.map(move, tree["repeats"]["stages"]) for name, tree in variables.items()}
-        else:
-            stages = {name: tree["stages"] for name, tree in variables.items()}
-        return self.pipeline.run(self._stage(), stages, x, segment_ids, segment_pos), None
+        rounds = self.circular_repeat > 1
+        state = {name: tree["repeats"]["stages"] if rounds else tree["stages"] for name, tree in variables.items()}
+        params = state.pop("params")
+        if rounds:  # FP8 state is [S, (K) R, …]
+            state = jax.tree.map(functools.partial(jnp.moveaxis, source=0, destination=2 if self.scan else 1), state)
+        return self.pipeline.run(self._stage(), params, state, x, segment_ids, segment_pos), None
 
     @property
     def pipeline(self) -> Pipeline:
         """The schedule: stages, microbatches and rounds."""
-        return Pipeline(
-            self.num_stages, self.num_microbatches, self.microbatch_size, self.circular_repeat, self.stream_io
-        )
+        return Pipeline(**self.named_fields(*(field.name for field in dataclasses.fields(Pipeline))))
 
     def _stack(self, num_layers: int) -> Stack:
         """An unbound `Stack` of such layers."""
@@ -119,38 +113,32 @@ class PipelinedStack(Stack):
         return variables
 
     def _stage(self) -> Callable[..., jax.Array]:
-        """One stage on one microbatch: `(variables, round, in_bubble, x, segment_ids, segment_pos) -> x`."""
+        """One stage on one microbatch, as `Pipeline.run` calls it."""
         block = self.block.func(**{**self.block.keywords, **self._widths}, parent=None)
         rounds = self.circular_repeat
 
-        def layer(variables: Any, number: jax.Array, in_bubble: jax.Array, x: jax.Array, *row_facts: jax.Array):
-            variables = dict(variables)
-            if rounds > 1:
-                variables["params"] = jax.tree.map(
-                    lambda p: save_as(_WEIGHTS, jax.lax.dynamic_index_in_dim(p, number, 0, False)), variables["params"]
-                )
+        def layer(number: jax.Array, in_bubble: jax.Array, row_facts: Any, x: jax.Array, variables: Any):
             if FP8_STATE in variables:
                 fp8 = variables[FP8_STATE]
                 fp8 = fp8 if rounds > 1 else jax.tree.map(lambda s: jax.lax.reshape(s, (1, *s.shape)), fp8)
-                variables[FP8_STATE] = of_round(fp8, number, in_bubble)
-            return block.apply(variables, x, None, *row_facts)[0]
+                variables = variables | {FP8_STATE: of_round(fp8, number, in_bubble)}
+            return block.apply(variables, x, None, *row_facts)[0], None
 
-        def stage(variables: Any, number: jax.Array, in_bubble: jax.Array, x: jax.Array, *row_facts: jax.Array):
+        def stage(
+            params: Any, before: Any, is_late: Any, state: Any, number: Any, in_bubble: Any, x: Any, *row_facts: Any
+        ) -> jax.Array:
+            if before is not None:
+                params = jax.tree.map(lambda p, q: save_as(_WEIGHTS, jnp.where(is_late, q, p)), params, before)
+            variables, run_layer = {"params": params, **state}, functools.partial(layer, number, in_bubble, row_facts)
             if self.scan:
-                x, _ = jax.lax.scan(
-                    lambda x, layers: (layer(layers, number, in_bubble, x, *row_facts), None),
-                    x,
-                    {name: tree["layers"] for name, tree in variables.items()},
-                    unroll=self.unroll,
-                )
-                return x
-            for index in range(len(variables["params"])):
-                layers = {name: tree[f"layers_{index}"] for name, tree in variables.items()}
-                x = layer(layers, number, in_bubble, x, *row_facts)
+                layers = {name: tree["layers"] for name, tree in variables.items()}
+                return jax.lax.scan(run_layer, x, layers, unroll=self.unroll)[0]
+            for index in range(len(params)):
+                x, _ = run_layer(x, {name: tree[f"layers_{index}"] for name, tree in variables.items()})
             return x
 
         policy = saveable(self.remat_policy, self.offload)
-        if policy is None and rounds > 1:  # the backward pass slices its weights from the parameters again
+        if policy is None and rounds > 1:
             policy = recomputing_fp8(jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS))
         # Inside a scan, XLA cannot merge recomputation with the forward pass (CSE), so nothing needs to prevent it.
         return stage if policy is None else jax.checkpoint(stage, policy=policy, prevent_cse=False)
