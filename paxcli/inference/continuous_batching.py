@@ -79,7 +79,7 @@ class Generator:
         self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
         self._prepare = jax.jit(lambda params: convert(model.cast(params)))
         self.set_params(params)
-        self._prefill = jax.jit(functools.partial(prefill, model, bos_id=bos_id), static_argnames="size")
+        self._prefill = jax.jit(functools.partial(prefill, model, bos_id=bos_id), static_argnames=("size", "scored"))
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")
         sampling: Any = decoding  # beam search does not use it
         advance_all = functools.partial(advance, model, eos_ids=eos_ids, sampling=sampling)
@@ -185,7 +185,8 @@ class Generator:
         for row, one in zip(ids, new, strict=True):
             row[: len(one.ids)] = one.ids
         columns = np.array([(len(one.ids), one.answer_start, one.max_tokens) for one in new], np.int32).T
-        return self._prefill(self._params, ids, *columns, _stack([one.settings for one in new]), size=size)
+        settings, scored = _stack([one.settings for one in new]), any(one.answer_start < len(one.ids) for one in new)
+        return self._prefill(self._params, ids, *columns, settings, size=size, scored=scored)
 
     def _insert_rows(self, params: dict, state: DecodeState, new: DecodeState, slots: jax.Array) -> DecodeState:
         return insert(state, new, slots, cache_axes(self._model, params, state.ids.shape[1]))

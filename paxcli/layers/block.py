@@ -9,13 +9,13 @@ from typing import Any, Literal
 import flax.linen as nn
 import jax
 import jax.typing
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention
-from paxcli.layers.base import Cache, CachedLayer, Layer, cache_of, flops_of
+from paxcli.layers.base import Cache, CachedLayer, Ids, Layer, cache_of, flops_of
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import Precision
@@ -80,11 +80,7 @@ class TransformerBlock(CachedLayer):
             self.feed_forward_post_norm = self.norm(dims=self.model_dims)
 
     def __call__(
-        self,
-        x: Float[jax.Array, "B T D"],
-        cache: Cache,
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
+        self, x: Float[jax.Array, "B T D"], cache: Cache, segment_ids: Ids, segment_pos: Ids
     ) -> tuple[Float[jax.Array, "B T D"], Cache]:
         x = as_residual(x)
         report_activation(self, x, segment_ids)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.errors import MeshError
-from paxcli.layers.base import Cache, Layer
+from paxcli.layers.base import Cache, Ids, Layer
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.lora import REFERENCE, Lora, use_lora
@@ -184,12 +184,8 @@ class DecodingModel(Model):
     """A model that decodes: it predicts tokens one after the other, with a cache. `input_sizes.seq_len` is set."""
 
     def extend(
-        self,
-        ids: Int[jax.Array, "B T"],
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
-        cache: Cache,
-    ) -> tuple[Float[jax.Array, "B T V"], Cache]:
+        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: Int[jax.Array, " B"] | None = None
+    ) -> tuple[Float[jax.Array, "B t V"], Cache]:
         """Logits of the next token after each of `ids`: a prompt (prefill) or the last token.
 
         Args:
@@ -197,6 +193,7 @@ class DecodingModel(Model):
           segment_ids: 1 at tokens, `prompt_segment_id` at those of a prompt.
           segment_pos: Positions of the tokens in their sequences.
           cache: Decode cache of the earlier tokens.
+          last: Index of the last token of each row: only its logits are returned, [B, 1, V]. None = those of all.
 
         Returns:
           The logits, and the cache with these tokens added.
@@ -214,6 +211,11 @@ class DecodingModel(Model):
         seq_len = self.input_sizes.seq_len
         assert seq_len is not None, f"{type(self).__name__}.input_sizes has no seq_len"
         return seq_len
+
+
+def take_last(x: Float[jax.Array, "B T D"], last: Int[jax.Array, " B"] | None) -> Float[jax.Array, "B t D"]:
+    """Position `last` of each row, [B, 1, D]; None = all positions."""
+    return x if last is None else jnp.take_along_axis(x, last[:, None, None], axis=1)
 
 
 class CausalModel(DecodingModel):

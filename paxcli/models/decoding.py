@@ -14,7 +14,7 @@ from paxcli.layers.base import Cache
 from paxcli.layers.matmul import output_first
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.weights import Weight, weights_of
-from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel
+from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel, take_last
 from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
 from paxcli.models.transformer import TransformerModel
 
@@ -26,7 +26,8 @@ class DecodeState(NamedTuple):
 
     Attributes:
       ids: Prompt and continuation, [B, S], 0 after the end.
-      log_probs: Log-probability of each token given those before it; 0 at position 0 and after the end.
+      log_probs: Log-probability of each token given those before it; 0 at position 0, after the end, and in prompts
+        that `prefill` did not score.
       lengths: Tokens of prompt and continuation, the end token included, [B].
       ended: Whether an end token was generated, [B].
       starts: Tokens of the prompts, without a given continuation, [B].
@@ -71,7 +72,7 @@ def generate(
     size = max_tokens + (1 if isinstance(model, Seq2SeqModel) else ids.shape[1])
     of_all = sequence_settings(sampling, seed, 0)
     settings = SequenceSettings(*(jnp.full(len(ids), x) for x in of_all))._replace(number=jnp.arange(len(ids)))
-    state = prefill(model, params, ids, lengths, lengths, max_tokens, settings, size, bos_id)
+    state = prefill(model, params, ids, lengths, lengths, max_tokens, settings, size, False, bos_id)
     return advance(model, params, state, max_tokens, eos_ids, num_candidates(of_all), sampling)._replace(cache=None)
 
 
@@ -89,6 +90,7 @@ def prefill(
     max_tokens: int | Int[jax.Array, " B"],
     settings: SequenceSettings,
     size: int,
+    scored: bool,
     bos_id: int = 0,
 ) -> DecodeState:
     """Runs prompts, right-padded to P, in one pass; or encodes sources, whose targets start with `bos_id`.
@@ -102,6 +104,7 @@ def prefill(
       max_tokens: The most tokens to generate.
       settings: Those of the sequences, [B].
       size: S, of the cache too.
+      scored: Whether the tokens of `ids` get log-probabilities, which takes the logits of all: [B, P, V].
       bos_id: The first token of a target.
     """
     in_prompt = jnp.arange(ids.shape[1]) < lengths[:, None]
@@ -115,9 +118,12 @@ def prefill(
     batch, width = ids.shape
     positions = jnp.broadcast_to(jnp.arange(width), ids.shape)
     segment_ids = jnp.where(positions < starts[:, None], model.prompt_segment_id, 1)
-    logits, cache = extend(model, params, ids, positions, cache, segment_ids)
-    log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), ids[:, 1:, None], axis=-1)[..., 0]
-    log_probs = jnp.where(in_prompt[:, 1:], log_probs, 0.0)
+    last, log_probs = lengths - 1, jnp.zeros((batch, width - 1))
+    logits, cache = extend(model, params, ids, positions, cache, segment_ids, None if scored else last)
+    if scored:
+        found = jnp.take_along_axis(jax.nn.log_softmax(logits[:, :-1]), ids[:, 1:, None], axis=-1)[..., 0]
+        log_probs = jnp.where(in_prompt[:, 1:], found, log_probs)
+        logits = take_last(logits, last)
     return DecodeState(
         ids=jnp.pad(jnp.where(in_prompt, ids, 0), ((0, 0), (0, size - width))),
         log_probs=jnp.pad(log_probs, ((0, 0), (1, size - width))),
@@ -126,7 +132,7 @@ def prefill(
         starts=starts,
         limits=lengths + max_tokens,
         settings=settings,
-        logits=logits[jnp.arange(batch), lengths - 1],
+        logits=logits[:, 0],
         cache=cache,
     )
 
@@ -156,7 +162,7 @@ def advance(
         logits = exclude(state.logits, is_early, eos_ids) if sampling.min_tokens else state.logits
         keys = jax.vmap(jax.random.fold_in)(row_keys, state.lengths)
         token = choose(logits, keys, settings, candidates, sampling)
-        log_prob = jax.nn.log_softmax(state.logits)[rows, token]
+        log_prob = state.logits[rows, token] - jax.nn.logsumexp(state.logits, axis=-1)
         # A row that is done rewrites what it has.
         at, done = jnp.minimum(state.lengths, size - 1), state.done
         ids = state.ids.at[rows, at].set(jnp.where(done, state.ids[rows, at], token))
@@ -181,10 +187,11 @@ def extend(
     positions: jax.Array,
     cache: Cache,
     segment_ids: jax.Array | None = None,
-) -> tuple[Float[jax.Array, "B T V"], Cache]:
+    last: jax.Array | None = None,
+) -> tuple[Float[jax.Array, "B t V"], Cache]:
     """`DecodingModel.extend` with these parameters; float32 logits. `segment_ids`: None = 1."""
     segment_ids = jnp.ones_like(ids) if segment_ids is None else segment_ids
-    logits, cache = model.apply({"params": params}, ids, segment_ids, positions, cache, method="extend")
+    logits, cache = model.apply({"params": params}, ids, segment_ids, positions, cache, last, method="extend")
     return logits.astype(jnp.float32), cache
 
 
@@ -226,15 +233,17 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
 def for_cpu(model: Any) -> tuple[Any, Callable[[dict], dict]]:
     """On a CPU: the model with unrolled layers, and a function that returns its parameters, from scanned ones.
 
-    In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place. In a
-    causal model, the function also stores weights as [outputs, inputs], by which a CPU multiplies faster.
+    In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place. There
+    is no backward pass to remat for. In a causal model, the function also stores weights as [outputs, inputs], by which
+    a CPU multiplies faster.
     """
     if jax.default_backend() != "cpu":
         return model, lambda params: params
     found = model.stacks() if isinstance(model, TransformerModel) else {}
     stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
     templates = model.named_fields(*stacks)
-    unrolled = model.clone(**{field: functools.partial(templates[field], scan=False) for field in stacks})
+    in_order = {"scan": False, "remat_policy": "everything", "offload": ()}
+    unrolled = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})
 
     def convert(params: dict) -> dict:
         params = {name: stacks[name].unstack(tree) if name in stacks else tree for name, tree in params.items()}
@@ -254,7 +263,7 @@ def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:
 
     def cache_of(rows: int) -> Cache:
         ids, one = jnp.zeros((rows, 1), jnp.int32), jnp.ones(rows, jnp.int32)
-        return prefill(model, params, ids, one, one, one, SequenceSettings(*[one] * 5), size).cache
+        return prefill(model, params, ids, one, one, one, SequenceSettings(*[one] * 5), size, False).cache
 
     small, large = (jax.eval_shape(functools.partial(cache_of, rows)) for rows in (1, 2))
     return jax.tree.map(lambda a, b: [m != n for m, n in zip(a.shape, b.shape, strict=True)].index(True), small, large)

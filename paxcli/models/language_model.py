@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, NonNegativeFloat, NonNegativeInt, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
+from paxcli.layers.base import Cache, CachedLayer, Ids, cache_of, flops_of
 from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
@@ -23,7 +23,7 @@ from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack, find_stacks
 from paxcli.layers.token_predictor import TokenPredictor
-from paxcli.models.base import CausalModel
+from paxcli.models.base import CausalModel, take_last
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
 from paxcli.models.dpo import REJECTED, Dpo, interleave_pairs
 from paxcli.models.losses import WeightedScalars, token_metrics
@@ -227,15 +227,11 @@ class LanguageModel(TransformerLm, CausalModel):
         return step if self.dpo is None or step is None or forward is None else (step + forward) * 2
 
     def extend(
-        self,
-        ids: Int[jax.Array, "B T"],
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
-        cache: Cache,
-    ) -> tuple[Float[jax.Array, "B T V"], Cache]:
+        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: Int[jax.Array, " B"] | None = None
+    ) -> tuple[Float[jax.Array, "B t V"], Cache]:
         """As `DecodingModel.extend`; without a cache, of whole sequences."""
         x, cache = self._hidden(ids, segment_ids, segment_pos, cache)
-        return self._head.logits(as_matmul_input(self._final_norm(x))), cache
+        return self._head.logits(as_matmul_input(self._final_norm(take_last(x, last)))), cache
 
     @property
     def prompt_segment_id(self) -> int:

@@ -13,13 +13,13 @@ from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, PositiveInt
-from paxcli.layers.base import Cache, cache_of, flops_of
+from paxcli.layers.base import Cache, Ids, cache_of, flops_of
 from paxcli.layers.decoder import Decoder
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.layers.stack import Encoder, Stack, find_stacks
-from paxcli.models.base import Seq2SeqModel
+from paxcli.models.base import Seq2SeqModel, take_last
 from paxcli.models.losses import WeightedScalars, token_metrics
 from paxcli.models.transformer import TransformerModel
 from paxcli.nested_map import NestedMap
@@ -116,14 +116,16 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
 
     def extend(
         self,
-        ids: Int[jax.Array, "B T"],
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
+        ids: Ids,
+        segment_ids: Ids,
+        segment_pos: Ids,
         cache: Seq2SeqCache,
-    ) -> tuple[Float[jax.Array, "B T V"], Seq2SeqCache]:
+        last: Int[jax.Array, " B"] | None = None,
+    ) -> tuple[Float[jax.Array, "B t V"], Seq2SeqCache]:
         x = self._embed(ids, segment_pos)
         x, layers = self._decoder(x, cache.layers, segment_ids, segment_pos, cache.source, cache.source_segment_ids)
-        return self._embedding.logits(self._final_norm(x)), Seq2SeqCache(layers, None, cache.source_segment_ids)
+        x = self._final_norm(take_last(x, last))
+        return self._embedding.logits(x), Seq2SeqCache(layers, None, cache.source_segment_ids)
 
     def _embed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
         x = self._embedding.embed(ids)

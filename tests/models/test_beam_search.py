@@ -53,6 +53,7 @@ def search(kind: type, limits: list[int], **settings) -> Beams:
             jnp.array(limits),
             SequenceSettings(*[jnp.zeros(2)] * 5),
             size,
+            False,
             BOS,
         )
         return beam_search(model, params, prompts, cache_axes(model, params, size), longest, EOS, beam)

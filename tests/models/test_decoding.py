@@ -16,9 +16,9 @@ from paxcli.layers.lora import Lora
 from paxcli.layers.matmul import OutputFirst
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.patterned_stack import PatternedStack
-from paxcli.models.decoding import for_cpu, generate
+from paxcli.models.decoding import for_cpu, generate, prefill
 from paxcli.models.language_model import LanguageModel
-from paxcli.models.sampling import Sampling
+from paxcli.models.sampling import Sampling, SequenceSettings
 from paxcli.models.sequence_model import SequenceModel
 from paxcli.nested_map import NestedMap
 from tests.tolerances import FLOAT32
@@ -74,8 +74,24 @@ def test_greedy_equals_one_pass_a_token(model_and_params):
         np.testing.assert_array_equal(result.ids[row, : length + 6], ids)
         log_probs = _whole_text_log_probs(model, params, ids[:-1])
         expected = log_probs[jnp.arange(len(ids) - 1), jnp.array(ids[1:])]
-        np.testing.assert_allclose(result.log_probs[row, 1 : length + 6], expected, **FLOAT32)
+        np.testing.assert_allclose(result.log_probs[row, length : length + 6], expected[length - 1 :], **FLOAT32)
+        assert not result.log_probs[row, :length].any()
     np.testing.assert_array_equal(result.lengths, LENGTHS + 6)
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_prefill_scores_the_prompts_if_asked(model_and_params, scored):
+    model, params = model_and_params
+    settings = SequenceSettings(*[jnp.zeros(2)] * 5)
+    run = jax.jit(prefill, static_argnums=(0, 5, 7, 8))
+    state = run(model, params, PROMPTS, LENGTHS, LENGTHS, 6, settings, 16, scored)
+    for row, length in enumerate(LENGTHS.tolist()):
+        ids = PROMPTS[row, :length]
+        log_probs = _whole_text_log_probs(model, params, ids)
+        np.testing.assert_allclose(jax.nn.log_softmax(state.logits[row]), log_probs[-1], **FLOAT32)
+        expected = log_probs[jnp.arange(length - 1), ids[1:]] if scored else np.zeros(length - 1)
+        np.testing.assert_allclose(state.log_probs[row, 1:length], expected, **FLOAT32)
+        assert not state.log_probs[row, length:].any()
 
 
 def test_the_end_token_ends(model_and_params):

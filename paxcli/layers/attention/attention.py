@@ -19,7 +19,7 @@ from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
-from paxcli.layers.base import CachedLayer
+from paxcli.layers.base import CachedLayer, Ids
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -151,11 +151,7 @@ class Attention(CachedLayer):
             self.rotate = self.rotary(dims_per_head=dims)
 
     def __call__(
-        self,
-        x: Float[jax.Array, "B T D"],
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
-        cache: KVCache | None = None,
+        self, x: Float[jax.Array, "B T D"], segment_ids: Ids, segment_pos: Ids, cache: KVCache | None = None
     ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
         """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         query, key, value = self._queries(x), *self._keys_and_values(x)

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jax.typing
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume
@@ -18,7 +18,7 @@ from paxcli.layers.attention.backend import Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import dot_product_attention, is_visible
-from paxcli.layers.base import CachedLayer
+from paxcli.layers.base import CachedLayer, Ids
 from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.rms_norm import RmsNorm
@@ -91,11 +91,7 @@ class LatentAttention(CachedLayer):
         self.rotate = self.rotary(dims_per_head=self.rotary_dims)
 
     def __call__(
-        self,
-        x: Float[jax.Array, "B T D"],
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
-        cache: LatentCache | None = None,
+        self, x: Float[jax.Array, "B T D"], segment_ids: Ids, segment_pos: Ids, cache: LatentCache | None = None
     ) -> tuple[Float[jax.Array, "B T D"], LatentCache | None]:
         """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         content, rotated = self._queries(x, segment_pos)
