@@ -39,7 +39,7 @@ class Sampler:
         self._decoder = PromptDecoder(experiment.task.model, {}, tokenizer, experiment.decoding, seed=0)
         self._decoder.requests(self._prompts)
         self._path = run_dir.path / SAMPLES
-        self._lines = read_lines(self._path)
+        self._lines = list(read_lines(self._path))
 
     def __call__(self, step: int, params: dict) -> list[tuple[str, str]]:
         """Each prompt and its continuation. Written to `samples.jsonl` too, in place of later steps' lines."""

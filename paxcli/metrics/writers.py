@@ -7,8 +7,9 @@ import io
 import json
 import math
 import os
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from etils import epath
@@ -19,8 +20,9 @@ from paxcli.log import log
 
 TRAIN = "train"
 
-_TRAIN_MARK = f'"split": "{TRAIN}"'.encode()
+_EVAL_MARK = re.compile(b'"split": "eval/')
 _LAST_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 20
 _NUM_SAMPLES = 20_000
 _FLUSH_SECONDS = 5
 _EVENTS = "pax-events"
@@ -50,14 +52,14 @@ class JsonlWriter:
     def __init__(self, path: epath.PathLike, resume_step: int | None = None):
         self._path = epath.Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _lines_up_to(self._path, resume_step)
+        size = _size_up_to(self._path, resume_step)
         self._file, self._remote_text = None, ""
         if "://" in os.fspath(path):
-            self._remote_text = kept.decode()
+            self._remote_text = self._path.read_bytes()[:size].decode() if size else ""
             replace_text(self._path, self._remote_text)
         else:
             self._file = open(self._path, "a", encoding="utf-8")
-            self._file.truncate(len(kept))
+            self._file.truncate(size)
 
     def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Appends one line."""
@@ -175,7 +177,7 @@ class MultiWriter:
             writer.close()
 
 
-def read_lines(path: epath.Path, sample: bool = False) -> list[dict[str, Any]]:
+def read_lines(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any]]:
     """The lines of a `metrics.jsonl` that can be parsed; none if there is no file.
 
     Args:
@@ -183,12 +185,19 @@ def read_lines(path: epath.Path, sample: bool = False) -> list[dict[str, Any]]:
       sample: Of a long file, parse the evaluations, some 20,000 training lines at equal distances, and the last ones.
         Parsing millions of lines would take minutes, and gigabytes of memory.
     """
-    found, size = [], path.stat().length if path.exists() else 0
-    with path.open("rb") if size else io.BytesIO() as file:
-        while lines := file.readlines(size // _NUM_SAMPLES + 1 if sample else -1):
-            whole = not sample or size - file.tell() < _LAST_BYTES
-            found += [line for line in lines[:-1] if whole or _TRAIN_MARK not in line] + lines[-1:]
-    return [line for line in map(_parse_line, found) if line]
+    rest = b""
+    with path.open("rb") if path.exists() else io.BytesIO() as file:
+        size = file.seek(0, os.SEEK_END)
+        sampled = size - _LAST_BYTES if sample else 0
+        file.seek(0)
+        while file.tell() < sampled:
+            text = rest + file.read(min(_BLOCK_BYTES, sampled - file.tell()))
+            end = text.rfind(b"\n") + 1
+            spots = {*range(0, end, size // _NUM_SAMPLES + 1), *(m.start() for m in _EVAL_MARK.finditer(text, 0, end))}
+            lines = {(text.rfind(b"\n", 0, spot) + 1, text.index(b"\n", spot)) for spot in spots}
+            yield from _parsed(text[begin:stop] for begin, stop in sorted(lines))
+            rest = text[end:]
+        yield from _parsed((rest + file.read()).splitlines())
 
 
 def is_finite(value: float | int | None) -> bool:
@@ -196,25 +205,26 @@ def is_finite(value: float | int | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _parse_line(text: bytes) -> dict[str, Any] | None:
-    """Parses a line of `metrics.jsonl`; None if it is torn."""
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        return None
-    return parsed if isinstance(parsed, dict) and isinstance(parsed.get("step"), int) else None
+def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """Lines of `metrics.jsonl`, but those that are torn."""
+    for text in lines:
+        with contextlib.suppress(ValueError):
+            parsed = json.loads(text)
+            if isinstance(parsed, dict) and isinstance(parsed.get("step"), int):
+                yield parsed
 
 
-def _lines_up_to(path: epath.Path, resume_step: int | None) -> bytes:
-    """A file without the lines at its end that are torn, or of steps after `resume_step`."""
-    if resume_step is None or not path.exists():
-        return b""
-    text = path.read_bytes()
-    end = len(text)
-    while end:
-        begin = text.rfind(b"\n", 0, end - 1) + 1
-        line = _parse_line(text[begin:end])
-        if line and line["step"] <= resume_step and text.endswith(b"\n", 0, end):
-            break
-        end = begin
-    return text[:end]
+def _size_up_to(path: epath.Path, resume_step: int | None) -> int:
+    """The size of a file without the lines at its end that are torn, or of steps after `resume_step`."""
+    with path.open("rb") if resume_step is not None and path.exists() else io.BytesIO() as file:
+        size, tail = file.seek(0, os.SEEK_END), _LAST_BYTES
+        while size:
+            start = file.seek(max(size - tail, 0))
+            text, end = file.read(size - start), size - start
+            while end and ((begin := text.rfind(b"\n", 0, end - 1) + 1) or not start):
+                lines = _parsed([text[begin:end]]) if text.endswith(b"\n", 0, end) else ()
+                if any(line["step"] <= resume_step for line in lines):
+                    return start + end
+                end = begin
+            size, tail = size if start else 0, 8 * tail
+    return 0

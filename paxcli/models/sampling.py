@@ -115,7 +115,9 @@ def choose(
       candidates: At least their `num_candidates`.
       sampling: Those that all rows share: `epsilon` and `truncate_before_temperature`.
     """
-    most_likely, temperature = _argmax(logits), settings.temperature
+    ids, temperature = jnp.arange(logits.shape[-1]), settings.temperature
+    # As jnp.argmax, which XLA does not vectorize on a CPU.
+    most_likely = jnp.where(logits == logits.max(axis=-1, keepdims=True), ids, ids[-1]).min(axis=-1)
 
     def draw() -> jax.Array:
         tempered = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
@@ -125,12 +127,6 @@ def choose(
         return jnp.where(temperature > 0, drawn, most_likely)
 
     return jax.lax.cond(jnp.any(temperature > 0), draw, lambda: most_likely)
-
-
-def _argmax(x: Float[jax.Array, "B V"]) -> Int[jax.Array, " B"]:
-    """`jnp.argmax(x, axis=-1)` of numbers, which takes XLA on a CPU ten times as long: it vectorizes this."""
-    ids = jnp.arange(x.shape[-1])
-    return jnp.where(x == x.max(axis=-1, keepdims=True), ids, ids[-1]).min(axis=-1)
 
 
 def _is_allowed(
