@@ -92,7 +92,7 @@ class PatternedStack(Stack):
 
     @property
     def _first_stack(self) -> functools.partial:
-        fields = self.named_fields("scan", "unroll", "remat_policy", "offload")
+        fields = self.named_fields("scan", "unroll", "remat_policy", "save", "offload")
         return functools.partial(Stack, num_layers=self.num_first, block=self.first, **fields, **self._widths)
 
 

@@ -137,7 +137,7 @@ class PipelinedStack(Stack):
                 x, _ = run_layer(x, {name: tree[f"layers_{index}"] for name, tree in variables.items()})
             return x
 
-        policy = saveable(self.remat_policy, self.offload)
+        policy = saveable(self.remat_policy, self.offload, self.save)
         if policy is None and rounds > 1:
             policy = recomputing_fp8(jax.checkpoint_policies.save_anything_except_these_names(_WEIGHTS))
         # Inside a scan, XLA cannot merge recomputation with the forward pass (CSE), so nothing needs to prevent it.

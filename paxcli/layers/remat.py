@@ -1,6 +1,7 @@
 """Remat (activation checkpointing): which activations are saved for the backward pass, which are recomputed.
 
-The same policies work for scanned and unrolled layers.
+A policy saves matmuls, or activations by their names; `save` and `offload` name more. The same policies work for
+scanned and unrolled layers.
 """
 
 from __future__ import annotations
@@ -23,35 +24,21 @@ Saveable = Callable[..., Any]
 _QKV = ("query", "key", "value")
 _FEED_FORWARD_IN = ("feed_forward_in", "feed_forward_gate")
 
-
-def _is_cudnn_context(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether this is cuDNN's attention, which has no named outputs."""
-    return primitive.name.startswith("dot_product_attention_fwd")
-
-
-def _save_names(*names: str) -> Saveable:
-    policy = jax.checkpoint_policies.save_only_these_names(*names)
-    if CONTEXT in names:
-        return jax.checkpoint_policies.save_from_both_policies(policy, _is_cudnn_context)
-    return policy
-
-
-_NO_BATCH_DIMS = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
-_POLICIES: dict[str, Saveable] = {  # all but `everything`
-    "nothing": jax.checkpoint_policies.nothing_saveable,
+_DOTS: dict[str, Saveable] = {
     "dots": jax.checkpoint_policies.dots_saveable,
-    "dots_with_no_batch_dims": _NO_BATCH_DIMS,
-    "dots_with_no_batch_dims_and_context": jax.checkpoint_policies.save_from_both_policies(
-        _NO_BATCH_DIMS, _save_names(CONTEXT)
-    ),
+    "dots_with_no_batch_dims": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots_with_no_batch_dims_and_context": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "dots_with_no_batch_dims_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", _HOST),
-    "dots_except_logits": _save_names(*_QKV, CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"),
-    "dots_except_logits_and_feed_forward_in": _save_names(*_QKV, CONTEXT, "out_proj", "feed_forward_out"),
-    "context": _save_names(CONTEXT),
-    "out_proj": _save_names("out_proj"),
-    "context_and_out_proj": _save_names(CONTEXT, "out_proj"),
-    "qkv_out_proj": _save_names(*_QKV, "out_proj"),
-    "qkv_context_out_proj": _save_names(*_QKV, CONTEXT, "out_proj"),
+}
+_NAMES: dict[str, tuple[str, ...]] = {
+    "dots_with_no_batch_dims_and_context": (CONTEXT,),
+    "dots_except_logits": (*_QKV, CONTEXT, "out_proj", *_FEED_FORWARD_IN, "feed_forward_out"),
+    "dots_except_logits_and_feed_forward_in": (*_QKV, CONTEXT, "out_proj", "feed_forward_out"),
+    "context": (CONTEXT,),
+    "out_proj": ("out_proj",),
+    "context_and_out_proj": (CONTEXT, "out_proj"),
+    "qkv_out_proj": (*_QKV, "out_proj"),
+    "qkv_context_out_proj": (*_QKV, CONTEXT, "out_proj"),
 }
 
 _Part = Literal["feed_forward_in", "feed_forward_gate", "feed_forward_out"]
@@ -67,15 +54,16 @@ def save_as(name: str, x: jax.Array) -> jax.Array:
     return checkpoint_name(x, name)
 
 
-def saveable(policy: RematPolicy, offload: Sequence[Activation] = ()) -> Saveable | None:
+def saveable(policy: RematPolicy, offload: Sequence[str] = (), save: Sequence[str] = ()) -> Saveable | None:
     """JAX's checkpoint policy; None for `everything`, which needs no remat.
 
     Args:
       policy: Which activations are saved.
       offload: Activations saved besides, in pinned host memory.
+      save: Activations saved besides, in device memory.
 
     Raises:
-      ConfigError: Activations are offloaded, but these devices have no pinned host memory.
+      ConfigError: Activations are offloaded, but these devices have no pinned host memory; or the three contradict.
     """
     if (offload or policy.endswith("_offloaded")) and _HOST not in memory_kinds():
         raise ConfigError(
@@ -83,20 +71,27 @@ def saveable(policy: RematPolicy, offload: Sequence[Activation] = ()) -> Saveabl
             "memory, which these devices do not have.",
             "Set `offload` to [], and a policy that recomputes them, such as `nothing`.",
         )
+    if both := [name for name in save if name in offload]:
+        raise ConfigError(f"`save` and `offload` both name {', '.join(both)}.", "Leave each in one of them.")
     if policy == "everything":
-        if offload:
-            hint = "Choose another policy, or set `offload` to []."
-            raise ConfigError("remat_policy=everything leaves nothing to offload.", hint)
+        if offload or save:
+            hint = "Choose another policy, or set `save` and `offload` to []."
+            raise ConfigError("remat_policy=everything leaves nothing to offload or save.", hint)
         return None
-    saved = _POLICIES[policy]
-    if not offload:
-        return saved
-    offloaded = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[], names_which_can_be_offloaded=offload, offload_src="device", offload_dst=_HOST
+    on_device = {*save, *_NAMES.get(policy, ())} - {*offload}
+    by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
+        names_which_can_be_saved=sorted(on_device),
+        names_which_can_be_offloaded=list(offload),
+        offload_src="device",
+        offload_dst=_HOST,
     )
+    dots = _DOTS.get(policy, jax.checkpoint_policies.nothing_saveable)
 
-    def decide(*args: Any, **params: Any) -> Any:
-        decision = offloaded(*args, **params)
-        return saved(*args, **params) if decision is Recompute else decision
+    def decide(primitive: Any, *args: Any, **params: Any) -> Any:
+        # cuDNN's attention has no named output.
+        if CONTEXT in on_device and primitive.name.startswith("dot_product_attention_fwd"):
+            return True
+        decision = by_name(primitive, *args, **params)
+        return dots(primitive, *args, **params) if decision is Recompute else decision
 
     return decide

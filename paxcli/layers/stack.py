@@ -43,7 +43,8 @@ class Stack(CachedLayer):
       scan: Whether the layers are scanned.
       unroll: Layers per iteration of the scan.
       remat_policy: Which activations are saved for the backward pass (activation checkpointing).
-      offload: Activations saved besides in pinned host memory, by their names in `remat.Activation`.
+      save: Activations saved besides in device memory, by their names in `remat.Activation`.
+      offload: Activations saved besides in pinned host memory, by the same names.
       params_init: Initializer of the weights.
     """
 
@@ -57,6 +58,7 @@ class Stack(CachedLayer):
     scan: bool = True
     unroll: SafeOnResume[PositiveInt] = 1
     remat_policy: SafeOnResume[RematPolicy] = "dots_with_no_batch_dims"
+    save: SafeOnResume[tuple[Activation, ...]] = ()
     offload: SafeOnResume[tuple[Activation, ...]] = ()
     params_init: Init = Xavier()
 
@@ -113,7 +115,7 @@ class Stack(CachedLayer):
         return run_in_order(self.layers, x, cache, *broadcast)
 
     def _with_remat(self, block: functools.partial) -> functools.partial:
-        policy = saveable(self.remat_policy, self.offload)
+        policy = saveable(self.remat_policy, self.offload, self.save)
         if policy is None:
             return block
         # Inside a scan, XLA cannot merge recomputation with the forward pass (CSE), so nothing needs to prevent it.

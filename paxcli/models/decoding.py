@@ -242,7 +242,7 @@ def for_cpu(model: Any) -> tuple[Any, Callable[[dict], dict]]:
     found = model.stacks() if isinstance(model, TransformerModel) else {}
     stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
     templates = model.named_fields(*stacks)
-    in_order = {"scan": False, "remat_policy": "everything", "offload": ()}
+    in_order = {"scan": False, "remat_policy": "everything", "save": (), "offload": ()}
     unrolled = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})
 
     def convert(params: dict) -> dict:

@@ -160,7 +160,7 @@ class LanguageModel(TransformerLm, CausalModel):
         layers = self._stack_template(parent=None)
         if not isinstance(layers, Stack):
             raise ConfigError("`mtp_num_layers` needs layers in a Stack.", "Set `task.model.mtp_num_layers` to 0.")
-        same = layers.named_fields("remat_policy", "offload")
+        same = layers.named_fields("remat_policy", "save", "offload")
         stack = functools.partial(Stack, num_layers=1, block=layers.blocks[-1], **same, **self._widths)
         same = self.named_fields("model_dims", "params_init")
         return functools.partial(TokenPredictor, stack=stack, norm=self.final_norm, **same)

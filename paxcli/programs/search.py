@@ -30,7 +30,6 @@ _BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
 _MOST_COMPILED = 6  # variants, the recipe itself included
 _SECONDS = 360  # after which no further variant is compiled, if one fits
 _ROWS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the recipe's
-
 Changes = dict[str, Any]  # path → value, as `--set` takes them
 
 
@@ -121,10 +120,12 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
         except ConfigError:
             if not mesh:
                 raise
-    works = []
+    works: list[tuple[Changes, Work]] = []
     for policy in ({}, *_policies(config)):
         with open_session(_with(config, policy), target.devices()) as session:
-            works.append((policy, count_work(session)))
+            work = count_work(session)
+        if all(work != other for _, other in works):
+            works.append((policy, work))
     devices = target.devices_per_slice * target.num_slices
     rows = global_batch_size(config, devices) / devices
     others = {factor: factor * rows for factor in _ROWS if factor != 1 and factor * rows * devices >= 1}
@@ -160,6 +161,18 @@ def _meshes(config: fdl.Config[Experiment], target: CompileTarget) -> list[Chang
 def _policies(config: fdl.Config[Experiment]) -> list[Changes]:
     """Other remat policies, but those that offload: their transfers are not estimated."""
     stacks = fdl.build(config.task.model).stacks()
-    now = {f"task.model.{path}.remat_policy": stack.remat_policy for path, stack in stacks.items()}
-    names = [policy for policy in get_args(RematPolicy) if not policy.endswith("_offloaded")] if now else []
-    return [dict.fromkeys(now, policy) for policy in names if set(now.values()) != {policy}]
+    names = [policy for policy in get_args(RematPolicy) if not policy.endswith("_offloaded")] if stacks else []
+    choices = [{"remat_policy": name, "save": (), "offload": ()} for name in names]
+    # Between this policy and `dots_except_logits`: one of the two matmuls of a gated feed-forward layer.
+    choices += [
+        one | {"save": ("feed_forward_in",)} for one in choices if one["remat_policy"] == "qkv_context_out_proj"
+    ]
+    return [
+        {
+            f"task.model.{path}.{field}": list(value) if isinstance(value, tuple) else value
+            for path, stack in stacks.items()
+            for field, value in choice.items()
+            if value != stack.named_fields(field)[field]
+        }
+        for choice in choices
+    ]

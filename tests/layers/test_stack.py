@@ -4,6 +4,7 @@ import re
 import typing
 
 import jax
+import jax.ad_checkpoint
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,6 +79,22 @@ def test_named_activations_wait_on_the_host_beside_what_the_policy_keeps(inputs,
     assert len(set(moved)) == 3, moved  # one shape for each name
 
 
+def test_named_activations_are_saved_beside_those_of_the_policy(inputs, scanned_params, capsys):
+    def saved(**policy) -> list[str]:
+        stack = Stack(**WIDTHS, scan=False, **policy)
+        jax.ad_checkpoint.print_saved_residuals(
+            lambda params: jnp.sum(stack.apply({"params": params}, *inputs)[0]), _unrolled(scanned_params)
+        )
+        return sorted(re.findall(r"named '(\w+)'", capsys.readouterr().out))
+
+    assert saved(remat_policy="nothing") == []
+    both = dict(remat_policy="out_proj", save=("query", "feed_forward_in"))
+    assert saved(**both) == sorted(3 * ["out_proj", "query", "feed_forward_in"])
+    expected = _value_and_gradients(Stack(**WIDTHS, remat_policy="everything"), scanned_params, inputs)
+    found = _value_and_gradients(Stack(**WIDTHS, **both), scanned_params, inputs)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **FLOAT32), found, expected)
+
+
 def test_a_device_without_host_memory_is_refused(monkeypatch):
     monkeypatch.setattr(remat, "memory_kinds", lambda: {"device"})
     with pytest.raises(ConfigError, match="remat_policy=dots_with_no_batch_dims_offloaded"):
@@ -89,6 +106,10 @@ def test_a_device_without_host_memory_is_refused(monkeypatch):
 def test_offloading_besides_everything_is_refused():
     with pytest.raises(ConfigError, match="leaves nothing to offload"):
         saveable("everything", ["query"])
+    with pytest.raises(ConfigError, match="leaves nothing to offload or save"):
+        saveable("everything", (), ["query"])
+    with pytest.raises(ConfigError, match="`save` and `offload` both name query"):
+        saveable("nothing", ["query"], ["key", "query"])
 
 
 def test_remat_saves_memory(inputs, scanned_params):

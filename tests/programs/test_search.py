@@ -56,6 +56,21 @@ def test_settings_that_fit_are_found_for_a_recipe_that_does_not(monkeypatch) -> 
     assert ranked[0].report["fits"]
 
 
+def test_policies_replace_what_the_recipe_saves_and_offloads() -> None:
+    hide_accelerators()
+    settings = ["offload=[query]", "remat_policy=context", "feed_forward.gated=true"]
+    config = resolve("tiny-synthetic", (), [*settings, "optimizer=Adam", "max_seq_len=256"]).config
+    path = "task.model.stack"
+    candidates = searching._candidates(config, find_compile_target("v5e-4"))
+    found = [{key: value for key, value in one.settings.items() if path in key} for one in candidates]
+    assert {f"{path}.remat_policy": "everything", f"{path}.offload": []} in found
+    all_but_one = {f"{path}.remat_policy": "qkv_context_out_proj", f"{path}.save": ["feed_forward_in"]}
+    memory = {str(one): candidate.memory for one, candidate in zip(found, candidates, strict=True)}
+    less, more = ({f"{path}.remat_policy": name, f"{path}.offload": []} for name in ("context", "dots_except_logits"))
+    less.pop(f"{path}.remat_policy")  # the recipe's
+    assert memory[str(less)] < memory[str(all_but_one | {f"{path}.offload": []})] < memory[str(more)]
+
+
 def test_one_device_has_one_mesh(monkeypatch) -> None:
     trials, _ = searched(monkeypatch, target="v5e-1")
     assert len(trials) == 6 and not any("mesh.ici_mesh_shape" in one.settings for one in trials)

@@ -1,4 +1,4 @@
-"""MaxText's rematerialization (activation checkpointing) as pax's policies and offloaded activations, and back."""
+"""MaxText's rematerialization (activation checkpointing) as pax's policies and activations, and back."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from paxcli.errors import ConfigError
 _STACK = "task.model.stack"
 _CUSTOM = "custom"
 _INPUT = "layer_input"
+_FIELDS = ("save", "offload")
 _ATTENTION = ("query", "key", "value")
 
 
 def set_remat(draft: Conversion) -> None:
-    """Sets the policy and the offloaded activations.
+    """Sets the policy, and the activations that are saved or offloaded besides.
 
     Raises:
       ConfigError: A policy or a memory space that MaxText does not have, or pax does not know.
@@ -26,18 +27,18 @@ def set_remat(draft: Conversion) -> None:
     name, policies = settings["remat_policy"], tables.remat()["policies"]
     tensors: dict[str, str] = {}
     if name == _CUSTOM:
-        single = settings["fused_mlp"] or len(settings["mlp_activations"]) == 1
-        tensors = _tensors(settings["fused_qkv"], single)
-        policy, offload, differs = _custom_policy(tensors, settings)
+        tensors = _tensors(settings["fused_qkv"], settings["fused_mlp"] or len(settings["mlp_activations"]) == 1)
+        policy, *more, differs = _custom_policy(tensors, settings)
     elif name in policies:
-        policy, offload, differs = policies[name]
+        policy, *more, differs = policies[name]
     else:
         raise ConfigError(f"remat_policy={name} is unknown to pax.", f"Known are {', '.join(list(policies)[:5])}.")
     keys = dict.fromkeys(tensors.values())
-    waiting = [key for key in keys if settings[key] == "offload"]
-    draft.set(f"{_STACK}.remat_policy", policy, "remat_policy", *(key for key in keys if key not in waiting))
-    if offload:
-        draft.set(f"{_STACK}.offload", list(offload), *(waiting or ["remat_policy"]))
+    draft.set(f"{_STACK}.remat_policy", policy, "remat_policy", *(key for key in keys if settings[key] != "offload"))
+    for field, names in zip(_FIELDS, more, strict=True):
+        if names:
+            found = dict.fromkeys(tensors[name] for name in names if tensors)
+            draft.set(f"{_STACK}.{field}", list(names), *(found or ["remat_policy"]))
     if differs:
         draft.note_approximation(f"remat_policy={name}: `{policy}` is nearest; {differs}.")
     for key in dict.fromkeys(key for fused in (True, False) for key in _tensors(fused, fused).values()):
@@ -51,30 +52,29 @@ def remat_keys(values: Mapping[str, Any]) -> dict[str, str]:
     Args:
       values: Path -> plain value.
     """
-    policy, offload = values.get(f"{_STACK}.remat_policy"), list(values.get(f"{_STACK}.offload") or ())
+    policy, more = values.get(f"{_STACK}.remat_policy"), [list(values.get(f"{_STACK}.{f}") or ()) for f in _FIELDS]
     saved = tables.remat()["saved_on_device"]
-    named = next((name for name, ours in tables.remat()["policies"].items() if ours == [policy, offload, ""]), None)
+    named = next((name for name, ours in tables.remat()["policies"].items() if ours == [policy, *more, ""]), None)
     if named or policy not in saved:
         return {"remat_policy": named} if named else {}
     keys = {"remat_policy": _CUSTOM}
     wide = f"{_STACK}.block.feed_forward"
     single = not values.get(f"{wide}.gated") and values.get(f"{wide}.num_experts") is None
+    on_device = (*saved[policy], *more[0])
     for activation, key in _tensors(fused_qkv=False, single=single).items():
-        place = "offload" if activation in offload else "device" if activation in saved[policy] else "remat"
+        place = "offload" if activation in more[1] else "device" if activation in on_device else "remat"
         keys |= {key: place} if place != ("device" if activation == _INPUT else "remat") else {}
     return keys
 
 
-def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> tuple[str, list[str], str]:
+def _custom_policy(tensors: Mapping[str, str], settings: Settings) -> list[Any]:
     """As in `tables.remat`, for `custom`, which has a memory space for each tensor."""
-    offload = [name for name, key in tensors.items() if settings[key] == "offload"]
+    offload, device = ([name for name, key in tensors.items() if settings[key] == at] for at in ("offload", "device"))
     saved = tables.remat()["saved_on_device"]
-    device = {name for name, key in tensors.items() if settings[key] == "device"} - {_INPUT}
     # Of the policies that save nothing else in device memory, the one that saves most of these.
-    fitting = [policy for policy, kept in saved.items() if {*kept} & {*tensors} <= device | {*offload}]
-    best = max(fitting, key=lambda policy: len(device & {*saved[policy]}))
-    again = dict.fromkeys(key for name, key in tensors.items() if name in device - {*saved[best]})
-    return best, offload, f"{', '.join(again)} would be saved, and is recomputed here" if again else ""
+    fitting = [policy for policy, kept in saved.items() if {*kept} & {*tensors} <= {*device, *offload}]
+    best = max(fitting, key=lambda policy: len({*device} & {*saved[policy]}))
+    return [best, [name for name in device if name not in (_INPUT, *saved[best])], offload, ""]
 
 
 def _tensors(fused_qkv: bool, single: bool) -> dict[str, str]:

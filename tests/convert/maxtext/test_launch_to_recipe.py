@@ -155,8 +155,9 @@ def test_places_of_single_tensors() -> None:
     stack = "task.model.stack"
     custom = of_keys(remat_policy="custom", context="device", key_proj="offload", qkv_proj="device", mlpwo="device")
     assert custom.values[f"{stack}.remat_policy"] == "context" and custom.values[f"{stack}.offload"] == ["key"]
+    assert custom.values[f"{stack}.save"] == ["feed_forward_out"]
     assert [dropped.key for dropped in custom.settings.dropped] == ["qkv_proj"]  # its products are not fused
-    assert any("mlpwo would be saved, and is recomputed" in note for note in custom.approximated)
+    assert not any("remat_policy" in note for note in custom.approximated)
     fused = of_keys(model_name="gpt3-52k", remat_policy="custom", qkv_proj="offload", mlpwi="offload", context="remat")
     assert fused.values[f"{stack}.offload"] == ["query", "key", "value", "feed_forward_in"]
 
