@@ -195,9 +195,9 @@ def read_lines(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any
             end = text.rfind(b"\n") + 1
             spots = {*range(0, end, size // _NUM_SAMPLES + 1), *(m.start() for m in _EVAL_MARK.finditer(text, 0, end))}
             lines = {(text.rfind(b"\n", 0, spot) + 1, text.index(b"\n", spot)) for spot in spots}
-            yield from _parsed(text[begin:stop] for begin, stop in sorted(lines))
+            yield from _parse_lines(text[begin:stop] for begin, stop in sorted(lines))
             rest = text[end:]
-        yield from _parsed((rest + file.read()).splitlines())
+        yield from _parse_lines((rest + file.read()).splitlines())
 
 
 def is_finite(value: float | int | None) -> bool:
@@ -205,7 +205,7 @@ def is_finite(value: float | int | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _parsed(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def _parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Lines of `metrics.jsonl`, but those that are torn."""
     for text in lines:
         with contextlib.suppress(ValueError):
@@ -222,7 +222,7 @@ def _size_up_to(path: epath.Path, resume_step: int | None) -> int:
             start = file.seek(max(size - tail, 0))
             text, end = file.read(size - start), size - start
             while end and ((begin := text.rfind(b"\n", 0, end - 1) + 1) or not start):
-                lines = _parsed([text[begin:end]]) if text.endswith(b"\n", 0, end) else ()
+                lines = _parse_lines([text[begin:end]]) if text.endswith(b"\n", 0, end) else ()
                 if any(line["step"] <= resume_step for line in lines):
                     return start + end
                 end = begin

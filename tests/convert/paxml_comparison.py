@@ -17,9 +17,9 @@ from paxcli.convert.layout import Layers, Layout, from_pax, to_pax
 from paxcli.convert.paxml import paxml_layout
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.mesh.weights import weights_of
-from paxcli.models.decoding import generate
+from paxcli.models.decoding import DecodeState, advance, prefill
 from paxcli.models.language_model import LanguageModel
-from paxcli.models.sampling import Sampling
+from paxcli.models.sampling import Sampling, sequence_settings
 from paxcli.nested_map import NestedMap
 from paxcli.optim.adam import Adam
 from paxcli.optim.schedules import Constant, LinearRampupCosineDecay, LinearRampupExponentialDecay, Schedule
@@ -164,13 +164,19 @@ def _compare_decode(model: LanguageModel, arrays: Mapping[str, np.ndarray], grou
     prompts, outputs = arrays["decode/prompt_ids"], arrays[f"{group}/output_ids"][:, 0]
     lengths = (1 - arrays["decode/prompt_paddings"]).sum(axis=1).astype(np.int32)
     eos_id = options.get("decode", {}).get("eos_id", 1)
-    run = jax.jit(functools.partial(generate, model), static_argnums=(4, 5, 6))
+
+    @functools.partial(jax.jit, static_argnames="rest")
+    def run(ids: jax.Array, lengths: jax.Array, rest: int) -> DecodeState:
+        settings = jax.tree.map(lambda x: jnp.full(1, x), sequence_settings(Sampling(), 0, 0))
+        prompt = prefill(model, params, ids, lengths, lengths, rest, settings, ids.shape[1] + rest, True)
+        return advance(model, params, prompt, rest, (eos_id,), 0, Sampling())
+
     same, worst = True, 0.0
     for prompt, length, output, expected in zip(
         prompts, lengths, outputs, arrays[f"{group}/logprobs"][:, 0], strict=True
     ):
         rest = output.size - int(length)
-        found = run(params, prompt[None, :length], length[None], 0, rest, (eos_id,), Sampling())
+        found = run(prompt[None, :length], length[None], rest)
         same &= bool((found.ids[0] == output).all())
         worst = max(worst, float(np.abs(found.log_probs[0, 1:] - expected[1:]).max()))
     return {"ids_equal": same, "log_probs": worst}
