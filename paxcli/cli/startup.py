@@ -16,7 +16,7 @@ _TUNABLE = "glibc.malloc.hugetlb"
 def main() -> None:
     """Runs this process's command line and exits."""
     restart_tuned()
-    gc.set_threshold(50_000)  # with Python's 700, a tenth of the time until the first step is garbage collection
+    gc.set_threshold(50_000)  # imports and tracing create many objects, which Python's 700 would scan many times
     from paxcli.cli.main import main as run_command_line  # after the restart, or it would be imported twice
 
     run_command_line()

@@ -233,9 +233,9 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
 def for_cpu(model: Any) -> tuple[Any, Callable[[dict], dict]]:
     """On a CPU: the model with unrolled layers, and a function that returns its parameters, from scanned ones.
 
-    In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place. There
-    is no backward pass to remat for. In a causal model, the function also stores weights as [outputs, inputs], by which
-    a CPU multiplies faster.
+    In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place. Layers
+    have no remat: decoding has no backward pass. In a causal model, the function also stores weights as [outputs,
+    inputs], by which a CPU multiplies faster.
     """
     if jax.default_backend() != "cpu":
         return model, lambda params: params
