@@ -134,7 +134,7 @@ class TrainingRun:
         """Trains from the latest checkpoint, or from the start: to the last step, an early stop, or a signal."""
         started, self.goodput = time.perf_counter(), goodput
         with goodput.time(COMPILE):
-            train_step, state = self._compile(warm_start)
+            train_step, state, first_batch = self._compile(warm_start)
         self.last_step, first_step = int(state.step), int(state.step) + 1
         self.eval_lines = [line for line in self.eval_lines if line["step"] <= self.last_step]
         self.meter = self._meter()
@@ -155,7 +155,7 @@ class TrainingRun:
                 self.instrument.before(step)
                 begin = time.perf_counter()
                 with TraceAnnotation(INPUT_PHASE):
-                    batch = self._next_batch(step)
+                    batch, first_batch = first_batch or self._next_batch(step), None
                 waited = time.perf_counter() - begin
                 goodput.add_input_wait(self.meter.idle_seconds(begin))
                 with StepTraceAnnotation(TRAIN_PHASE, step_num=step):
@@ -187,17 +187,19 @@ class TrainingRun:
                 "Leave its repeat unset, or train fewer steps.",
             ) from None
 
-    def _compile(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState]:
-        """The compiled step and the initial state; compiles in another thread while this one makes the state."""
-        session = self.session
-        compiled = self.instrument.prepare(session)
+    def _compile(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState, NestedMap | None]:
+        """The compiled step, which another thread compiles, and meanwhile the initial state and the first batch.
+
+        The batch is None where the run may save the input's position, or stop, before it needs one.
+        """
         with ThreadPoolExecutor(1, "compile") as pool:
-            compiling = pool.submit(compiled)
+            compiling = pool.submit(self.instrument.prepare(self.session))
             with self.goodput.time(START_UP):
                 state = self.start(warm_start)
+                batch = None if self._is_eval_due(self.last_step) else self._next_batch(self.last_step + 1)
             train_step = compiling.result()
         return_free_memory()
-        return train_step, state
+        return train_step, state, batch
 
     def _after(self, step: int, state: TrainState) -> None:
         """Saves, stops or evaluates, in this order, if that is due after step `step`."""

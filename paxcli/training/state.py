@@ -116,8 +116,8 @@ def create_state(init_fn: Callable[[Any], TrainState], abstract: TrainState, see
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     on_cpu = all(device.platform == "cpu" for device in abstract.step.sharding.device_set)
-    # Runs once, so on a CPU optimizing it takes longer than it saves.
-    options = {"xla_backend_optimization_level": 0} if on_cpu else None
+    # Runs once, so on a CPU more optimization takes longer than it saves.
+    options = {"xla_backend_optimization_level": 1} if on_cpu else None
     return nn.meta.unbox(jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(np.uint32(seed)))
 
 
