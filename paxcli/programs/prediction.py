@@ -239,7 +239,7 @@ def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
         return name, None
     queries, keys = shapes[:2]
     matmuls = _SPLASH_MATMULS[kind]
-    if kind == "dkv" and '\\"use_fused_bwd_kernel\\": true' in kernel.rest:  # the gradient of the queries as well
+    if kind == "dkv" and len(kernel.arrays) > 4:  # the fused kernel: the gradient of the queries as well
         matmuls += 1
     share = _computed_share(kernel, "" if kind == "fwd" else f"_{kind}", queries[-2], keys[-2])
     return name, matmuls * 2.0 * math.prod(queries) * keys[-2] * share

@@ -107,9 +107,11 @@ def test_with_context_parallelism_a_device_has_its_share_of_the_blocks() -> None
     assert found.parts["kernels"] == pytest.approx(share * 2 * 2 * 2 * 256 * 512 * 128 / (KERNEL_RATE * 275e12))
 
 
-@pytest.mark.parametrize(("fused", "matmuls"), [("true", 5), ("false", 4)])
-def test_a_backward_kernel_may_compute_the_gradient_of_queries_too(fused: str, matmuls: int) -> None:
-    metadata = rf'frontend_attributes={{"{{\"use_fused_bwd_kernel\": {fused}}}"}}'
-    program = ON_HOST.replace("splash_mha_fwd", "splash_mha_dkv").replace("metadata={}", metadata)
+@pytest.mark.parametrize(("query_gradient", "matmuls"), [("bf16[4,2,512,128]{3,2,1,0}, ", 5), ("", 4)])
+def test_a_backward_kernel_may_compute_the_gradient_of_queries_too(query_gradient: str, matmuls: int) -> None:
+    sums, grads = ", ".join(["f32[512,128]{1,0}"] * 2), ", ".join(["bf16[2,512,128]{2,1,0}"] * 2)
+    results = f"({sums}, {query_gradient}{grads}) custom-call"
+    forward = "(f32[512,128]{1,0}, bf16[2,512,128]{2,1,0}) custom-call"
+    program = ON_HOST.replace(forward, results).replace("splash_mha_fwd", "splash_mha_dkv")
     found = predict(read_program(program), V4, 275e12)
     assert found.parts["kernels"] == pytest.approx(3 / 4 * matmuls * 2 * 2 * 512 * 512 * 128 / (KERNEL_RATE * 275e12))
