@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,21 +114,24 @@ def _dropless(
     partitioned: bool = False,
 ) -> jax.Array:
     """The outputs of experts `first` and following; None = all. Choices of other experts are sorted last, and add 0."""
-    num_experts, choices = experts.w_in.shape[0], routing.chosen.shape[-1]
-    flat, num_groups = routing.chosen.reshape(-1), num_experts
+    # Choices first: XLA:TPU adds arrays far faster than it sums over an inner axis.
+    chosen, weights = (jnp.moveaxis(one, -1, 0) for one in routing)
+    flat, num_experts = chosen.reshape(-1), experts.w_in.shape[0]
+    num_groups = num_experts + (first is not None)
     if first is not None:
-        flat, num_groups = flat - first, num_experts + 1
-        flat = jnp.where((flat >= 0) & (flat < num_experts), flat, num_experts)
+        flat = jnp.where((flat >= first) & (flat < first + num_experts), flat - first, num_experts)
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.sum(jax.nn.one_hot(flat, num_groups, dtype=jnp.int32), axis=0)
-    tokens = x.reshape(-1, x.shape[-1])[order // choices]
+    tokens = x.reshape(-1, x.shape[-1])[order % chosen[0].size]
 
-    def by_expert(x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
-        y = grouped_matmul(x, w, sizes, partitioned)
-        return y if bias is None else y + bias.at[flat[order]].get(mode="fill", fill_value=0)
+    def by_expert(x: jax.Array, w: jax.Array, bias: jax.Array | None, scale: Any = 1) -> jax.Array:
+        y = grouped_matmul(x * scale, w, sizes, partitioned)
+        return y if bias is None else y + scale * bias.at[flat[order]].get(mode="fill", fill_value=0)
 
-    y = by_expert(_hidden(by_expert, tokens, experts, act), experts.w_out, experts.b_out)
-    return _combine(y[jnp.argsort(order)].reshape(x.shape[0], -1, x.shape[-1]), routing.weights)
+    # Scaling what `w_out` reads, not its output, which the backward pass then does not need: remat repeats no `w_out`.
+    hidden, scale = _hidden(by_expert, tokens, experts, act), weights.reshape(-1, 1)[order]
+    y = by_expert(hidden, experts.w_out, experts.b_out, scale)[jnp.argsort(order)]
+    return jnp.asarray(sum(one.astype(jnp.float32) for one in y.reshape(-1, *x.shape)), x.dtype)
 
 
 def _hidden(multiply: Callable[..., jax.Array], x: jax.Array, experts: Experts, act: ActivationName) -> jax.Array:

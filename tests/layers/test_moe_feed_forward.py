@@ -75,6 +75,19 @@ def test_gradients_with_room_for_all_are_those_without_capacity():
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(ours))
 
 
+def test_remat_repeats_the_matmuls_into_the_experts_and_not_the_one_out_of_them():
+    layer, params, x = _layer()
+
+    def run(params, x):
+        return layer.apply({"params": params}, x)
+
+    def num_matmuls(run):
+        step = jax.grad(lambda params: jnp.sum(jnp.sin(run(params, x))))
+        return str(jax.make_jaxpr(step)(params)).count("= ragged_dot")
+
+    assert num_matmuls(jax.checkpoint(run)) == num_matmuls(run) + 2
+
+
 def test_the_experts_biases_are_used_with_capacity_and_without():
     fields = {
         "use_bias": True,
