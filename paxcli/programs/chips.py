@@ -24,6 +24,7 @@ class Chip:
       dcn: Bytes per second of its share of its host's network cards.
       pcie: Bytes per second between it and its host, in one direction.
       matmul_rate: Share of the peak that matmuls reach where HBM does not bound them.
+      fp8_speed: FP8 peak over that in bfloat16; 1 where FP8 operands are converted to bfloat16.
       error: The largest error of the predicted speed in the measured rows of the generation; None = there are none.
     """
 
@@ -33,15 +34,16 @@ class Chip:
     dcn: float
     pcie: float
     matmul_rate: float
+    fp8_speed: float
     error: float | None
 
 
 CHIPS = {
-    "v4": Chip(1.05e9, 1.2e12, 45e9, 6.25e9, 15e9, 0.79, 0.06),
-    "v5e": Chip(1.5e9, 0.82e12, 45e9, 3.125e9, 15e9, 0.92, 0.03),
-    "v5p": Chip(1.75e9, 2.765e12, 90e9, 6.25e9, 15e9, 0.94, 0.15),
-    "v6e": Chip(1.75e9, 1.64e12, 90e9, 12.5e9, 32e9, 0.9, 0.09),
-    "tpu7x": Chip(2.2e9, 3.7e12, 90e9, 12.5e9, 32e9, 0.9, None),
+    "v4": Chip(1.05e9, 1.2e12, 45e9, 6.25e9, 15e9, 0.79, 1, 0.06),
+    "v5e": Chip(1.5e9, 0.82e12, 45e9, 3.125e9, 15e9, 0.92, 1, 0.03),
+    "v5p": Chip(1.75e9, 2.765e12, 90e9, 6.25e9, 15e9, 0.94, 1, 0.15),
+    "v6e": Chip(1.75e9, 1.64e12, 90e9, 12.5e9, 32e9, 0.9, 1, 0.09),
+    "tpu7x": Chip(2.2e9, 3.7e12, 90e9, 6.25e9, 32e9, 0.9, 2, None),  # half a chip, but for its links
 }
 
 

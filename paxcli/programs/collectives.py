@@ -12,6 +12,7 @@ from paxcli.programs.hlo import Instruction, Program
 Network = Literal["ici", "dcn"]
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
+_CALLS = frozenset({"fusion", "call-start"})  # the second runs on SparseCores, beside the rest of the program
 HOST = "host"  # the kind of a copy between device and host memory
 
 
@@ -45,15 +46,20 @@ class Interconnect:
         """Positions in the mesh of the devices that take part in a collective."""
         return range(len(self.coordinates)) if collective.group is None else collective.group
 
-    def links(self, group: Sequence[int]) -> int:
-        """Links over which a member of a group receives at once: two for a full ring, one for an open row of chips."""
+    def links(self, group: Sequence[int]) -> float:
+        """Links over which a member of a group receives at once: two for a full ring, one for an open row of chips.
+
+        Where a chip is two devices, in groups of their own, each receives over half as many.
+        """
         extents = [len({self.coordinates[device][axis + 1] for device in group}) for axis in range(len(self.shape))]
         per_axis = [
             2 if wraps and extent == size > 2 else 1
             for extent, size, wraps in zip(extents, self.shape, self.wraps, strict=True)
             if extent > 1
         ]
-        return max(sum(per_axis), 1)
+        devices_per_chip = len(self.coordinates) / len(set(self.coordinates))
+        groups_per_chip = devices_per_chip * len({self.coordinates[device] for device in group}) / len(group)
+        return max(sum(per_axis), 1) / groups_per_chip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,11 +95,11 @@ def find_collective(program: Program, instruction: Instruction) -> Collective | 
     opcode = instruction.opcode
     if opcode in ("send", "recv") and "xla_megascale" in instruction.rest:
         return _between_slices(instruction)
-    if opcode in ("recv-done", *(f"{kind}-done" for kind in KINDS)):
+    if opcode in ("recv-done", "call-done", *(f"{kind}-done" for kind in KINDS)):
         return Collective(opcode.removesuffix("-done"), 0, None, False, instruction.operands[0], "done")
-    if opcode == "fusion":
+    if opcode in _CALLS:
         inside = program.find_inside(instruction, KINDS)
-        return None if inside is None else _in_fusion(instruction, inside)
+        return None if inside is None else _in_call(instruction, inside)
     kind = opcode.removesuffix("-start")
     if kind not in KINDS:
         return None
@@ -113,13 +119,13 @@ def _between_slices(instruction: Instruction) -> Collective:
     )
 
 
-def _in_fusion(fusion: Instruction, inside: Instruction) -> Collective:
+def _in_call(call: Instruction, inside: Instruction) -> Collective:
     kind = inside.opcode
-    if kind == "all-reduce" and sum(fusion.array_bytes) < sum(inside.array_bytes):
+    if kind == "all-reduce" and sum(call.array_bytes) < sum(inside.array_bytes):
         kind = "reduce-scatter"  # XLA:TPU's `all-reduce-scatter`: each device keeps its shard
-    part = "sync"
+    part = "start" if call.opcode == "call-start" else "sync"
     for word, found in (("collective-start", "start"), ("collective-done", "done"), ("collective_fusion", "middle")):
-        if word in fusion.name or f"async_{word}" in fusion.rest:
+        if word in call.name or f"async_{word}" in call.rest:
             part = found
     key = inside.attribute(r"channel_id=(\d+)") or inside.name  # start and done share a channel
     return Collective(kind, _full_bytes(inside), inside.replica_group, False, key, part)
@@ -149,8 +155,8 @@ def find_all_gathers(program: Program, shapes: Collection[tuple[int, ...]]) -> l
     """All-gathers whose result has one of these shapes, such as `bf16[13,2560,10240]`: the parameters of all layers."""
     found = set()
     for instruction, _ in program.scheduled_instructions():
-        is_fusion = instruction.opcode == "fusion"
-        gather = program.find_inside(instruction, ("all-gather",)) if is_fusion else instruction
+        calls = instruction.opcode in _CALLS
+        gather = program.find_inside(instruction, ("all-gather",)) if calls else instruction
         if gather is not None and gather.opcode.startswith("all-gather"):
             found |= {f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in gather.arrays if shape in shapes}
     return sorted(found)

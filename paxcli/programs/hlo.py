@@ -196,7 +196,7 @@ def read_program(text: str) -> Program:
             if head:
                 current = computations.setdefault(head[1], [])
                 entry = head[1] if line.startswith("ENTRY") else entry
-        elif line == "}":
+        elif line == "}" or line.startswith("}, execution_thread="):
             current = None
         else:
             found = _INSTRUCTION.match(line)

@@ -204,7 +204,7 @@ class _Simulation:
             if flops is None:
                 spent.unknown_kernels[what] += times
             part, bound, seconds = "kernels", "kernel", (flops or 0.0) / (KERNEL_RATE * self._peak_flops)
-        elif flops := matmul_flops(self._program, instruction):
+        elif flops := matmul_flops(self._program, instruction, self._chip.fp8_speed):
             part = "attention" if is_attention(instruction.op_name) else "matmul"
             in_mxu = flops / (self._chip.matmul_rate * self._peak_flops)
             in_hbm = hbm_bytes(self._program, instruction, operands) / self._chip.hbm

@@ -12,16 +12,28 @@ from paxcli.programs.attribution import MATMUL_OPCODES
 from paxcli.programs.hlo import Instruction, Program
 
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+_ALIAS = "output_to_operand_aliasing"  # of a nested fusion that only changes the layout
 
 
-def matmul_flops(program: Program, instruction: Instruction) -> float:
-    """FLOPs of the matmuls of an instruction, those that it fuses included."""
+def matmul_flops(program: Program, instruction: Instruction, fp8_speed: float = 1.0) -> float:
+    """FLOPs of the matmuls of an instruction, those that it fuses included.
+
+    Args:
+      program: The program.
+      instruction: The instruction.
+      fp8_speed: By what the FLOPs of matmuls of two FP8 operands are divided.
+    """
     inside = program.computations.get(instruction.fused, [])
-    operands = {one.name: one for one in inside}
-    return sum(
-        matmul_flops(program, one) if one.fused else _flops(one, [operands.get(name) for name in one.operands])
-        for one in inside
-    )
+    by_name = {one.name: one for one in inside}
+    flops = 0.0
+    for one in inside:
+        operands = [by_name.get(name) for name in one.operands]
+        if own := _flops(one, operands):
+            in_fp8 = all(operand and operand.arrays[0][0].startswith("f8") for operand in operands)
+            flops += own / (fp8_speed if in_fp8 else 1.0)
+        elif one.fused:
+            flops += matmul_flops(program, one, fp8_speed)
+    return flops
 
 
 def _flops(matmul: Instruction, operands: Sequence[Instruction | None]) -> float:
@@ -80,12 +92,13 @@ def _parameters(program: Program, fusion: Instruction) -> dict[int, str]:
 
 def _reads(program: Program, computation: str, name: str) -> Iterator[float]:
     """Bytes that each user of an array reads; infinite for one that reads all of it."""
-    for user in program.computations.get(computation, []):
+    inside = program.computations.get(computation, [])
+    for user in inside:
         if name not in user.operands:
             continue
         if user.opcode in _SLICES:
             yield sum(user.array_bytes)
-        elif user.opcode == "bitcast":
+        elif (user.opcode == "bitcast" or _ALIAS in user.rest) and user is not inside[-1]:
             yield from _reads(program, computation, user.name)
         elif user.opcode == "fusion":
             for number, inner in _parameters(program, user).items():

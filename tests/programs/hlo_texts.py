@@ -76,6 +76,45 @@ ENTRY %main (p: (bf16[8], u32[])) -> (bf16[8], u32[]) {
 }
 """
 
+# As XLA writes an all-gather on SparseCores, on TPU7x: its computations name their thread after the closing brace. The
+# matmul beside it has FP8 operands, the one after it bfloat16.
+SPARSE_CORE = """\
+HloModule jit_step, is_scheduled=true
+
+%gathered (w: f8e4m3fn[256,1024], t: token[]) -> f8e4m3fn[1024,1024] {
+  %w = f8e4m3fn[256,1024]{1,0} parameter(0)
+  %t = token[] parameter(1)
+  ROOT %all-gather.1 = f8e4m3fn[1024,1024]{1,0} all-gather(%w), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+}, execution_thread="sparsecore"
+
+%product (a: f8e5m2[512,1024], b: f8e4m3fn[1024,1024]) -> bf16[512,1024] {
+  %a = f8e5m2[512,1024]{1,0} parameter(0)
+  %b = f8e4m3fn[1024,1024]{1,0} parameter(1)
+  ROOT %dot = bf16[512,1024]{1,0} convolution(%a, %b), dim_labels=bf_io->bf
+}
+
+%converted (a.1: f8e5m2[512,1024], b.1: bf16[1024,1024]) -> bf16[512,1024] {
+  %a.1 = f8e5m2[512,1024]{1,0} parameter(0)
+  %b.1 = bf16[1024,1024]{1,0} parameter(1)
+  ROOT %dot.1 = bf16[512,1024]{1,0} convolution(%a.1, %b.1), dim_labels=bf_io->bf
+}
+
+ENTRY %main (p: f8e4m3fn[256,1024], x: f8e5m2[512,1024], v: f8e4m3fn[1024,1024], u: bf16[1024,1024]) -> bf16[512,1024] {
+  %p = f8e4m3fn[256,1024]{1,0} parameter(0)
+  %x = f8e5m2[512,1024]{1,0:S(1)} parameter(1)
+  %v = f8e4m3fn[1024,1024]{1,0:S(1)} parameter(2)
+  %u = bf16[1024,1024]{1,0:S(1)} parameter(3)
+  %ready = token[] custom-call(), custom_call_target="PrepareAsyncCallDone"
+  %all-gather.1.call-start = ((f8e4m3fn[256,1024]{1,0}, token[]), f8e4m3fn[1024,1024]{1,0}) call-start(%p, %ready), async_execution_thread="sparsecore", to_apply=%gathered
+  %meanwhile = bf16[512,1024]{1,0:S(1)} fusion(%x, %v), kind=kOutput, calls=%product
+  %all-gather.1.call-done = f8e4m3fn[1024,1024]{1,0} call-done(%all-gather.1.call-start)
+  ROOT %last = bf16[512,1024]{1,0:S(1)} fusion(%x, %u), kind=kOutput, calls=%converted
+}
+"""  # noqa: E501
+
+# The eight devices of four chips in a row, first one of each chip, then the other.
+TPU7X = Interconnect("tpu7x", [(0, x, 0, 0) for _ in range(2) for x in range(4)], (4, 1, 1), (False,) * 3)
+
 # An attention kernel on 2 heads × 512 × 128, with queries from host memory and its result to host memory.
 ON_HOST = """\
 HloModule jit_step, is_scheduled=true

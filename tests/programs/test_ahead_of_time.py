@@ -22,7 +22,8 @@ needs_libtpu = pytest.mark.skipif(
 )
 
 # A topology, the mesh on it, and how many slices.
-SLICES = ("v4:2x2x1=[1,4,1]", "v5e:4x4=[1,8,2]", "v5p:2x2x1=[1,4,1]", "v6e:2x2=[1,2,2]", "v4:2x2x1*2=[1,4,1]")
+FP8 = "tpu7x:2x2x1=[1,8,1]+precision=fp8"
+SLICES = ("v4:2x2x1=[1,4,1]", "v5e:4x4=[1,8,2]", "v5p:2x2x1=[1,4,1]", "v6e:2x2=[1,2,2]", "v4:2x2x1*2=[1,4,1]", FP8)
 
 OFFLOADED = "v4:2x2x1=[1,4,1]+remat_policy=context+offload=[layer_input,query]"
 EXPERTS = "v4:2x2x1={fsdp: 2, expert: 2}+feed_forward=MoeFeedForward+num_experts=8"
@@ -65,6 +66,13 @@ def test_flops_of_fusions_are_those_that_the_compiler_counts(reports, name) -> N
     program = read_program(reports[name]["text"])
     found = sum(matmul_flops(program, one) for one, _ in program.scheduled_instructions())  # of loops, one iteration
     assert 0.95 < found / reports[name]["compiler_flops_per_device"] < 1  # the rest is elementwise
+
+
+@needs_libtpu
+def test_matmuls_of_weights_have_fp8_operands(reports) -> None:
+    program = read_program(reports[FP8]["text"])
+    found = [[matmul_flops(program, one, speed) for one, _ in program.scheduled_instructions()] for speed in (1, 2)]
+    assert 0.5 < sum(found[1]) / sum(found[0]) < 0.6  # attention and logits are not in FP8
 
 
 @needs_libtpu

@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from paxcli.programs.collectives import Collective, Interconnect, count_collectives, find_collective
+from paxcli.programs.attribution import attribute_instructions
+from paxcli.programs.collectives import Collective, Interconnect, count_collectives, find_all_gathers, find_collective
 from paxcli.programs.hlo import read_program
-from tests.programs.hlo_texts import COLLECTIVES, MIB, V4
+from tests.programs.hlo_texts import COLLECTIVES, MIB, SPARSE_CORE, TPU7X, V4
 
 
 def test_collectives_are_counted_with_their_loops() -> None:
@@ -17,6 +18,17 @@ def test_collectives_are_counted_with_their_loops() -> None:
         "all-reduce": (5, 5 * 2 * MIB),
         "collective-permute": (1, MIB // 2),
     }
+
+
+def test_collectives_on_sparse_cores_are_found() -> None:
+    program = read_program(SPARSE_CORE)
+    assert count_collectives(program, TPU7X) == [{"kind": "all-gather", "network": "ici", "count": 1, "bytes": MIB}]
+    assert find_all_gathers(program, {(1024, 1024)}) == ["f8e4m3fn[1024,1024]"]
+    assert attribute_instructions(program)["all-gather.1.call-start"].category == "collective"
+
+
+def test_two_devices_of_a_chip_share_its_links() -> None:
+    assert [TPU7X.links(group) for group in (range(8), range(4), [0, 4])] == [1, 0.5, 1]
 
 
 def test_a_ring_receives_over_two_links() -> None:

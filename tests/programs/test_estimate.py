@@ -45,6 +45,14 @@ def test_matmuls_are_those_of_the_model_and_those_that_remat_repeats() -> None:
     assert counted("context")[0].attention_flops == everything.attention_flops
 
 
+def test_matmuls_in_fp8_take_a_share_of_the_time() -> None:
+    with opened("remat_policy=everything", "precision=fp8", "fprop_dtype=bfloat16") as session:
+        slow, fast = (count_work(session, speed).flops for speed in (1.0, 2.0))
+        model = session.experiment.task.model
+    logits = 3 * 2 * ROWS * LENGTH * DIMS * model.vocab_size  # these are not in FP8
+    assert slow - fast == (model.step_flops(session.spec).weights - logits) / 2
+
+
 def test_saved_are_the_inputs_of_layers_and_what_the_policy_saves() -> None:
     nothing, context, out_proj = (counted(policy)[0].saved for policy in ("nothing", "context", "context_and_out_proj"))
     assert context - nothing == LAYERS * (ACTIVATION + HEADS * NUMBERS)  # with the log-sum-exp of each head

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from paxcli.programs.chips import CHIPS
 from paxcli.programs.collectives import Interconnect
 from paxcli.programs.hlo import read_program
 from paxcli.programs.prediction import KERNEL_RATE, SLICE_WAIT, predict
-from tests.programs.hlo_texts import COLLECTIVES, MIB, ON_HOST, V4
+from tests.programs.hlo_texts import COLLECTIVES, MIB, ON_HOST, SPARSE_CORE, TPU7X, V4
 
 
 def test_seconds_are_matmuls_and_exposed_communication() -> None:
@@ -22,6 +24,17 @@ def test_seconds_are_matmuls_and_exposed_communication() -> None:
     assert found.parts["exposed_ici"] == pytest.approx(5 * (gather + reduce) + permute)
     assert found.parts["exposed_dcn"] == 0 and found.parts["kernels"] == 0
     assert sum(found.shares().values()) == pytest.approx(1)
+
+
+def test_matmuls_in_fp8_and_collectives_on_sparse_cores() -> None:
+    matmul = 2 * 512 * 1024 * 1024 / (CHIPS["tpu7x"].matmul_rate * 1153.5e12)
+    gather = MIB * 3 / 4 / (90e9 / 2)  # in a row of four; the other device of each chip uses the same link
+    found = predict(read_program(SPARSE_CORE), TPU7X, 1153.5e12)
+    assert found.parts["matmul"] == pytest.approx(matmul / 2 + matmul)
+    assert found.communication["ici"] == pytest.approx(gather)
+    assert found.parts["exposed_ici"] == pytest.approx(gather - matmul / 2)
+    bfloat16 = predict(read_program(SPARSE_CORE), dataclasses.replace(TPU7X, generation="v6e"), 1153.5e12)
+    assert bfloat16.parts["matmul"] == pytest.approx(2 * matmul)  # without FP8 units
 
 
 def test_the_explanation_names_what_bounds_the_step_and_where() -> None:
