@@ -2,7 +2,8 @@
 
 The time of each instruction of the scheduled program is, on a chip of `chips.py`:
 
-- a fusion with matmuls: its FLOPs at the chip's matmul rate, or its traffic at the bandwidth of HBM, if that is longer;
+- a fusion with matmuls: its FLOPs at the chip's matmul rate, in FP8 times `fp8_speed`, or its traffic at the bandwidth
+  of HBM, if that is longer;
 - any other fusion: the clock cycles that the TPU compiler estimates;
 - a custom kernel, of attention or a grouped matmul: its FLOPs at `KERNEL_RATE` of the peak;
 - a collective over ICI: `V / (bandwidth × links)`. V is what each of n devices receives. For a full array of S bytes,
@@ -96,16 +97,10 @@ class Prediction:
 
     def add(self, other: Prediction) -> None:
         """Adds the seconds and calls of another prediction."""
-        pairs: list[tuple[dict[Any, float], dict[Any, float]]] = [
-            (self.parts, other.parts),
-            (self.communication, other.communication),
-            (self.costs, other.costs),
-        ]
-        for total, added in pairs:
-            for name, seconds in added.items():
-                total[name] += seconds
-        self.kernel_calls += other.kernel_calls
-        self.unknown_kernels += other.unknown_kernels
+        for field in dataclasses.fields(self):  # each maps names to amounts
+            total = getattr(self, field.name)
+            for name, amount in getattr(other, field.name).items():
+                total[name] += amount
 
     def spend(self, part: str, cost: Cost, seconds: float) -> None:
         """Adds seconds to a part."""
