@@ -36,9 +36,7 @@ def divide(spans: Sequence[Span], is_collective: Callable[[str], bool]) -> Timel
     collective = [is_collective(span.name) for span in spans]
     computing: set[int] = set()
     communicating: set[int] = set()
-    hidden = 0.0
-    gaps = []
-    before = edges[0][0]
+    hidden, gaps, before = 0.0, [], edges[0][0]
     for now, begins, i in edges:
         passed = now - before
         if passed > 0:

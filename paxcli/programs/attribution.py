@@ -97,9 +97,8 @@ def _category(program: Program, instruction: Instruction, layer: str) -> Categor
         return "control"
     parts = list(program.with_fused(instruction))
     scope = layer.rpartition("/")[2]
-    if instruction.opcode in ("call-start", "call-done") and _COLLECTIVE.match(instruction.name):  # on SparseCores
-        return "collective"
-    if any(_COLLECTIVE.match(part.opcode) for part in parts):
+    # A call on SparseCores has the name of what it calls.
+    if any(_COLLECTIVE.match(part.name if part.opcode.startswith("call-") else part.opcode) for part in parts):
         return "collective"
     if scope == ATTENTION_CORE or any(_ATTENTION_KERNEL.search(part.call_target) for part in parts):
         return "attention"

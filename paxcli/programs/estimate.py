@@ -1,7 +1,8 @@
 """Estimates a train step's time and memory from its jaxpr, in seconds, to choose which variants are worth compiling.
 
-Counted are matmuls, runs of attention kernels, activations that the forward pass saves, the all-gathers of FSDP, and
-the activations that tensor parallelism exchanges. `search` corrects the memory of the rest, from compiled programs.
+Counted are matmuls, runs of attention kernels, activations that the forward pass saves or offloads to the host, the
+all-gathers of FSDP, and the activations that tensor parallelism exchanges. `search` corrects the memory of the rest,
+from compiled programs.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.programs.ahead_of_time import interconnect_of
-from paxcli.programs.chips import find_chip
+from paxcli.programs.chips import Chip, find_chip
 from paxcli.programs.prediction import KERNEL_RATE, grouped_matmul_flops
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.session import Session
@@ -29,6 +31,10 @@ _BYTES = 2  # of a weight or an activation in bfloat16
 _GATHERS = 3  # of each weight: forward, backward, and the scatter of its gradient
 _EXCHANGES = 8  # of the activations between layers, by tensor parallelism: four in each pass
 _BACKWARD_OVER_FORWARD = 2.5  # matmuls of attention kernels
+# Shares of compute that hide transfers to the host, and back: half of each pass, since a layer sends what it has
+# computed, and waits for what it needs.
+_HIDING = (1 / 6, 1 / 3)
+_IN_FLIGHT = 2  # layers whose offloaded activations are in device memory: one computes, one is transferred
 
 
 class Work(NamedTuple):
@@ -38,7 +44,8 @@ class Work(NamedTuple):
       tokens: Tokens of a batch.
       flops: Of matmuls, those that remat repeats included, but those of attention kernels.
       attention_flops: Of attention by kernels; 0 without them.
-      saved: Bytes of activations that the backward pass reads.
+      saved: Bytes of activations that the backward pass reads, in device memory.
+      offloaded: Bytes of those that are in host memory meanwhile.
       between_layers: Bytes of all layers' inputs.
     """
 
@@ -46,6 +53,7 @@ class Work(NamedTuple):
     flops: float
     attention_flops: float
     saved: float
+    offloaded: float
     between_layers: float
 
     def times(self, rows: float) -> Work:
@@ -63,7 +71,7 @@ class MeshCosts(NamedTuple):
       devices: Number of devices.
       matmul_rate: FLOP/s of a device in matmuls.
       kernel_rate: FLOP/s of a device in kernels.
-      hbm: Bytes per second of its memory.
+      chip: The chip of one.
     """
 
     state: float
@@ -72,13 +80,18 @@ class MeshCosts(NamedTuple):
     devices: int
     matmul_rate: float
     kernel_rate: float
-    hbm: float
+    chip: Chip
 
     def seconds(self, work: Work) -> float:
-        """Estimated time of a step. Compute hides the communication of weights, not that of activations."""
+        """Estimated time of a step. Compute hides the communication of weights, not that of activations.
+
+        The forward pass hides transfers to the host, the backward pass those back, each as far as half of it takes.
+        """
         compute = work.flops / self.devices / self.matmul_rate + work.attention_flops / self.devices / self.kernel_rate
-        traffic = 2 * self.memory(work) / self.hbm  # written once, read once
-        return max(compute, self.gather) + work.between_layers * self.exchange + traffic
+        traffic = 2 * self.memory(work) / self.chip.hbm  # written once, read once
+        to_host = work.offloaded / self.devices / self.chip.pcie
+        waiting = sum(max(0.0, to_host - share * compute) for share in _HIDING)
+        return max(compute, self.gather) + waiting + work.between_layers * self.exchange + traffic
 
     def memory(self, work: Work) -> float:
         """Estimated bytes of a device."""
@@ -103,12 +116,16 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
             found["flops"] += times * (grouped_matmul_flops(shapes) or 0.0)
         elif name == "scan" and not params["reverse"]:
             carry = params["num_carry"]
-            found["saved"] += times * sum(map(_bytes, equation.outvars[carry:]))
+            for out in equation.outvars[carry:]:
+                on_host = out.aval.memory_space == jax.memory.Space.Host
+                found["offloaded"] += times * on_host * _bytes(out)
+                found["saved"] += times * (_IN_FLIGHT / params["length"] if on_host else 1) * _bytes(out)
             found["between_layers"] += times * params["length"] * sum(map(_bytes, equation.outvars[:carry]))
-    forward, attention = task.model.forward_flops(session.spec), 0.0
+    found["tokens"], forward = tokens_in(session.spec) or 0, task.model.forward_flops(session.spec)
     if forward is not None and found["backward"]:
-        attention = forward.attention * (found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD)
-    return Work(tokens_in(session.spec) or 0, found["flops"], attention, found["saved"], found["between_layers"])
+        runs = found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD
+        found["attention_flops"] = forward.attention * runs
+    return Work(*(found[name] for name in Work._fields))
 
 
 def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
@@ -133,7 +150,7 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
         devices=mesh.size,
         matmul_rate=peak * chip.matmul_rate,
         kernel_rate=peak * KERNEL_RATE,
-        hbm=chip.hbm,
+        chip=chip,
     )
 
 

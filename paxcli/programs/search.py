@@ -27,6 +27,16 @@ from paxcli.training.experiment import Experiment, global_batch_size
 from paxcli.training.session import open_session
 
 _BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
+_QKV = ("query", "key", "value")
+# Policies with what they save besides: on the device, and on the host.
+_MORE_SAVED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("qkv_context_out_proj", ("feed_forward_in",), ()),  # one of the two matmuls of a gated feed-forward layer
+    ("nothing", (), ("layer_input",)),
+    ("context", (), _QKV),
+    ("context", (), ("layer_input", *_QKV)),
+)
+# libtpu copies offloaded activations one layer late by default, and then waits for them.
+_TRANSFERS_AT_ONCE = {"xla_tpu_pipeline_memory_host_transfers": "false"}
 _MOST_COMPILED = 6  # variants, the recipe itself included
 _SECONDS = 360  # after which no further variant is compiled, if one fits
 _ROWS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the recipe's
@@ -84,6 +94,7 @@ def search(
     Raises:
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
+    find_chip(target)
     began, candidates, trials = time.monotonic(), _candidates(config, target), []
     next_one, slack = next(one for one in candidates if not one.settings), 0.0
     while len(trials) < _MOST_COMPILED:
@@ -96,7 +107,8 @@ def search(
         else:
             trials.append(Trial(next_one.settings, report))
             on_trial(trials[-1])
-            if needed := report["hbm_needed_bytes"]:
+            # What a program needs that offloads, and fits, is known as an upper bound only.
+            if (needed := report["hbm_needed_bytes"]) and not (report["fits"] and next_one.work.offloaded):
                 slack = needed - next_one.memory
         is_late = time.monotonic() - began > _SECONDS and any(trial.report["fits"] for trial in trials)
         if not candidates or is_late:
@@ -111,7 +123,6 @@ def search(
 
 def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
     """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
-    chip = find_chip(target)
     meshes: list[tuple[Changes, MeshCosts]] = []
     for mesh in ({}, *_meshes(config, target)):
         try:
@@ -123,7 +134,7 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
     works: list[tuple[Changes, Work]] = []
     for policy in ({}, *_policies(config)):
         with open_session(_with(config, policy), target.devices()) as session:
-            work = count_work(session, chip.fp8_speed)
+            work = count_work(session, find_chip(target).fp8_speed)
         if all(work != other for _, other in works):
             works.append((policy, work))
     devices = target.devices_per_slice * target.num_slices
@@ -159,20 +170,17 @@ def _meshes(config: fdl.Config[Experiment], target: CompileTarget) -> list[Chang
 
 
 def _policies(config: fdl.Config[Experiment]) -> list[Changes]:
-    """Other remat policies, but those that offload: their transfers are not estimated."""
+    """Other remat policies, with what `save` and `offload` add to some of them."""
     stacks = fdl.build(config.task.model).stacks()
-    names = [policy for policy in get_args(RematPolicy) if not policy.endswith("_offloaded")] if stacks else []
-    choices = [{"remat_policy": name, "save": (), "offload": ()} for name in names]
-    # Between this policy and `dots_except_logits`: one of the two matmuls of a gated feed-forward layer.
-    choices += [
-        one | {"save": ("feed_forward_in",)} for one in choices if one["remat_policy"] == "qkv_context_out_proj"
-    ]
+    choices = (*((policy, (), ()) for policy in get_args(RematPolicy)), *_MORE_SAVED) if stacks else ()
+    options = (config.mesh.compiler_options or {}) | _TRANSFERS_AT_ONCE
     return [
         {
             f"task.model.{path}.{field}": list(value) if isinstance(value, tuple) else value
             for path, stack in stacks.items()
-            for field, value in choice.items()
+            for field, value in zip(("remat_policy", "save", "offload"), choice, strict=True)
             if value != stack.named_fields(field)[field]
         }
+        | ({"mesh.compiler_options": options} if choice[2] or choice[0].endswith("_offloaded") else {})
         for choice in choices
     ]

@@ -25,8 +25,8 @@ def opened(*settings: str):
     return open_session(resolve("tiny-synthetic", (), [*SETTINGS, *settings]).config, TARGET.devices())
 
 
-def counted(policy: str) -> tuple[Work, Session]:
-    with opened(f"remat_policy={policy}") as session:
+def counted(policy: str, *settings: str) -> tuple[Work, Session]:
+    with opened(f"remat_policy={policy}", *settings) as session:
         return count_work(session), session
 
 
@@ -58,6 +58,19 @@ def test_saved_are_the_inputs_of_layers_and_what_the_policy_saves() -> None:
     assert context - nothing == LAYERS * (ACTIVATION + HEADS * NUMBERS)  # with the log-sum-exp of each head
     assert out_proj - context == LAYERS * ACTIVATION
     assert LAYERS * ACTIVATION <= nothing <= 1.7 * LAYERS * ACTIVATION
+
+
+def test_offloaded_activations_are_in_host_memory_but_those_of_two_layers() -> None:
+    context, _ = counted("context")
+    offloaded, _ = counted("context", "offload=[query, key, value]")
+    assert offloaded.offloaded == 3 * LAYERS * ACTIVATION and context.offloaded == 0
+    assert offloaded.saved - context.saved == 2 * 3 * ACTIVATION
+    assert context.flops - offloaded.flops == 3 * 2 * LAYERS * ROWS * LENGTH * DIMS * DIMS  # not computed again
+    with opened() as session:
+        mesh = measure_mesh(session, TARGET)
+    without, hidden, slow = (mesh.seconds(context._replace(offloaded=size)) for size in (0, 1e4, 1e12))
+    assert without == hidden
+    assert slow == pytest.approx(2 * 1e12 / 4 / CHIPS["v5e"].pcie, rel=0.01)  # there and back; four devices
 
 
 def test_a_mesh_costs_state_gathers_and_exchanges() -> None:

@@ -65,6 +65,11 @@ def test_policies_replace_what_the_recipe_saves_and_offloads() -> None:
     found = [{key: value for key, value in one.settings.items() if path in key} for one in candidates]
     assert {f"{path}.remat_policy": "everything", f"{path}.offload": []} in found
     all_but_one = {f"{path}.remat_policy": "qkv_context_out_proj", f"{path}.save": ["feed_forward_in"]}
+    offloading = next(one.settings for one in candidates if "key" in one.settings.get(f"{path}.offload", ()))
+    assert offloading == {
+        f"{path}.offload": ["query", "key", "value"],
+        "mesh.compiler_options": {"xla_tpu_pipeline_memory_host_transfers": "false"},
+    }
     memory = {str(one): candidate.memory for one, candidate in zip(found, candidates, strict=True)}
     less, more = ({f"{path}.remat_policy": name, f"{path}.offload": []} for name in ("context", "dots_except_logits"))
     less.pop(f"{path}.remat_policy")  # the recipe's
