@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -124,7 +124,7 @@ def _dropless(
     sizes = jnp.sum(jax.nn.one_hot(flat, num_groups, dtype=jnp.int32), axis=0)
     tokens = x.reshape(-1, x.shape[-1])[order % chosen[0].size]
 
-    def by_expert(x: jax.Array, w: jax.Array, bias: jax.Array | None, scale: Any = 1) -> jax.Array:
+    def by_expert(x: jax.Array, w: jax.Array, bias: jax.Array | None, scale: jax.Array | float = 1.0) -> jax.Array:
         y = grouped_matmul(x * scale, w, sizes, partitioned)
         return y if bias is None else y + scale * bias.at[flat[order]].get(mode="fill", fill_value=0)
 

@@ -36,7 +36,8 @@ def divide(spans: Sequence[Span], is_collective: Callable[[str], bool]) -> Timel
     collective = [is_collective(span.name) for span in spans]
     computing: set[int] = set()
     communicating: set[int] = set()
-    hidden, gaps, before = 0.0, [], edges[0][0]
+    hidden, gaps = 0.0, []
+    before = edges[0][0]
     for now, begins, i in edges:
         passed = now - before
         if passed > 0:

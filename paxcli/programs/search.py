@@ -94,7 +94,6 @@ def search(
     Raises:
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
-    find_chip(target)
     began, candidates, trials = time.monotonic(), _candidates(config, target), []
     next_one, slack = next(one for one in candidates if not one.settings), 0.0
     while len(trials) < _MOST_COMPILED:
@@ -123,6 +122,7 @@ def search(
 
 def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
     """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
+    chip = find_chip(target)
     meshes: list[tuple[Changes, MeshCosts]] = []
     for mesh in ({}, *_meshes(config, target)):
         try:
@@ -134,7 +134,7 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
     works: list[tuple[Changes, Work]] = []
     for policy in ({}, *_policies(config)):
         with open_session(_with(config, policy), target.devices()) as session:
-            work = count_work(session, find_chip(target).fp8_speed)
+            work = count_work(session, chip.fp8_speed)
         if all(work != other for _, other in works):
             works.append((policy, work))
     devices = target.devices_per_slice * target.num_slices

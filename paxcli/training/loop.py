@@ -188,9 +188,9 @@ class TrainingRun:
             ) from None
 
     def _compile(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState, NestedMap | None]:
-        """The compiled step, which another thread compiles, and meanwhile the initial state and the first batch.
+        """The compiled step, the initial state and the first batch. The step compiles in a thread of its own.
 
-        The batch is None where the run may save the input's position, or stop, before it needs one.
+        The batch is None if an evaluation is due first: the run may then save the input's position, or stop.
         """
         with ThreadPoolExecutor(1, "compile") as pool:
             compiling = pool.submit(self.instrument.prepare(self.session))
