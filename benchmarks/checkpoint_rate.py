@@ -31,8 +31,8 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.config.resolve import resolve
 from paxcli.mesh.sharding import put_batch
+from paxcli.training.instrument import step_of
 from paxcli.training.session import open_session
-from paxcli.training.step import make_train_step
 
 PEER = pathlib.Path(__file__).parent / "peers" / "torch_checkpoint.py"
 
@@ -86,9 +86,8 @@ def main() -> None:
     peers: list[dict[str, float]] = []
     found: dict[str, list[float]] = {name: [] for name in ("blocked", "save", "restore", "alone", "beside")}
     with tempfile.TemporaryDirectory() as name, open_session(config) as session:
-        task = session.experiment.task
         state = session.new_state()
-        step = make_train_step(task, session.abstract)
+        step = step_of(session)
         batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
 
         def steps(count: int = 3) -> float:

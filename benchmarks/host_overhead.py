@@ -22,11 +22,11 @@ import jax
 from pax_recipes.tiny import tiny
 from paxcli.mesh.sharding import put_batch
 from paxcli.metrics.meter import peak_memory_bytes
+from paxcli.training.instrument import step_of
 from paxcli.training.loop import train
 from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import open_session
-from paxcli.training.step import make_train_step
 
 
 class Clock(Reporter):
@@ -59,7 +59,7 @@ def main() -> None:
     bare, whole = [], []
     with tempfile.TemporaryDirectory() as name, open_session(tiny()) as session:
         state = session.new_state()
-        step = make_train_step(session.experiment.task, session.abstract)
+        step = step_of(session)
         batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
         for number in range(options.rounds):
             for timed in (3, options.steps):

@@ -37,10 +37,10 @@ def measure(size: dict, remat_policy: str, steps: int) -> dict:
     configure_jax()
     import jax
 
-    from paxcli.mesh.sharding import global_spec, put_batch
+    from paxcli.mesh.sharding import put_batch
     from paxcli.mesh.startup import return_free_memory
+    from paxcli.training.instrument import step_of
     from paxcli.training.session import open_session
-    from paxcli.training.step import make_train_step
 
     fields = ("num_layers", "model_dims", "hidden_dims", "num_heads")
     sets = [f"task.model.{name}={size[name]}" for name in fields]
@@ -48,9 +48,8 @@ def measure(size: dict, remat_policy: str, steps: int) -> dict:
     sets += [f"global_batch_size={size['batch']}", "ici_mesh_shape=null", f"remat_policy={remat_policy}"]
     config = resolve("c4-1b", ["synthetic-data"], sets).config
     with open_session(config) as session:
-        task, batches = session.experiment.task, session.experiment.train_input
-        spec = global_spec(session.spec, session.global_batch_size, session.mesh)
-        lowered = make_train_step(task, session.abstract).lower(session.abstract, spec)
+        batches = session.experiment.train_input
+        lowered = step_of(session).lower(session.abstract, session.batch)
         began = time.perf_counter()
         step = lowered.compile()
         compile_seconds = time.perf_counter() - began

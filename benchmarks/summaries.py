@@ -22,18 +22,17 @@ def measure(levels: list[int], rounds: int) -> dict[int, list[float]]:
     import jax
 
     from paxcli.config.resolve import resolve
-    from paxcli.mesh.sharding import global_spec, put_batch
+    from paxcli.mesh.sharding import put_batch
+    from paxcli.training.instrument import step_of
     from paxcli.training.session import open_session
-    from paxcli.training.step import make_train_step
 
     seconds: dict[int, list[float]] = {level: [] for level in (0, *levels)}
     steps, states = {}, {}
     for level in seconds:
         config = resolve("tiny-synthetic", (), [f"summary_verbosity={level}"]).config
         with open_session(config) as session:
-            task, source = session.experiment.task, session.experiment.train_input
-            spec = global_spec(session.spec, session.global_batch_size, session.mesh)
-            steps[level] = make_train_step(task, session.abstract).lower(session.abstract, spec).compile()
+            source = session.experiment.train_input
+            steps[level] = step_of(session).lower(session.abstract, session.batch).compile()
             states[level] = session.new_state()
     with open_session(config) as session:
         batch = put_batch(source.get_next(), session.mesh)

@@ -53,19 +53,18 @@ def measure(recipe: str, overlays: list[str], sets: list[str], steps: int) -> di
     import jax
 
     from paxcli.config.resolve import resolve
-    from paxcli.mesh.sharding import global_spec, put_batch
+    from paxcli.mesh.sharding import put_batch
     from paxcli.metrics.meter import peak_memory_bytes
     from paxcli.metrics.peaks import mfu, peak_flops
+    from paxcli.training.instrument import step_of
     from paxcli.training.session import open_session
     from paxcli.training.state import count_parameters
-    from paxcli.training.step import make_train_step
     from paxcli.training.summary import tokens_in
 
     with open_session(resolve(recipe, overlays, sets).config) as session:
         task, source = session.experiment.task, session.experiment.train_input
         marks = [time.perf_counter()]
-        spec = global_spec(session.spec, session.global_batch_size, session.mesh)
-        traced = make_train_step(task, session.abstract).trace(session.abstract, spec)
+        traced = step_of(session).trace(session.abstract, session.batch)
         marks.append(time.perf_counter())
         lowered = traced.lower()
         marks.append(time.perf_counter())

@@ -16,16 +16,18 @@ def make_step(task: dict):
 
     from paxcli.config.resolve import resolve
     from paxcli.mesh.sharding import put_batch
+    from paxcli.mesh.startup import return_free_memory
+    from paxcli.training.instrument import Instrument
     from paxcli.training.session import open_session
-    from paxcli.training.step import make_train_step
 
     if "recipe" in task:
         config = resolve(task["recipe"], task["overlays"], task["sets"]).config
     else:
         config = gpt2_like(task)
     session = contextlib.ExitStack().enter_context(open_session(config))
+    train_step = Instrument().prepare(session)()
     state = session.new_state()
-    train_step = make_train_step(session.experiment.task, session.abstract)
+    return_free_memory()
     metrics: dict = {}
 
     def step() -> None:

@@ -29,7 +29,8 @@ def _find_dependencies(body: list[ast.stmt], function: str) -> list[ast.stmt]:
     wanted, kept = {function, "recipe", "annotations"}, set()
     while added := [node for node in body if node not in kept and wanted & set(_names_defined_by(node))]:
         kept.update(added)
-        wanted |= {name for node in added for name in _names_used_by(node)}
+        used = (n for node in added for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
+        wanted |= {name.id for name in used}
     return [node for node in body if node in kept]
 
 
@@ -43,10 +44,6 @@ def _names_defined_by(node: ast.stmt) -> Iterator[str]:
         yield from (name.id for name in stored)
         for child in (n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)):
             yield from _names_defined_by(child)
-
-
-def _names_used_by(node: ast.stmt) -> Iterator[str]:
-    return (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load))
 
 
 def _import_text(node: ast.stmt, lines: list[str], entry: RecipeEntry) -> str:

@@ -114,10 +114,6 @@ class SeqIOInput(StreamInput):
             try_in_mem_cache=False,
         )
 
-    def _rows(self, epoch: int) -> Any:
-        rows = self.feature_converter(self.examples(epoch), task_feature_lengths=self.lengths)
-        return rows.take(self.eval_num_examples or -1)
-
     def get_state(self) -> dict[str, Any]:
         epoch, row = self.position
         return {"pass": epoch, "row": row, **self._position_context()}
@@ -148,7 +144,7 @@ class SeqIOInput(StreamInput):
         while True:
             for new in self._read_epoch_rows(epoch, row, size):
                 row += num_rows(new)
-                rows = _join([*remainder, new])
+                rows = jax.tree.map(lambda *arrays: np.concatenate(arrays), *remainder, new)
                 rest = num_rows(rows) % size
                 if num_rows(rows) >= size:
                     yield self._take_host_rows(_slice(rows, 0, size)), (epoch, row - rest)
@@ -165,7 +161,9 @@ class SeqIOInput(StreamInput):
     def _read_epoch_rows(self, epoch: int, row: int, size: int) -> Iterator[NestedMap]:
         """The rows of an epoch from `row`, `size` at a time; the last ones may be fewer."""
         with translate_errors(self._where):
-            batches = self._rows(epoch).skip(row).batch(size).prefetch(load("tensorflow").data.AUTOTUNE)
+            rows = self.feature_converter(self.examples(epoch), task_feature_lengths=self.lengths)
+            rows = rows.take(self.eval_num_examples or -1).skip(row)
+            batches = rows.batch(size).prefetch(load("tensorflow").data.AUTOTUNE)
             for arrays in batches.as_numpy_iterator():
                 batch = NestedMap(jax.tree.map(self._to_device_dtype, arrays))
                 count = num_rows(batch)
@@ -299,10 +297,6 @@ class SeqIOInput(StreamInput):
     @property
     def _where(self) -> str:
         return f"Input `{self.name}`"
-
-
-def _join(parts: Sequence[NestedMap]) -> NestedMap:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
 
 def _slice(rows: NestedMap, start: int, stop: int | None) -> NestedMap:

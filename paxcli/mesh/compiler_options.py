@@ -21,6 +21,7 @@ import yaml
 
 from paxcli.errors import ConfigError
 from paxcli.log import log
+from paxcli.mesh.option_check import option_errors
 
 Options = dict[str, str | int | float | bool]
 
@@ -50,12 +51,9 @@ def compiler_options(
     """
     overrides = dict(user_options or {})
     environment = " ".join(os.environ.get(variable, "") for variable in _ENVIRONMENT)
-    from_environment = re.findall(r"--([a-z]\w*)", environment)
-    presets = {
-        name: value
-        for name, value in _presets(platform, device_kind, num_devices).items()
-        if name not in overrides and name not in from_environment
-    }
+    decided = {*overrides, *re.findall(r"--([a-z]\w*)", environment)}
+    found = _presets(platform, device_kind, num_devices)
+    presets = {name: value for name, value in found.items() if name not in decided}
     user: Options = {name: value for name, value in overrides.items() if value is not None}
     errors = _option_errors(platform, presets | user)
     for name in user:
@@ -103,7 +101,7 @@ def _package(platform: str) -> str:
 def _option_errors(platform: str, options: Options) -> dict[str, str | None]:
     """XLA's error message for each option, or None if it accepts it.
 
-    Checked once for each version of the compiler, in a subprocess; cached in a file.
+    Checked once for each version of the compiler; cached in a file.
     """
     path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pax" / "compiler_options"
     path /= f"{_package(platform).replace(' ', '-')}.json"
@@ -124,7 +122,12 @@ def _option_errors(platform: str, options: Options) -> dict[str, str | None]:
 
 
 def _try_options(platform: str, options: Options) -> tuple[dict[str, str | None], bool]:
-    """Compiles with each option in a subprocess: the error or None for each, and whether they could be checked."""
+    """Compiles with each option: the error or None for each, and whether they could be checked.
+
+    In a subprocess, except on a CPU, where this process has the compiler and starts sooner.
+    """
+    if platform == "cpu":
+        return option_errors(platform, options), True
     command = [sys.executable, "-m", "paxcli.mesh.option_check", platform]
     environment = {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
     done = subprocess.run(command, input=json.dumps(options), capture_output=True, text=True, env=environment)

@@ -1,8 +1,8 @@
-"""A subprocess that checks which compiler options the installed XLA accepts.
+"""Checks which compiler options the installed XLA accepts.
 
-`python -m paxcli.mesh.option_check tpu` reads `{name: value}` as JSON from stdin, and prints `{name: error or null}`.
-It needs no accelerator: TPU options are tried with libtpu's compiler, GPU options with the CPU compiler, which accepts
-the same options.
+As a subprocess, `python -m paxcli.mesh.option_check tpu` reads `{name: value}` as JSON from stdin, and prints
+`{name: error or null}`. It needs no accelerator: TPU options are tried with libtpu's compiler, GPU options with the CPU
+compiler, which accepts the same options.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 from paxcli.errors import first_line
 
 _TOPOLOGY = "v5e:2x2"
 
 
-def _main(platform: str) -> None:
-    # The parent process may hold the TPU; this one does not need it.
-    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+def option_errors(platform: str, options: dict[str, Any]) -> dict[str, str | None]:
+    """XLA's error message for each option, or None if it accepts it."""
     import jax
     from jax.experimental import topologies
     from jax.sharding import SingleDeviceSharding
@@ -28,7 +28,6 @@ def _main(platform: str) -> None:
         device = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGY).devices[0]
     argument = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
     lowered = jax.jit(lambda x: x + 1).lower(argument)  # one operation, to compile with each option
-    options = json.load(sys.stdin)
     errors: dict[str, str | None] = {}
     for name, value in options.items():
         try:
@@ -36,8 +35,10 @@ def _main(platform: str) -> None:
             errors[name] = None
         except Exception as error:  # noqa: BLE001 - the error is the result
             errors[name] = first_line(error)
-    print(json.dumps(errors))
+    return errors
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1])
+    # The parent process may hold the TPU; this one does not need it.
+    os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+    print(json.dumps(option_errors(sys.argv[1], json.load(sys.stdin))))

@@ -21,15 +21,16 @@ from jaxtyping import Float, Int
 from paxcli.config.fields import Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.output_head import Scorer
-from paxcli.mesh.sharding import axes_of, constrain, layout, split
+from paxcli.mesh.sharding import axes_of, constrain, current_device, layout, split
 from paxcli.models.losses import WeightedScalars, means_over_tokens, token_losses
 from paxcli.nested_map import NestedMap
 
 LossChunk = Tokens | Literal["auto"] | None
 
 _TOKENS = ("activation_batch", "activation_length")
-_LARGE = 4 * 2**30  # `auto` uses chunks if the float32 logits of a device have more bytes than this
-_CHUNK = 2**30  # at most so many bytes of logits in a chunk
+# `auto` uses chunks if the float32 logits of a device have more bytes than the first; a chunk has at most the second.
+_BYTES = 4 * 2**30, 2**30
+_BYTES_ON_CPU = 2**25, 2**24
 
 
 def chunk_size(asked: LossChunk, tokens: tuple[int, ...], vocab_size: int) -> int | None:
@@ -38,9 +39,10 @@ def chunk_size(asked: LossChunk, tokens: tuple[int, ...], vocab_size: int) -> in
         return asked
     parts = split((*tokens, vocab_size), *_TOKENS, "activation_vocab")
     token_bytes = 4 * vocab_size // parts[2]
-    if math.prod(tokens) // (parts[0] * parts[1]) * token_bytes <= _LARGE:
+    large, most = _BYTES_ON_CPU if current_device().platform == "cpu" else _BYTES
+    if math.prod(tokens) // (parts[0] * parts[1]) * token_bytes <= large:
         return None
-    return 2 ** max(8, int(math.log2(_CHUNK / token_bytes)))
+    return max(256, 2 ** int(math.log2(most / token_bytes)))
 
 
 def chunked_token_metrics(

@@ -43,9 +43,8 @@ class DivergenceCheck:
         self._in_a_row = self._in_a_row + steps if skipped == steps else 0
         was_skipped = self._learner.skip_invalid_gradients and not is_finite(values["grad_norm"])
         if not is_finite(values["loss"]) and not (was_skipped and is_finite(values["param_norm"])):
-            raise DivergedError(
-                f"The loss of step {record.step} is {values['loss']}. Earlier checkpoints are kept.", _HINT
-            )
+            text = f"The loss of step {record.step} is {values['loss']}. Earlier checkpoints are kept."
+            raise DivergedError(text, _HINT)
         most = self._learner.max_consecutive_skips
         if most is not None and self._in_a_row >= most:
             raise DivergedError(
@@ -57,10 +56,8 @@ class DivergenceCheck:
     def check_params(self, step: int, params: Any) -> None:
         """Raises DivergedError when parameters are not finite, so that they are never saved."""
         if not _all_finite(params):
-            raise DivergedError(
-                f"The parameters after step {step} are not finite: they are not saved. Earlier checkpoints are kept.",
-                _HINT,
-            )
+            text = f"The parameters after step {step} are not finite: they are not saved. Earlier checkpoints are kept."
+            raise DivergedError(text, _HINT)
 
 
 @jax.jit

@@ -20,7 +20,7 @@ from paxcli.config.consent import RECIPE_FILE
 from paxcli.errors import ConfigError, first_line
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.rules import Rules
-from paxcli.mesh.sharding import param_shardings, shardings_like_params
+from paxcli.mesh.sharding import current_device, param_shardings, shardings_like_params
 from paxcli.mesh.weights import Weight, weights_of
 from paxcli.nested_map import NestedMap
 from paxcli.training.task import SingleTask
@@ -115,9 +115,8 @@ def create_state(init_fn: Callable[[Any], TrainState], abstract: TrainState, see
       seed: The run's.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    on_cpu = all(device.platform == "cpu" for device in abstract.step.sharding.device_set)
     # Runs once, so on a CPU more optimization takes longer than it saves.
-    options = {"xla_backend_optimization_level": 1} if on_cpu else None
+    options = {"xla_backend_optimization_level": 1} if current_device().platform == "cpu" else None
     return nn.meta.unbox(jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(np.uint32(seed)))
 
 

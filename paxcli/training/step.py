@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +24,7 @@ TrainStep = Callable[[TrainState, NestedMap], tuple[TrainState, dict[str, jax.Ar
 
 
 def make_train_step(
-    task: SingleTask, abstract: TrainState, compiler_options: Mapping[str, Any] | None = None
+    task: SingleTask, abstract: TrainState, compiler_options: dict[str, Any] | None = None
 ) -> jax.stages.Wrapped:
     """The jitted train step `(state, batch) -> (state, metrics)`. It donates the old state.
 
@@ -76,12 +76,8 @@ def make_train_step(
         return state, metrics
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    return jax.jit(
-        train_step,
-        donate_argnums=0,
-        out_shardings=(shardings, None),
-        compiler_options=dict(compiler_options or {}) or None,
-    )
+    options = compiler_options or None
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)
 
 
 def _gradients(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import pytest
 from paxcli.errors import ConfigError
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.output_head import OutputHead, Scorer
+from paxcli.models import chunked_loss
 from paxcli.models.chunked_loss import chunk_size, chunked_token_metrics
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.losses import token_losses
@@ -75,10 +77,14 @@ def test_a_loss_of_another_metric_is_refused():
         jax.grad(log_pplx)(jnp.ones((1, 4, 2)))
 
 
-def test_chunks_are_taken_where_logits_are_large():
+def test_chunks_are_taken_where_logits_are_large(monkeypatch):
+    """On a CPU, where memory is the computer's own, sooner; but not below 256 tokens."""
+    assert chunk_size("auto", (8, 256), 1024) is chunk_size(None, (32, 1024), 50304) is None
+    assert chunk_size("auto", (4, 512), 8192) == 512
+    assert chunk_size("auto", (8, 1024), 50304) == 256
+    monkeypatch.setattr(chunked_loss, "current_device", lambda: types.SimpleNamespace(platform="tpu"))
     assert chunk_size("auto", (8, 2048), 50304) is None
     assert chunk_size("auto", (32, 1024), 50304) == 4096
-    assert chunk_size(None, (32, 1024), 50304) is None
 
 
 def test_memory_falls_with_the_chunk():

@@ -67,7 +67,7 @@ def _backward(logit_cap, window, residuals, context_grad):
         # Everything here is transposed: rows are keys, columns are the queries that may see them.
         logits = soft_cap(_rows_by_rows(key[:, :, start:end], later_query), logit_cap)
         visible = jnp.swapaxes(_visible(segment_ids, later, slice(start, end), window), 2, 3)
-        weights = jnp.where(visible, jnp.exp(logits - log_totals[:, :, None, later]), 0.0)
+        weights = jnp.exp(jnp.where(visible, logits, _MASKED) - log_totals[:, :, None, later])
         weight_grads = _rows_by_rows(value[:, :, start:end], later_grad)
         logit_grads = weights * (weight_grads - delta[:, :, None, later])
         if logit_cap is not None:
