@@ -144,7 +144,7 @@ class SeqIOInput(StreamInput):
         while True:
             for new in self._read_epoch_rows(epoch, row, size):
                 row += num_rows(new)
-                rows = jax.tree.map(lambda *arrays: np.concatenate(arrays), *remainder, new)
+                rows = jax.tree.map(lambda *arrays: np.concatenate(arrays), *remainder, new) if remainder else new
                 rest = num_rows(rows) % size
                 if num_rows(rows) >= size:
                     yield self._take_host_rows(_slice(rows, 0, size)), (epoch, row - rest)

@@ -27,10 +27,11 @@ _gelu = jax.custom_jvp(lambda x: jax.nn.gelu(x))
 
 @_gelu.defjvp
 def _gelu_with_slope(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    x = primals[0].astype(jnp.promote_types(primals[0].dtype, jnp.float32))
-    share = jax.nn.sigmoid(_GELU_RATE * (x + _GELU_CUBIC * x**3))  # GELU is `x * share`
-    slope = share + x * share * (1 - share) * _GELU_RATE * (1 + 3 * _GELU_CUBIC * x**2)
-    return _gelu(primals[0]), slope.astype(primals[0].dtype) * tangents[0]
+    (x,), (tangent,) = primals, tangents
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    share = jax.nn.sigmoid(_GELU_RATE * (wide + _GELU_CUBIC * wide**3))  # GELU is `x * share`
+    slope = share + wide * share * (1 - share) * _GELU_RATE * (1 + 3 * _GELU_CUBIC * wide**2)
+    return _gelu(x), slope.astype(x.dtype) * tangent
 
 
 def _clamped_silu(x: jax.Array) -> jax.Array:

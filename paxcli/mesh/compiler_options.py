@@ -21,7 +21,7 @@ import yaml
 
 from paxcli.errors import ConfigError
 from paxcli.log import log
-from paxcli.mesh.option_check import option_errors
+from paxcli.mesh.option_check import compile_with_each
 
 Options = dict[str, str | int | float | bool]
 
@@ -127,7 +127,7 @@ def _try_options(platform: str, options: Options) -> tuple[dict[str, str | None]
     In a subprocess, except on a CPU, where this process has the compiler and starts sooner.
     """
     if platform == "cpu":
-        return option_errors(platform, options), True
+        return compile_with_each(platform, options), True
     command = [sys.executable, "-m", "paxcli.mesh.option_check", platform]
     environment = {name: value for name, value in os.environ.items() if name not in _ENVIRONMENT}
     done = subprocess.run(command, input=json.dumps(options), capture_output=True, text=True, env=environment)

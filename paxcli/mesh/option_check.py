@@ -17,7 +17,7 @@ from paxcli.errors import first_line
 _TOPOLOGY = "v5e:2x2"
 
 
-def option_errors(platform: str, options: dict[str, Any]) -> dict[str, str | None]:
+def compile_with_each(platform: str, options: dict[str, Any]) -> dict[str, str | None]:
     """XLA's error message for each option, or None if it accepts it."""
     import jax
     from jax.experimental import topologies
@@ -41,4 +41,4 @@ def option_errors(platform: str, options: dict[str, Any]) -> dict[str, str | Non
 if __name__ == "__main__":
     # The parent process may hold the TPU; this one does not need it.
     os.environ |= {"JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-    print(json.dumps(option_errors(sys.argv[1], json.load(sys.stdin))))
+    print(json.dumps(compile_with_each(sys.argv[1], json.load(sys.stdin))))

@@ -28,9 +28,11 @@ from paxcli.nested_map import NestedMap
 LossChunk = Tokens | Literal["auto"] | None
 
 _TOKENS = ("activation_batch", "activation_length")
-# `auto` uses chunks if the float32 logits of a device have more bytes than the first; a chunk has at most the second.
-_BYTES = 4 * 2**30, 2**30
-_BYTES_ON_CPU = 2**25, 2**24
+# `auto` uses chunks if the float32 logits of a device have more bytes than the first; those of a chunk have at most the
+# second. A chunk of few tokens would slow the matmul down.
+_LOGIT_BYTES = 4 * 2**30, 2**30
+_LOGIT_BYTES_ON_CPU = 2**25, 2**24
+_LEAST_CHUNK = 256
 
 
 def chunk_size(asked: LossChunk, tokens: tuple[int, ...], vocab_size: int) -> int | None:
@@ -39,10 +41,10 @@ def chunk_size(asked: LossChunk, tokens: tuple[int, ...], vocab_size: int) -> in
         return asked
     parts = split((*tokens, vocab_size), *_TOKENS, "activation_vocab")
     token_bytes = 4 * vocab_size // parts[2]
-    large, most = _BYTES_ON_CPU if current_device().platform == "cpu" else _BYTES
+    large, most = _LOGIT_BYTES_ON_CPU if current_device().platform == "cpu" else _LOGIT_BYTES
     if math.prod(tokens) // (parts[0] * parts[1]) * token_bytes <= large:
         return None
-    return max(256, 2 ** int(math.log2(most / token_bytes)))
+    return max(_LEAST_CHUNK, 2 ** int(math.log2(most / token_bytes)))
 
 
 def chunked_token_metrics(
