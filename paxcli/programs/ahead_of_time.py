@@ -119,10 +119,9 @@ def compile_ahead(
                 "compile_seconds": time.perf_counter() - began,
             }
             return Compiled(report, "")
-        seconds = time.perf_counter() - began
+        report = {"compiler_options": options, "compile_seconds": time.perf_counter() - began}
         text = compiled.as_text() or ""
-        report = _sizes(session, target, step) | _memory(session, compiled, target)
-        report |= {"compiler_options": options, "compile_seconds": seconds}
+        report |= _sizes(session, target, step) | _memory(session, compiled, target)
         report |= _costs(session, compiled, read_program(text), target, step)
         if save is not None:
             save_executable(save, session, compiled)

@@ -115,12 +115,13 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
             found["backward"] += times * ("_dkv" in kernel)
             found["flops"] += times * (grouped_matmul_flops(shapes) or 0.0)
         elif name == "scan" and not params["reverse"]:
-            carry = params["num_carry"]
-            for out in equation.outvars[carry:]:
+            inner = params["jaxpr"].out_avals  # of what the scan stacks, they have an axis less
+            carried = [out for out, one in zip(equation.outvars, inner, strict=True) if out.aval.ndim == one.ndim]
+            for out in equation.outvars[len(carried) :]:
                 on_host = out.aval.memory_space == jax.memory.Space.Host
                 found["offloaded"] += times * on_host * _bytes(out)
                 found["saved"] += times * (_IN_FLIGHT / params["length"] if on_host else 1) * _bytes(out)
-            found["between_layers"] += times * params["length"] * sum(map(_bytes, equation.outvars[:carry]))
+            found["between_layers"] += times * params["length"] * sum(map(_bytes, carried))
     found["tokens"], forward = tokens_in(session.spec) or 0, task.model.forward_flops(session.spec)
     if forward is not None and found["backward"]:
         runs = found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD

@@ -60,13 +60,15 @@ def test_each_device_kind_has_its_options(monkeypatch):
     monkeypatch.setattr(room, "_option_errors", lambda platform, options: dict.fromkeys(options))
     monkeypatch.setattr(room, "_package", lambda platform: "libtpu 0.0.42.1" if platform == "tpu" else "jaxlib 0.10.2")
     fused = "xla_tpu_enable_async_collective_fusion_fuse_all_gather"
-    assert fused in compiler_options("tpu", "TPU v5 lite")
-    assert fused in compiler_options("tpu", "TPU v5")
+    assert all(fused in compiler_options("tpu", kind) for kind in ("TPU v5 lite", "TPU v5", "TPU v6 lite"))
     assert "xla_tpu_scoped_vmem_limit_kib" in compiler_options("tpu", "TPU v6 lite", num_devices=1)
     assert compiler_options(*H200, num_devices=1) == {}
     assert compiler_options("cpu", "cpu", num_devices=1)["xla_backend_optimization_level"] == 2
     monkeypatch.setattr(room, "_package", lambda platform: "libtpu 0.0.41")
-    assert fused not in compiler_options("tpu", "TPU v5")  # this version refuses it there
+    assert fused not in compiler_options("tpu", "TPU v5")  # this version rejects it there
+    monkeypatch.setattr(room, "_package", lambda platform: "libtpu 0.0.43")
+    assert fused in compiler_options("tpu", "TPU v5 lite")
+    assert not any(fused in compiler_options("tpu", kind) for kind in ("TPU v5", "TPU v6 lite"))
     monkeypatch.setattr(room, "_package", lambda platform: "libtpu 0.0.7")
     assert compiler_options("tpu", "TPU v5 lite") == {}
 
