@@ -30,7 +30,7 @@ def test_a_saved_step_trains_like_one_compiled_in_the_run(pax, tmp_path) -> None
 
     other = pax("train", "tiny", *TRAINED, "--set", "learning_rate=0.5", "--compiled", "step.pax", devices=2)
     assert other.returncode == 2
-    assert "task.train.learner.learning_rate: 0.001 → 0.5" in other.stderr
+    assert "task.train.learner.learning_rate: 0.01 → 0.5" in other.stderr
 
     _check_damaged_files(tmp_path / "step.pax")
 
