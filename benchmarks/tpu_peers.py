@@ -49,7 +49,7 @@ def compile_maxtext(row: dict[str, Any], hlo: pathlib.Path, options: str, python
     """MaxText's step, read by pax."""
     if not hlo.exists():
         where = [f"compile_topology={row['topology']}", f"compile_topology_num_slices={row['slices']}"]
-        settings = ["run_name=none", "base_output_directory=none", "hardware=tpu", *row["launch"].split(), *where]
+        settings = ["run_name=unused", "base_output_directory=unused", "hardware=tpu", *row["launch"].split(), *where]
         command = [python or sys.exit("Name `--maxtext-python`."), str(HERE / "peers" / "maxtext_compile.py"), str(hlo)]
         done = subprocess.run(
             [*command, *settings], env=os.environ | {"LIBTPU_INIT_ARGS": options}, capture_output=True, text=True

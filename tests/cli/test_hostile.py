@@ -191,6 +191,7 @@ def _write_data(name: str) -> None:
         ("llama-1b", "task.model.num_heads=65536"),
         ("tiny-synthetic", f"task.model.num_layers={10**19}"),
         ("tiny-synthetic", f"task.model.num_layers={10**29}"),
+        ("c4-1b", f"task.model.mtp_num_layers={10**29}"),
         ("tiny-synthetic", f"task.model.dims_per_head={2**63 - 1}"),
         ("tiny", "task.model.head=RmsNorm"),
     ],

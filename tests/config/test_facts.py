@@ -23,7 +23,7 @@ OUT_OF_RANGE = [
     ("num_kv_heads", 0, "at least 1 or null"),
     ("dims_per_head", 0, "at least 1 or null"),
     ("model.vocab_size", 0, "at least 1"),
-    ("num_layers", -1, "at least 1"),
+    ("num_layers", -1, "at least 1 and at most 10000"),
     ("label_smoothing", -1, "at least 0 and at most 1"),
     ("attention.window", 0, r"at least 1 \(tokens\) or null"),
     ("optimizer.beta1", 2, "at least 0 and below 1"),
