@@ -72,8 +72,8 @@ class Mark(enum.Enum):
 
 PositiveInt = Annotated[int, Range(min=1)]
 NonNegativeInt = Annotated[int, Range(min=0)]
-Layers = Annotated[int, Range(min=1, max=10_000)]  # a model is built with an object for each layer
-MoreLayers = Annotated[int, Range(min=0, max=100)]
+LayerCount = Annotated[int, Range(min=1, max=10_000)]  # each layer becomes an object, so a huge number fills the memory
+ExtraLayerCount = Annotated[int, Range(min=0, max=100)]
 AnyInt = Annotated[int, Range()]
 Seed = Annotated[int, Range(min=0, max=2**32 - 1)]
 Steps = Annotated[int, Range(min=1), Unit("steps")]

@@ -8,7 +8,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Float
 
-from paxcli.config.fields import Layers, PositiveInt
+from paxcli.config.fields import LayerCount, PositiveInt
 from paxcli.layers.activations import ActivationName, activation
 from paxcli.layers.base import Layer
 from paxcli.layers.flops import Flops, matrix_flops
@@ -33,7 +33,7 @@ class Mlp(Layer):
     input_dims: PositiveInt
     output_dims: PositiveInt
     hidden_dims: PositiveInt
-    num_layers: Layers = 3
+    num_layers: LayerCount = 3
     activation: ActivationName = "relu"
     activate_final: bool = False
     params_init: Init = Xavier()

@@ -10,7 +10,7 @@ import flax.linen as nn
 import jax
 import jax.typing
 
-from paxcli.config.fields import MoreLayers
+from paxcli.config.fields import ExtraLayerCount
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, Layer, cache_of
 from paxcli.layers.block import TransformerBlock
@@ -36,7 +36,7 @@ class PatternedStack(Stack):
     block: functools.partial[TransformerBlock] | None = None  # pyrefly: ignore[bad-override]
     turns: tuple[functools.partial[TransformerBlock], ...] = ()
     first: functools.partial[TransformerBlock] | None = None
-    num_first: MoreLayers = 0
+    num_first: ExtraLayerCount = 0
 
     matmul_flops = Stack.matmul_flops
 

@@ -13,7 +13,7 @@ import jax.typing
 from jaxtyping import Float
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import Layers, PositiveInt, SafeOnResume
+from paxcli.config.fields import LayerCount, PositiveInt, SafeOnResume
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
 from paxcli.layers.block import EncoderBlock, TransformerBlock
@@ -48,7 +48,7 @@ class Stack(CachedLayer):
       params_init: Initializer of the weights.
     """
 
-    num_layers: Layers
+    num_layers: LayerCount
     model_dims: PositiveInt
     hidden_dims: PositiveInt
     num_heads: PositiveInt

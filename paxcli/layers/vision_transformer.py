@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import Layers, Pixels, PositiveInt
+from paxcli.config.fields import LayerCount, Pixels, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer, flops_of
 from paxcli.layers.flops import Flops, sum_flops
@@ -47,7 +47,7 @@ class VisionTransformer(Layer):
     patch_size: Pixels = 0
     model_dims: PositiveInt = 0
     hidden_dims: PositiveInt = 0
-    num_layers: Layers = 0
+    num_layers: LayerCount = 0
     num_heads: PositiveInt = 0
     stack: functools.partial = template(Encoder)
     norm: functools.partial = template(LayerNorm)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from paxcli.config.configurable import part, template
-from paxcli.config.fields import Layers, PositiveInt
+from paxcli.config.fields import LayerCount, PositiveInt
 from paxcli.layers.base import Layer, flops_of
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.flops import Flops, sum_flops
@@ -94,7 +94,7 @@ class ClassificationMlpModel(Model):
     vocab_size: PositiveInt = 0
     model_dims: PositiveInt = 0
     hidden_dims: PositiveInt = 0
-    num_layers: Layers = 0
+    num_layers: LayerCount = 0
     params_init: Init = part(Xavier)
     embedding: functools.partial = template(TiedEmbedding, use_bias=True)
     mlp: functools.partial = template(Mlp, activate_final=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import Fraction, MoreLayers, NonNegativeFloat, SafeOnResume
+from paxcli.config.fields import ExtraLayerCount, Fraction, NonNegativeFloat, SafeOnResume
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, CachedLayer, Ids, cache_of, flops_of
 from paxcli.layers.block import as_matmul_input
@@ -150,7 +150,7 @@ class LanguageModel(TransformerLm, CausalModel):
     """
 
     dpo: Dpo | None = None
-    mtp_num_layers: MoreLayers = 0
+    mtp_num_layers: ExtraLayerCount = 0
 
     def setup(self) -> None:
         super().setup()

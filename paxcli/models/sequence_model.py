@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import Fraction, Layers
+from paxcli.config.fields import Fraction, LayerCount
 from paxcli.layers.base import Cache, Ids, cache_of, flops_of
 from paxcli.layers.decoder import Decoder
 from paxcli.layers.flops import Flops, sum_flops
@@ -57,7 +57,7 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
     The other fields are those of `TransformerModel`; `max_seq_len` is that of the source and of the target.
     """
 
-    num_encoder_layers: Layers | None = None
+    num_encoder_layers: LayerCount | None = None
     label_smoothing: Fraction = 0.0
     position: functools.partial = template(SinusoidPositions)
     encoder: functools.partial = template(Encoder)

@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 
 from paxcli.config.configurable import part, template
-from paxcli.config.fields import Layers, PositiveInt, Tokens
+from paxcli.config.fields import LayerCount, PositiveInt, Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.init import Init, Xavier
@@ -37,7 +37,7 @@ class TransformerModel(Model):
     max_seq_len: Tokens = 0
     model_dims: PositiveInt = 0
     hidden_dims: PositiveInt = 0
-    num_layers: Layers = 0
+    num_layers: LayerCount = 0
     num_heads: PositiveInt = 0
     num_kv_heads: PositiveInt | None = None
     dims_per_head: PositiveInt | None = None

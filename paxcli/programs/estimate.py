@@ -115,7 +115,7 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
             found["backward"] += times * ("_dkv" in kernel)
             found["flops"] += times * (grouped_matmul_flops(shapes) or 0.0)
         elif name == "scan" and not params["reverse"]:
-            inner = params["jaxpr"].out_avals  # of what the scan stacks, they have an axis less
+            inner = params["jaxpr"].out_avals  # stacked outputs have one axis less here
             carried = [out for out, one in zip(equation.outvars, inner, strict=True) if out.aval.ndim == one.ndim]
             for out in equation.outvars[len(carried) :]:
                 on_host = out.aval.memory_space == jax.memory.Space.Host
