@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from paxcli.inference.decode import OnText
     from paxcli.inference.trained import TrainedRun
     from paxcli.programs.ahead_of_time import Compiled, Step
+    from paxcli.report.inspect_input import InspectedInputs, Split
     from paxcli.training.experiment import Experiment
-    from paxcli.training.inspect_input import InspectedInputs, Split
     from paxcli.training.progress import Reporter
     from paxcli.training.run_dir import RunDir
 
@@ -402,7 +402,7 @@ def inspect_input(
       ConfigError: The recipe has no such input, or the host does not exist.
       DataError: The data cannot be read.
     """
-    from paxcli.training import inspect_input as inspection
+    from paxcli.report import inspect_input as inspection
 
     return inspection.inspect_input(recipe.config, split, batches, hosts, host_index)
 

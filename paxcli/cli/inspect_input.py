@@ -18,7 +18,7 @@ from paxcli.errors import ConfigError, MissingError
 from paxcli.log import use_color
 
 if TYPE_CHECKING:
-    from paxcli.inputs.inspection import Inspection
+    from paxcli.report.inspection import Inspection
 
 _SHOWN_ROWS = 4
 _SHOWN_CHARACTERS = 480

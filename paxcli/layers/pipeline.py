@@ -10,7 +10,6 @@ discarded: they cost time, but change neither values nor gradients.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -178,28 +177,13 @@ class Pipeline:
         return _constrain(io, "activation_stage" if self.stream_io else None, None)
 
 
-def to_stages(params: Any, num_stages: int, circular_repeat: int = 1) -> dict[str, Any]:
-    """The parameters of a `Stack`, scanned or unrolled, as those of a `PipelinedStack` of the same layers.
-
-    `layers/…` [L, …] becomes `stages/layers/…` [S, K, …], or in rounds `repeats/stages/layers/…` [R, S, K, …]: layers
-    (r * S + s) * K onwards are group r of stage s. Unrolled, `layers_0/…` to `layers_{L-1}/…` become
-    `stages/layers_0/…` [S, …] to `layers_{K-1}`. A path names its leading dimensions in order.
-    """
-    lead = (circular_repeat, num_stages) if circular_repeat > 1 else (num_stages,)
-    if "layers" in params:
-        stages = {"layers": jax.tree.map(lambda p: p.reshape(*lead, -1, *p.shape[1:]), params["layers"])}
-    else:
-        layers = [params[f"layers_{i}"] for i in range(len(params))]
-        size = len(layers) // math.prod(lead)
-        stages = {
-            f"layers_{k}": jax.tree.map(lambda *ps: jnp.stack(ps).reshape(*lead, *ps[0].shape), *layers[k::size])
-            for k in range(size)
-        }
-    return {"repeats": {"stages": stages}} if circular_repeat > 1 else {"stages": stages}
-
-
 def to_layers(params: Any) -> dict[str, Any]:
-    """The inverse of `to_stages`: parameters of a `Stack` from those of a `PipelinedStack`."""
+    """The parameters of a `PipelinedStack` as those of a `Stack` of the same layers, scanned or unrolled.
+
+    `stages/layers/…` [S, K, …], or in rounds `repeats/stages/layers/…` [R, S, K, …], becomes `layers/…` [L, …]: group r
+    of stage s has layers (r * S + s) * K onwards. Unrolled, `stages/layers_0/…` [S, …] to `layers_{K-1}` become
+    `layers_0/…` to `layers_{L-1}/…`. A path names its leading dimensions in order.
+    """
     lead, stages = (2, params["repeats"]["stages"]) if "repeats" in params else (1, params["stages"])
     if "layers" in stages:
         return {"layers": jax.tree.map(lambda p: p.reshape(-1, *p.shape[lead + 1 :]), stages["layers"])}

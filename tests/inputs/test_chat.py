@@ -12,8 +12,8 @@ import pytest
 
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.chat import ChatInput
-from paxcli.inputs.inspection import inspect_batches
 from paxcli.models.language_model import LanguageModel
+from paxcli.report.inspection import inspect_batches
 from tests.inputs.formats import write_array_record
 from tests.inputs.hf_chat import CASES, REFERENCE, messages, write_tokenizer
 from tests.tolerances import FLOAT32

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.inspection import inspect_batches
 from paxcli.inputs.lingvo_adaptors import LingvoEvalAdaptor, LingvoInputAdaptor, LingvoInputAdaptorNewBatchSize
+from paxcli.report.inspection import inspect_batches
 from tests.inputs.lingvo_marks import MARKS
 
 EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None}

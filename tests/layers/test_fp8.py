@@ -15,9 +15,10 @@ from paxcli.errors import ConfigError
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.fp8 import FP8_STATE, Fp8Product, accumulating
 from paxcli.layers.moe_feed_forward import MoeFeedForward
-from paxcli.layers.pipeline import to_layers, to_stages
+from paxcli.layers.pipeline import to_layers
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.stack import Stack
+from tests.layers.stages import to_stages
 from tests.tolerances import FLOAT32
 
 E4M3_MAX, E5M2_MAX = 448.0, 57344.0

@@ -12,10 +12,11 @@ import pytest
 
 from paxcli.errors import ConfigError
 from paxcli.layers.block import TransformerBlock
-from paxcli.layers.pipeline import Pipeline, to_layers, to_stages
+from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.stack import Stack
+from tests.layers.stages import to_stages
 from tests.tolerances import FLOAT32
 
 L, B, T, D = 4, 8, 6, 16

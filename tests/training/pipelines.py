@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxcli.layers.pipeline import to_layers, to_stages
+from paxcli.layers.pipeline import to_layers
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.stack import Stack
 from paxcli.mesh.mesh import Mesh, build_mesh
@@ -22,6 +22,7 @@ from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
 from paxcli.programs.collectives import count_collectives
 from paxcli.programs.hlo import read_program
+from tests.layers.stages import to_stages
 from tests.tolerances import PARALLEL
 
 L, B, T = 8, 16, 8

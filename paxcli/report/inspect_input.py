@@ -9,7 +9,7 @@ import fiddle as fdl
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import BaseInput, tokenizer_of
-from paxcli.inputs.inspection import Inspection, count_shared_rows, inspect_batches
+from paxcli.report.inspection import Inspection, count_shared_rows, inspect_batches
 from paxcli.training.experiment import Experiment, data_of, with_derived_sizes
 
 Split = Literal["train", "eval", "decode"]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from paxcli.errors import DataError
-from paxcli.inputs.inspection import count_shared_rows, inspect_batches
 from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.inputs.text import TextInput
+from paxcli.report.inspection import count_shared_rows, inspect_batches
 
 EPOCH = {"reset_for_eval": True, "eval_loop_num_batches": None}
 
