@@ -20,14 +20,16 @@ _TOPOLOGY = "v5e:2x2"
 def compile_with_each(platform: str, options: dict[str, Any]) -> dict[str, str | None]:
     """XLA's error message for each option, or None if it accepts it."""
     import jax
+    import numpy as np
     from jax.experimental import topologies
-    from jax.sharding import SingleDeviceSharding
+    from jax.sharding import Mesh, SingleDeviceSharding
 
-    device = jax.devices()[0]
+    device = jax.local_devices()[0]
     if platform == "tpu":
         device = topologies.get_topology_desc(platform="tpu", topology_name=_TOPOLOGY).devices[0]
     argument = jax.ShapeDtypeStruct((), "float32", sharding=SingleDeviceSharding(device))
-    lowered = jax.jit(lambda x: x + 1).lower(argument)  # one operation, to compile with each option
+    with jax.set_mesh(Mesh(np.array([device]), ("one",))):  # not that of the caller, which may have other devices
+        lowered = jax.jit(lambda x: x + 1).lower(argument)  # one operation, to compile with each option
     errors: dict[str, str | None] = {}
     for name, value in options.items():
         try:

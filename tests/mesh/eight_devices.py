@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import Mesh, build_mesh
+from paxcli.mesh.option_check import compile_with_each
 from paxcli.mesh.rules import DEFAULT_RULES, merge_rules
 from paxcli.mesh.sharding import constrain, infeed_shard, param_shardings, put_batch, shardings_like_params, use_mesh
 from tests.tolerances import FLOAT32
@@ -178,6 +179,13 @@ def check_like_params():
     assert factored.v_row["a"]["w"].spec == P(None, "tensor") and factored.v_col["a"]["w"].spec == P(None, "fsdp")
     assert factored.v_row["w"].spec == P() and factored.v["w"].spec == P("tensor")
     assert adam.mu["w"].spec == P("tensor") and adam.count.spec == P()
+
+
+def check_compiler_options():
+    """They are checked on one device, also where the current mesh has others."""
+    with use_mesh(MESH):
+        errors = compile_with_each("cpu", {"xla_cpu_enable_fast_math": False, "xla_cpu_no_such_option": True})
+    assert [error is None for error in errors.values()] == [True, False], errors
 
 
 if __name__ == "__main__":

@@ -21,4 +21,4 @@ def test_on_eight_devices():
         timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(" ok") == 6
+    assert done.stdout.count(" ok") == 7

@@ -18,6 +18,7 @@ SEED = "train_input.input_random_seed"
 
 def _recipe(steps: int = 20, seed: int | None = None, mesh: str | None = "{data: 2, fsdp: 4}") -> list[str]:
     changes = {"num_train_steps": steps, "eval_interval_steps": None, SEED: seed}
+    changes |= {"eval_inputs.0.batch_size": None}  # which is that of a process
     return small(**changes, **({"ici_mesh_shape": mesh} if mesh else {}))
 
 
