@@ -225,11 +225,11 @@ def fields_page() -> str:
         "with their paths. Fields that all classes of a kind inherit are in the table of each.\n",
         "In the column *change*: **resume** marks fields that " + Mark.SAFE_ON_RESUME.value + ";",
         "**not compiled** marks those whose change " + Mark.NOT_COMPILED.value + "; **derived** ones are",
-        Mark.DERIVED.value + " if they are null; **copied** is " + Mark.COPIED.value + "; **kept** is a field that",
-        Mark.KEPT.value + ". A change of any other field needs a new run.\n",
+        Mark.DERIVED.value + " if they are null; **copied** is " + Mark.COPIED.value + "; **common** is a field that",
+        Mark.COMMON.value + ". A change of any other field needs a new run.\n",
     ]
     words = {"SAFE_ON_RESUME": "resume", "NOT_COMPILED": "not compiled", "DERIVED": "derived"}
-    words |= {"COPIED": "copied", "KEPT": "kept"}
+    words |= {"COPIED": "copied", "COMMON": "common"}
     for package, classes in configurable_classes().items():
         lines.append(f"## {package}\n")
         for cls in classes:

@@ -23,7 +23,8 @@ app = typer.Typer(help="Prepare data: write token files, so that training does n
 FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
 OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The directory for the token files. Required.")]
 TokenizerOption = Annotated[
-    str, typer.Option("--tokenizer", metavar="byte|FILE", help="`byte`, a SentencePiece *.model, or a tokenizer.json.")
+    str,
+    typer.Option("--tokenizer", metavar="NAME", help="byte, hf:DIR, spm:FILE, tiktoken:FILE, or a *.model or *.json."),
 ]
 EosOption = Annotated[
     str | None,
@@ -76,7 +77,7 @@ def tokenize(
 
     tokenizing = Tokenizing(
         Reading(format, text_field, on_bad_record, bad_record_budget),
-        tokenizer_template(tokenizer, eos_token, bos_token),
+        tokenizer_template(tokenizer, eos_token=eos_token, bos_token=bos_token),
     )
     vocab_size = tokenizing.tokenizer().vocab_size
     parts = plan_parts(find_files(files), epath.Path(out).expanduser())

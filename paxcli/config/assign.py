@@ -16,7 +16,7 @@ import yaml
 from paxcli.config.classes import choices, class_of
 from paxcli.config.facts import check_range
 from paxcli.config.fields import Mark, annotation_of, marks_of, union_members
-from paxcli.config.tree import Node, find
+from paxcli.config.tree import Node, find_all
 from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean
 
@@ -35,23 +35,29 @@ class _Mismatch(Exception):
         self.names = tuple(names)
 
 
-def assign(config: fdl.Buildable, path: str, value: Any) -> str:
-    """Sets the field that `path` names in `config` to `value` and returns its full path.
+def assign(config: fdl.Buildable, path: str, value: Any) -> list[str]:
+    """Sets the field that `path` names in `config` to `value` and returns the full paths of all that it sets.
 
     A field that holds a layer, an optimizer, a schedule or an input takes the name of another such class of pax, which
-    is then created with its defaults, except for fields that keep their values, such as an input's tokenizer.
+    is then created with its defaults, except for fields that keep their values, such as an input's tokenizer. A
+    tokenizer also takes a short form (`from_short_form`), which sets fields of the new object; and its path may name
+    those of all inputs.
 
     Args:
       config: Changed in place.
-      path: A full path, or a suffix of one that is unique.
+      path: A full path, or a suffix of one that is unique, or of one that is one for the recipe.
       value: A plain value, or `Text` to parse by the type of the field.
 
     Raises:
       ConfigError: The path is unknown or ambiguous, or the value is not of the field's type or not in its range.
     """
-    node, item = find(config, path)
-    name = node.path if item is None else f"{node.path}.{item}"
+    nodes, item = find_all(config, path)
     given = _parse(value) if isinstance(value, Text) else value
+    return [name for node in nodes for name in _assign(node, item, value, given)]
+
+
+def _assign(node: Node, item: str | int | None, value: Any, given: Any) -> list[str]:
+    name = node.path if item is None else f"{node.path}.{item}"
     try:
         if item is None:
             typed = _fit_text(value, given, node)
@@ -63,7 +69,9 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> str:
         raise ConfigError(f"{name}: expected {mismatch.expected}, got {shown!r}.", hint) from None
     check_range(node.path, typed, node.annotation)
     _put(node, typed)
-    return name
+    held = class_of(typed) if isinstance(typed, fdl.Buildable) and isinstance(given, str) else None
+    fields = typed.__arguments__ if held is not None and given not in choices(held) else ()
+    return [name, *(f"{name}.{field}" for field in fields)]
 
 
 def split_assignment(text: str) -> tuple[str, Text]:
@@ -181,16 +189,18 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
     if isinstance(value, fdl.Buildable):
         return value
     allowed = choices(held)
-    if not isinstance(value, str) or value not in allowed:
-        raise _Mismatch(f"one of {', '.join(sorted(allowed))}" if allowed else held.__name__, allowed)
-    cls = allowed[value]
+    is_name = isinstance(value, str) and value in allowed
+    cls, fields = (allowed[value], {}) if is_name else held.from_short_form(value) or (None, {})
+    if cls is None:
+        names = [*sorted(allowed), *held.short_forms]
+        raise _Mismatch(f"one of {', '.join(names)}" if allowed else held.__name__, allowed)
     present = type(node.value) if isinstance(node.value, fdl.Buildable) else declared_kind
     is_template = present is fdl.Partial or (
         present is None and (typing.get_origin(kind) or kind) in (functools.partial, collections.abc.Callable)
     )
-    made = cls.partial() if is_template else cls.config()
+    made = cls.partial(**fields) if is_template else cls.config(**fields)
     for name, kept in fdl.ordered_arguments(node.value).items() if isinstance(node.value, fdl.Buildable) else ():
-        if Mark.KEPT in marks_of(annotation_of(cls, name)):
+        if Mark.COMMON in marks_of(annotation_of(cls, name)):
             setattr(made, str(name), kept)
     return made
 

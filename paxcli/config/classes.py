@@ -18,7 +18,7 @@ from paxcli.config.tree import find, walk
 ROOMS = ("paxcli.layers", "paxcli.optim", "paxcli.inputs", "paxcli.models")
 
 
-def class_of(value: Any) -> type | None:
+def class_of(value: Any) -> type[Configurable] | None:
     """The configurable class of a config, a template, an object or an annotation; None when there is none."""
     if isinstance(value, fdl.Buildable):
         value = fdl.get_callable(value)

@@ -67,7 +67,7 @@ class Mark(enum.Enum):
     NOT_COMPILED = "does not affect the compiled train step"
     DERIVED = "filled in when the run starts"
     COPIED = "the path of a file that is copied into the run directory"
-    KEPT = "keeps its value where an object of another class replaces this one"
+    COMMON = "is one for the recipe: its name alone sets it in all inputs, and an input that replaces another keeps it"
 
 
 PositiveInt = Annotated[int, Range(min=1)]
@@ -92,7 +92,7 @@ DecayRate = Annotated[float, Range(min=0, below=1)]
 SafeOnResume = Annotated[T, Mark.SAFE_ON_RESUME]
 NotCompiled = Annotated[T, Mark.NOT_COMPILED]
 Derived = Annotated[T, Mark.DERIVED]
-Kept = Annotated[T, Mark.KEPT]
+Common = Annotated[T, Mark.COMMON]
 TokenizerFile = Annotated[str | None, Mark.COPIED]
 
 

@@ -114,19 +114,22 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
                 path = path.removesuffix(OPTIONAL)
                 if is_of_another_class(config, path):
                     continue
-            full = assign(config, path, value)
+            paths = assign(config, path, value)
         except ConfigError as error:
             prefix = "" if assignments.source == "--set" else f"{assignments.source}: "
             raise ConfigError(prefix + error.message, error.hint) from None
-        if full in done:
-            raise ConfigError(f"{assignments.source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")
-        for below in [old for old in sources if old.startswith(full + ".")]:
-            if below in done:
-                hint = "Set it before."
-                raise ConfigError(f"{assignments.source} sets `{full}` after `{below}`, which is part of it.", hint)
-            del sources[below]
-        sources[full] = assignments.source
-        done.append(full)
+        for full in paths:
+            if full in done:
+                raise ConfigError(
+                    f"{assignments.source} sets `{full}` twice, the second time as `{path}`.", "Keep one."
+                )
+            for below in [old for old in sources if old.startswith(full + ".")]:
+                if below in done:
+                    hint = "Set it before."
+                    raise ConfigError(f"{assignments.source} sets `{full}` after `{below}`, which is part of it.", hint)
+                del sources[below]
+            sources[full] = assignments.source
+        done += paths
     for full in done:
         rival = _rival(config, full)
         if rival and rival not in done:

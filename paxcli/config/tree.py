@@ -15,7 +15,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.configurable import EXPAND
-from paxcli.config.fields import annotation_of, union_members
+from paxcli.config.fields import Mark, annotation_of, marks_of, union_members
 from paxcli.errors import ConfigError, did_you_mean
 
 
@@ -70,14 +70,22 @@ def find(config: fdl.Buildable, path: str) -> tuple[Node, str | int | None]:
     Raises:
       ConfigError: No field, or more than one, matches.
     """
+    nodes, item = find_all(config, path)
+    return nodes[0], item
+
+
+def find_all(config: fdl.Buildable, path: str) -> tuple[list[Node], str | int | None]:
+    """As `find`, but all fields that match where the recipe has one for all its parts (`Mark.COMMON`)."""
     nodes = walk(config)
     matches = _matches(nodes, path)
+    if len(matches) > 1 and all(Mark.COMMON in marks_of(node.annotation) for node in matches):
+        return matches, None
     if not matches and "." in path:
         head, _, last = path.rpartition(".")
         holders = [(node, item) for node in _matches(nodes, head) if (item := _item_key(node, last)) is not None]
         if holders:
-            return _only([node for node, _ in holders], head), holders[0][1]
-    return _only(matches, path, nodes), None
+            return [_only([node for node, _ in holders], head)], holders[0][1]
+    return [_only(matches, path, nodes)], None
 
 
 def missing_values(config: fdl.Buildable) -> list[str]:
@@ -185,7 +193,8 @@ def _matches(nodes: Iterable[Node], path: str) -> list[Node]:
         if node.path.lower().endswith("." + wanted):
             found.setdefault((id(node.parent), node.key), node)
     own = [node for node in found.values() if not node.is_gap]
-    return own or list(found.values())
+    chosen = [node for node in own if Mark.DERIVED not in marks_of(node.annotation)]
+    return chosen or own or list(found.values())
 
 
 def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:

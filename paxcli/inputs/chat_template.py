@@ -20,6 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.tokenizer_files import read_object, read_text
 from paxcli.inputs.tokenizers import Tokenizer
 
 DEFAULT_TEMPLATE = (Path(__file__).parent / "data" / "default_chat.jinja").read_text(encoding="utf-8")
@@ -162,31 +163,21 @@ def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.
     """
     directory = Path(tokenizer.path).expanduser().parent if tokenizer.path is not None else None
     config_path = directory / "tokenizer_config.json" if directory is not None else None
-    config = _read_config(config_path) if config_path is not None and config_path.is_file() else {}
+    config = read_object(config_path) if config_path is not None and config_path.is_file() else {}
     variables = {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in config.items()
         if name.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
     } | tokenizer.special_tokens
     if source is not None and source.endswith(".jinja"):
-        return ChatTemplate(_read(Path(source).expanduser()), variables, date, source)
+        return ChatTemplate(read_text(Path(source).expanduser()), variables, date, source)
     if source is not None:
         return ChatTemplate(source, variables, date, "the recipe")
     if directory is not None and (file := directory / "chat_template.jinja").is_file():
-        return ChatTemplate(_read(file), variables, date, str(file))
+        return ChatTemplate(read_text(file), variables, date, str(file))
     if (found := config.get("chat_template")) is not None:
         return ChatTemplate(_default_of(found, config_path), variables, date, str(config_path))
     return ChatTemplate(DEFAULT_TEMPLATE, variables, date, "pax")
-
-
-def _read_config(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(_read(path))
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}.") from None
-    if not isinstance(config, dict):
-        raise DataError(f"{path} is a JSON {type(config).__name__}, not an object.")
-    return config
 
 
 def _default_of(found: Any, path: Path | None) -> str:
@@ -197,15 +188,6 @@ def _default_of(found: Any, path: Path | None) -> str:
     if not isinstance(found, str):
         raise DataError(f"The chat_template of {path} is neither text nor a list with one named `default`.")
     return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.", "Correct chat_template.") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: byte {error.start}.") from None
 
 
 def _without_separator(turn: str, content: str) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import Derived, Kept, NonNegativeInt, PositiveInt, Range, Tokens
+from paxcli.config.fields import Common, Derived, NonNegativeInt, PositiveInt, Range, Tokens
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.inputs.corpus import Corpus, open_token_files, tokenize_text
@@ -56,7 +56,7 @@ class TextInput(RandomAccessInput):
     files: list[str] | None = None
     format: Literal["text", "jsonl", "parquet", "arrayrecord", "tokens"] | None = None
     text_field: str | None = "text"
-    tokenizer: Kept[Callable[[], Tokenizer]] = template(ByteTokenizer)
+    tokenizer: Common[Callable[[], Tokenizer]] = template(ByteTokenizer)
     seq_len: Derived[Tokens | None] = None
     vocab_size: Derived[PositiveInt | None] = None
     packing: Literal["concat", "first_fit", "one_per_row"] = "concat"
@@ -98,6 +98,8 @@ class TextInput(RandomAccessInput):
         self.num_rows()
 
     def describe_data(self) -> str:
+        if not self._names_token_files():
+            _ = self.text_tokenizer  # reads and checks it
         return f"{super().describe_data()}: {len(self._files)} files, {self._files[0].path} first"
 
     def element_spec(self) -> NestedMap:

@@ -1,7 +1,8 @@
-"""Tokenizers: UTF-8 bytes, SentencePiece models, and Hugging Face `tokenizers` files."""
+"""Tokenizers: UTF-8 bytes, SentencePiece models, and files of Hugging Face `tokenizers` and of tiktoken."""
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
 import importlib
@@ -15,6 +16,18 @@ import numpy as np
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import TokenizerFile
 from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.inputs.tokenizer_files import read_text, special_tokens
+
+# Of Llama 3, whose files of ranks have neither.
+_LLAMA3_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_LLAMA3_TOKENS = (
+    *("<|begin_of_text|>", "<|end_of_text|>", *(f"<|reserved_special_token_{i}|>" for i in range(2))),
+    *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
+    *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>", *(f"<|reserved_special_token_{i}|>" for i in range(2, 247))),
+)
 
 
 class Tokenizer(Protocol):
@@ -60,7 +73,13 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
 
 
 class TokenizerConfig(Configurable):
-    """Base class of the tokenizers that YAML and `--set` may name."""
+    """Base class of the tokenizers that YAML and `--set` may name, by class or by a short form (`find_tokenizer`)."""
+
+    short_forms = ("byte", "hf:DIR", "spm:FILE", "tiktoken:FILE")
+
+    @classmethod
+    def from_short_form(cls, value: Any) -> tuple[type[Configurable], dict[str, Any]] | None:
+        return find_tokenizer(value) if isinstance(value, str) else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,9 +183,9 @@ class HuggingFaceTokenizer(TokenizerConfig):
 
     @functools.cached_property
     def _model(self) -> Any:
-        library = _library("tokenizers")
+        library, content = _library("tokenizers"), read_text(_file(self.path))
         try:
-            return library.Tokenizer.from_str(_file(self.path).read_text(encoding="utf-8"))
+            return library.Tokenizer.from_str(content)
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"{self.path} is not a `tokenizers` file: {error}") from None
 
@@ -197,26 +216,120 @@ class HuggingFaceTokenizer(TokenizerConfig):
         return self._model.decode([int(i) for i in ids], skip_special_tokens=True)
 
 
-def tokenizer_template(
-    name: str, eos_token: str | None = None, bos_token: str | None = None
-) -> Callable[[], Tokenizer]:
-    """The template of a tokenizer by its name on the command line: `byte`, or a `*.model` or `*.json` file.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TiktokenTokenizer(TokenizerConfig):
+    """A file of token ranks in tiktoken's format, such as Llama 3's `tokenizer.model`.
+
+    The file has neither the pattern that splits text into words nor special tokens. The defaults are those of Llama 3.
+
+    Args:
+      path: The file: a token in base64 and its id on each line.
+      pattern: The regular expression of words.
+      added_tokens: Special tokens, whose ids follow those of the file. None: Llama 3's 256.
+      eos_token: The end-of-document token.
+      bos_token: The token before each document. None: none.
+    """
+
+    path: TokenizerFile = None
+    pattern: str = _LLAMA3_PATTERN
+    added_tokens: tuple[str, ...] | None = None
+    eos_token: str = "<|end_of_text|>"
+    bos_token: str | None = "<|begin_of_text|>"
+
+    pad_id = 0
+
+    def __post_init__(self) -> None:
+        if self.path is None:
+            raise ConfigError("The tokenizer has no path.", "Set it: --set tokenizer=tiktoken:FILE.")
+
+    @functools.cached_property
+    def _model(self) -> Any:
+        library, lines = _library("tiktoken"), _file(self.path).read_bytes().splitlines()
+        try:
+            ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in map(bytes.split, lines)}
+        except ValueError:
+            ranks = {}
+        if not ranks or sorted(ranks.values()) != list(range(len(ranks))):
+            hint = "Each line has a token in base64 and its id; ids are 0, 1, 2 and so on."
+            raise DataError(f"{self.path} is not a tiktoken file.", hint)
+        added = _LLAMA3_TOKENS if self.added_tokens is None else self.added_tokens
+        ids = {token: len(ranks) + number for number, token in enumerate(added)}
+        try:
+            return library.Encoding("", pat_str=self.pattern, mergeable_ranks=ranks, special_tokens=ids)
+        except ValueError as error:
+            raise ConfigError(f"The tokenizer's pattern is not a regular expression: {error}.") from None
+
+    def _id(self, token: str) -> int:
+        if token not in self._model.special_tokens_set:
+            raise DataError(f"{self.path} has no special token `{token}`.", "Name it in the tokenizer's added_tokens.")
+        return self._model.encode_single_token(token)
+
+    vocab_size = property(lambda self: self._model.n_vocab)
+    bos_id = property(lambda self: self._id(self.bos_token) if self.bos_token is not None else None)
+    eos_id = property(lambda self: self._id(self.eos_token))
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        known = {"bos_token": self.bos_token, "eos_token": self.eos_token}
+        return {name: token for name, token in known.items() if token is not None}
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.asarray(self._model.encode_ordinary(text), np.int32)
+
+    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        ids = self._model.encode(text, allowed_special="all")
+        starts = np.asarray(self._model.decode_with_offsets(ids)[1], np.int64)
+        ends = np.maximum(np.append(starts[1:], len(text)), starts + 1)  # tokens may share a character
+        return np.asarray(ids, np.int32), np.stack([starts, ends], axis=1)
+
+    def decode(self, ids: np.ndarray) -> str:
+        num_words = self._model.n_vocab - len(self._model.special_tokens_set)
+        return self._model.decode([int(i) for i in ids if i < num_words])
+
+
+def find_tokenizer(name: str) -> tuple[type[Any], dict[str, Any]] | None:
+    """The class and the fields of a tokenizer's short form; None for other names.
+
+    `byte`, `hf:DIR` with a `tokenizer.json` and the names of its special tokens, `spm:FILE` or `tiktoken:FILE`.
 
     Raises:
-      ConfigError: The name is unknown, or a `*.json` file has no `eos_token`.
+      DataError: A file of `hf:` cannot be read.
     """
-    if name.endswith(".json"):
-        if eos_token is None:
-            hint = "Set it, such as --eos-token '</s>'."
-            raise ConfigError(f"{name} does not define an end-of-document token.", hint)
-        return functools.partial(HuggingFaceTokenizer, path=name, eos_token=eos_token, bos_token=bos_token)
-    if eos_token is not None or bos_token is not None:
+    kind, _, path = name.partition(":")
+    if name == "byte":
+        return ByteTokenizer, {}
+    if kind in ("spm", "tiktoken") and path:
+        return SentencePieceTokenizer if kind == "spm" else TiktokenTokenizer, {"path": path}
+    if kind != "hf" or not path:
+        return None
+    file = Path(path).expanduser()
+    file = file if file.suffix == ".json" else file / "tokenizer.json"
+    library_model = HuggingFaceTokenizer(path=str(file), eos_token="")._model
+    return HuggingFaceTokenizer, {"path": str(file), **special_tokens(file.parent, library_model)}
+
+
+def tokenizer_template(name: str, **tokens: str | None) -> Callable[[], Tokenizer]:
+    """The template of a tokenizer by its name on the command line: a short form, or a `*.model` or `*.json` file.
+
+    Args:
+      name: The name.
+      **tokens: `eos_token` and `bos_token` of a `tokenizer.json`; None = from the files beside it.
+
+    Raises:
+      ConfigError: The name is unknown, or the tokenizer has no end-of-document token or no such field.
+    """
+    found = find_tokenizer(name) or find_tokenizer({".model": "spm:", ".json": "hf:"}.get(Path(name).suffix, "") + name)
+    if found is None:
+        hint = "Use `byte`, hf:DIR, spm:FILE or tiktoken:FILE; or a *.model or *.json file."
+        raise ConfigError(f"There is no tokenizer `{name}`.", hint)
+    cls, fields = found
+    given = {token: value for token, value in tokens.items() if value is not None}
+    if cls is HuggingFaceTokenizer and "eos_token" not in fields | given:
+        hint = "Set it, such as --eos-token '</s>'."
+        raise ConfigError(f"{name} does not define an end-of-document token.", hint)
+    if given and cls is not HuggingFaceTokenizer:
         raise ConfigError(f"Tokenizer {name} defines its own eos and bos.", "Leave out --eos-token and --bos-token.")
-    if name.endswith(".model"):
-        return functools.partial(SentencePieceTokenizer, path=name)
-    if name != "byte":
-        raise ConfigError(f"There is no tokenizer `{name}`.", "Use `byte`, a *.model or a *.json file.")
-    return ByteTokenizer
+    return functools.partial(cls, **fields | given)
 
 
 def _encode_around(

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
 
 from paxcli.inputs.text import TextInput
 
@@ -58,12 +59,15 @@ def test_tokenizes_what_training_reads_from_text(pax, corpus):
         (["*.jsonl", "--text-field", "txt"], 5, "0.jsonl, line 1: `txt` is missing; fields: text"),
         (["*.jsonl", "--tokenizer", "missing.model"], 5, "no tokenizer file missing.model"),
         (["*.jsonl", "--tokenizer", "0.jsonl.model"], 5, "0.jsonl.model is not a SentencePiece model"),
+        (["*.jsonl", "--tokenizer", "missing.json"], 5, "no tokenizer file missing.json"),
         (["*.jsonl", "--tokenizer", "tokenizer.json"], 2, "does not define an end-of-document token"),
+        (["*.jsonl", "--tokenizer", "hf:."], 2, "does not define an end-of-document token"),
         (["*.jsonl", "--tokenizer", "bytes"], 2, "no tokenizer `bytes`"),
     ],
 )
 def test_mistakes_are_named(pax, corpus, arguments, exit_code, says):
     (corpus / "0.jsonl.model").write_bytes(b"no model")
+    tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(corpus / "tokenizer.json"))
     result = pax("data", "tokenize", *arguments, "--out", "tokens", "--json")
     error = as_json(result)["error"]
     assert (result.returncode, error["exit_code"]) == (exit_code, exit_code)

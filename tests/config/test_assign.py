@@ -54,7 +54,7 @@ def test_a_class_is_named_by_its_name_in_pax_too(name: str, cls: type) -> None:
 )
 def test_values_are_typed_by_the_field(mine: pathlib.Path, path: str, text: str, value: object) -> None:
     config = load(f"{mine}:small").config
-    full = assign(config, path, Text(text))
+    (full,) = assign(config, path, Text(text))
     stored = find(config, full)[0].value
     assert stored == value and type(stored) is type(value)
 
@@ -111,7 +111,7 @@ CHOICES = [("optimizer", "Adam"), ("schedule", "Constant"), ("train_input", "Syn
 @pytest.mark.parametrize(("path", "name"), CHOICES)
 def test_a_class_is_chosen_by_name(path: str, name: str) -> None:
     config = load("tiny").config
-    full = assign(config, path, Text(name))
+    (full,) = assign(config, path, Text(name))
     chosen = find(config, full)[0].value
     assert isinstance(chosen, fdl.Config) and chosen == fdl.get_callable(chosen).config()
     assert fdl.get_callable(chosen).__name__ == name

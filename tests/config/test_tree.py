@@ -34,6 +34,12 @@ def test_one_object_in_two_places_shows(mine: pathlib.Path) -> None:
     assert values["model.head"] == "Norm, the one of model.tied"
 
 
+def test_a_name_means_the_field_that_recipes_set() -> None:
+    config = load("tiny").config  # whose inputs have a `vocab_size` that is filled in when the run starts
+    assert find(config, "vocab_size")[0].path == "task.model.vocab_size"
+    assert find(config, "train_input.vocab_size")[0].path == "train_input.vocab_size"
+
+
 def test_flax_fields_are_left_out() -> None:
     from paxcli.layers.linear import Linear
 

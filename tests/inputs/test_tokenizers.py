@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import base64
 import io
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paxcli.errors import DataError
-from paxcli.inputs.tokenizers import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer
+from paxcli.config.resolve import resolve
+from paxcli.errors import ConfigError, DataError, PaxError
+from paxcli.inputs.tokenizers import (
+    ByteTokenizer,
+    HuggingFaceTokenizer,
+    SentencePieceTokenizer,
+    TiktokenTokenizer,
+    tokenizer_template,
+)
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 
@@ -67,6 +76,143 @@ def test_hugging_face(hugging_face_file):
         _ = HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="<eos>").eos_id
 
 
+@pytest.fixture(scope="module")
+def byte_pairs():
+    """A byte-level BPE of the `tokenizers` library, which splits text into words by Llama 3's pattern."""
+    import tokenizers
+
+    library = tokenizers.Tokenizer(tokenizers.models.BPE())
+    words = tokenizers.Regex(TiktokenTokenizer.pattern)
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [
+            tokenizers.pre_tokenizers.Split(words, "isolated"),
+            tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    library.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, show_progress=False)
+    library.train_from_iterator([Path(__file__).read_text()], trainer)
+    return library
+
+
+@pytest.fixture
+def ranks_file(byte_pairs, tmp_path):
+    """The same vocabulary in tiktoken's format. GPT-2's alphabet has a printable character for each byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in printable)
+    bytes_of = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    by_id = sorted((number, token) for token, number in byte_pairs.get_vocab().items())
+    lines = [
+        b"%s %d" % (base64.b64encode(bytes(bytes_of[character] for character in token)), number)
+        for number, token in by_id
+    ]
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [TEXT, "naïve ☃ 雪 — 12345 don't\r\n\n  x", "def f(a):\n    return a", "", " \t ", Path(__file__).read_text()],
+)
+def test_tiktoken_gives_the_ids_of_the_same_byte_pairs(text, byte_pairs, ranks_file):
+    tokenizer = TiktokenTokenizer(path=str(ranks_file))
+    ids = tokenizer.encode(text)
+    assert ids.tolist() == byte_pairs.encode(text).ids
+    assert tokenizer.decode(np.array([tokenizer.bos_id, *ids, tokenizer.eos_id])) == text
+
+
+def test_tiktoken_has_the_special_tokens_of_llama_3_or_others(ranks_file):
+    tokenizer = TiktokenTokenizer(path=str(ranks_file))
+    assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (400 + 256, 400, 401)
+    turn = "<|start_header_id|>user<|end_header_id|>hi<|eot_id|>"
+    ids = tokenizer.encode_chat(turn)[0].tolist()
+    # As in Llama 3.1, where <|begin_of_text|> is 128000.
+    assert [number - 400 for number in ids if number >= 400] == [6, 7, 9]
+    assert tokenizer.encode(turn).max() < 400
+    own = TiktokenTokenizer(path=str(ranks_file), added_tokens=("<a>", "<b>"), eos_token="<b>", bos_token=None)
+    assert (own.vocab_size, own.bos_id, own.eos_id) == (402, None, 401)
+    with pytest.raises(DataError, match="no special token `<c>`"):
+        _ = TiktokenTokenizer(path=str(ranks_file), eos_token="<c>").eos_id
+    with pytest.raises(ConfigError, match="not a regular expression"):
+        _ = TiktokenTokenizer(path=str(ranks_file), pattern="(").vocab_size
+
+
+@pytest.mark.parametrize("text", ["", "a b", "YQ== 0\nYg== 2\n", "!!! 0\n", "YQ== x\n"])
+def test_a_file_that_has_no_ranks(text, tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_text(text)
+    with pytest.raises(DataError, match="is not a tiktoken file"):
+        _ = TiktokenTokenizer(path=str(path)).vocab_size
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tokenizer_config.json": {"eos_token": "</s>", "pad_token": {"content": "<pad>"}}}, ("</s>", None, "<pad>")),
+        ({"special_tokens_map.json": {"eos_token": "</s>", "bos_token": "the"}}, ("</s>", None, None)),
+        ({"config.json": {"eos_token_id": [1, 2], "pad_token_id": 0}}, ("</s>", None, "<pad>")),
+        ({"tokenizer_config.json": {"eos_token": "<unknown>"}}, (None, None, None)),
+    ],
+)
+def test_a_directory_names_its_special_tokens(files, expected, hugging_face_file):
+    for name, content in files.items():
+        hugging_face_file.with_name(name).write_text(json.dumps(content))
+    values = resolve("tiny", sets=[f"tokenizer=hf:{hugging_face_file.parent}"]).values
+    named = tuple(values[f"train_input.tokenizer.{token}_token"].value for token in ("eos", "bos", "pad"))
+    assert named == expected
+
+
+def test_one_setting_names_the_tokenizer_of_all_inputs(hugging_face_file, sentencepiece_model, ranks_file):
+    hugging_face_file.with_name("tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    kinds = {
+        "byte": ("ByteTokenizer", {}),
+        f"hf:{hugging_face_file.parent}": (
+            "HuggingFaceTokenizer",
+            {"path": str(hugging_face_file), "eos_token": "</s>"},
+        ),
+        f"spm:{sentencepiece_model}": ("SentencePieceTokenizer", {"path": str(sentencepiece_model)}),
+        f"tiktoken:{ranks_file}": ("TiktokenTokenizer", {"path": str(ranks_file)}),
+    }
+    for short, (name, fields) in kinds.items():
+        resolved = resolve("tiny", sets=[f"tokenizer={short}"])
+        values = {"": name, **{f".{field}": value for field, value in fields.items()}}
+        paths = [f"{one}.tokenizer" for one in ("train_input", "eval_inputs.0")]
+        assert resolved.sets == {path + field: value for path in paths for field, value in values.items()}
+        # What a run records gives the same recipe again.
+        assert resolve("tiny", sets=resolved.sets).values == resolved.values
+        only_one = resolve("tiny", sets={"train_input.tokenizer": short})
+        assert {path.partition(".")[0] for path in only_one.sets} == {"train_input"}
+
+
+@pytest.mark.parametrize(
+    ("short", "problem"),
+    [
+        ("bytes", "expected one of .*TiktokenTokenizer, byte, hf:DIR, spm:FILE, tiktoken:FILE, got 'bytes'"),
+        ("hf:", "expected one of"),
+        ("hf:missing", "no tokenizer file missing/tokenizer.json"),
+    ],
+)
+def test_a_wrong_short_form(short, problem):
+    with pytest.raises(PaxError, match=problem):
+        resolve("tiny", sets=[f"tokenizer={short}"])
+
+
+def test_a_name_on_the_command_line(hugging_face_file, ranks_file):
+    assert tokenizer_template("byte")() == ByteTokenizer()
+    assert tokenizer_template(f"tiktoken:{ranks_file}")() == TiktokenTokenizer(path=str(ranks_file))
+    named = tokenizer_template(str(hugging_face_file), eos_token="dog")()
+    assert named == HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="dog")
+    for name, tokens, problem in (
+        ("words", {}, "no tokenizer `words`"),
+        ("byte", {"eos_token": "x"}, "defines its own eos"),
+        (f"hf:{hugging_face_file.parent}", {}, "does not define an end-of-document token"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            tokenizer_template(name, **tokens)
+
+
 @pytest.mark.parametrize(
     "make",
     [lambda path: SentencePieceTokenizer(path=path), lambda path: HuggingFaceTokenizer(path=path, eos_token="a")],
@@ -79,11 +225,14 @@ def test_missing_and_wrong_tokenizer_files_are_named(make, tmp_path):
             _ = make(path).vocab_size
 
 
-def test_a_chat_keeps_special_tokens_and_the_characters_of_each_token(sentencepiece_model, hugging_face_file):
+def test_a_chat_keeps_special_tokens_and_the_characters_of_each_token(
+    sentencepiece_model, hugging_face_file, ranks_file
+):
     tokenizers = [
         (ByteTokenizer(), "naïve ☃"),
         (SentencePieceTokenizer(path=str(sentencepiece_model)), TEXT),
         (HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="dog"), TEXT),
+        (TiktokenTokenizer(path=str(ranks_file)), "naïve ☃"),
     ]
     for tokenizer, text in tokenizers:
         eos = tokenizer.special_tokens["eos_token"]

@@ -36,7 +36,7 @@ def test_what_may_change_with_consent(tmp_path, path, value):
     run_dir = RunDir(tmp_path)
     (tmp_path / "config.txt").write_text(config_text(_alternating()))
     changed = _alternating()
-    full = assign(changed, path, value)
+    (full,) = assign(changed, path, value)
     with pytest.raises(ConfigError, match=full) as caught:
         run_dir.check_same_recipe(changed, allow_changed=False)
     assert "--allow-changed" in caught.value.hint
@@ -50,7 +50,7 @@ def test_what_may_change_with_consent(tmp_path, path, value):
 def test_what_may_not(tmp_path, path, value):
     (tmp_path / "config.txt").write_text(config_text(_alternating()))
     changed = _alternating()
-    full = assign(changed, path, value)
+    (full,) = assign(changed, path, value)
     with pytest.raises(ConfigError, match=full):
         RunDir(tmp_path).check_same_recipe(changed, allow_changed=True)
 

@@ -109,7 +109,7 @@ def _new_recipe(folder: Path, found: dict[str, Any], family: str, target: Path, 
         "task.name": family,
         **{f"{MODEL}.{path}": value for path, value in model_values(found).items()},
         **_TRAINING,
-        **input_values(folder, found, target / TOKENIZER),
+        **input_values(folder, target / TOKENIZER),
         **{f"decoding.{field}": value for field, value in decoding.items()},
     }
     base = FAMILIES[family].recipe

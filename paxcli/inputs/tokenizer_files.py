@@ -1,0 +1,58 @@
+"""Files of a Hugging Face directory that belong to its tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from paxcli.errors import DataError
+
+_SPECIAL = ("special_tokens_map.json", "tokenizer_config.json")  # the second one takes precedence
+_MODEL = "config.json"
+
+
+def read_text(path: Path) -> str:
+    """Raises DataError if the file cannot be read or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.", "Correct the path.") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text: byte {error.start}.") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Raises DataError if the file cannot be read or is not a JSON object."""
+    try:
+        config = json.loads(read_text(path))
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}.") from None
+    if not isinstance(config, dict):
+        raise DataError(f"{path} is a JSON {type(config).__name__}, not an object.")
+    return config
+
+
+def special_tokens(directory: Path, tokenizer: Any) -> dict[str, str]:
+    """`eos_token`, `bos_token` and `pad_token`, as far as files beside `tokenizer.json` name them, and the model by id.
+
+    Args:
+      directory: The directory of the files.
+      tokenizer: The `tokenizers.Tokenizer` in it, which knows the tokens.
+    """
+    read = {name: read_object(file) for name in (*_SPECIAL, _MODEL) if (file := directory / name).is_file()}
+    named, ids = {**read.get(_SPECIAL[0], {}), **read.get(_SPECIAL[1], {})}, read.get(_MODEL, {})
+    found: dict[str, str] = {}
+    for kind in ("eos_token", "bos_token", "pad_token"):
+        token = named.get(kind)
+        token = token.get("content") if isinstance(token, dict) else token
+        number = ids.get(f"{kind}_id")
+        number = number[0] if isinstance(number, list) and number else number
+        token = token or (tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None)
+        if token is not None and tokenizer.token_to_id(token) is not None:
+            found[kind] = token
+    bos = found.get("bos_token")
+    # pax puts BOS before each text if the recipe names it; GPT-2's tokenizer names one that it does not put there.
+    if bos is not None and tokenizer.encode("a").ids[:1] != [tokenizer.token_to_id(bos)]:
+        del found["bos_token"]
+    return found
