@@ -69,8 +69,8 @@ class Peer:
             "best_seconds": min(self.seconds),
             "median_cpu_seconds": statistics.median(self.cpu_seconds),
             "first_step_seconds": self.first["first_step_seconds"],
-            "peak_memory_bytes": last["peak_memory_bytes"],
             "steps": len(self.seconds),
+            **{name: value for name, value in last.items() if value is not None},
         }
 
     def _answer(self) -> dict:

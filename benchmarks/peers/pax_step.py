@@ -1,4 +1,4 @@
-"""The step that `pax train` runs, on synthetic rows: of a recipe, or of a GPT-2-like one of the sizes given.
+"""The step that `pax train` runs: of a recipe, or of a GPT-2-like one of the sizes given, on synthetic rows.
 
 The task has `recipe`, `overlays` and `sets`, or sizes.
 """
@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 
-from steps import serve
+from steps import TokenCounter, serve
+
+_COUNTER = TokenCounter()
 
 
 def make_step(task: dict):
@@ -32,8 +34,9 @@ def make_step(task: dict):
 
     def step() -> None:
         nonlocal state, metrics
-        batch = put_batch(session.experiment.train_input.get_next(), session.mesh)
-        state, metrics = train_step(state, batch)
+        batch = session.experiment.train_input.get_next()
+        _COUNTER.add(int((batch.segment_ids > 0).sum()))
+        state, metrics = train_step(state, put_batch(batch, session.mesh))
 
     return step, lambda: jax.block_until_ready(metrics)
 
@@ -56,4 +59,4 @@ def gpt2_like(size: dict):
 
 
 if __name__ == "__main__":
-    serve(make_step)
+    serve(make_step, _COUNTER)

@@ -11,13 +11,30 @@ from collections.abc import Callable
 Step = Callable[[], None]
 
 
-def serve(make_step: Callable[[dict], tuple[Step, Step]]) -> None:
+class TokenCounter:
+    """Counts the tokens of batches, without padding."""
+
+    def __init__(self) -> None:
+        self._num_tokens = self._num_batches = 0
+
+    def add(self, num_tokens: int) -> None:
+        """Counts a batch."""
+        self._num_tokens += num_tokens
+        self._num_batches += 1
+
+    def per_step(self) -> float:
+        """The mean of the batches."""
+        return self._num_tokens / self._num_batches
+
+
+def serve(make_step: Callable[[dict], tuple[Step, Step]], counter: TokenCounter | None = None) -> None:
     """Takes the first step, then as many as asked for, until asked for none.
 
     A count of 5 times each of five steps alone; one of -5 times five steps that are begun one after the other.
 
     Args:
       make_step: From the task to two functions: one begins a step, the other waits for all that are begun.
+      counter: Counts the tokens of each step.
     """
     step, wait = make_step(json.loads(sys.argv[-1]))
 
@@ -38,7 +55,8 @@ def serve(make_step: Callable[[dict], tuple[Step, Step]]) -> None:
         timed = [seconds_of(1) for _ in range(count)] if count > 0 else [seconds_of(-count)]
         seconds, cpu_seconds = zip(*timed, strict=True)
         _answer(seconds=seconds, cpu_seconds=cpu_seconds)
-    _answer(peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    _answer(peak_memory_bytes=peak, tokens_per_step=counter.per_step() if counter else None)
 
 
 def _answer(**values: object) -> None:

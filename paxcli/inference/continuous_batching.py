@@ -21,6 +21,8 @@ from paxcli.models.decoding import DecodeState, advance, cache_axes, for_cpu, in
 from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, num_candidates, sequence_settings
 
 _SCORED_TOKENS = 8192  # of a batch: their logits have to fit into memory
+# Tokens between two looks at the sequences. With few, a waiting request soon takes the place of one that has ended.
+_STEPS_WITH_WAITING, _STEPS = 8, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,8 +93,11 @@ class Generator:
         """Replaces the parameters, by others of the same shapes."""
         self._params = self._prepare(params)
 
-    def answer(self, requests: Sequence[Request], watch: Watch, steps: int = 8) -> list[list[Answer]]:
-        """The samples of each request, best first. Without beam search, `watch` is called every `steps` tokens."""
+    def answer(self, requests: Sequence[Request], watch: Watch, stream: bool = False) -> list[list[Answer]]:
+        """The samples of each request, best first.
+
+        Without beam search, `watch` is called every few tokens; with `stream`, at each token.
+        """
         if isinstance(self._decoding, BeamSearch):
             size = self._decoding.batch_size
             batches = [requests[start : start + size] for start in range(0, len(requests), size)]
@@ -104,7 +109,7 @@ class Generator:
             for sample in range(count)
         ]
         of = [number for number, count in enumerate(counts) for _ in range(count)]
-        answers = iter(self._samples(samples, lambda index, ids, is_done: watch(of[index], ids, is_done), steps))
+        answers = iter(self._samples(samples, lambda index, ids, is_done: watch(of[index], ids, is_done), stream))
         groups = (itertools.islice(answers, count) for count in counts)
         return [sorted(group, key=lambda one: one.score, reverse=True) for group in groups]
 
@@ -129,7 +134,7 @@ class Generator:
                 found[number] = scores[row, part], is_best[row, part]
         return [found[number] for number in range(len(rows))]
 
-    def _samples(self, requests: Sequence[Request], watch: Watch, steps: int) -> list[Answer]:
+    def _samples(self, requests: Sequence[Request], watch: Watch, stream: bool) -> list[Answer]:
         slots, size = min(self._decoding.batch_size, _power_of_two(len(requests))), self._size(requests)
         waiting, active, answers = collections.deque(enumerate(requests)), {}, {}
         state, candidates = None, num_candidates(_stack([one.settings for one in requests]))
@@ -142,6 +147,7 @@ class Generator:
                 at = np.array([*new, *[slots] * (rows - len(new))])
                 state = found if state is None else self._insert(self._params, state, found, at)
                 active |= new
+            steps = 1 if stream else _STEPS_WITH_WAITING if waiting else _STEPS
             state = self._advance(self._params, state, steps, candidates=candidates)
             ids, log_probs, lengths, ended, done = jax.device_get((*state[:4], state.done))
             for slot, (index, request) in list(active.items()):

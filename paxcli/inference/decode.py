@@ -121,7 +121,7 @@ class PromptDecoder:
                 on_text(index, texts[index], self._text(ids, stops[index]), is_done or cut is not None)
             return cut
 
-        answers = self.generator.answer(requests, watch, *([] if on_text is None else [1]))
+        answers = self.generator.answer(requests, watch, stream=on_text is not None)
         found = zip(texts, stops, answers, strict=True)
         return [self._readable(text, one, stop) for text, stop, samples in found for one in samples]
 
