@@ -183,11 +183,7 @@ class HuggingFaceTokenizer(TokenizerConfig):
 
     @functools.cached_property
     def _model(self) -> Any:
-        library, content = _library("tokenizers"), read_text(_file(self.path))
-        try:
-            return library.Tokenizer.from_str(content)
-        except Exception as error:  # the library raises bare Exception
-            raise DataError(f"{self.path} is not a `tokenizers` file: {error}") from None
+        return _read_hugging_face(str(self.path), read_text(_file(self.path)))
 
     def _id(self, token: str) -> int:
         found = self._model.token_to_id(token)
@@ -346,6 +342,15 @@ def _encode_around(
         offsets.append(found[1] + start)
         start += len(part)
     return np.concatenate(ids).astype(np.int32), np.concatenate(offsets)
+
+
+@functools.lru_cache(maxsize=4)  # to find its special tokens, it is read before the inputs are built
+def _read_hugging_face(path: str, content: str) -> Any:
+    library = _library("tokenizers")
+    try:
+        return library.Tokenizer.from_str(content)
+    except Exception as error:  # the library raises bare Exception
+        raise DataError(f"{path} is not a `tokenizers` file: {error}") from None
 
 
 def _file(path: str | None) -> Path:
