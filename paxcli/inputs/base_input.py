@@ -347,11 +347,16 @@ class StreamInput(BaseInput):
         return batch
 
     def peek(self) -> NestedMap | None:
+        before = self.position
         try:
-            self._peeked = self._peeked or self._read()
+            batch, after = self._peeked or self._read()
         except StopIteration:
             return None
-        return self._peeked[0]
+        try:
+            self._peeked = jax.tree.map(lambda array: array, batch), after
+            return self.get_next()  # a subclass may change batches there
+        finally:
+            self.position, self._peeked = before, (batch, after)
 
     def reset(self) -> None:
         self.seek(self.START)

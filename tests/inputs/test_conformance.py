@@ -335,6 +335,26 @@ def test_a_subclass_may_change_batches():
     assert_same(data.peek().doubled, data.get_next().ids * 2)
 
 
+def test_a_subclass_of_any_input_may_change_batches(make):
+    data = make(is_training=True)
+
+    class Doubled(type(data)):
+        def get_next(self):
+            batch = super().get_next()
+            batch.doubled = 2 * next(iter(batch.values()))
+            return batch
+
+    fields = {field.name: getattr(data, field.name) for field in dataclasses.fields(data) if field.init}
+    changed = Doubled(**fields)
+    for _ in range(2):
+        assert_same(changed.peek(), changed.peek())
+        assert_same(changed.peek(), changed.get_next())
+    plain = NestedMap({name: value for name, value in changed.peek().items() if name != "doubled"})
+    assert len(plain) == len(changed.peek()) - 1
+    take(data, 2)
+    assert_same(plain, data.get_next())
+
+
 @pytest.mark.skipif(importlib.util.find_spec("lingvo") is not None, reason="lingvo is installed")
 def test_without_lingvo_the_error_names_the_package():
     with pytest.raises(MissingError, match="`lingvo`"):
