@@ -118,8 +118,7 @@ class SentencePieceTokenizer(TokenizerConfig):
 
     def __post_init__(self) -> None:
         if self.path is None:
-            hint = "Set it to a SentencePiece model for each input, such as --set train_input.tokenizer.path=c4.model."
-            raise ConfigError("The tokenizer has no path.", hint)
+            raise ConfigError("The tokenizer has no path.", "Set it: --set tokenizer=spm:FILE.")
 
     @functools.cached_property
     def _model(self) -> Any:
@@ -179,7 +178,8 @@ class HuggingFaceTokenizer(TokenizerConfig):
     def __post_init__(self) -> None:
         for field in ("path", "eos_token"):
             if getattr(self, field) is None:
-                raise ConfigError(f"The tokenizer has no {field}.", f"Set it: --set train_input.tokenizer.{field}=….")
+                hint = f"Set it: --set tokenizer=hf:DIR, with its files; or --set train_input.tokenizer.{field}=…."
+                raise ConfigError(f"The tokenizer has no {field}.", hint)
 
     @functools.cached_property
     def _model(self) -> Any:
