@@ -63,7 +63,7 @@ def test_a_file_system_that_becomes_read_only(straight, tmp_path, counts):
         assert code in (0, 3) and "Traceback" not in report and "bug" not in report, report
         with Process(tmp_path, "eval", "run") as process:
             code, report = process.end()
-        assert code == 0 and "loss" in report, report
+        assert code == 0 and "log_pplx" in report, report
         subprocess.run(["mount", "-o", "remount,rw", tmp_path / "run"], check=True)
         with train(tmp_path) as process:
             code, report = process.end()
