@@ -1,4 +1,4 @@
-"""Seconds a token of fine-tuning a Llama: pax against TRL's trainer with PEFT, as JSON.
+"""Seconds per token of fine-tuning a Llama: pax against TRL's trainer with PEFT, as JSON.
 
     python benchmarks/finetune.py --peer-python PYTHON [--sizes A B] [--kinds lora full conversations] [--rounds 5]
 
@@ -89,7 +89,8 @@ def run(size: dict, kind: str, rounds: int, steps: int, peer_python: str) -> dic
     """All peers at one size."""
     with tempfile.TemporaryDirectory() as name:
         directory = pathlib.Path(name)
-        write_conversations(directory, size["vocab_size"], size["seq_len"])
+        if kind == "conversations":
+            write_conversations(directory, size["vocab_size"], size["seq_len"])
         ours = Peer("pax", [sys.executable, str(PEERS / "pax_step.py")], pax_task(size, kind, directory), HUGE_PAGES)
         theirs = [
             Peer(name, [peer_python, str(PEERS / "trl_sft.py")], task, {})

@@ -77,7 +77,7 @@ def tokenize(
 
     tokenizing = Tokenizing(
         Reading(format, text_field, on_bad_record, bad_record_budget),
-        tokenizer_template(tokenizer, eos_token=eos_token, bos_token=bos_token),
+        tokenizer_template(tokenizer, eos_token, bos_token),
     )
     vocab_size = tokenizing.tokenizer().vocab_size
     parts = plan_parts(find_files(files), epath.Path(out).expanduser())

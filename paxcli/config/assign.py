@@ -40,12 +40,11 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> list[str]:
 
     A field that holds a layer, an optimizer, a schedule or an input takes the name of another such class of pax, which
     is then created with its defaults, except for fields that keep their values, such as an input's tokenizer. A
-    tokenizer also takes a short form (`from_short_form`), which sets fields of the new object; and its path may name
-    those of all inputs.
+    tokenizer also takes a short form (`from_short_form`), which sets fields of the new object.
 
     Args:
       config: Changed in place.
-      path: A full path, or a suffix of one that is unique, or of one that is one for the recipe.
+      path: A full path, a suffix of one that is unique, or the name of a field of all inputs (`Mark.COMMON`).
       value: A plain value, or `Text` to parse by the type of the field.
 
     Raises:
@@ -189,8 +188,8 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
     if isinstance(value, fdl.Buildable):
         return value
     allowed = choices(held)
-    is_name = isinstance(value, str) and value in allowed
-    cls, fields = (allowed[value], {}) if is_name else held.from_short_form(value) or (None, {})
+    text = value if isinstance(value, str) else ""
+    cls, fields = (allowed[text], {}) if text in allowed else held.from_short_form(text) or (None, {})
     if cls is None:
         names = [*sorted(allowed), *held.short_forms]
         raise _Mismatch(f"one of {', '.join(names)}" if allowed else held.__name__, allowed)

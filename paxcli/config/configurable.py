@@ -34,15 +34,15 @@ class Configurable:
 
     Attributes:
       pax_name: The name of the class in Pax where it differs from ours; YAML and `--set` take either.
-      short_forms: What else YAML and `--set` take for an object of this class, to be shown (`from_short_form`).
+      short_forms: The texts besides class names that YAML and `--set` take, as errors show them (`from_short_form`).
     """
 
     pax_name: ClassVar[str | None] = None
     short_forms: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def from_short_form(cls, value: Any) -> tuple[type[Configurable], dict[str, Any]] | None:
-        """The class and the fields that a short form, such as `hf:DIR` of a tokenizer, means; None for other values."""
+    def from_short_form(cls, text: str) -> tuple[type[Configurable], dict[str, Any]] | None:
+        """The class and the fields that a short form, such as `hf:DIR` of a tokenizer, means; None for other texts."""
         return None
 
     @classmethod

@@ -67,7 +67,9 @@ class Mark(enum.Enum):
     NOT_COMPILED = "does not affect the compiled train step"
     DERIVED = "filled in when the run starts"
     COPIED = "the path of a file that is copied into the run directory"
-    COMMON = "is one for the recipe: its name alone sets it in all inputs, and an input that replaces another keeps it"
+    COMMON = (
+        "is usually the same in all inputs: its name alone sets it in each, and an input that replaces another keeps it"
+    )
 
 
 PositiveInt = Annotated[int, Range(min=1)]

@@ -75,7 +75,7 @@ def find(config: fdl.Buildable, path: str) -> tuple[Node, str | int | None]:
 
 
 def find_all(config: fdl.Buildable, path: str) -> tuple[list[Node], str | int | None]:
-    """As `find`, but all fields that match where the recipe has one for all its parts (`Mark.COMMON`)."""
+    """As `find`, but with every field that matches, if all are `Mark.COMMON`."""
     nodes = walk(config)
     matches = _matches(nodes, path)
     if len(matches) > 1 and all(Mark.COMMON in marks_of(node.annotation) for node in matches):

@@ -21,7 +21,7 @@ from paxcli.models.decoding import DecodeState, advance, cache_axes, for_cpu, in
 from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, num_candidates, sequence_settings
 
 _SCORED_TOKENS = 8192  # of a batch: their logits have to fit into memory
-# Tokens between two looks at the sequences. With few, a waiting request soon takes the place of one that has ended.
+# Tokens between two checks for sequences that have ended: few while requests wait for their places.
 _STEPS_WITH_WAITING, _STEPS = 8, 32
 
 

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.tokenizer_files import read_object, read_text
+from paxcli.inputs.tokenizer_files import read_object, read_text, token_text
 from paxcli.inputs.tokenizers import Tokenizer
 
 DEFAULT_TEMPLATE = (Path(__file__).parent / "data" / "default_chat.jinja").read_text(encoding="utf-8")
@@ -165,9 +165,9 @@ def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.
     config_path = directory / "tokenizer_config.json" if directory is not None else None
     config = read_object(config_path) if config_path is not None and config_path.is_file() else {}
     variables = {
-        name: value["content"] if isinstance(value, dict) else value
+        name: text
         for name, value in config.items()
-        if name.endswith("_token") and (isinstance(value, str) or (isinstance(value, dict) and "content" in value))
+        if name.endswith("_token") and (text := token_text(value)) is not None
     } | tokenizer.special_tokens
     if source is not None and source.endswith(".jinja"):
         return ChatTemplate(read_text(Path(source).expanduser()), variables, date, source)

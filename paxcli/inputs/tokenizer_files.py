@@ -33,8 +33,14 @@ def read_object(path: Path) -> dict[str, Any]:
     return config
 
 
+def token_text(token: Any) -> str | None:
+    """The text of a special token, which is written as text or as an object with its `content`; None: it is neither."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
 def special_tokens(directory: Path, tokenizer: Any) -> dict[str, str]:
-    """`eos_token`, `bos_token` and `pad_token`, as far as files beside `tokenizer.json` name them, and the model by id.
+    """The `eos_token`, `bos_token` and `pad_token` that files of a directory name, or its `config.json` gives by id.
 
     Args:
       directory: The directory of the files.
@@ -44,9 +50,7 @@ def special_tokens(directory: Path, tokenizer: Any) -> dict[str, str]:
     named, ids = {**read.get(_SPECIAL[0], {}), **read.get(_SPECIAL[1], {})}, read.get(_MODEL, {})
     found: dict[str, str] = {}
     for kind in ("eos_token", "bos_token", "pad_token"):
-        token = named.get(kind)
-        token = token.get("content") if isinstance(token, dict) else token
-        number = ids.get(f"{kind}_id")
+        token, number = token_text(named.get(kind)), ids.get(f"{kind}_id")
         number = number[0] if isinstance(number, list) and number else number
         token = token or (tokenizer.id_to_token(number) if isinstance(number, int) and number >= 0 else None)
         if token is not None and tokenizer.token_to_id(token) is not None:

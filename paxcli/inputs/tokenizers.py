@@ -18,7 +18,7 @@ from paxcli.config.fields import TokenizerFile
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.inputs.tokenizer_files import read_text, special_tokens
 
-# Of Llama 3, whose files of ranks have neither.
+# Those of Llama 3, whose `tokenizer.model` contains neither.
 _LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -78,8 +78,8 @@ class TokenizerConfig(Configurable):
     short_forms = ("byte", "hf:DIR", "spm:FILE", "tiktoken:FILE")
 
     @classmethod
-    def from_short_form(cls, value: Any) -> tuple[type[Configurable], dict[str, Any]] | None:
-        return find_tokenizer(value) if isinstance(value, str) else None
+    def from_short_form(cls, text: str) -> tuple[type[Configurable], dict[str, Any]] | None:
+        return find_tokenizer(text)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -279,8 +279,8 @@ class TiktokenTokenizer(TokenizerConfig):
         return np.asarray(ids, np.int32), np.stack([starts, ends], axis=1)
 
     def decode(self, ids: np.ndarray) -> str:
-        num_words = self._model.n_vocab - len(self._model.special_tokens_set)
-        return self._model.decode([int(i) for i in ids if i < num_words])
+        first_special = self._model.n_vocab - len(self._model.special_tokens_set)
+        return self._model.decode([int(i) for i in ids if i < first_special])
 
 
 def find_tokenizer(name: str) -> tuple[type[Any], dict[str, Any]] | None:
@@ -296,29 +296,45 @@ def find_tokenizer(name: str) -> tuple[type[Any], dict[str, Any]] | None:
         return ByteTokenizer, {}
     if kind in ("spm", "tiktoken") and path:
         return SentencePieceTokenizer if kind == "spm" else TiktokenTokenizer, {"path": path}
-    if kind != "hf" or not path:
-        return None
-    file = Path(path).expanduser()
+    return (HuggingFaceTokenizer, hugging_face_fields(Path(path))) if kind == "hf" and path else None
+
+
+def hugging_face_fields(path: Path) -> dict[str, str]:
+    """`path` and the special tokens of a `HuggingFaceTokenizer`; the names of the tokens are in the files beside it.
+
+    Args:
+      path: A `tokenizer.json`, or its directory.
+
+    Raises:
+      DataError: A file cannot be read.
+    """
+    file = path.expanduser()
     file = file if file.suffix == ".json" else file / "tokenizer.json"
-    library_model = HuggingFaceTokenizer(path=str(file), eos_token="")._model
-    return HuggingFaceTokenizer, {"path": str(file), **special_tokens(file.parent, library_model)}
+    return {
+        "path": str(file),
+        **special_tokens(file.parent, _read_hugging_face(str(file), read_text(_file(str(file))))),
+    }
 
 
-def tokenizer_template(name: str, **tokens: str | None) -> Callable[[], Tokenizer]:
+def tokenizer_template(
+    name: str, eos_token: str | None = None, bos_token: str | None = None
+) -> Callable[[], Tokenizer]:
     """The template of a tokenizer by its name on the command line: a short form, or a `*.model` or `*.json` file.
 
     Args:
       name: The name.
-      **tokens: `eos_token` and `bos_token` of a `tokenizer.json`; None = from the files beside it.
+      eos_token: That of a `tokenizer.json`. None: from the files beside it.
+      bos_token: That of a `tokenizer.json`. None: from the files beside it.
 
     Raises:
-      ConfigError: The name is unknown, or the tokenizer has no end-of-document token or no such field.
+      ConfigError: The name is unknown, or the tokenizer has no end-of-document token, or its file defines it.
     """
     found = find_tokenizer(name) or find_tokenizer({".model": "spm:", ".json": "hf:"}.get(Path(name).suffix, "") + name)
     if found is None:
         hint = "Use `byte`, hf:DIR, spm:FILE or tiktoken:FILE; or a *.model or *.json file."
         raise ConfigError(f"There is no tokenizer `{name}`.", hint)
     cls, fields = found
+    tokens = {"eos_token": eos_token, "bos_token": bos_token}
     given = {token: value for token, value in tokens.items() if value is not None}
     if cls is HuggingFaceTokenizer and "eos_token" not in fields | given:
         hint = "Set it, such as --eos-token '</s>'."

@@ -52,7 +52,8 @@ def compiler_options(
     overrides = dict(user_options or {})
     environment = " ".join(os.environ.get(variable, "") for variable in _ENVIRONMENT)
     decided = {*overrides, *re.findall(r"--([a-z]\w*)", environment)}
-    presets = {name: one for name, one in _presets(platform, device_kind, num_devices).items() if name not in decided}
+    found = _presets(platform, device_kind, num_devices)
+    presets = {name: value for name, value in found.items() if name not in decided}
     user: Options = {name: value for name, value in overrides.items() if value is not None}
     errors = _option_errors(platform, presets | user)
     for name in user:
@@ -61,7 +62,8 @@ def compiler_options(
             raise ConfigError(f"mesh.compiler_options: {name}={user[name]!r}: {errors[name]}", hint)
     unknown = [name for name in presets if errors[name]]
     if unknown:
-        log.warning("Skipped compiler options %s (%s: %s).", ", ".join(unknown), _package(platform), errors[unknown[0]])
+        names = ", ".join(unknown)
+        log.warning("Skipped compiler options: %s (%s: %s).", names, _package(platform), errors[unknown[0]])
     return {name: value for name, value in (presets | user).items() if not errors[name]}
 
 
@@ -75,9 +77,9 @@ def _presets(platform: str, device_kind: str, num_devices: int) -> Options:
             and device_kind.startswith(tuple(group.get("kinds", [""])))
             and not device_kind.startswith(tuple(group.get("but", [])))
             and num_devices >= group.get("devices", 1)
-            and _parse_version(group["from"]) <= version < _parse_version(group.get("below", "9999"))
         )
-        if matches:
+        oldest, newest = _parse_version(group["from"]), _parse_version(group.get("below", "9999"))
+        if matches and oldest <= version < newest:
             options |= group["options"]
     return options
 

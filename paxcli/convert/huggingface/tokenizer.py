@@ -8,7 +8,7 @@ from typing import Any
 
 from paxcli.convert.huggingface.generation import GENERATION
 from paxcli.errors import DataError
-from paxcli.inputs.tokenizers import find_tokenizer
+from paxcli.inputs.tokenizers import hugging_face_fields
 
 FOLDER = "huggingface"
 """Directory of these files in a run."""
@@ -37,11 +37,10 @@ def input_values(source: Path, path: Path) -> dict[str, Any]:
     """
     if not (source / TOKENIZER).is_file():
         return {"train_input": "SyntheticInput"}
-    found = find_tokenizer(f"hf:{source}")
-    assert found is not None
-    fields = {"": found[0].__name__, **{f".{name}": value for name, value in found[1].items()}, ".path": str(path)}
-    if ".eos_token" not in fields:
+    tokenizer = hugging_face_fields(source) | {"path": str(path)}
+    if "eos_token" not in tokenizer:
         raise DataError(f"{source} names no end-of-text token.", "Add `eos_token` to tokenizer_config.json.")
+    fields = {"": "HuggingFaceTokenizer", **{f".{name}": value for name, value in tokenizer.items()}}
     values: dict[str, Any] = {"train_input": "StdlibInput", "eval_inputs": ["StdlibInput"]}
     values |= {"eval_inputs.0.name": "stdlib", "eval_inputs.0.eval_loop_num_batches": 8}
     inputs = ("train_input", "eval_inputs.0")
