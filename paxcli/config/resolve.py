@@ -14,7 +14,7 @@ from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Assignments, read_overlay
 from paxcli.config.paths import resolve_path
-from paxcli.config.tree import Node, find, missing_values, walk
+from paxcli.config.tree import Node, find, find_all, is_common, missing_values, walk
 from paxcli.config.values import plain, plain_values
 from paxcli.errors import ConfigError
 
@@ -108,6 +108,8 @@ def parse_assignments(sets: Sequence[str]) -> dict[str, Any]:
 def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]) -> list[str]:
     """Applies the assignments of one source, records it in `sources`, and returns their full paths."""
     done: list[str] = []
+    common: dict[str, Any] = {}  # for every input, also one that a later assignment creates
+    of_common: set[str] = set()
     for path, value in assignments.values.items():
         try:
             if path.endswith(OPTIONAL):
@@ -115,6 +117,7 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
                 if is_of_another_class(config, path):
                     continue
             paths = assign(config, path, value)
+            again = _assign_again(config, common, paths)
         except ConfigError as error:
             prefix = "" if assignments.source == "--set" else f"{assignments.source}: "
             raise ConfigError(prefix + error.message, error.hint) from None
@@ -124,18 +127,30 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
                     f"{assignments.source} sets `{full}` twice, the second time as `{path}`.", "Keep one."
                 )
             for below in [old for old in sources if old.startswith(full + ".")]:
-                if below in done:
+                if below in done and below not in of_common:
                     hint = "Set it before."
                     raise ConfigError(f"{assignments.source} sets `{full}` after `{below}`, which is part of it.", hint)
                 del sources[below]
-            sources[full] = assignments.source
-        done += paths
+                done = [path for path in done if path != below]
+        if is_common(config, path):
+            common[path] = value
+            of_common.update(paths)
+        of_common.update(again)
+        sources |= dict.fromkeys([*paths, *again], assignments.source)
+        done = list(dict.fromkeys([*done, *paths, *again]))
     for full in done:
         rival = _rival(config, full)
         if rival and rival not in done:
             assign(config, rival, None)
             sources[rival] = assignments.source
     return done
+
+
+def _assign_again(config: fdl.Config, common: Mapping[str, Any], changed: Sequence[str]) -> list[str]:
+    """Sets the fields that all inputs share in the inputs that `changed` has made; returns the paths of all it sets."""
+    nodes = [(node, value) for name, value in common.items() for node in find_all(config, name)[0]]
+    made = [(node.path, value) for node, value in nodes if node.path.startswith(tuple(f"{path}." for path in changed))]
+    return [path for name, value in made for path in assign(config, name, value)]
 
 
 def _rival(config: fdl.Config, path: str) -> str | None:

@@ -78,7 +78,7 @@ def find_all(config: fdl.Buildable, path: str) -> tuple[list[Node], str | int | 
     """As `find`, but with every field that matches, if all are `Mark.COMMON`."""
     nodes = walk(config)
     matches = _matches(nodes, path)
-    if len(matches) > 1 and all(Mark.COMMON in marks_of(node.annotation) for node in matches):
+    if len(matches) > 1 and all(map(_is_common, matches)):
         return matches, None
     if not matches and "." in path:
         head, _, last = path.rpartition(".")
@@ -86,6 +86,15 @@ def find_all(config: fdl.Buildable, path: str) -> tuple[list[Node], str | int | 
         if holders:
             return [_only([node for node, _ in holders], head)], holders[0][1]
     return [_only(matches, path, nodes)], None
+
+
+def is_common(config: fdl.Buildable, path: str) -> bool:
+    """Whether `path` is the name of a field that all inputs share (`Mark.COMMON`), not of that of one input."""
+    return "." not in path and all(map(_is_common, find_all(config, path)[0]))
+
+
+def _is_common(node: Node) -> bool:
+    return Mark.COMMON in marks_of(node.annotation)
 
 
 def missing_values(config: fdl.Buildable) -> list[str]:

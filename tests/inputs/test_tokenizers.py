@@ -187,6 +187,24 @@ def test_one_setting_names_the_tokenizer_of_all_inputs(hugging_face_file, senten
 
 
 @pytest.mark.parametrize(
+    "others", [["train_input=TextInput"], ["eval_inputs=[]", "train_input=TextInput"], ["eval_inputs=[TextInput]"]]
+)
+def test_the_order_of_the_tokenizer_and_the_inputs_is_free(others, ranks_file):
+    tokenizer = f"tokenizer=tiktoken:{ranks_file}"
+    after, before = resolve("tiny", sets=[*others, tokenizer]), resolve("tiny", sets=[tokenizer, *others])
+    assert after.values == before.values
+    assert after.values["train_input.tokenizer"].value == "TiktokenTokenizer"
+    assert resolve("tiny", sets=before.sets).values == before.values
+
+
+def test_a_tokenizer_for_inputs_that_another_setting_removes():
+    with pytest.raises(ConfigError, match="no field `tokenizer`"):
+        resolve("tiny", sets=["tokenizer=byte", "eval_inputs=[]", "train_input=SyntheticInput"])
+    with pytest.raises(ConfigError, match="after `train_input.tokenizer.bos_token`"):
+        resolve("tiny", sets=["tokenizer=tiktoken:x", "train_input.tokenizer.bos_token=a", "train_input=TextInput"])
+
+
+@pytest.mark.parametrize(
     ("short", "problem"),
     [
         ("bytes", "expected one of .*TiktokenTokenizer, byte, hf:DIR, spm:FILE, tiktoken:FILE, got 'bytes'"),
