@@ -93,6 +93,10 @@ class Pipeline:
             )
         return count
 
+    def work_with_bubble(self, rows: int) -> float:
+        """Work on a batch of `rows`, over that without the bubble's iterations: 1 + (S - 1) / (R * M)."""
+        return 1 + (self.num_stages - 1) / (self.circular_repeat * self.count_microbatches(rows))
+
     def run(
         self,
         stage: Callable[..., Float[jax.Array, "b T D"]],

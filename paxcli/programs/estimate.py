@@ -1,8 +1,8 @@
 """Estimates a train step's time and memory from its jaxpr, in seconds, to choose which variants are worth compiling.
 
 Counted are matmuls, runs of attention kernels, activations that the forward pass saves or offloads to the host, the
-all-gathers of FSDP, and the activations that tensor parallelism exchanges. `search` corrects the memory of the rest,
-from compiled programs.
+all-gathers of FSDP, the activations that tensor parallelism exchanges, and the bubbles of pipelines. `search` corrects
+the memory of the rest, from compiled programs.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 
+from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.programs.ahead_of_time import interconnect_of
 from paxcli.programs.chips import Chip, find_chip
@@ -30,6 +31,7 @@ from paxcli.training.summary import tokens_in
 _BYTES = 2  # of a weight or an activation in bfloat16
 _GATHERS = 3  # of each weight: forward, backward, and the scatter of its gradient
 _EXCHANGES = 8  # of the activations between layers, by tensor parallelism: four in each pass
+_PIPELINE_EXCHANGES = 12  # as the backward pass runs each stage again
 _BACKWARD_OVER_FORWARD = 2.5  # matmuls of attention kernels
 # Shares of compute that hide transfers to the host, and back: half of each pass, since a layer sends what it has
 # computed, and waits for what it needs.
@@ -38,7 +40,7 @@ _IN_FLIGHT = 2  # layers whose offloaded activations are in device memory: one c
 
 
 class Work(NamedTuple):
-    """Matmuls and activations of a train step, over all devices.
+    """Matmuls and activations of a train step, over all devices, without a pipeline's bubble.
 
     Attributes:
       tokens: Tokens of a batch.
@@ -65,13 +67,14 @@ class MeshCosts(NamedTuple):
     """Costs of a mesh: memory, communication, and rates of its devices.
 
     Attributes:
-      state: Bytes of the training state and of the gradients on one device.
+      state: Bytes of the training state, the gradients, and weights that are gathered for a whole step, on one device.
       gather: Seconds of the communication of weights in a step.
       exchange: Seconds to exchange a byte of activations among the devices of the tensor axis.
       devices: Number of devices.
       matmul_rate: FLOP/s of a device in matmuls.
       kernel_rate: FLOP/s of a device in kernels.
       chip: The chip of one.
+      bubble: Work of a pipeline with its bubble, over that without.
     """
 
     state: float
@@ -81,21 +84,23 @@ class MeshCosts(NamedTuple):
     matmul_rate: float
     kernel_rate: float
     chip: Chip
+    bubble: float
 
     def seconds(self, work: Work) -> float:
         """Estimated time of a step. Compute hides the communication of weights, not that of activations.
 
         The forward pass hides transfers to the host, the backward pass those back, each as far as half of it takes.
         """
-        compute = work.flops / self.devices / self.matmul_rate + work.attention_flops / self.devices / self.kernel_rate
         traffic = 2 * self.memory(work) / self.chip.hbm  # written once, read once
+        work = work.times(self.bubble)
+        compute = work.flops / self.devices / self.matmul_rate + work.attention_flops / self.devices / self.kernel_rate
         to_host = work.offloaded / self.devices / self.chip.pcie
         waiting = sum(max(0.0, to_host - share * compute) for share in _HIDING)
         return max(compute, self.gather) + waiting + work.between_layers * self.exchange + traffic
 
     def memory(self, work: Work) -> float:
         """Estimated bytes of a device."""
-        return self.state + work.saved / self.devices
+        return self.state + self.bubble * work.saved / self.devices
 
 
 def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
@@ -126,6 +131,12 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
     if forward is not None and found["backward"]:
         runs = found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD
         found["attention_flops"] = forward.attention * runs
+    bubble = _bubble(session)
+    for name in ("flops", "saved", "offloaded"):
+        found[name] /= bubble
+    if stacks := _pipelines(session):  # their scans carry whole batches
+        dims = sum(stack.num_layers * stack.model_dims for stack in stacks)
+        found["between_layers"] = _BYTES * found["tokens"] * dims
     return Work(*(found[name] for name in Work._fields))
 
 
@@ -143,16 +154,31 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
         return (1 - 1 / len(group)) / (chip.ici_link * connected.links(group))
 
     weights = _BYTES * count_parameters(state.params) / mesh.shape[Axis.TENSOR] / mesh.shape[Axis.STAGE]
+    pipelines = _pipelines(session)
+    # A pipeline that gathers its weights once holds them, and their gradients, for the whole step.
+    gathered = 2 * weights if any(stack.gather_weights_once for stack in pipelines) else 0
+    exchanges = _PIPELINE_EXCHANGES if pipelines else _EXCHANGES
     rows = math.prod(mesh.shape[axis] for axis in (*BATCH_AXES, Axis.CONTEXT))
     return MeshCosts(
-        state=bytes_per_device(state) + bytes_per_device(state.params),
+        state=bytes_per_device(state) + bytes_per_device(state.params) + gathered,
         gather=_GATHERS * weights * seconds_a_byte(Axis.FSDP),
-        exchange=_EXCHANGES * seconds_a_byte(Axis.TENSOR) / rows,
+        exchange=exchanges * seconds_a_byte(Axis.TENSOR) / rows / mesh.shape[Axis.STAGE],
         devices=mesh.size,
         matmul_rate=peak * chip.matmul_rate,
         kernel_rate=peak * KERNEL_RATE,
         chip=chip,
+        bubble=_bubble(session),
     )
+
+
+def _pipelines(session: Session) -> list[PipelinedStack]:
+    return [stack for stack in session.experiment.task.model.stacks().values() if isinstance(stack, PipelinedStack)]
+
+
+def _bubble(session: Session) -> float:
+    """Work of the session's pipeline with its bubble, over that without; 1 without a pipeline."""
+    rows = session.global_batch_size // session.experiment.task.train.num_microbatches
+    return max((stack.pipeline.work_with_bubble(rows) for stack in _pipelines(session)), default=1.0)
 
 
 def _equations(jaxpr: Jaxpr, times: int, devices: int) -> Iterator[tuple[Any, int]]:

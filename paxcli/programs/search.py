@@ -6,18 +6,23 @@ what fits, a few times; each compiled program corrects the estimated memory of t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import itertools
+import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, get_args
 
 import fiddle as fdl
 
 from paxcli.config.assign import assign
 from paxcli.errors import ConfigError
+from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.remat import RematPolicy
-from paxcli.mesh.axes import Axis
+from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.programs.ahead_of_time import compile_ahead
 from paxcli.programs.chips import find_chip
@@ -32,6 +37,7 @@ _QKV = ("query", "key", "value")
 _MORE_SAVED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("qkv_context_out_proj", ("feed_forward_in",), ()),  # one of the two matmuls of a gated feed-forward layer
     ("nothing", (), ("layer_input",)),
+    ("nothing", (), ("layer_input", "query", "out_proj")),
     ("context", (), _QKV),
     ("context", (), ("layer_input", *_QKV)),
 )
@@ -39,6 +45,8 @@ _MORE_SAVED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 _TRANSFERS_AT_ONCE = {"xla_tpu_pipeline_memory_host_transfers": "false"}
 _MOST_COMPILED = 6  # variants, the recipe itself included
 _SECONDS = 360  # after which no further variant is compiled, if one fits
+_STAGES = (1, 2, 3, 4, 6, 8)  # of a pipeline, times the recipe's; each microbatch then has one row for each device
+_TENSOR = (1, 2, 4, 8)
 _ROWS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the recipe's
 Changes = dict[str, Any]  # path → value, as `--set` takes them
 
@@ -94,7 +102,9 @@ def search(
     Raises:
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
-    began, candidates, trials = time.monotonic(), _candidates(config, target), []
+    began, trials = time.monotonic(), []
+    with _quiet():
+        candidates = _candidates(config, target)
     next_one, slack = next(one for one in candidates if not one.settings), 0.0
     while len(trials) < _MOST_COMPILED:
         candidates.remove(next_one)
@@ -118,6 +128,17 @@ def search(
         preferred = [one for one in fitting if len(trials) % 2 and _BATCH not in one.settings] or fitting
         next_one = max(preferred, key=lambda one: one.speed) if fitting else min(candidates, key=lambda one: one.memory)
     return sorted(trials, key=lambda trial: trial.rank, reverse=True)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without messages, which would be the same for hundreds of variants."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
@@ -159,14 +180,29 @@ def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Exper
 
 
 def _meshes(config: fdl.Config[Experiment], target: CompileTarget) -> list[Changes]:
-    """Other splits of the devices over `fsdp` and `tensor`; the other axes keep their sizes."""
+    """Other splits of the devices over `fsdp`, `tensor` and a pipeline's `stage`; the other axes keep their sizes."""
     sizes = axis_sizes(config.mesh.ici_mesh_shape, None)
-    both, current = sizes[Axis.FSDP] * sizes[Axis.TENSOR], sizes[Axis.TENSOR]
+    current: tuple[int, int] | None = sizes[Axis.STAGE], sizes[Axis.TENSOR]
+    together = math.prod(sizes[axis] for axis in (Axis.STAGE, Axis.FSDP, Axis.TENSOR))
     if config.mesh.ici_mesh_shape is None and target.devices_per_slice > 1:  # all devices are on the data axis
-        both, current = target.devices_per_slice, None
-    others = [size for size in (1, 2, 4, 8) if both % size == 0 and size != current]
-    shapes = [sizes | {Axis.FSDP.value: both // size, Axis.TENSOR.value: size} for size in others]
-    return [{_MESH: {axis: size for axis, size in shape.items() if size > 1}} for shape in shapes]
+        together, current = target.devices_per_slice, None
+    stacks = fdl.build(config.task.model).stacks()
+    pipelines = {path: stack for path, stack in stacks.items() if isinstance(stack, PipelinedStack)}
+    times = _STAGES if pipelines and sizes[Axis.STAGE] > 1 else (1,)
+    found: list[Changes] = []
+    for more, tensor in itertools.product(times, _TENSOR):
+        stage = more * sizes[Axis.STAGE]
+        if together % (stage * tensor) or (stage, tensor) == current:
+            continue
+        shape = sizes | {Axis.STAGE: stage, Axis.FSDP: together // (stage * tensor), Axis.TENSOR: tensor}
+        both = axis_sizes(shape, config.mesh.dcn_mesh_shape)
+        schedule = {"num_microbatches": None, "microbatch_size": math.prod(both[axis] for axis in BATCH_AXES)}
+        found.append({_MESH: {str(axis): size for axis, size in shape.items() if size > 1}})
+        for path, stack in pipelines.items():
+            fields = schedule | {"num_stages": more * stack.num_stages, "gather_weights_once": True}
+            changed = {name: value for name, value in fields.items() if value != stack.named_fields(name)[name]}
+            found[-1] |= {f"task.model.{path}.{name}": value for name, value in changed.items()}
+    return found
 
 
 def _policies(config: fdl.Config[Experiment]) -> list[Changes]:

@@ -22,7 +22,7 @@ TARGET = find_compile_target("v5e-4", 1)
 
 def opened(*settings: str):
     hide_accelerators()
-    return open_session(resolve("tiny-synthetic", (), [*SETTINGS, *settings]).config, TARGET.devices())
+    return open_session(resolve("tiny-synthetic", (), [*settings, *SETTINGS]).config, TARGET.devices())
 
 
 def counted(policy: str, *settings: str) -> tuple[Work, Session]:
@@ -86,6 +86,24 @@ def test_a_mesh_costs_state_gathers_and_exchanges() -> None:
     link = 2 * CHIPS["v5e"].ici_link  # two open rows
     assert sharded.gather == pytest.approx(3 * 2 * parameters * 3 / 4 / link)
     assert tensor.exchange == pytest.approx(8 * 3 / 4 / link)
+
+
+def test_a_pipeline_takes_longer_by_its_bubble_and_holds_weights_that_it_gathers_once() -> None:
+    pipeline = ("stack=PipelinedStack", "num_stages=2", "microbatch_size=2", "mesh.ici_mesh_shape=[2, 1, 1, 2]")
+    with opened("remat_policy=everything", "mesh.ici_mesh_shape={tensor: 4}") as session:
+        plain, sharded = count_work(session), measure_mesh(session, TARGET)
+    with opened(*pipeline, "remat_policy=everything") as session:
+        work, mesh = count_work(session), measure_mesh(session, TARGET)
+        weights = 2 * sum(leaf.size for leaf in jax.tree.leaves(session.abstract.params)) / 4
+    assert mesh.bubble == 1 + 1 / 4 and sharded.bubble == 1  # four microbatches
+    assert work.attention_flops == plain.attention_flops
+    assert work.flops == pytest.approx(plain.flops, rel=0.05)  # that of the logits is divided by the bubble, too
+    assert work.between_layers == 2 * LAYERS * ROWS * LENGTH * DIMS
+    assert mesh.seconds(work) > mesh._replace(bubble=1.0).seconds(work)
+    with opened(*pipeline, "remat_policy=everything", "gather_weights_once=true") as session:
+        assert measure_mesh(session, TARGET).state - mesh.state == pytest.approx(2 * weights)
+    # Two chips have one link, and each works on half of the layers.
+    assert mesh.exchange == pytest.approx(12 * 1 / 2 / CHIPS["v5e"].ici_link / 2)
 
 
 def test_more_rows_take_longer_and_need_more_memory() -> None:

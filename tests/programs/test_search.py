@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 
 import pytest
 
@@ -50,6 +51,14 @@ def test_few_variants_are_compiled_the_recipe_first_and_ranked(monkeypatch) -> N
     assert speeds == sorted(speeds, reverse=True)
 
 
+def test_messages_about_each_variant_are_left_out(monkeypatch, caplog) -> None:
+    with caplog.at_level(logging.INFO):
+        searched(monkeypatch, "vocab_size=999", "mesh.ici_mesh_shape={fsdp: 2, tensor: 2}")
+        assert "does not divide over" not in caplog.text
+        logging.getLogger("paxcli").info("a message after it")
+    assert "a message after it" in caplog.text
+
+
 def test_settings_that_fit_are_found_for_a_recipe_that_does_not(monkeypatch) -> None:
     trials, ranked = searched(monkeypatch, "percore_batch_size=64", row_bytes=GIB / 2)  # 32 GiB; a device has 15.75
     assert not trials[0].report["fits"]
@@ -74,6 +83,33 @@ def test_policies_replace_what_the_recipe_saves_and_offloads() -> None:
     less, more = ({f"{path}.remat_policy": name, f"{path}.offload": []} for name in ("context", "dots_except_logits"))
     less.pop(f"{path}.remat_policy")  # the recipe's
     assert memory[str(less)] < memory[str(all_but_one | {f"{path}.offload": []})] < memory[str(more)]
+
+
+def test_a_pipeline_is_divided_into_other_stages_with_one_row_of_each_device_in_a_microbatch() -> None:
+    hide_accelerators()
+    sets = ["stack=PipelinedStack", "num_layers=12", "num_stages=2", "microbatch_size=4"]
+    config = resolve("tiny-synthetic", (), [*sets, "mesh.ici_mesh_shape={stage: 2, fsdp: 4}"]).config
+    stack = "task.model.stack."
+    once = {stack + "gather_weights_once": True}
+    assert searching._meshes(config, find_compile_target("v5e-8")) == [
+        {searching._MESH: {"stage": 2, "fsdp": 2, "tensor": 2}, stack + "microbatch_size": 2} | once,
+        {searching._MESH: {"stage": 2, "tensor": 4}, stack + "microbatch_size": 1} | once,
+        {searching._MESH: {"stage": 4, "fsdp": 2}, stack + "microbatch_size": 2, stack + "num_stages": 4} | once,
+        {searching._MESH: {"stage": 4, "tensor": 2}, stack + "microbatch_size": 1, stack + "num_stages": 4} | once,
+        {searching._MESH: {"stage": 8}, stack + "microbatch_size": 1, stack + "num_stages": 8} | once,
+    ]
+    found = searching._candidates(config, find_compile_target("v5e-8"))
+    stages = {one.settings.get(stack + "num_stages", 2) for one in found}
+    assert stages == {2, 4}  # eight do not divide twelve layers
+
+
+def test_stages_on_slices_keep_their_number() -> None:
+    sets = ["stack=PipelinedStack", "num_stages=2", "stack.num_microbatches=4", "mesh.dcn_mesh_shape={stage: 2}"]
+    config = resolve("tiny-synthetic", (), [*sets, "mesh.ici_mesh_shape={fsdp: 4}"]).config
+    tensor, *_ = searching._meshes(config, find_compile_target("v5e-4", 2))
+    assert tensor["mesh.ici_mesh_shape"] == {"fsdp": 2, "tensor": 2}
+    assert tensor["task.model.stack.microbatch_size"] == 2 and tensor["task.model.stack.num_microbatches"] is None
+    assert "task.model.stack.num_stages" not in tensor
 
 
 def test_one_device_has_one_mesh(monkeypatch) -> None:
