@@ -44,6 +44,7 @@ _MORE_SAVED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 # libtpu copies offloaded activations one layer late by default, and then waits for them.
 _TRANSFERS_AT_ONCE = {"xla_tpu_pipeline_memory_host_transfers": "false"}
 _MOST_COMPILED = 6  # variants, the recipe itself included
+_FEWEST_COMPILED = 3  # however long they take
 _SECONDS = 360  # after which no further variant is compiled, if one fits
 _STAGES = (1, 2, 3, 4, 6, 8)  # of a pipeline, times the recipe's; each microbatch then has one row for each device
 _TENSOR = (1, 2, 4, 8)
@@ -120,7 +121,7 @@ def search(
             if (needed := report["hbm_needed_bytes"]) and not (report["fits"] and next_one.work.offloaded):
                 slack = needed - next_one.memory
         is_late = time.monotonic() - began > _SECONDS and any(trial.report["fits"] for trial in trials)
-        if not candidates or is_late:
+        if not candidates or (is_late and len(trials) >= _FEWEST_COMPILED):
             break
         available = (target.hbm_bytes or float("inf")) - slack
         fitting = [one for one in candidates if one.memory <= available]

@@ -67,6 +67,28 @@ def test_bubbles_leave_no_trace(rounds, scan, stream_io, inputs, params):
 
 
 @pytest.mark.parametrize(("rounds", "scan"), [(1, False), (2, True)])
+def test_activations_in_host_memory_change_nothing(rounds, scan, inputs, params):
+    widths = {**WIDTHS, "remat_policy": "nothing"}
+    params = to_stages(params if scan else _unrolled(params), 2, rounds)
+
+    def grads(offload):
+        stack = PipelinedStack(
+            **widths, scan=scan, num_stages=2, num_microbatches=4, circular_repeat=rounds, offload=offload
+        )
+
+        def loss(params):
+            return jnp.sum(jnp.sin(stack.apply({"params": params}, *inputs)[0]))
+
+        traced = jax.jit(jax.grad(loss)).trace(params)
+        return str(traced.jaxpr).count("<host>"), jax.jit(jax.grad(loss))(params)
+
+    on_host, offloaded = grads(("layer_input", "query", "out_proj"))
+    none, expected = grads(())
+    assert on_host > 0 and none == 0
+    _assert_close(offloaded, expected)
+
+
+@pytest.mark.parametrize(("rounds", "scan"), [(1, False), (2, True)])
 def test_decoding_runs_layer_by_layer(rounds, scan, inputs, params):
     params = params if scan else _unrolled(params)
     x, _, segment_ids, segment_pos = inputs
