@@ -44,8 +44,7 @@ _MORE_SAVED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 # libtpu copies offloaded activations one layer late by default, and then waits for them.
 _TRANSFERS_AT_ONCE = {"xla_tpu_pipeline_memory_host_transfers": "false"}
 _MOST_COMPILED = 6  # variants, the recipe itself included
-_FEWEST_COMPILED = 3  # however long they take
-_SECONDS = 360  # after which no further variant is compiled, if one fits
+_SECONDS = 360  # after which no further variant is compiled, once one fits
 _STAGES = (1, 2, 3, 4, 6, 8)  # of a pipeline, times the recipe's; each microbatch then has one row for each device
 _TENSOR = (1, 2, 4, 8)
 _ROWS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the recipe's
@@ -120,8 +119,10 @@ def search(
             # What a program needs that offloads, and fits, is known as an upper bound only.
             if (needed := report["hbm_needed_bytes"]) and not (report["fits"] and next_one.work.offloaded):
                 slack = needed - next_one.memory
-        is_late = time.monotonic() - began > _SECONDS and any(trial.report["fits"] for trial in trials)
-        if not candidates or (is_late and len(trials) >= _FEWEST_COMPILED):
+        is_late = time.monotonic() - began > _SECONDS and any(
+            trial.report["fits"] for trial in trials if trial.settings
+        )
+        if not candidates or is_late:
             break
         available = (target.hbm_bytes or float("inf")) - slack
         fitting = [one for one in candidates if one.memory <= available]
