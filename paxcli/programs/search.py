@@ -116,12 +116,13 @@ def search(
         else:
             trials.append(Trial(next_one.settings, report))
             on_trial(trials[-1])
-            # What a program needs that offloads, and fits, is known as an upper bound only.
-            if (needed := report["hbm_needed_bytes"]) and not (report["fits"] and next_one.work.offloaded):
+            # What a program needs that offloads, and fits, is known as an upper bound only. With none to spare, it was
+            # compiled to need less, and is slow.
+            needed = report["hbm_needed_bytes"]
+            if needed and not (report["fits"] and next_one.work.offloaded and needed != target.hbm_bytes):
                 slack = needed - next_one.memory
-        is_late = time.monotonic() - began > _SECONDS and any(
-            trial.report["fits"] for trial in trials if trial.settings
-        )
+        one_fits = any(trial.report["fits"] for trial in trials if trial.settings)
+        is_late = one_fits and time.monotonic() - began > _SECONDS
         if not candidates or is_late:
             break
         available = (target.hbm_bytes or float("inf")) - slack

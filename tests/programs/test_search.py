@@ -132,6 +132,28 @@ def test_a_variant_that_cannot_be_sharded_is_left_out(monkeypatch) -> None:
     assert len(search(config, find_compile_target("v5e-4"))) == len(asked) - 1 == 6
 
 
+def test_an_offloading_variant_without_memory_to_spare_was_estimated_too_small(monkeypatch) -> None:
+    hide_accelerators()
+    target = find_compile_target("v5e-4")
+    config = resolve("tiny-synthetic", (), ["optimizer=Adam", "max_seq_len=256"]).config
+    kept = (["query"], ["query", "key"], ["query", "key", "value"])
+    offloads = [{"task.model.stack.remat_policy": "nothing", "task.model.stack.offload": names} for names in kept]
+    monkeypatch.setattr(searching, "_policies", lambda config: offloads)
+    memory = {str(one.settings): one.memory for one in searching._candidates(config, target)}
+
+    def full(config, target) -> Compiled:
+        spare = 0 if config.task.model.stack.offload else GIB
+        needed = target.hbm_bytes - spare
+        return Compiled({"fits": True, "hbm_needed_bytes": needed, "predicted_tokens_per_second": 1.0}, "")
+
+    monkeypatch.setattr(searching, "compile_ahead", full)
+    trials: list = []
+    search(config, target, trials.append)
+    offloading = [str(one.settings) for one in trials if "task.model.stack.offload" in one.settings]
+    sizes = [memory[settings] for settings in offloading]
+    assert len(sizes) > 1 and sizes == sorted(sizes, reverse=True)
+
+
 def test_no_variant_is_compiled_after_some_minutes_once_one_fits(monkeypatch) -> None:
     monkeypatch.setattr(searching, "_SECONDS", -1)
     assert len(searched(monkeypatch)[0]) == 2  # the recipe and a variant
