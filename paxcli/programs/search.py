@@ -44,7 +44,7 @@ _MORE_SAVED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
 # libtpu copies offloaded activations one layer late by default, and then waits for them.
 _TRANSFERS_AT_ONCE = {"xla_tpu_pipeline_memory_host_transfers": "false"}
 _MOST_COMPILED = 6  # variants, the recipe itself included
-_SECONDS = 360  # after which no further variant is compiled, once one fits
+_SECONDS = 360  # after which no further variant is compiled, once one is better
 _STAGES = (1, 2, 3, 4, 6, 8)  # of a pipeline, times the recipe's; each microbatch then has one row for each device
 _TENSOR = (1, 2, 4, 8)
 _ROWS = (0.25, 0.5, 1.0, 2.0, 4.0)  # times the recipe's
@@ -121,8 +121,9 @@ def search(
             needed = report["hbm_needed_bytes"]
             if needed and not (report["fits"] and next_one.work.offloaded and needed != target.hbm_bytes):
                 slack = needed - next_one.memory
-        one_fits = any(trial.report["fits"] for trial in trials if trial.settings)
-        is_late = one_fits and time.monotonic() - began > _SECONDS
+        best = max(trials, key=lambda trial: trial.rank)
+        is_found = best.report["fits"] and bool(best.settings)
+        is_late = is_found and time.monotonic() - began > _SECONDS
         if not candidates or is_late:
             break
         available = (target.hbm_bytes or float("inf")) - slack
