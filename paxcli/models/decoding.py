@@ -160,7 +160,7 @@ def advance(
         step, state = carry
         is_early = state.lengths - state.starts < sampling.min_tokens
         logits = exclude(state.logits, is_early, eos_ids) if sampling.min_tokens else state.logits
-        keys = jax.vmap(jax.random.fold_in)(row_keys, state.lengths)
+        keys = functools.partial(jax.vmap(jax.random.fold_in), row_keys, state.lengths)
         token = choose(logits, keys, settings, candidates, sampling)
         log_prob = state.logits[rows, token] - jax.nn.logsumexp(state.logits, axis=-1)
         # A row that is done rewrites what it has.

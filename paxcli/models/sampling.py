@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -104,13 +105,17 @@ def num_candidates(settings: SequenceSettings) -> int:
 
 
 def choose(
-    logits: Float[jax.Array, "B V"], keys: jax.Array, settings: SequenceSettings, candidates: int, sampling: Sampling
+    logits: Float[jax.Array, "B V"],
+    keys: Callable[[], jax.Array],
+    settings: SequenceSettings,
+    candidates: int,
+    sampling: Sampling,
 ) -> Int[jax.Array, " B"]:
     """The next token of each row.
 
     Args:
       logits: The model's.
-      keys: The PRNG key of each row, [B].
+      keys: Computes the PRNG key of each row, [B]; only where one is drawn.
       settings: Those of the rows.
       candidates: At least their `num_candidates`.
       sampling: Those that all rows share: `epsilon` and `truncate_before_temperature`.
@@ -123,7 +128,7 @@ def choose(
         tempered = logits / jnp.where(temperature > 0, temperature, 1.0)[:, None]
         truncated = logits if sampling.truncate_before_temperature else tempered
         allowed = _is_allowed(truncated, settings, candidates, sampling.epsilon)
-        drawn = jax.vmap(jax.random.categorical)(keys, jnp.where(allowed, tempered, -jnp.inf))
+        drawn = jax.vmap(jax.random.categorical)(keys(), jnp.where(allowed, tempered, -jnp.inf))
         return jnp.where(temperature > 0, drawn, most_likely)
 
     return jax.lax.cond(jnp.any(temperature > 0), draw, lambda: most_likely)

@@ -45,7 +45,7 @@ def _counts(sampling: Sampling) -> np.ndarray:
     keys = jax.random.split(jax.random.key(0), DRAWS)
     of_all, logits = sequence_settings(sampling, 0, 0), jnp.tile(LOGITS, (DRAWS, 1))
     rows = SequenceSettings(*(jnp.full(DRAWS, x) for x in of_all))
-    return np.bincount(np.asarray(choose(logits, keys, rows, num_candidates(of_all), sampling)), minlength=8)
+    return np.bincount(np.asarray(choose(logits, lambda: keys, rows, num_candidates(of_all), sampling)), minlength=8)
 
 
 SETTINGS = [
@@ -83,7 +83,7 @@ def test_each_row_has_its_own_settings_and_key():
     rows = [sequence_settings(one, 0, 0) for one in settings] * DRAWS
     rows = SequenceSettings(*(jnp.array(column) for column in zip(*rows, strict=True)))
     keys = jnp.repeat(jax.random.split(jax.random.key(1), DRAWS), len(own))
-    chosen = choose(jnp.tile(LOGITS, (len(keys), 1)), keys, rows, num_candidates(rows), Sampling())
+    chosen = choose(jnp.tile(LOGITS, (len(keys), 1)), lambda: keys, rows, num_candidates(rows), Sampling())
     chosen = np.asarray(chosen).reshape(DRAWS, len(own))
     assert (chosen[:, 0] == 1).all()  # greedy
     np.testing.assert_array_equal(chosen[:, 1], chosen[:, 2])  # the same key
