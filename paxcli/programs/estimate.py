@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 
+from paxcli.layers.pipeline import Pipeline
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.programs.ahead_of_time import interconnect_of
@@ -68,23 +69,32 @@ class MeshCosts(NamedTuple):
 
     Attributes:
       state: Bytes of the training state, the gradients, and weights that are gathered for a whole step, on one device.
+      held: Share of the bytes between layers that a device of a pipeline holds for the whole step.
       gather: Seconds of the communication of weights in a step.
       exchange: Seconds to exchange a byte of activations among the devices of the tensor axis.
       devices: Number of devices.
       matmul_rate: FLOP/s of a device in matmuls.
       kernel_rate: FLOP/s of a device in kernels.
       chip: The chip of one.
-      bubble: Work of a pipeline with its bubble, over that without.
+      rows: Of a batch that a pipeline runs at once.
+      pipelines: Those of the model.
     """
 
     state: float
+    held: float
     gather: float
     exchange: float
     devices: int
     matmul_rate: float
     kernel_rate: float
     chip: Chip
-    bubble: float
+    rows: int
+    pipelines: tuple[Pipeline, ...]
+
+    @property
+    def bubble(self) -> float:
+        """Work of a pipeline with its bubble, over that without; 1 without a pipeline."""
+        return max((one.work_with_bubble(self.rows) for one in self.pipelines), default=1.0)
 
     def seconds(self, work: Work) -> float:
         """Estimated time of a step. Compute hides the communication of weights, not that of activations.
@@ -98,9 +108,13 @@ class MeshCosts(NamedTuple):
         waiting = sum(max(0.0, to_host - share * compute) for share in _HIDING)
         return max(compute, self.gather) + waiting + work.between_layers * self.exchange + traffic
 
+    def times(self, rows: float) -> MeshCosts:
+        """Those with a batch so many times as large."""
+        return self._replace(rows=int(rows * self.rows))
+
     def memory(self, work: Work) -> float:
         """Estimated bytes of a device."""
-        return self.state + self.bubble * work.saved / self.devices
+        return self.state + self.bubble * work.saved / self.devices + self.held * work.between_layers
 
 
 def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
@@ -131,10 +145,10 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
     if forward is not None and found["backward"]:
         runs = found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD
         found["attention_flops"] = forward.attention * runs
-    bubble = _bubble(session)
-    for name in ("flops", "saved", "offloaded"):
-        found[name] /= bubble
     if stacks := _pipelines(session):  # their scans carry whole batches
+        bubble = max(stack.pipeline.work_with_bubble(_rows(session)) for stack in stacks)
+        for name in ("flops", "saved", "offloaded"):
+            found[name] /= bubble
         dims = sum(stack.num_layers * stack.model_dims for stack in stacks)
         found["between_layers"] = _BYTES * found["tokens"] * dims
     return Work(*(found[name] for name in Work._fields))
@@ -154,20 +168,23 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
         return (1 - 1 / len(group)) / (chip.ici_link * connected.links(group))
 
     weights = _BYTES * count_parameters(state.params) / mesh.shape[Axis.TENSOR] / mesh.shape[Axis.STAGE]
-    pipelines = _pipelines(session)
+    stacks, parts = _pipelines(session), math.prod(mesh.shape[axis] for axis in (*BATCH_AXES, Axis.CONTEXT))
     # A pipeline that gathers its weights once holds them, and their gradients, for the whole step.
-    gathered = 2 * weights if any(stack.gather_weights_once for stack in pipelines) else 0
-    exchanges = _PIPELINE_EXCHANGES if pipelines else _EXCHANGES
-    rows = math.prod(mesh.shape[axis] for axis in (*BATCH_AXES, Axis.CONTEXT))
+    is_gathered = any(stack.gather_weights_once for stack in stacks)
+    # It also holds what goes into its layers, and what comes out, of all microbatches.
+    held = sum(2 / stack.num_layers / (stack.num_stages if stack.stream_io else 1) for stack in stacks)
+    exchanges = _PIPELINE_EXCHANGES if stacks else _EXCHANGES
     return MeshCosts(
-        state=bytes_per_device(state) + bytes_per_device(state.params) + gathered,
+        state=bytes_per_device(state) + (2 * weights if is_gathered else bytes_per_device(state.params)),
+        held=held / parts / mesh.shape[Axis.TENSOR],
         gather=_GATHERS * weights * seconds_a_byte(Axis.FSDP),
-        exchange=exchanges * seconds_a_byte(Axis.TENSOR) / rows / mesh.shape[Axis.STAGE],
+        exchange=exchanges * seconds_a_byte(Axis.TENSOR) / parts / mesh.shape[Axis.STAGE],
         devices=mesh.size,
         matmul_rate=peak * chip.matmul_rate,
         kernel_rate=peak * KERNEL_RATE,
         chip=chip,
-        bubble=_bubble(session),
+        rows=_rows(session),
+        pipelines=tuple(stack.pipeline for stack in stacks),
     )
 
 
@@ -175,10 +192,9 @@ def _pipelines(session: Session) -> list[PipelinedStack]:
     return [stack for stack in session.experiment.task.model.stacks().values() if isinstance(stack, PipelinedStack)]
 
 
-def _bubble(session: Session) -> float:
-    """Work of the session's pipeline with its bubble, over that without; 1 without a pipeline."""
-    rows = session.global_batch_size // session.experiment.task.train.num_microbatches
-    return max((stack.pipeline.work_with_bubble(rows) for stack in _pipelines(session)), default=1.0)
+def _rows(session: Session) -> int:
+    """Rows that a pipeline runs at once."""
+    return session.global_batch_size // session.experiment.task.train.num_microbatches
 
 
 def _equations(jaxpr: Jaxpr, times: int, devices: int) -> Iterator[tuple[Any, int]]:

@@ -10,6 +10,7 @@ from paxcli.programs.chips import CHIPS
 from paxcli.programs.estimate import Work, count_work, measure_mesh
 from paxcli.programs.topologies import find_compile_target, hide_accelerators
 from paxcli.training.session import Session, open_session
+from paxcli.training.state import bytes_per_device
 
 pytest.importorskip("libtpu")
 
@@ -99,9 +100,15 @@ def test_a_pipeline_takes_longer_by_its_bubble_and_holds_weights_that_it_gathers
     assert work.attention_flops == plain.attention_flops
     assert work.flops == pytest.approx(plain.flops, rel=0.05)  # that of the logits is divided by the bubble, too
     assert work.between_layers == 2 * LAYERS * ROWS * LENGTH * DIMS
-    assert mesh.seconds(work) > mesh._replace(bubble=1.0).seconds(work)
-    with opened(*pipeline, "remat_policy=everything", "gather_weights_once=true") as session:
-        assert measure_mesh(session, TARGET).state - mesh.state == pytest.approx(2 * weights)
+    assert mesh.seconds(work) > mesh._replace(pipelines=()).seconds(work)
+    assert mesh.times(2).bubble == 1 + 1 / 8
+    # What goes in and what comes out, in bfloat16, each on the two devices of a stage.
+    assert mesh.memory(work) == mesh.state + mesh.bubble * work.saved / 4 + 2 * ROWS * LENGTH * DIMS
+    with opened(*pipeline, "remat_policy=everything", "gather_weights_once=true", "stream_io=true") as session:
+        gathered = measure_mesh(session, TARGET)
+        own_gradients = bytes_per_device(session.abstract.params)
+    assert gathered.state - mesh.state == pytest.approx(2 * weights - own_gradients)
+    assert gathered.held == mesh.held / 2
     # Two chips have one link, and each works on half of the layers.
     assert mesh.exchange == pytest.approx(12 * 1 / 2 / CHIPS["v5e"].ici_link / 2)
 
