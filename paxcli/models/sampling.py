@@ -115,7 +115,7 @@ def choose(
 
     Args:
       logits: The model's.
-      keys: Computes the PRNG key of each row, [B]; only where one is drawn.
+      keys: Computes the PRNG key of each row, [B]. It runs only if a row is sampled.
       settings: Those of the rows.
       candidates: At least their `num_candidates`.
       sampling: Those that all rows share: `epsilon` and `truncate_before_temperature`.

@@ -69,15 +69,17 @@ class MeshCosts(NamedTuple):
 
     Attributes:
       state: Bytes of the training state, the gradients, and weights that are gathered for a whole step, on one device.
-      held: Share of the bytes between layers that a device of a pipeline holds for the whole step.
+      held: Part of all layers' inputs that a pipeline's device holds for a whole step: those of the first, and
+        the outputs of the last.
       gather: Seconds of the communication of weights in a step.
       exchange: Seconds to exchange a byte of activations among the devices of the tensor axis.
       devices: Number of devices.
       matmul_rate: FLOP/s of a device in matmuls.
       kernel_rate: FLOP/s of a device in kernels.
       chip: The chip of one.
-      rows: Of a batch that a pipeline runs at once.
-      pipelines: Those of the model.
+      pipelines: The model's.
+      rows: Rows of a batch, or of the part of it that gradient accumulation takes at once.
+      bubble: Work of the pipelines with their bubble, over that without; 1 without a pipeline.
     """
 
     state: float
@@ -88,13 +90,9 @@ class MeshCosts(NamedTuple):
     matmul_rate: float
     kernel_rate: float
     chip: Chip
-    rows: int
     pipelines: tuple[Pipeline, ...]
-
-    @property
-    def bubble(self) -> float:
-        """Work of a pipeline with its bubble, over that without; 1 without a pipeline."""
-        return max((one.work_with_bubble(self.rows) for one in self.pipelines), default=1.0)
+    rows: int
+    bubble: float
 
     def seconds(self, work: Work) -> float:
         """Estimated time of a step. Compute hides the communication of weights, not that of activations.
@@ -109,8 +107,13 @@ class MeshCosts(NamedTuple):
         return max(compute, self.gather) + waiting + work.between_layers * self.exchange + traffic
 
     def times(self, rows: float) -> MeshCosts:
-        """Those with a batch so many times as large."""
-        return self._replace(rows=int(rows * self.rows))
+        """Those with a batch so many times as large.
+
+        Raises:
+          ConfigError: It does not divide into a pipeline's microbatches.
+        """
+        count = math.ceil(rows * self.rows)
+        return self._replace(rows=count, bubble=_bubble(self.pipelines, count))
 
     def memory(self, work: Work) -> float:
         """Estimated bytes of a device."""
@@ -145,10 +148,11 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
     if forward is not None and found["backward"]:
         runs = found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD
         found["attention_flops"] = forward.attention * runs
-    if stacks := _pipelines(session):  # their scans carry whole batches
-        bubble = max(stack.pipeline.work_with_bubble(_rows(session)) for stack in stacks)
-        for name in ("flops", "saved", "offloaded"):
-            found[name] /= bubble
+    stacks = _pipelines(session)
+    bubble = _bubble(_schedules(stacks), _rows(session))
+    for name in ("flops", "saved", "offloaded"):
+        found[name] /= bubble
+    if stacks:  # their scans carry whole batches
         dims = sum(stack.num_layers * stack.model_dims for stack in stacks)
         found["between_layers"] = _BYTES * found["tokens"] * dims
     return Work(*(found[name] for name in Work._fields))
@@ -174,6 +178,7 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
     # It also holds what goes into its layers, and what comes out, of all microbatches.
     held = sum(2 / stack.num_layers / (stack.num_stages if stack.stream_io else 1) for stack in stacks)
     exchanges = _PIPELINE_EXCHANGES if stacks else _EXCHANGES
+    pipelines, rows = _schedules(stacks), _rows(session)
     return MeshCosts(
         state=bytes_per_device(state) + (2 * weights if is_gathered else bytes_per_device(state.params)),
         held=held / parts / mesh.shape[Axis.TENSOR],
@@ -183,8 +188,9 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
         matmul_rate=peak * chip.matmul_rate,
         kernel_rate=peak * KERNEL_RATE,
         chip=chip,
-        rows=_rows(session),
-        pipelines=tuple(stack.pipeline for stack in stacks),
+        pipelines=pipelines,
+        rows=rows,
+        bubble=_bubble(pipelines, rows),
     )
 
 
@@ -192,9 +198,16 @@ def _pipelines(session: Session) -> list[PipelinedStack]:
     return [stack for stack in session.experiment.task.model.stacks().values() if isinstance(stack, PipelinedStack)]
 
 
+def _schedules(stacks: list[PipelinedStack]) -> tuple[Pipeline, ...]:
+    return tuple(stack.pipeline for stack in stacks)
+
+
 def _rows(session: Session) -> int:
-    """Rows that a pipeline runs at once."""
     return session.global_batch_size // session.experiment.task.train.num_microbatches
+
+
+def _bubble(pipelines: tuple[Pipeline, ...], rows: int) -> float:
+    return max((one.work_with_bubble(rows) for one in pipelines), default=1.0)
 
 
 def _equations(jaxpr: Jaxpr, times: int, devices: int) -> Iterator[tuple[Any, int]]:

@@ -166,21 +166,12 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
     rows = global_batch_size(config, devices) / devices
     others = {factor: factor * rows for factor in _ROWS if factor != 1 and factor * rows * devices >= 1}
     batches = [(factor, {_BATCH: int(one) if one.is_integer() else one}) for factor, one in others.items()]
-    return [
-        _Candidate(mesh | policy | batch, costs.times(factor), work.times(factor))
-        for mesh, costs in meshes
-        for factor, batch in ((1.0, {}), *batches)
-        if _divides(costs.times(factor))
-        for policy, work in works
-    ]
-
-
-def _divides(costs: MeshCosts) -> bool:
-    """Whether the batch divides into a pipeline's microbatches."""
-    try:
-        return bool(costs.bubble)
-    except ConfigError:
-        return False
+    found: list[_Candidate] = []
+    for (mesh, costs), (factor, batch) in itertools.product(meshes, ((1.0, {}), *batches)):
+        with contextlib.suppress(ConfigError):  # the batch does not divide into a pipeline's microbatches
+            resized = costs.times(factor)
+            found += [_Candidate(mesh | policy | batch, resized, work.times(factor)) for policy, work in works]
+    return found
 
 
 def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Experiment]:

@@ -6,6 +6,7 @@ import jax
 import pytest
 
 from paxcli.config.resolve import resolve
+from paxcli.errors import ConfigError
 from paxcli.programs.chips import CHIPS
 from paxcli.programs.estimate import Work, count_work, measure_mesh
 from paxcli.programs.topologies import find_compile_target, hide_accelerators
@@ -100,9 +101,11 @@ def test_a_pipeline_takes_longer_by_its_bubble_and_holds_weights_that_it_gathers
     assert work.attention_flops == plain.attention_flops
     assert work.flops == pytest.approx(plain.flops, rel=0.05)  # that of the logits is divided by the bubble, too
     assert work.between_layers == 2 * LAYERS * ROWS * LENGTH * DIMS
-    assert mesh.seconds(work) > mesh._replace(pipelines=()).seconds(work)
+    assert mesh.seconds(work) > mesh._replace(bubble=1.0).seconds(work)
     assert mesh.times(2).bubble == 1 + 1 / 8
-    # What goes in and what comes out, in bfloat16, each on the two devices of a stage.
+    with pytest.raises(ConfigError, match="does not divide"):
+        mesh.times(1 / 16)  # less than a row, and a microbatch has two
+    # What goes in and what comes out, in bfloat16, each divided over the two devices of a stage.
     assert mesh.memory(work) == mesh.state + mesh.bubble * work.saved / 4 + 2 * ROWS * LENGTH * DIMS
     with opened(*pipeline, "remat_policy=everything", "gather_weights_once=true", "stream_io=true") as session:
         gathered = measure_mesh(session, TARGET)
