@@ -77,7 +77,7 @@ class Generator:
     """
 
     def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
-        model, convert = for_cpu(model)
+        model, convert = for_cpu(model, decoding.batch_size)
         self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
         self._prepare = jax.jit(lambda params: convert(model.cast(params)))
         self.set_params(params)

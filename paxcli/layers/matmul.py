@@ -23,31 +23,41 @@ def letters(equation: str) -> tuple[str, str, str]:
     return rows, weight, result
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=("array",), meta_fields=("order",))
+@functools.partial(jax.tree_util.register_dataclass, data_fields=("parts",), meta_fields=("order",))
 @dataclasses.dataclass(frozen=True)
 class OutputFirst:
     """A weight stored as [outputs, inputs], whatever the order of its dimensions.
 
     Attributes:
-      array: The stored array.
-      order: The dimension of the weight that each of its dimensions is.
+      parts: The stored array, or several arrays, which hold parts of the outputs.
+      order: The dimension of the weight that each of their dimensions is.
     """
 
-    array: Any  # in trees of other things, such as shardings, one of those
+    parts: tuple[Any, ...]  # in trees of other things, such as shardings, one of those
     order: tuple[int, ...]
 
     def multiply(self, einsum: Callable[..., jax.Array], equation: str, x: jax.Array) -> jax.Array:
         """`einsum(equation, x, weight)`."""
         rows, weight, result = letters(equation)
-        return einsum(f"{rows},{''.join(weight[dim] for dim in self.order)}->{result}", x, self.array)
+        stored = "".join(weight[dim] for dim in self.order)
+        products = [einsum(f"{rows},{stored}->{result}", x, part) for part in self.parts]
+        return jnp.concatenate(products, axis=result.index(stored[0]))
 
 
-def output_first(w: jax.Array, facts: Weight) -> jax.Array | OutputFirst:
-    """The weight as `OutputFirst`, if its layer takes it so and it does not stack several layers."""
+def output_first(w: jax.Array, facts: Weight, num_parts: int = 1) -> jax.Array | OutputFirst:
+    """The weight as `OutputFirst`, if its layer takes it so and it does not stack several layers.
+
+    With `num_parts`, its outputs are divided into as many arrays. XLA divides a matmul of few rows badly among the
+    threads of a CPU, and runs several faster at once. The weights before the hidden units of a feed-forward layer are
+    not divided: with a gate, there are two already.
+    """
     if facts.num_stacked or not facts.any_order:
         return w
     order = (*facts.produces, *facts.contracts)
-    return OutputFirst(jnp.transpose(w, order), order)
+    stored = jnp.transpose(w, order)
+    if facts.axes[order[0]] == "mlp" or len(stored) % num_parts:
+        num_parts = 1
+    return OutputFirst(tuple(jnp.split(stored, num_parts)), order)
 
 
 def multiply(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:

@@ -41,21 +41,25 @@ def test_matmuls_of_few_rows_and_of_many_are_those_of_jax(equation: str, batch: 
     assert is_weight_first == (equation != "btd,df->btf" and num_rows <= 64)
 
 
+@pytest.mark.parametrize("num_parts", [1, 2])
 @pytest.mark.parametrize(
-    ("equation", "contracts", "produces", "shape"),
+    ("equation", "contracts", "produces", "axes", "shapes"),
     [
-        ("btd,df->btf", (0,), (1,), (6, 4)),
-        ("btf,df->btd", (1,), (0,), (4, 6)),
-        ("btd,dnh->btnh", (0,), (1, 2), (2, 5, 4)),
-        ("bath,ahd->btd", (0, 1), (2,), (4, 2, 5)),
+        ("btd,df->btf", (0,), (1,), ("embed", "mlp"), {1: [(6, 4)], 2: [(6, 4)]}),
+        ("btf,df->btd", (1,), (0,), ("embed", "mlp"), {1: [(4, 6)], 2: [(2, 6)] * 2}),
+        ("btd,dnh->btnh", (0,), (1, 2), ("embed", "heads", "head_dim"), {1: [(2, 5, 4)], 2: [(1, 5, 4)] * 2}),
+        ("bath,ahd->btd", (0, 1), (2,), ("heads", "head_dim", "embed"), {1: [(4, 2, 5)], 2: [(2, 2, 5)] * 2}),
+        ("btd,dh->bth", (0,), (1,), ("embed", "vocab"), {1: [(5, 4)], 2: [(5, 4)]}),
     ],
 )
-def test_a_weight_stored_as_outputs_and_inputs_multiplies_the_same(equation, contracts, produces, shape) -> None:
+def test_a_weight_stored_as_outputs_and_inputs_multiplies_the_same(
+    equation, contracts, produces, axes, shapes, num_parts: int
+) -> None:
     sizes = SIZES | {"a": 2}
     inputs, weight = equation.split("->")[0].split(",")
     x, w = (random_array(*(sizes[letter] for letter in letters)) for letters in (inputs, weight))
-    stored = output_first(w, Weight(contracts=contracts, produces=produces, any_order=True))
-    assert isinstance(stored, OutputFirst) and stored.array.shape == shape
+    stored = output_first(w, Weight(axes, contracts, produces, any_order=True), num_parts)
+    assert isinstance(stored, OutputFirst) and [part.shape for part in stored.parts] == shapes[num_parts]
     multiply = jax.jit(lambda x, stored: stored.multiply(einsum, equation, x))
     np.testing.assert_allclose(multiply(x, stored), jnp.einsum(equation, x, w), **FLOAT32)
     assert "optimization_barrier" in multiply.lower(x, stored).as_text()

@@ -137,7 +137,7 @@ def test_unrolled_layers_decode_as_scanned_ones(kind):
         config.stack, config.num_layers = PatternedStack.partial(turns=(windowed, block), first=block, num_first=2), 6
     scanned, params = _with_params(config)
     expected = _generate(scanned, params, max_tokens=3)
-    model, convert = for_cpu(scanned)
+    model, convert = for_cpu(scanned, 2)
     per_layer = convert(params)
     found = _generate(model, per_layer, max_tokens=3)
     np.testing.assert_array_equal(found.ids, expected.ids)
@@ -152,7 +152,8 @@ def _stored_output_first(params):
     return {jax.tree_util.keystr(path, simple=True, separator="/") for path, leaf in leaves if hasattr(leaf, "order")}
 
 
-def test_on_a_cpu_weights_are_stored_as_outputs_and_inputs():
+@pytest.mark.parametrize(("batch_size", "num_parts"), [(1, 1), (2, 2)])
+def test_on_a_cpu_weights_are_stored_as_outputs_and_inputs(batch_size: int, num_parts: int):
     config = LanguageModel.config(
         vocab_size=13, max_seq_len=16, model_dims=16, hidden_dims=32, num_layers=2, num_heads=4, num_kv_heads=2
     )
@@ -160,12 +161,13 @@ def test_on_a_cpu_weights_are_stored_as_outputs_and_inputs():
     config.head = OutputHead.partial()
     model, params = _with_params(config)
     expected = _generate(model, params)
-    on_cpu, convert = for_cpu(model)
+    on_cpu, convert = for_cpu(model, batch_size)
     converted = convert(params)
     names = [f"attention/{name}" for name in ("query", "key", "value", "post")]
     names += [f"feed_forward/{name}" for name in ("w_in", "w_gate", "w_out")]
     of_layers = {f"stack/layers_{layer}/{name}" for layer in range(2) for name in names}
     assert _stored_output_first(converted) == of_layers | {"head/w"}
+    assert len(converted["stack"]["layers_0"]["feed_forward"]["w_out"].parts) == num_parts
     found = _generate(on_cpu, converted)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, **FLOAT32)
@@ -177,7 +179,7 @@ def test_weights_with_adapters_are_stored_as_they_are():
     )
     config.lora = Lora.config()
     model, params = _with_params(config)
-    on_cpu, convert = for_cpu(model)
+    on_cpu, convert = for_cpu(model, 2)
     converted = convert(params)
     assert _stored_output_first(converted) == set()
     np.testing.assert_array_equal(_generate(on_cpu, converted).ids, _generate(model, params).ids)
