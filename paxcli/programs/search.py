@@ -41,7 +41,8 @@ _MORE_SAVED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("context", (), _QKV),
     ("context", (), ("layer_input", *_QKV)),
 )
-# libtpu copies offloaded activations one layer late by default, and then waits for them.
+# libtpu copies offloaded activations one layer late by default, and then waits for them. In a pipeline, it would then
+# reduce the gradients of weights after each microbatch instead of once a step.
 _TRANSFERS_AT_ONCE = {"xla_tpu_pipeline_memory_host_transfers": "false"}
 _MOST_COMPILED = 6  # variants, the recipe itself included
 _SECONDS = 360  # after which no further variant is compiled, once one is better
@@ -116,8 +117,8 @@ def search(
         else:
             trials.append(Trial(next_one.settings, report))
             on_trial(trials[-1])
-            # What a program needs that offloads, and fits, is known as an upper bound only. With none to spare, it was
-            # compiled to need less, and is slow.
+            # What a program needs that offloads, and fits, is known as an upper bound only. One that needs all there is
+            # may have been compiled to need less.
             needed = report["hbm_needed_bytes"]
             if needed and not (report["fits"] and next_one.work.offloaded and needed != target.hbm_bytes):
                 slack = needed - next_one.memory
@@ -214,13 +215,15 @@ def _policies(config: fdl.Config[Experiment]) -> list[Changes]:
     stacks = fdl.build(config.task.model).stacks()
     choices = (*((policy, (), ()) for policy in get_args(RematPolicy)), *_MORE_SAVED) if stacks else ()
     options = (config.mesh.compiler_options or {}) | _TRANSFERS_AT_ONCE
+    is_pipelined = any(isinstance(stack, PipelinedStack) for stack in stacks.values())
+    of_offloading = {} if is_pipelined else {"mesh.compiler_options": options}
     return [
         {
             f"task.model.{path}.{field}": list(value) if isinstance(value, tuple) else value
             for path, stack in stacks.items()
-            for field, value in zip(("remat_policy", "save", "offload"), choice, strict=True)
+            for field, value in zip(("remat_policy", "save", "offload"), (policy, save, offload), strict=True)
             if value != stack.named_fields(field)[field]
         }
-        | ({"mesh.compiler_options": options} if choice[2] or choice[0].endswith("_offloaded") else {})
-        for choice in choices
+        | (of_offloading if offload or policy.endswith("_offloaded") else {})
+        for policy, save, offload in choices
     ]

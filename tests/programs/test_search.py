@@ -101,6 +101,8 @@ def test_a_pipeline_is_divided_into_other_stages_with_one_row_of_each_device_in_
     found = searching._candidates(config, find_compile_target("v5e-8"))
     stages = {one.settings.get(stack + "num_stages", 2) for one in found}
     assert stages == {2, 4}  # eight do not divide twelve layers
+    assert any(one.settings.get(stack + "offload") for one in found)
+    assert not any("mesh.compiler_options" in one.settings for one in found)
 
 
 def test_stages_on_slices_keep_their_number() -> None:
