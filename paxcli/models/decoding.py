@@ -235,7 +235,8 @@ def for_cpu(model: Any, batch_size: int) -> tuple[Any, Callable[[dict], dict]]:
 
     In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place. Layers
     have no remat: decoding has no backward pass. In a causal model, the function also stores weights as [outputs,
-    inputs], by which a CPU multiplies faster: most in two parts, which is faster for a batch, but not for one sequence.
+    inputs], by which a CPU multiplies faster. With a `batch_size` above 1, most are in two parts: a batch then decodes
+    faster, a lone sequence slower.
     """
     if jax.default_backend() != "cpu":
         return model, lambda params: params

@@ -41,8 +41,8 @@ _MORE_SAVED: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("context", (), _QKV),
     ("context", (), ("layer_input", *_QKV)),
 )
-# libtpu copies offloaded activations one layer late by default, and then waits for them. In a pipeline, it would then
-# reduce the gradients of weights after each microbatch instead of once a step.
+# libtpu copies offloaded activations one layer late by default, and then waits for them. Pipelines do without the
+# option: with it, libtpu reduces the gradients of weights after each microbatch instead of once a step.
 _TRANSFERS_AT_ONCE = {"xla_tpu_pipeline_memory_host_transfers": "false"}
 _MOST_COMPILED = 6  # variants, the recipe itself included
 _SECONDS = 360  # after which no further variant is compiled, once one is better
