@@ -109,12 +109,11 @@ def _explain(report: dict[str, Any]) -> str:
 
 
 def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
-    needed, limit = report["hbm_needed_bytes"], report["hbm_available_bytes"]
-    by = "it needs more memory than a device has"
-    if needed and limit:
-        by = f"it needs {_gib(needed)} GiB of each device's {_gib(limit)} GiB, {_gib(needed - limit)} GiB too much"
+    from paxcli.programs.ahead_of_time import describe_shortage
+
     hint = "Find settings that fit with `--search`; or lower `percore_batch_size`, or set remat_policy=nothing."
-    fail_with_result(report, ConfigError(f"{report['recipe']} does not fit on {what}: {by}.", hint), as_json)
+    problem = f"{report['recipe']} does not fit on {what}: {describe_shortage(report)}."
+    fail_with_result(report, ConfigError(problem, hint), as_json)
 
 
 def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: bool) -> None:
@@ -141,8 +140,9 @@ def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: b
 def _line(settings: dict[str, Any], report: dict[str, Any]) -> str:
     changes = ", ".join(f"{path.rsplit('.', 1)[-1]}={value}" for path, value in settings.items()) or "unchanged"
     if not report["fits"]:
-        needed = report["hbm_needed_bytes"]
-        return f"{changes}: does not fit" + (f", needs {_gib(needed)} GiB" if needed else "")
+        from paxcli.programs.ahead_of_time import describe_shortage
+
+        return f"{changes}: does not fit; {describe_shortage(report)}"
     return f"{changes}: {_gib(report['hbm_needed_bytes'])} GiB, {_prediction(report)}"
 
 

@@ -16,7 +16,8 @@ _TUNABLE = "glibc.malloc.hugetlb"
 def main() -> None:
     """Runs this process's command line and exits."""
     restart_tuned()
-    gc.set_threshold(50_000)  # imports and tracing create many objects, which Python's 700 would scan many times
+    # Imports and tracing create half a million objects, which Python would scan again and again.
+    gc.set_threshold(1_000_000)
     from paxcli.cli.main import main as run_command_line  # after the restart, or it would be imported twice
 
     run_command_line()

@@ -77,9 +77,9 @@ class Generator:
     """
 
     def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
-        model, convert = for_cpu(model, decoding.batch_size)
+        model, convert = for_cpu(model)
         self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
-        self._prepare = jax.jit(lambda params: convert(model.cast(params)))
+        self._prepare = jax.jit(lambda params, is_batch: convert(model.cast(params), is_batch), static_argnums=1)
         self.set_params(params)
         self._prefill = jax.jit(functools.partial(prefill, model, bos_id=bos_id), static_argnames=("size", "scored"))
         self._insert = jax.jit(self._insert_rows, donate_argnames="state")
@@ -91,7 +91,12 @@ class Generator:
 
     def set_params(self, params: dict) -> None:
         """Replaces the parameters, by others of the same shapes."""
-        self._params = self._prepare(params)
+        self._loaded, self._params, self._is_for_batches = params, {}, None
+
+    def _store_params(self, is_batch: bool) -> None:
+        """Stores the parameters as a batch, or one sequence, decodes fastest."""
+        if self._is_for_batches != is_batch:
+            self._is_for_batches, self._params = is_batch, self._prepare(self._loaded, is_batch)
 
     def answer(self, requests: Sequence[Request], watch: Watch, stream: bool = False) -> list[list[Answer]]:
         """The samples of each request, best first.
@@ -119,6 +124,7 @@ class Generator:
         Returns:
           For each row, the log-probabilities of its tokens, and whether each is the most likely one.
         """
+        self._store_params(is_batch=len(rows) > 1)
         found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         longest_first = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
         while longest_first:
@@ -136,6 +142,7 @@ class Generator:
 
     def _samples(self, requests: Sequence[Request], watch: Watch, stream: bool) -> list[Answer]:
         slots, size = min(self._decoding.batch_size, _power_of_two(len(requests))), self._size(requests)
+        self._store_params(is_batch=slots > 1)
         waiting, active, answers = collections.deque(enumerate(requests)), {}, {}
         state, candidates = None, num_candidates(_stack([one.settings for one in requests]))
         while waiting or active:
@@ -162,6 +169,7 @@ class Generator:
         return [answers[index] for index in range(len(requests))]
 
     def _beams(self, requests: Sequence[Request]) -> list[list[Answer]]:
+        self._store_params(is_batch=True)
         prompts = self._start(requests, requests, len(requests), self._size(requests))
         max_tokens = max(one.max_tokens for one in requests)
         found = jax.device_get(self._search(self._params, prompts, max_tokens=max_tokens))

@@ -230,23 +230,22 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
     return DecodeState(*columns, cache=jax.tree.map(replace, state.cache, new.cache, axes))
 
 
-def for_cpu(model: Any, batch_size: int) -> tuple[Any, Callable[[dict], dict]]:
-    """On a CPU: the model with unrolled layers, and a function that returns its parameters, from scanned ones.
+def for_cpu(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
+    """On a CPU: the model with unrolled layers, and `(params, is_batch) -> params`, its parameters from scanned ones.
 
     In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place. Layers
     have no remat: decoding has no backward pass. In a causal model, the function also stores weights as [outputs,
-    inputs], by which a CPU multiplies faster. With a `batch_size` above 1, most are in two parts: a batch then decodes
-    faster, a lone sequence slower.
+    inputs], by which a CPU multiplies faster; for a batch, most are in two parts, with which a lone sequence is slower.
     """
     if jax.default_backend() != "cpu":
-        return model, lambda params: params
+        return model, lambda params, is_batch: params
     found = model.stacks() if isinstance(model, TransformerModel) else {}
     stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
     templates = model.named_fields(*stacks)
     in_order = {"scan": False, "remat_policy": "everything", "save": (), "offload": ()}
     unrolled = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})
 
-    def convert(params: dict) -> dict:
+    def convert(params: dict, is_batch: bool) -> dict:
         params = {name: stacks[name].unstack(tree) if name in stacks else tree for name, tree in params.items()}
         if not isinstance(unrolled, CausalModel) or unrolled.lora is not None:
             return params
@@ -254,7 +253,7 @@ def for_cpu(model: Any, batch_size: int) -> tuple[Any, Callable[[dict], dict]]:
         init = functools.partial(unrolled.init, method="extend")
         boxed = jax.eval_shape(init, jax.random.key(0), ids, ids, ids, unrolled.init_cache(1, 1))
         facts = dict(jax.tree.leaves_with_path(weights_of(boxed["params"])))
-        parts = 1 if batch_size == 1 else 2
+        parts = 2 if is_batch else 1
         return jax.tree.map_with_path(lambda path, w: output_first(w, facts.get(path, Weight()), parts), params)
 
     return unrolled, convert

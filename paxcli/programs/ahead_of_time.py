@@ -128,6 +128,17 @@ def compile_ahead(
     return Compiled(report, text)
 
 
+def describe_shortage(report: dict[str, Any]) -> str:
+    """The reason why a program does not fit: `it needs 31.50 GiB of each device's 30.75 GiB, 0.75 GiB too much`."""
+    needed, available, of = report["hbm_needed_bytes"], report["hbm_available_bytes"], ""
+    if not (needed and available):
+        return "it needs more memory than a device has"
+    if needed <= available:
+        needed, available, of = report["memory"]["host_bytes"], report["host_available_bytes"], " of host memory"
+    needed, available, more = (f"{size / 2**30:.2f} GiB" for size in (needed, available, needed - available))
+    return f"it needs {needed} of each device's {available}{of}, {more} too much"
+
+
 def _lower(session: Session, step: Step) -> jax.stages.Lowered:
     task, params = session.experiment.task, session.abstract.params
     if step == "train":
@@ -197,10 +208,12 @@ def _memory(session: Session, compiled: jax.stages.Compiled, target: CompileTarg
         needed = sizes["argument_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"] + sizes["temp_bytes"]
         # An upper bound: temporaries reuse the memory of dead arguments. libtpu rejects a program that does not fit.
         needed = min(needed, available) if available and target.platform == "tpu" else needed
+    fits_host = target.host_bytes is None or stats.host_temp_size_in_bytes <= target.host_bytes
     return {
-        "fits": available is None or needed <= available,
+        "fits": fits_host and (available is None or needed <= available),
         "hbm_needed_bytes": needed,
         "hbm_available_bytes": available,
+        "host_available_bytes": target.host_bytes,
         "memory": sizes | {"host_bytes": stats.host_temp_size_in_bytes},
         "state_bytes_per_device": bytes_per_device(session.abstract),
     }

@@ -63,6 +63,10 @@ class Work(NamedTuple):
         """That of a batch so many times as large."""
         return Work(*(rows * part for part in self))
 
+    def toward(self, other: Work, share: float) -> Work:
+        """On the straight line through this and another: 0 = this, 1 = the other."""
+        return Work(*(one + share * (two - one) for one, two in zip(self, other, strict=True)))
+
 
 class MeshCosts(NamedTuple):
     """Costs of a mesh: memory, communication, and rates of its devices.
@@ -118,6 +122,15 @@ class MeshCosts(NamedTuple):
     def memory(self, work: Work) -> float:
         """Estimated bytes of a device."""
         return self.state + self.bubble * work.saved / self.devices + self.held * work.between_layers
+
+    def on_host(self, work: Work) -> float:
+        """Estimated bytes of a device's activations in host memory."""
+        return self.bubble * work.offloaded / self.devices
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the longest pipeline; 1 without one."""
+        return max((one.num_stages for one in self.pipelines), default=1)
 
 
 def count_work(session: Session, fp8_speed: float = 1.0) -> Work:

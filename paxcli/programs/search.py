@@ -104,8 +104,10 @@ def search(
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
     """
     began, trials = time.monotonic(), []
+    in_hbm, on_host = target.hbm_bytes or float("inf"), target.host_bytes or float("inf")
     with _quiet():
         candidates = _candidates(config, target)
+    candidates = [one for one in candidates if not one.settings or one.mesh.on_host(one.work) <= on_host]
     next_one, slack = next(one for one in candidates if not one.settings), 0.0
     while len(trials) < _MOST_COMPILED:
         candidates.remove(next_one)
@@ -117,18 +119,17 @@ def search(
         else:
             trials.append(Trial(next_one.settings, report))
             on_trial(trials[-1])
-            # What a program needs that offloads, and fits, is known as an upper bound only. One that needs all there is
-            # may have been compiled to need less.
+            # What a program needs that offloads, and that libtpu accepts, is known as an upper bound only. One that
+            # needs all there is may have been compiled to need less.
             needed = report["hbm_needed_bytes"]
-            if needed and not (report["fits"] and next_one.work.offloaded and needed != target.hbm_bytes):
+            if needed and not (next_one.work.offloaded and needed < in_hbm):
                 slack = needed - next_one.memory
         best = max(trials, key=lambda trial: trial.rank)
         is_found = best.report["fits"] and bool(best.settings)
         is_late = is_found and time.monotonic() - began > _SECONDS
         if not candidates or is_late:
             break
-        available = (target.hbm_bytes or float("inf")) - slack
-        fitting = [one for one in candidates if one.memory <= available]
+        fitting = [one for one in candidates if one.memory <= in_hbm - slack]
         # Every other variant has the recipe's batch size, since another one is another training run.
         preferred = [one for one in fitting if len(trials) % 2 and _BATCH not in one.settings] or fitting
         next_one = max(preferred, key=lambda one: one.speed) if fitting else min(candidates, key=lambda one: one.memory)
@@ -148,7 +149,7 @@ def _quiet() -> Iterator[None]:
 
 def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
     """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
-    chip = find_chip(target)
+    fp8_speed = find_chip(target).fp8_speed  # before the devices: there is no prediction for other platforms
     meshes: list[tuple[Changes, MeshCosts]] = []
     for mesh in ({}, *_meshes(config, target)):
         try:
@@ -157,22 +158,43 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
         except ConfigError:
             if not mesh:
                 raise
-    works: list[tuple[Changes, Work]] = []
-    for policy in ({}, *_policies(config)):
-        with open_session(_with(config, policy), target.devices()) as session:
-            work = count_work(session, chip.fp8_speed)
-        if all(work != other for _, other in works):
-            works.append((policy, work))
     devices = target.devices_per_slice * target.num_slices
     rows = global_batch_size(config, devices) / devices
     others = {factor: factor * rows for factor in _ROWS if factor != 1 and factor * rows * devices >= 1}
     batches = [(factor, {_BATCH: int(one) if one.is_integer() else one}) for factor, one in others.items()]
     found: list[_Candidate] = []
+    works_of = _works(config, target, meshes, fp8_speed)
     for (mesh, costs), (factor, batch) in itertools.product(meshes, ((1.0, {}), *batches)):
+        works = works_of[costs.num_stages]
         with contextlib.suppress(ConfigError):  # the batch does not divide into a pipeline's microbatches
             resized = costs.times(factor)
             found += [_Candidate(mesh | policy | batch, resized, work.times(factor)) for policy, work in works]
     return found
+
+
+def _works(
+    config: fdl.Config[Experiment], target: CompileTarget, meshes: list[tuple[Changes, MeshCosts]], fp8_speed: float
+) -> dict[int, list[tuple[Changes, Work]]]:
+    """By the number of pipeline stages: the work of all remat policies that differ in it.
+
+    It is counted for the two largest numbers of stages, which have the fewest unrolled layers to trace. Between numbers
+    of stages it differs by the inputs of stages that are saved.
+    """
+    mesh_of = {costs.num_stages: mesh for mesh, costs in reversed(meshes)}
+    counts = sorted(mesh_of)[-2:]
+    counted: list[tuple[Changes, list[Work]]] = []
+    for policy in ({}, *_policies(config)):
+        works = []
+        for stages in counts:
+            with open_session(_with(config, mesh_of[stages] | policy), target.devices()) as session:
+                works.append(count_work(session, fp8_speed))
+        if all(works != others for _, others in counted):
+            counted.append((policy, works))
+    few, more = counts[0], max(counts[-1] - counts[0], 1)
+    return {
+        stages: [(policy, works[0].toward(works[-1], (stages - few) / more)) for policy, works in counted]
+        for stages in mesh_of
+    }
 
 
 def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Experiment]:

@@ -22,6 +22,9 @@ from paxcli.errors import ConfigError, MissingError, first_line
 
 # GiB of one device that a program may use, as libtpu's compiler states them when a program does not fit.
 _AVAILABLE_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.73, "v6e": 31.24, "tpu7x": 94.74}
+# Bytes of a device's share of its host's memory, by Google Cloud's pages of each generation: that of a machine with
+# four chips.
+_HOST_BYTES = {"v4": 102e9, "v5e": 48e9, "v5p": 112e9, "v6e": 180e9, "tpu7x": 120e9}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,11 @@ class CompileTarget:
         """Bytes of one device that a program may use; None if unknown."""
         gib = _AVAILABLE_GIB.get(self.generation or "")
         return None if gib is None else int(gib * 2**30)
+
+    @property
+    def host_bytes(self) -> float | None:
+        """Bytes of one device's share of its host's memory; None if unknown."""
+        return _HOST_BYTES.get(self.generation or "")
 
     @property
     def devices_per_slice(self) -> int:

@@ -20,6 +20,7 @@ from paxcli.inference.decode import PromptDecoder, override
 from paxcli.inference.prompts import Prompt, parse_prompt, read_prompts
 from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.tokenizers import ByteTokenizer
+from paxcli.layers.matmul import OutputFirst
 from paxcli.models.beam_search import BeamSearch
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Decoding, Sampling
@@ -89,6 +90,16 @@ def test_any_batch_size_gives_the_same_text(params, temperature):
     if temperature:
         other_seed = decode(params, decoding=Sampling(temperature=temperature), seed=1)
         assert [one["ids"] for one in together] != [one["ids"] for one in other_seed]
+
+
+def test_weights_are_in_parts_for_batches_only(params, greedy):
+    """One decoder answers a lone prompt after a batch, and the other way round, each from weights stored for it."""
+    decoder = PromptDecoder(MODEL, params, TOKENIZER, Sampling(), 0)
+    for prompts, expected, parts in ((PROMPTS, greedy, 2), (PROMPTS[:1], greedy[:1], 1), (PROMPTS, greedy, 2)):
+        found = decoder.continue_prompts(prompts)
+        assert [one["ids"] for one in found] == [one["ids"] for one in expected]
+        stored = jax.tree.leaves(decoder.generator._params, is_leaf=lambda one: isinstance(one, OutputFirst))
+        assert max(len(one.parts) for one in stored if isinstance(one, OutputFirst)) == parts
 
 
 def test_a_prompt_may_have_a_temperature_of_its_own(params, greedy):

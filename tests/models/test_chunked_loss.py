@@ -85,6 +85,10 @@ def test_chunks_are_taken_where_logits_are_large(monkeypatch):
     monkeypatch.setattr(chunked_loss, "current_device", lambda: types.SimpleNamespace(platform="tpu"))
     assert chunk_size("auto", (8, 2048), 50304) is None
     assert chunk_size("auto", (32, 1024), 50304) == 4096
+    # Over 16 parts of the vocabulary the logits have 3 GiB, and their gradients, gathered over it, 25.
+    monkeypatch.setattr(chunked_loss, "split", lambda *_: (1, 1, 16))
+    assert chunk_size("auto", (128, 2048), 51200) == 8192
+    assert chunk_size("auto", (16, 2048), 51200) is None
 
 
 def test_memory_falls_with_the_chunk():

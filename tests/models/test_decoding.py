@@ -137,14 +137,14 @@ def test_unrolled_layers_decode_as_scanned_ones(kind):
         config.stack, config.num_layers = PatternedStack.partial(turns=(windowed, block), first=block, num_first=2), 6
     scanned, params = _with_params(config)
     expected = _generate(scanned, params, max_tokens=3)
-    model, convert = for_cpu(scanned, 2)
-    per_layer = convert(params)
+    model, convert = for_cpu(scanned)
+    per_layer = convert(params, True)
     found = _generate(model, per_layer, max_tokens=3)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_allclose(found.log_probs, expected.log_probs, **FLOAT32)
     assert sum(p.size for p in jax.tree.leaves(per_layer)) == sum(p.size for p in jax.tree.leaves(params))
     assert not any("'layers'" in jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(per_layer))
-    assert convert({}) == {}
+    assert convert({}, True) == {}
 
 
 def _stored_output_first(params):
@@ -152,8 +152,8 @@ def _stored_output_first(params):
     return {jax.tree_util.keystr(path, simple=True, separator="/") for path, leaf in leaves if hasattr(leaf, "order")}
 
 
-@pytest.mark.parametrize(("batch_size", "num_parts"), [(1, 1), (2, 2)])
-def test_on_a_cpu_weights_are_stored_as_outputs_and_inputs(batch_size: int, num_parts: int):
+@pytest.mark.parametrize(("is_batch", "num_parts"), [(False, 1), (True, 2)])
+def test_on_a_cpu_weights_are_stored_as_outputs_and_inputs(is_batch: bool, num_parts: int):
     config = LanguageModel.config(
         vocab_size=13, max_seq_len=16, model_dims=16, hidden_dims=32, num_layers=2, num_heads=4, num_kv_heads=2
     )
@@ -161,8 +161,8 @@ def test_on_a_cpu_weights_are_stored_as_outputs_and_inputs(batch_size: int, num_
     config.head = OutputHead.partial()
     model, params = _with_params(config)
     expected = _generate(model, params)
-    on_cpu, convert = for_cpu(model, batch_size)
-    converted = convert(params)
+    on_cpu, convert = for_cpu(model)
+    converted = convert(params, is_batch)
     names = [f"attention/{name}" for name in ("query", "key", "value", "post")]
     names += [f"feed_forward/{name}" for name in ("w_in", "w_gate", "w_out")]
     of_layers = {f"stack/layers_{layer}/{name}" for layer in range(2) for name in names}
@@ -179,7 +179,7 @@ def test_weights_with_adapters_are_stored_as_they_are():
     )
     config.lora = Lora.config()
     model, params = _with_params(config)
-    on_cpu, convert = for_cpu(model, 2)
-    converted = convert(params)
+    on_cpu, convert = for_cpu(model)
+    converted = convert(params, True)
     assert _stored_output_first(converted) == set()
     np.testing.assert_array_equal(_generate(on_cpu, converted).ids, _generate(model, params).ids)

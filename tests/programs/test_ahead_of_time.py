@@ -8,13 +8,18 @@ import os
 import pathlib
 import subprocess
 import sys
+import types
+from typing import Any
 
 import pytest
 
 from paxcli.layers.scopes import ATTENTION
+from paxcli.programs import ahead_of_time
+from paxcli.programs.ahead_of_time import describe_shortage
 from paxcli.programs.attribution import attribute_instructions
 from paxcli.programs.hlo import read_program
 from paxcli.programs.roofline import matmul_flops
+from paxcli.programs.topologies import find_compile_target
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 needs_libtpu = pytest.mark.skipif(
@@ -89,6 +94,7 @@ def test_offloaded_activations_are_in_host_memory(reports) -> None:
     report = reports[OFFLOADED]
     size = 2 * 4 * 256 * 256  # of each activation of a layer on one device: rows × tokens × features in bfloat16
     assert report["fits"] and report["memory"]["host_bytes"] == 2 * 3 * size
+    assert report["host_available_bytes"] == 102e9
     moved = report["host_transfers"]["bytes"]
     assert 2 * 2 * 3 * size <= moved <= 2 * 2 * 4 * size  # there and back; XLA moves one more where it pipelines
     assert report["communication_seconds"]["host"] == pytest.approx(moved / 15e9)
@@ -127,3 +133,24 @@ def test_the_error_says_how_much_memory_is_missing(pax) -> None:
     result = json.loads(done.stdout)
     assert not result["fits"] and result["hbm_needed_bytes"] > result["hbm_available_bytes"]
     assert "GiB too much" in result["error"]["message"] and "--search" in result["error"]["hint"]
+
+
+def test_offloaded_activations_have_to_fit_in_the_memory_of_the_host() -> None:
+    names = ("argument", "output", "temp", "alias", "generated_code")
+    stats = {f"{name}_size_in_bytes": 1 << 30 for name in names} | {"peak_memory_in_bytes": 0}
+    fits = {}
+    for on_host in (48 * 10**9, 48 * 10**9 + 1):
+        sizes = types.SimpleNamespace(**stats, host_temp_size_in_bytes=on_host)
+        compiled: Any = types.SimpleNamespace(memory_analysis=lambda sizes=sizes: sizes)
+        session: Any = types.SimpleNamespace(abstract={})
+        fits[on_host] = ahead_of_time._memory(session, compiled, find_compile_target("v5e-4"))["fits"]
+    assert list(fits.values()) == [True, False]
+
+
+def test_a_program_that_does_not_fit_says_where() -> None:
+    sizes = {"hbm_needed_bytes": 20 << 30, "hbm_available_bytes": 16 << 30}
+    assert describe_shortage(sizes) == "it needs 20.00 GiB of each device's 16.00 GiB, 4.00 GiB too much"
+    assert describe_shortage(sizes | {"hbm_needed_bytes": None}) == "it needs more memory than a device has"
+    on_host = {"hbm_needed_bytes": 9 << 30, "memory": {"host_bytes": 50 << 30}, "host_available_bytes": 48 * 10**9}
+    expected = "it needs 50.00 GiB of each device's 44.70 GiB of host memory, 5.30 GiB too much"
+    assert describe_shortage(sizes | on_host) == expected

@@ -67,9 +67,11 @@ def test_offloaded_activations_are_in_host_memory_but_those_of_two_layers() -> N
     offloaded, _ = counted("context", "offload=[query, key, value]")
     assert offloaded.offloaded == 3 * LAYERS * ACTIVATION and context.offloaded == 0
     assert offloaded.saved - context.saved == 2 * 3 * ACTIVATION
+    assert context.toward(offloaded, 0.5).offloaded == offloaded.offloaded / 2
     assert context.flops - offloaded.flops == 3 * 2 * LAYERS * ROWS * LENGTH * DIMS * DIMS  # not computed again
     with opened() as session:
         mesh = measure_mesh(session, TARGET)
+    assert mesh.on_host(offloaded) == offloaded.offloaded / 4 and mesh.num_stages == 1
     without, hidden, slow = (mesh.seconds(context._replace(offloaded=size)) for size in (0, 1e4, 1e12))
     assert without == hidden
     assert slow == pytest.approx(2 * 1e12 / 4 / CHIPS["v5e"].pcie, rel=0.01)  # there and back; four devices
@@ -98,6 +100,7 @@ def test_a_pipeline_takes_longer_by_its_bubble_and_holds_weights_that_it_gathers
         work, mesh = count_work(session), measure_mesh(session, TARGET)
         weights = 2 * sum(leaf.size for leaf in jax.tree.leaves(session.abstract.params)) / 4
     assert mesh.bubble == 1 + 1 / 4 and sharded.bubble == 1  # four microbatches
+    assert mesh.num_stages == 2
     assert work.attention_flops == plain.attention_flops
     assert work.flops == pytest.approx(plain.flops, rel=0.05)  # that of the logits is divided by the bubble, too
     assert work.between_layers == 2 * LAYERS * ROWS * LENGTH * DIMS

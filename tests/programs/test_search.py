@@ -10,10 +10,13 @@ import pytest
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
 from paxcli.programs import search as searching
+from paxcli.programs import topologies
 from paxcli.programs.ahead_of_time import Compiled
+from paxcli.programs.estimate import count_work
 from paxcli.programs.search import search
 from paxcli.programs.topologies import find_compile_target, hide_accelerators
 from paxcli.training.experiment import global_batch_size
+from paxcli.training.session import open_session
 
 pytest.importorskip("libtpu")
 
@@ -103,6 +106,34 @@ def test_a_pipeline_is_divided_into_other_stages_with_one_row_of_each_device_in_
     assert stages == {2, 4}  # eight do not divide twelve layers
     assert any(one.settings.get(stack + "offload") for one in found)
     assert not any("mesh.compiler_options" in one.settings for one in found)
+
+
+def test_each_number_of_stages_saves_as_many_inputs_of_stages() -> None:
+    hide_accelerators()
+    target, layers = find_compile_target("v5e-8"), ["num_layers=8", "max_seq_len=256", "remat_policy=nothing"]
+    sets = ["stack=PipelinedStack", "num_stages=2", "microbatch_size=4", "mesh.ici_mesh_shape={stage: 2, fsdp: 4}"]
+    config = resolve("tiny-synthetic", (), [*sets, *layers]).config
+    found = searching._candidates(config, target)
+    saved = {one.mesh.num_stages: one.work.saved for one in found if not _changes_more_than_the_mesh(one.settings)}
+    with open_session(config, target.devices()) as session:
+        of_recipe = count_work(session)  # the search counts those of four and eight stages only
+    activation = global_batch_size(config, 8) * 256 * 128 * 4
+    assert saved[2] == pytest.approx(of_recipe.saved, rel=0.02)
+    assert (saved[8] - saved[4]) / 4 == pytest.approx(activation, rel=0.05)
+
+
+def _changes_more_than_the_mesh(settings) -> bool:
+    names = {path.rsplit(".", 1)[-1] for path in settings}
+    return bool(names & {"remat_policy", "save", "offload", "percore_batch_size"})
+
+
+def test_variants_that_offload_more_than_the_memory_of_the_host_are_left_out(monkeypatch) -> None:
+    few_rows = dict(row_bytes=GIB / 2)  # 32 GiB, and a device has 15.75
+    offloading, _ = searched(monkeypatch, "percore_batch_size=64", **few_rows)
+    monkeypatch.setitem(topologies._HOST_BYTES, "v5e", 1e3)
+    without, _ = searched(monkeypatch, "percore_batch_size=64", **few_rows)
+    assert any("task.model.stack.offload" in one.settings for one in offloading)
+    assert not any("task.model.stack.offload" in one.settings for one in without)
 
 
 def test_stages_on_slices_keep_their_number() -> None:
