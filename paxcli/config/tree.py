@@ -8,6 +8,7 @@ assign the upper field.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -152,9 +153,8 @@ def _values(owner: fdl.Buildable) -> dict[str, Any]:
 
 
 def _class_default(owner: fdl.Buildable, name: str) -> Any:
-    factories = {field.name: field.default_factory for field in _dataclass_fields(fdl.get_callable(owner))}
-    factory = factories.get(name, dataclasses.MISSING)
-    if factory is not dataclasses.MISSING:
+    factory = _default_factories(fdl.get_callable(owner)).get(name)
+    if factory is not None:
         return factory()
     parameter = owner.__signature_info__.parameters.get(name)
     return fdl.NO_VALUE if parameter is None or parameter.default is parameter.empty else parameter.default
@@ -170,6 +170,13 @@ def _expanded_defaults(metadata: Mapping[str, Any], outer_default: Any, value: A
     return fields if isinstance(value, kind or ()) and fdl.get_callable(value) is cls else None
 
 
+@functools.cache
+def _default_factories(function: Any) -> dict[str, Any]:
+    fields = _dataclass_fields(function)
+    return {field.name: field.default_factory for field in fields if field.default_factory is not dataclasses.MISSING}
+
+
+@functools.cache
 def _dataclass_fields(function: Any) -> tuple[dataclasses.Field, ...]:
     return dataclasses.fields(function) if dataclasses.is_dataclass(function) else ()
 
