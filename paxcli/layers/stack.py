@@ -132,7 +132,8 @@ class Stack(CachedLayer):
             length=length,
             unroll=1 if self.is_initializing() else self.unroll,  # it runs once: compiling it is what takes time
             metadata_params={nn.PARTITION_NAME: "layers"},
-            check_constancy_invariants=False,  # it would trace the block once more
+            # It traces the block once more, so that a seed gives other initial parameters without it.
+            check_constancy_invariants=self.is_initializing(),
         )
 
 
