@@ -94,9 +94,11 @@ class Generator:
         self._loaded, self._params, self._is_for_batches = params, {}, None
 
     def _store_params(self, is_batch: bool) -> None:
-        """Stores the parameters as a batch, or one sequence, decodes fastest."""
+        """Stores the parameters as a batch, or one sequence, decodes fastest on a CPU; elsewhere once, for both."""
+        is_batch = is_batch or jax.default_backend() != "cpu"
         if self._is_for_batches != is_batch:
-            self._is_for_batches, self._params = is_batch, self._prepare(self._loaded, is_batch)
+            self._is_for_batches, self._params = is_batch, {}  # frees their memory first
+            self._params = self._prepare(self._loaded, is_batch)
 
     def answer(self, requests: Sequence[Request], watch: Watch, stream: bool = False) -> list[list[Answer]]:
         """The samples of each request, best first.
@@ -124,7 +126,7 @@ class Generator:
         Returns:
           For each row, the log-probabilities of its tokens, and whether each is the most likely one.
         """
-        self._store_params(is_batch=len(rows) > 1)
+        self._store_params(is_batch=True)
         found: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         longest_first = sorted(range(len(rows)), key=lambda number: -len(rows[number]))
         while longest_first:

@@ -149,7 +149,7 @@ def _quiet() -> Iterator[None]:
 
 def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
     """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
-    fp8_speed = find_chip(target).fp8_speed  # before the devices: there is no prediction for other platforms
+    fp8_speed = find_chip(target).fp8_speed  # raises without a prediction, before any device starts
     meshes: list[tuple[Changes, MeshCosts]] = []
     for mesh in ({}, *_meshes(config, target)):
         try:
