@@ -29,9 +29,9 @@ FIELDS = {"seq_len": "max_seq_len", "batch": "global_batch_size", "vocab_size": 
 
 
 def pax_command(size: dict[str, int], run_dir: pathlib.Path) -> list[str]:
-    """`pax train` of `tiny` at a size, its layers unrolled, with the peers' optimizer."""
+    """`pax train` of `tiny` at a size, its layers scanned as the peer's, with the peers' optimizer."""
     sets = {FIELDS.get(name, name): value for name, value in size.items()}
-    sets |= {"unroll": size["num_layers"], "optimizer": "AdamW"}
+    sets |= {"unroll": 1, "optimizer": "AdamW"}
     assigned = [f"--set={path}={value}" for path, value in sets.items()]
     return [sys.executable, "-m", "paxcli", "train", "tiny", *assigned, "--run-dir", str(run_dir)]
 

@@ -51,7 +51,7 @@ def gpt2_like(size: dict):
     for name in ("num_layers", "model_dims", "hidden_dims", "num_heads", "vocab_size"):
         setattr(model, name, size[name])
     model.max_seq_len = size["seq_len"]
-    model.stack.unroll = size["num_layers"]
+    model.stack.unroll = 1  # as the peer in JAX scans its layers
     model.stack.block.attention.use_bias = True
     config.task.train.global_batch_size = size["batch"]
     config.task.train.learner.optimizer = AdamW.config(beta2=0.95, decay_norms_and_biases=True)

@@ -188,15 +188,21 @@ class TrainingRun:
             ) from None
 
     def _compile(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState, NestedMap | None]:
-        """The compiled step, the initial state and the first batch. The step compiles in a thread of its own.
+        """The compiled step, the initial state and the first batch, each in a thread of its own.
 
-        The batch is None if an evaluation is due first: the run may then save the input's position, or stop.
+        A resumed run reads its first batch last, after the input's position is restored. The batch is None if an
+        evaluation is due first: the run may then save the input's position, or stop.
         """
-        with ThreadPoolExecutor(1, "compile") as pool:
+        with ThreadPoolExecutor(2, "start-up") as pool:
             compiling = pool.submit(self.instrument.prepare(self.session))
+            reading = pool.submit(self._next_batch, 1) if self.store.latest_step() is None else None
             with self.goodput.time(START_UP):
                 state = self.start(warm_start)
-                batch = None if self._is_eval_due(self.last_step) else self._next_batch(self.last_step + 1)
+                batch = None
+                if reading is not None:
+                    batch = reading.result()
+                elif not self._is_eval_due(self.last_step):
+                    batch = self._next_batch(self.last_step + 1)
             train_step = compiling.result()
         return_free_memory()
         return train_step, state, batch
