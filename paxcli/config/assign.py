@@ -16,7 +16,7 @@ import yaml
 from paxcli.config.classes import choices, class_of
 from paxcli.config.facts import check_range
 from paxcli.config.fields import Mark, annotation_of, marks_of, union_members
-from paxcli.config.tree import Node, find_all
+from paxcli.config.tree import Node, find_all, walk
 from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean
 
@@ -50,7 +50,12 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> list[str]:
     Raises:
       ConfigError: The path is unknown or ambiguous, or the value is not of the field's type or not in its range.
     """
-    nodes, item = find_all(config, path)
+    return assign_in(walk(config), path, value)
+
+
+def assign_in(nodes: collections.abc.Sequence[Node], path: str, value: Any) -> list[str]:
+    """As `assign`, with the nodes of the config (`walk`), which do not show the change."""
+    nodes, item = find_all(nodes, path)
     given = _parse(value) if isinstance(value, Text) else value
     return [name for node in nodes for name in _assign(node, item, value, given)]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxcli.config.assign import assign, split_assignment
+from paxcli.config.assign import assign, assign_in, split_assignment
 from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Assignments, read_overlay
@@ -81,7 +81,8 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Map
     set_paths: list[str] = []
     for assignments in (*loaded.assignments, *layers):
         set_paths = _apply(config, assignments, sources)
-    missing = missing_values(config)
+    nodes = walk(config)
+    missing = missing_values(nodes)
     if missing:
         raise ConfigError(f"{loaded.name}: `{missing[0]}` has no value.", f"Give it one: `--set {missing[0]}=…`.")
     return Resolved(
@@ -89,9 +90,9 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Map
         pax_name=loaded.pax_name,
         target=loaded.target,
         overlays=tuple(str(resolve_path(o)) if Path(o).suffix in YAML_SUFFIXES else o for o in overlays),
-        sets={path: _plain_at(config, path) for path in set_paths},
+        sets={path: _plain_at(nodes, path) for path in set_paths},
         config=config,
-        values=_with_sources(config, sources),
+        values=_with_sources(config, nodes, sources),
     )
 
 
@@ -116,7 +117,9 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
                 path = path.removesuffix(OPTIONAL)
                 if is_of_another_class(config, path):
                     continue
-            paths = assign(config, path, value)
+            nodes = walk(config)
+            of_all_inputs = is_common(nodes, path)
+            paths = assign_in(nodes, path, value)
             again = _assign_again(config, common, paths)
         except ConfigError as error:
             prefix = "" if assignments.source == "--set" else f"{assignments.source}: "
@@ -132,7 +135,7 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
                     raise ConfigError(f"{assignments.source} sets `{full}` after `{below}`, which is part of it.", hint)
                 del sources[below]
                 done = [path for path in done if path != below]
-        if is_common(config, path):
+        if of_all_inputs:
             common[path] = value
             of_common.update(paths)
         of_common.update(again)
@@ -148,7 +151,7 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
 
 def _assign_again(config: fdl.Config, common: Mapping[str, Any], changed: Sequence[str]) -> list[str]:
     """Sets the fields that all inputs share in the inputs that `changed` has made; returns the paths of all it sets."""
-    nodes = [(node, value) for name, value in common.items() for node in find_all(config, name)[0]]
+    nodes = [(node, value) for name, value in common.items() for node in find_all(walk(config), name)[0]]
     made = [(node.path, value) for node, value in nodes if node.path.startswith(tuple(f"{path}." for path in changed))]
     return [path for name, value in made for path in assign(config, name, value)]
 
@@ -162,16 +165,16 @@ def _rival(config: fdl.Config, path: str) -> str | None:
     return rival if any(node.path == rival and node.value is not None for node in walk(config)) else None
 
 
-def _plain_at(config: fdl.Config, path: str) -> Any:
-    node, item = find(config, path)
+def _plain_at(nodes: Sequence[Node], path: str) -> Any:
+    (node, *_), item = find_all(nodes, path)
     return plain(node.value if item is None else node.value[item])
 
 
-def _with_sources(config: fdl.Config, sources: dict[str, str]) -> dict[str, SourcedValue]:
+def _with_sources(config: fdl.Config, nodes: Sequence[Node], sources: dict[str, str]) -> dict[str, SourcedValue]:
     values = plain_values(config)
     return {
         node.path: SourcedValue(values[node.path], _source(node, sources), isinstance(node.value, fdl.Buildable))
-        for node in walk(config)
+        for node in nodes
         if node.path in values
     }
 

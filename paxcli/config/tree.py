@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import fiddle as fdl
@@ -71,13 +71,12 @@ def find(config: fdl.Buildable, path: str) -> tuple[Node, str | int | None]:
     Raises:
       ConfigError: No field, or more than one, matches.
     """
-    nodes, item = find_all(config, path)
+    nodes, item = find_all(walk(config), path)
     return nodes[0], item
 
 
-def find_all(config: fdl.Buildable, path: str) -> tuple[list[Node], str | int | None]:
-    """As `find`, but with every field that matches, if all are `Mark.COMMON`."""
-    nodes = walk(config)
+def find_all(nodes: Sequence[Node], path: str) -> tuple[list[Node], str | int | None]:
+    """As `find`, among the nodes of `walk`, but with every field that matches, if all are `Mark.COMMON`."""
     matches = _matches(nodes, path)
     if len(matches) > 1 and all(map(_is_common, matches)):
         return matches, None
@@ -89,18 +88,18 @@ def find_all(config: fdl.Buildable, path: str) -> tuple[list[Node], str | int | 
     return [_only(matches, path, nodes)], None
 
 
-def is_common(config: fdl.Buildable, path: str) -> bool:
+def is_common(nodes: Sequence[Node], path: str) -> bool:
     """Whether `path` is the name of a field that all inputs share (`Mark.COMMON`), not of that of one input."""
-    return "." not in path and all(map(_is_common, find_all(config, path)[0]))
+    return "." not in path and all(map(_is_common, find_all(nodes, path)[0]))
 
 
 def _is_common(node: Node) -> bool:
     return Mark.COMMON in marks_of(node.annotation)
 
 
-def missing_values(config: fdl.Buildable) -> list[str]:
+def missing_values(nodes: Iterable[Node]) -> list[str]:
     """Paths of required fields without a value, which would make the build fail."""
-    return [node.path for node in walk(config) if node.value is fdl.NO_VALUE and not node.in_template]
+    return [node.path for node in nodes if node.value is fdl.NO_VALUE and not node.in_template]
 
 
 def _walk_fields(
