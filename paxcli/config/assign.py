@@ -54,7 +54,7 @@ def assign(config: fdl.Buildable, path: str, value: Any) -> list[str]:
 
 
 def assign_in(nodes: collections.abc.Sequence[Node], path: str, value: Any) -> list[str]:
-    """As `assign`, with the nodes of the config (`walk`), which do not show the change."""
+    """As `assign`, for a config whose nodes are known (`walk`); they keep the old values."""
     nodes, item = find_all(nodes, path)
     given = _parse(value) if isinstance(value, Text) else value
     return [name for node in nodes for name in _assign(node, item, value, given)]

@@ -132,7 +132,7 @@ class Stack(CachedLayer):
             length=length,
             unroll=1 if self.is_initializing() else self.unroll,  # it runs once: compiling it is what takes time
             metadata_params={nn.PARTITION_NAME: "layers"},
-            # It traces the block once more, so that a seed gives other initial parameters without it.
+            # The check traces the block once more. Without it, a seed would give other initial parameters.
             check_constancy_invariants=self.is_initializing(),
         )
 

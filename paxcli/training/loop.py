@@ -97,13 +97,14 @@ class TrainingRun:
         self.continued = {_split(source): source for source in evals}
         self.eval_positions = self._eval_positions()
         self.seconds = 0.0
-        self.last_step = self.store.latest_step() or 0
+        newest = self.store.latest_step()
+        self.resumes, self.last_step = newest is not None, newest or 0
         self.eval_lines = [line for line in read_lines(run_dir.path / FILE_NAME, sample=True) if line["split"] != TRAIN]
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None) -> TrainState:
         """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
-        if self.store.latest_step() is not None:
+        if self.resumes:
             with self.goodput.time(RESTORE):
                 step, state, positions = self.store.restore_newest(self.session.abstract, self.report.message)
             self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
@@ -195,14 +196,12 @@ class TrainingRun:
         """
         with ThreadPoolExecutor(2, "start-up") as pool:
             compiling = pool.submit(self.instrument.prepare(self.session))
-            reading = pool.submit(self._next_batch, 1) if self.store.latest_step() is None else None
+            reading = None if self.resumes else pool.submit(self._next_batch, 1)
             with self.goodput.time(START_UP):
                 state = self.start(warm_start)
-                batch = None
-                if reading is not None:
-                    batch = reading.result()
-                elif not self._is_eval_due(self.last_step):
-                    batch = self._next_batch(self.last_step + 1)
+                if self.resumes and not self._is_eval_due(self.last_step):
+                    reading = pool.submit(self._next_batch, self.last_step + 1)
+                batch = reading.result() if reading else None
             train_step = compiling.result()
         return_free_memory()
         return train_step, state, batch
@@ -370,7 +369,7 @@ def train(
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
         if make_sampler and session.experiment.sample_prompts:
             run.sample = make_sampler(session, run_dir)
-        done = run.store.latest_step() or 0
+        done = run.last_step
         reason = f"it has {done} of {run.num_train_steps} steps" if done >= run.num_train_steps else run.early_stop()
         if reason and not run.is_eval_missing(done):
             report.message(f"{run_dir.path} is finished: {reason}.")
