@@ -21,17 +21,23 @@ _GELU_RATE = math.sqrt(8 / math.pi)
 _GELU_CUBIC = 0.044715
 
 
-# The tanh approximation, as in GPT-2 and Pax. For the backward pass it saves its slope, not three arrays.
-_gelu = jax.custom_jvp(lambda x: jax.nn.gelu(x))
+@jax.custom_jvp
+def _gelu(x: jax.Array) -> jax.Array:
+    """The tanh approximation, as in GPT-2 and Pax. For the backward pass it saves its slope, not three arrays."""
+    return _gelu_and_slope(x)[0]
 
 
 @_gelu.defjvp
-def _gelu_with_slope(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    (x,), (tangent,) = primals, tangents
+def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    y, slope = _gelu_and_slope(*primals)
+    return y, slope * tangents[0]
+
+
+def _gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    share = jax.nn.sigmoid(_GELU_RATE * (wide + _GELU_CUBIC * wide**3))  # GELU is `x * share`
+    share = jax.nn.sigmoid(_GELU_RATE * (wide + _GELU_CUBIC * wide**3))  # with tanh, XLA would compute both on a CPU
     slope = share + wide * share * (1 - share) * _GELU_RATE * (1 + 3 * _GELU_CUBIC * wide**2)
-    return _gelu(x), slope.astype(x.dtype) * tangent
+    return (wide * share).astype(x.dtype), slope.astype(x.dtype)
 
 
 def _clamped_silu(x: jax.Array) -> jax.Array:

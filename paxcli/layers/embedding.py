@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.layers.init import Gaussian, Init
-from paxcli.layers.matmul import multiply
+from paxcli.layers.matmul import einsum
 from paxcli.layers.output_head import Head, Scorer, finish_logits
 from paxcli.mesh.sharding import constrain, split
 
@@ -55,7 +55,7 @@ class TiedEmbedding(Head):
 
 
 def _score(params: dict[str, jax.Array], x: jax.Array, divisor: float | None, logit_cap: float | None) -> jax.Array:
-    logits = multiply("btd,vd->btv", x, params["table"])
+    logits = einsum("btd,vd->btv", x, params["table"])
     if divisor is not None:
         logits = logits / jnp.asarray(divisor, logits.dtype)
     return finish_logits(logits, params.get("bias"), logit_cap)

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from paxcli.mesh.sharding import current_device
 from paxcli.mesh.weights import Weight
 
 _FEW_ROWS = 64
@@ -68,36 +69,58 @@ def multiply(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     rows, weight, output = letters(equation)
     produced = "".join(letter for letter in weight if letter in output)
     num_rows = math.prod(size for letter, size in zip(rows, x.shape, strict=True) if letter not in weight)
-    if not weight.startswith(produced) or num_rows > _FEW_ROWS:
-        return jnp.einsum(equation, x, w)
-
-    def weight_first(x: jax.Array, w: jax.Array) -> jax.Array:
-        swapped = produced + "".join(letter for letter in rows if letter in output and letter not in produced)
-        y = jnp.einsum(f"{weight},{rows}->{swapped}", w, x)
-        return jnp.einsum(f"{swapped}->{output}", jax.lax.optimization_barrier(y))  # XLA would swap the operands back
-
-    return jax.lax.platform_dependent(x, w, cpu=weight_first, default=functools.partial(jnp.einsum, equation))
+    if weight.startswith(produced) and num_rows <= _FEW_ROWS and current_device().platform == "cpu":
+        return _in_order(f"{weight},{rows}->{output}", w, x)
+    return _in_order(equation, x, w)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def einsum(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     """`jnp.einsum(equation, x, w)` of activations and a weight. Each dimension is in two or all of the three arrays.
 
-    JAX transposes its matmul for the weight's gradient, whose operands XLA then orders so that on a CPU it transposes
-    the larger one and multiplies at half the speed. Here `x` comes first, and the result needs no transpose.
+    JAX transposes its matmul for the gradients, whose operands XLA then orders so that on a CPU it transposes the
+    larger one and multiplies at half the speed. Here the smaller one comes first for the weight's gradient.
     """
     return multiply(equation, x, w)
 
 
 def _forward(equation: str, x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return jnp.einsum(equation, x, w), (x, w)
+    return _in_order(equation, x, w), (x, w)
 
 
 def _backward(equation: str, operands: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = operands
     rows, weight, output = letters(equation)
-    x_grad = jnp.einsum(f"{output},{weight}->{rows}", grad, w)
-    return x_grad.astype(x.dtype), jnp.einsum(f"{rows},{output}->{weight}", x, grad).astype(w.dtype)
+    x_grad = _in_order(f"{output},{weight}->{rows}", grad, w)
+    if x.size <= grad.size:
+        w_grad = _in_order(f"{rows},{output}->{weight}", x, grad)
+    else:
+        w_grad = _in_order(f"{output},{rows}->{weight}", grad, x)
+    return x_grad.astype(x.dtype), w_grad.astype(w.dtype)
 
 
 einsum.defvjp(_forward, _backward)
+
+
+def _in_order(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """`jnp.einsum(equation, a, b)`; on a CPU, as one matmul of `a` by `b`, whose result is transposed if need be.
+
+    `jnp.einsum` multiplies `b` by `a` if their dimensions are not in the order of the result, and contracts dimensions
+    in the order of the alphabet. XLA then copies the operands, some of them in a slow order.
+    """
+    first, second, result = letters(equation)
+    if current_device().platform != "cpu":
+        return jnp.einsum(equation, a, b)
+    batch = [letter for letter in first if letter in second and letter in result]
+    contracted = [letter for letter in first if letter in second and letter not in result]
+    product = "".join(batch + [letter for letter in first + second if letter in result and letter not in batch])
+    contracting = _axes(first, contracted), _axes(second, contracted)
+    y = jax.lax.dot_general(a, b, (contracting, (_axes(first, batch), _axes(second, batch))))
+    if product == result:
+        return y
+    y = jax.lax.optimization_barrier(y)  # XLA would swap the operands
+    return jnp.transpose(y, [product.index(letter) for letter in result])
+
+
+def _axes(dims: str, chosen: list[str]) -> list[int]:
+    return [dims.index(letter) for letter in chosen]

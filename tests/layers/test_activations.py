@@ -24,7 +24,7 @@ def test_activations_by_name(name):
         "identity": lambda x: x,
     }
     x = np.linspace(-4, 4, 41, dtype=np.float32)
-    np.testing.assert_allclose(activation(name)(x), torch_like[name](x), **FLOAT32)
+    np.testing.assert_allclose(activation(name)(jnp.asarray(x)), torch_like[name](x), **FLOAT32)
 
 
 def test_the_gradient_of_gelu_is_exact_in_any_dtype():

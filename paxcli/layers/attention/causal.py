@@ -60,7 +60,7 @@ def _backward(logit_cap, window, residuals, context_grad):
     query, key, value, segment_ids, context, log_totals = residuals
     length = query.shape[2]
     delta = jnp.sum(context_grad.astype(jnp.float32) * context, axis=-1)
-    query_grad, key_grads, value_grads = 0.0, [], []
+    starts, query_grads, key_grads, value_grads = [], [], [], []
     for start, end in _blocks(length, window):
         later = slice(start, length if window is None else min(length, end - 1 + window))
         later_query, later_grad = query[:, :, later], context_grad[:, :, later]
@@ -75,14 +75,26 @@ def _backward(logit_cap, window, residuals, context_grad):
         logit_grads = logit_grads.astype(query.dtype)
         value_grads.append(_rows_by_columns(weights.astype(query.dtype), later_grad))
         key_grads.append(_rows_by_columns(logit_grads, later_query))
-        part = _rows_by_columns(jnp.swapaxes(key[:, :, start:end], 2, 3), logit_grads)
-        query_grad += jnp.pad(part, ((0, 0), (0, 0), (0, 0), (start, length - later.stop)))
-    query_grad = jnp.swapaxes(query_grad, 2, 3).astype(query.dtype)
+        query_grads.append(_rows_by_columns(jnp.swapaxes(key[:, :, start:end], 2, 3), logit_grads))
+        starts.append(start)
+    query_grad = jnp.swapaxes(_sum_of_columns(query_grads, starts, length), 2, 3).astype(query.dtype)
     key_grad, value_grad = (jnp.concatenate(g, axis=2).astype(query.dtype) for g in (key_grads, value_grads))
     return query_grad, key_grad, value_grad, None
 
 
 causal_attention.defvjp(_forward, _backward)
+
+
+def _sum_of_columns(parts: list[jax.Array], starts: list[int], length: int) -> jax.Array:
+    """The sum of arrays [B, N, H, columns], each of which has its first column at its start in a row of this length.
+
+    In place: on a CPU, each reader of a sum of padded arrays would add them up again, slowly.
+    """
+    total = jnp.pad(parts[0], ((0, 0), (0, 0), (0, 0), (0, length - parts[0].shape[3])))
+    for start, part in zip(starts[1:], parts[1:], strict=True):
+        before = jax.lax.slice_in_dim(total, start, start + part.shape[3], axis=3)
+        total = jax.lax.dynamic_update_slice_in_dim(total, before + part, start, axis=3)
+    return total
 
 
 def _blocks(length: int, window: int | None) -> list[tuple[int, int]]:
