@@ -42,8 +42,9 @@ def make_step(task: dict):
 
 
 def gpt2_like(size: dict):
-    """A recipe of this size, with the biases and the decay of the peers."""
+    """A recipe of this size, with the positions, biases and weight decay of the peers."""
     from pax_recipes.tiny import tiny_synthetic
+    from paxcli.layers.positions import LearnedPositions
     from paxcli.optim.adamw import AdamW
 
     config = tiny_synthetic()
@@ -52,6 +53,8 @@ def gpt2_like(size: dict):
         setattr(model, name, size[name])
     model.max_seq_len = size["seq_len"]
     model.stack.unroll = 1  # as the peer in JAX scans its layers
+    model.position = LearnedPositions.partial()
+    model.stack.block.attention.rotary = None
     model.stack.block.attention.use_bias = True
     config.task.train.global_batch_size = size["batch"]
     config.task.train.learner.optimizer = AdamW.config(beta2=0.95, decay_norms_and_biases=True)
