@@ -61,10 +61,15 @@ def output_first(w: jax.Array, facts: Weight, num_parts: int = 1) -> jax.Array |
     return OutputFirst(tuple(jnp.split(stored, num_parts)), order)
 
 
-def multiply(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
-    """`jnp.einsum(equation, x, w)`, with the weight as the first operand where that is faster.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def einsum(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
+    """`jnp.einsum(equation, x, w)` of activations and a weight. Each dimension is in two or all of the three arrays.
 
-    On a CPU, a few rows, as in decoding, are multiplied by a weight [outputs, inputs] at twice the speed.
+    JAX transposes its matmul for the gradients, whose operands XLA then orders so that on a CPU it transposes the
+    larger one and multiplies at half the speed. Here the smaller one comes first for the weight's gradient.
+
+    Without gradients, as in decoding, a few rows are multiplied on a CPU by a weight [outputs, inputs] with the weight
+    as the first operand, at twice the speed.
     """
     rows, weight, output = letters(equation)
     produced = "".join(letter for letter in weight if letter in output)
@@ -72,16 +77,6 @@ def multiply(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     if weight.startswith(produced) and num_rows <= _FEW_ROWS and current_device().platform == "cpu":
         return _in_order(f"{weight},{rows}->{output}", w, x)
     return _in_order(equation, x, w)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def einsum(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
-    """`jnp.einsum(equation, x, w)` of activations and a weight. Each dimension is in two or all of the three arrays.
-
-    JAX transposes its matmul for the gradients, whose operands XLA then orders so that on a CPU it transposes the
-    larger one and multiplies at half the speed. Here the smaller one comes first for the weight's gradient.
-    """
-    return multiply(equation, x, w)
 
 
 def _forward(equation: str, x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:

@@ -100,7 +100,7 @@ def test_it_learns_and_resumes_after_a_kill(tmp_path: pathlib.Path, told, pax) -
     metrics = json.loads(done.stdout)["metrics"]["c4-validation"]
     logged = evals(tmp_path / "whole")[60]
     assert {name: logged[name] for name in metrics} == metrics
-    assert set([*collections.Counter(told("eval.txt", "c4-validation")).values()][1:]) == {1}
+    assert collections.Counter(told("eval.txt", "c4-validation")).most_common(1)[0][1] == 1
     line = json.loads((tmp_path / "whole" / "eval" / "metrics.jsonl").read_text())
     assert line == {"step": 60, "split": "eval/c4-validation", **metrics}
     assert list((tmp_path / "whole" / "eval" / "tensorboard").rglob("*tfevents*"))

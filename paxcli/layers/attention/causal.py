@@ -60,8 +60,8 @@ def _backward(logit_cap, window, residuals, context_grad):
     query, key, value, segment_ids, context, log_totals = residuals
     length = query.shape[2]
     delta = jnp.sum(context_grad.astype(jnp.float32) * context, axis=-1)
-    starts, query_grads, key_grads, value_grads = [], [], [], []
-    for start, end in _blocks(length, window):
+    blocks, query_grads, key_grads, value_grads = _blocks(length, window), [], [], []
+    for start, end in blocks:
         later = slice(start, length if window is None else min(length, end - 1 + window))
         later_query, later_grad = query[:, :, later], context_grad[:, :, later]
         # Everything here is transposed: rows are keys, columns are the queries that may see them.
@@ -76,7 +76,7 @@ def _backward(logit_cap, window, residuals, context_grad):
         value_grads.append(_rows_by_columns(weights.astype(query.dtype), later_grad))
         key_grads.append(_rows_by_columns(logit_grads, later_query))
         query_grads.append(_rows_by_columns(jnp.swapaxes(key[:, :, start:end], 2, 3), logit_grads))
-        starts.append(start)
+    starts = [start for start, _ in blocks]
     query_grad = jnp.swapaxes(_sum_of_columns(query_grads, starts, length), 2, 3).astype(query.dtype)
     key_grad, value_grad = (jnp.concatenate(g, axis=2).astype(query.dtype) for g in (key_grads, value_grads))
     return query_grad, key_grad, value_grad, None
@@ -86,9 +86,9 @@ causal_attention.defvjp(_forward, _backward)
 
 
 def _sum_of_columns(parts: list[jax.Array], starts: list[int], length: int) -> jax.Array:
-    """The sum of arrays [B, N, H, columns], each of which has its first column at its start in a row of this length.
+    """The sum [B, N, H, length] of arrays [B, N, H, S], each added from its own start on; the first starts at 0.
 
-    In place: on a CPU, each reader of a sum of padded arrays would add them up again, slowly.
+    In place: on a CPU, XLA would fuse a sum of padded arrays into each of its readers, and compute it several times.
     """
     total = jnp.pad(parts[0], ((0, 0), (0, 0), (0, 0), (0, length - parts[0].shape[3])))
     for start, part in zip(starts[1:], parts[1:], strict=True):
