@@ -335,6 +335,7 @@ def train(
     pgle_runs: int | None = None,
     pgle_percentile: int | None = None,
     expect_pgle: bool = False,
+    reuse_step: bool = False,
     on_corrupt: Literal["refuse", "previous"] | None = None,
     progress: Reporter | None = None,
 ) -> Run:
@@ -346,8 +347,7 @@ def train(
     Args:
       recipe: What to train.
       run_dir: Where the run writes: a directory, or `gs://…`. None = `runs/<recipe name>`.
-      init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: a checkpoint that initializes a new run's parameters. None = random
-        initialization.
+      init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: a checkpoint that initializes a new run's parameters, or None.
       with_optimizer: Whether to restore that checkpoint's optimizer state and step as well.
       allow_changed: Whether to resume although the recipe changed, if all changed fields are safe to change.
       compiled: A train step that `pax compile --save` wrote. None = compile it.
@@ -356,8 +356,9 @@ def train(
       pgle_runs: How many steps `auto_pgle` profiles; None = 3.
       pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
       expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache, and to profile nothing.
-      on_corrupt: What to do when the newest checkpoint is damaged: refuse to resume, or resume from the newest earlier
-        one that is sound. None = the recipe's `checkpoint.on_corrupt`, by default `"refuse"`.
+      reuse_step: Whether to start with the step that an earlier run compiled, if recipe and source files are the same.
+      on_corrupt: When the newest checkpoint is damaged, refuse to resume, or resume from the newest earlier sound one.
+        None = the recipe's `checkpoint.on_corrupt`, by default `"refuse"`.
       progress: Receives progress; None = print it.
 
     Raises:
@@ -372,7 +373,7 @@ def train(
     from paxcli.training import loop
     from paxcli.training.run_dir import default_run_dir
 
-    observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
+    observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, reuse_step)
     run = Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)
     directory = run._directory
     warm_start = loop.WarmStart(*parse_source(init_from), everything=with_optimizer) if init_from else None

@@ -103,7 +103,7 @@ def train(
     """
     from paxcli.profiling.instruments import Instrumentation
 
-    observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle)
+    observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, True)
     if restarts and not dry_run:
         keep_restarting(restarts)
     from paxcli.training.run_dir import default_run_dir  # here, since it loads JAX

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import fiddle as fdl
 import jax
-from jax import monitoring
 
 from paxcli.errors import DataError
 from paxcli.log import log
@@ -19,6 +17,7 @@ from paxcli.profiling.runner import require_profile_device
 from paxcli.profiling.steps import StepTracer
 from paxcli.profiling.xla_log import XlaLog
 from paxcli.programs.hlo import read_fingerprint
+from paxcli.programs.step_cache import cache_hits
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session
@@ -85,17 +84,8 @@ def compile_with_costs(costs: dict[str, float], xla_log: XlaLog, compile_step: C
     Raises:
       DataError: XLA's log does not report it, and the program was not in the compilation cache.
     """
-    thread, hits = threading.get_ident(), []
-
-    def on_event(event: str, **_: Any) -> None:
-        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
-            hits.append(event)
-
-    monitoring.register_event_listener(on_event)
-    try:
+    with cache_hits() as hits:
         program = compile_step()
-    finally:
-        monitoring.unregister_event_listener(on_event)
     if hits:  # the key of the cache depends on the costs
         log.info("XLA scheduled by the costs of %d instructions; the program is from the cache.", len(costs))
         return program

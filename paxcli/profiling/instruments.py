@@ -28,6 +28,7 @@ class Instrumentation:
       pgle_runs: Steps that `auto_pgle` profiles; None = 3.
       pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
       expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache.
+      reuse_step: Whether to use the step that an earlier run compiled, if neither recipe nor source code changed.
 
     Raises:
       ConfigError: Options exclude each other, or there is no such file.
@@ -39,6 +40,7 @@ class Instrumentation:
     pgle_runs: int | None = None
     pgle_percentile: int | None = None
     expect_pgle: bool = False
+    reuse_step: bool = False
 
     def __post_init__(self) -> None:
         if (self.pgle_runs or self.pgle_percentile) and not self.auto_pgle:
@@ -66,6 +68,7 @@ class Instrumentation:
         from paxcli.profiling.runner import require_profile_device
         from paxcli.profiling.steps import StepTracer, parse_steps
         from paxcli.programs.executable import Precompiled
+        from paxcli.programs.step_cache import prepare_step
 
         if self.auto_pgle or self.expect_pgle:
             require_profile_device(config)  # elsewhere JAX would recompile for nothing
@@ -73,4 +76,5 @@ class Instrumentation:
         if self.compiled is not None:
             return Precompiled(Path(self.compiled))
         last = config.task.train.num_train_steps
-        return StepTracer(run_dir.profile, parse_steps(self.profile_steps, last) if self.profile_steps else None)
+        steps = parse_steps(self.profile_steps, last) if self.profile_steps else None
+        return StepTracer(run_dir.profile, steps, prepare_step if self.reuse_step else None)

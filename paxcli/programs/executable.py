@@ -37,7 +37,7 @@ from paxcli.training.step import TrainStep, make_train_step
 
 _MANIFEST, _EXECUTABLE = "manifest.json", "executable"
 # What `zipfile` and the parts of a damaged file raise: RuntimeError includes "encrypted" and nesting too deep.
-_UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, LookupError, ValueError, TypeError, RuntimeError)
+UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, LookupError, ValueError, TypeError, RuntimeError)
 
 
 def save_executable(path: Path, session: Session, compiled: jax.stages.Compiled) -> None:
@@ -87,7 +87,7 @@ def load_executable(path: Path, session: Session) -> TrainStep:
             manifest = json.loads(file.read(_MANIFEST))
             executable = file.read(_EXECUTABLE)
         before, arguments, checksum = dict(manifest["made_for"]), manifest["arguments"], manifest["sha256"]
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         hint = "Compile one: `pax compile … --save FILE`."
         raise DataError(f"{path} is not a compiled step: {error}.", hint) from error
     if _checksum(executable, arguments) != checksum:

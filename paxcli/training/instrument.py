@@ -10,6 +10,9 @@ import jax
 from paxcli.training.session import Session
 from paxcli.training.step import TrainStep, make_train_step
 
+PrepareStep = Callable[[Session], Callable[[], jax.stages.Compiled]]
+"""Lowers the train step of a session. The function that it returns compiles it, and may be called in another thread."""
+
 
 def step_of(session: Session) -> jax.stages.Wrapped:
     """The jitted train step of a session, with its compiler options."""

@@ -1,0 +1,232 @@
+"""Starts a run with the compiled step of an earlier one: neither traces nor compiles it.
+
+JAX's compilation cache is keyed by the lowered program, so a start still traces and lowers the step: a third of a
+second for a small model, several for a large one. An entry of this cache is named for all that a step depends on but
+its source code (recipe, devices, options, environment), and lists each file of source code that was loaded when the
+step was compiled. It is used without tracing if none of them changed, and after tracing if the program is the same.
+
+Entries are in the directory `steps` of JAX's cache. Both hold machine code: only their owner may write there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib
+import json
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+from jax import monitoring
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
+
+import paxcli
+from paxcli.config.index import RECIPES_PACKAGE
+from paxcli.errors import first_line
+from paxcli.log import log
+from paxcli.programs.executable import UNREADABLE, list_dependencies
+from paxcli.training.instrument import step_of
+from paxcli.training.session import Session
+
+_MOST_BYTES = 2**30  # of all entries together
+_ENVIRONMENT = ("CUDA_", "FLAX_", "JAX_", "LIBTPU_", "NVIDIA_", "TPU_", "XLA_")
+_PROCESSOR = ("model name", "flags", "Features")  # lines of /proc/cpuinfo
+
+
+def prepare_step(session: Session) -> Callable[[], jax.stages.Compiled]:
+    """Finds the train step in the cache, or lowers it. What this returns loads or compiles it, in any thread.
+
+    Without a local cache, with several processes, or with code that is not of an installed package, it is compiled.
+    """
+    entry = _find_entry(session)
+    if entry is not None and entry.files and entry.files == _stat(entry.files):
+        return lambda: entry.load(session) or _compile_in_thread(session, _Entry(entry.path))
+    return _lower(session, entry)
+
+
+def _compile_in_thread(session: Session, entry: _Entry) -> jax.stages.Compiled:
+    with session.active():
+        return _lower(session, entry)()
+
+
+def _lower(session: Session, entry: _Entry | None) -> Callable[[], jax.stages.Compiled]:
+    lowered = step_of(session).lower(session.abstract, session.batch)
+    if entry is None:
+        return lowered.compile
+    program = _checksum(str(lowered.compiler_ir()).encode())
+
+    def compile_step() -> jax.stages.Compiled:
+        if program == entry.program and (kept := entry.load(session)):
+            entry.save(entry.read())
+            return kept
+        with cache_hits() as hits:
+            compiled = lowered.compile()
+        if not hits:  # XLA cannot serialize a program for a CPU that it has deserialized
+            entry.save_step(program, compiled)
+        return compiled
+
+    return compile_step
+
+
+@contextlib.contextmanager
+def cache_hits() -> Iterator[list[str]]:
+    """A list that gets an item for each program that this thread finds in JAX's cache, inside the `with` block."""
+    thread, hits = threading.get_ident(), []
+
+    def on_event(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
+            hits.append(event)
+
+    monitoring.register_event_listener(on_event)
+    try:
+        yield hits
+    finally:
+        monitoring.unregister_event_listener(on_event)
+
+
+@dataclasses.dataclass
+class _Entry:
+    """A step in the cache: a file of a line that describes it, as JSON, and the executable. Without a program, no file.
+
+    Attributes:
+      path: The file.
+      program: Checksum of the lowered program.
+      executable: Checksum of the executable.
+      metrics: Names of the step's metrics.
+      files: Time and size of each file that the program may depend on.
+    """
+
+    path: Path
+    program: str = ""
+    executable: str = ""
+    metrics: list[str] = dataclasses.field(default_factory=list)
+    files: dict[str, list[int]] = dataclasses.field(default_factory=dict)
+
+    def read(self) -> bytes:
+        """The executable."""
+        return self.path.read_bytes().partition(b"\n")[2]
+
+    def load(self, session: Session) -> jax.stages.Compiled | None:
+        """The step, ready to run; None if its file is damaged, or not for this machine."""
+        try:
+            executable = self.read()
+            if _checksum(executable) != self.executable:
+                return None
+            arguments = jax.tree.structure(((session.abstract, session.batch), {}))
+            results = jax.tree.structure((session.abstract, dict.fromkeys(self.metrics, 0)))
+            devices = list(session.mesh.devices.flat)
+            step = deserialize_and_load(executable, arguments, results, devices[0].client, devices)
+            os.utime(self.path)  # the ones that were not used for longest are removed first
+        except UNREADABLE as error:
+            log.warning("The step is compiled again: %s cannot be loaded: %s", self.path, first_line(error))
+            return None
+        return step
+
+    def save_step(self, program: str, compiled: jax.stages.Compiled) -> None:
+        """Saves a step that was just compiled, unless this platform cannot serialize it."""
+        try:
+            executable, _, results = serialize(compiled)
+        except UNREADABLE as error:
+            log.info("The compiled step is not kept for the next start: %s", first_line(error))
+            return
+        _, metrics = jax.tree.unflatten(results, range(results.num_leaves))
+        self.program, self.executable, self.metrics = program, _checksum(executable), sorted(metrics)
+        self.save(executable)
+
+    def save(self, executable: bytes) -> None:
+        """Saves the executable, with the files that are loaded now."""
+        files = _loaded_files()
+        if files is None:
+            return
+        self.files = _stat(files)
+        described = {name: value for name, value in dataclasses.asdict(self).items() if name != "path"}
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):  # the disk may be full, which the first checkpoint will report
+            self.path.parent.mkdir(mode=0o700, exist_ok=True)
+            temporary.write_bytes(json.dumps(described).encode() + b"\n" + executable)
+            temporary.replace(self.path)
+            _remove_oldest(self.path.parent)
+        temporary.unlink(missing_ok=True)
+
+
+def _find_entry(session: Session) -> _Entry | None:
+    """The entry for a session, perhaps still without a program; None if the step is not to be kept."""
+    settings = dict(jax.config.values)
+    directory = settings["jax_compilation_cache_dir"] or ""
+    is_local = settings["jax_enable_compilation_cache"] and directory and "://" not in directory
+    if not is_local or jax.process_count() > 1 or _loaded_files() is None:
+        return None
+    depends = {
+        "step": list_dependencies(session),
+        "state": [str(leaf) for leaf in jax.tree.leaves(session.abstract)],
+        "settings": settings,
+        "environment": {name: os.environ[name] for name in os.environ if name.startswith(_ENVIRONMENT)},
+        "software": [sys.version, jaxlib.__version__, session.mesh.devices.flat[0].client.platform_version],
+        "processor": _processor(),
+    }
+    path = Path(directory) / "steps" / _checksum(json.dumps(depends, sort_keys=True, default=str).encode())
+    try:
+        with path.open("rb") as file:
+            return _Entry(path, **json.loads(file.readline()))
+    except UNREADABLE:
+        return _Entry(path)
+
+
+def _processor() -> list[str]:
+    """Model and features of the first processor, which programs for a CPU use."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return []
+    return [line for line in lines if line.startswith(_PROCESSOR)]
+
+
+def _loaded_files() -> list[str] | None:
+    """The files that a program may depend on: of loaded modules, and all of pax. None if others' code is loaded.
+
+    Code outside of installed packages may do anything, such as reading a file while it is traced.
+    """
+    own = [str(Path(str(importlib.import_module(name).__file__)).parent) for name in ("paxcli", RECIPES_PACKAGE)]
+    installed = str(Path(jax.__file__).parents[1])
+    places = sysconfig.get_paths()
+    roots = (*own, installed, *(places[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+    modules = [module for name, module in list(sys.modules.items()) if name not in ("__main__", "__mp_main__")]
+    files = {file for module in modules if (file := vars(module).get("__file__"))}
+    if not all(file.startswith(tuple(root + os.sep for root in roots)) for file in files):
+        return None
+    of_pax = (str(file) for file in Path(paxcli.__file__).parent.rglob("*") if "__pycache__" not in file.parts)
+    return sorted({*files, *of_pax, installed})  # the directory's time changes when a package is installed
+
+
+def _stat(files: Iterable[str]) -> dict[str, list[int]]:
+    """Time of change and size of each file, by which Python tests its own bytecode too; zeros for one that is gone."""
+    found = {}
+    for file in files:
+        try:
+            status = os.stat(file)
+            found[file] = [status.st_mtime_ns, status.st_size]
+        except OSError:
+            found[file] = [0, 0]
+    return found
+
+
+def _remove_oldest(directory: Path) -> None:
+    """Removes the entries that were not used for longest, until the others take at most 1 GiB."""
+    files = sorted(directory.iterdir(), key=lambda file: file.stat().st_mtime, reverse=True)
+    total = 0
+    for file in files:
+        total += file.stat().st_size
+        if total > _MOST_BYTES:
+            file.unlink(missing_ok=True)
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

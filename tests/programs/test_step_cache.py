@@ -1,0 +1,60 @@
+"""Steps that `pax train` keeps for its next start."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+SMALL = ("train_input=SyntheticInput", "num_layers=1", "num_train_steps=3", "eval_inputs=[]")
+SMALL += ("train_input.input_random_seed=7",)
+
+OWN_RECIPE = """
+import paxcli as pax
+from paxcli.config.recipe import recipe
+
+@recipe()
+def own():
+    return pax.load("tiny").config
+"""
+
+
+@pytest.mark.slow
+def test_a_start_uses_the_step_of_an_earlier_one_if_nothing_changed(pax, tmp_path: pathlib.Path) -> None:
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_LOG_COMPILES": "1"}
+    kept = tmp_path / "cache" / "steps"
+
+    def train(run: str, *sets: str, recipe: str = "tiny", **variables: str) -> tuple[list[float], bool, bool]:
+        """The losses, and whether the step was traced, and compiled or found in JAX's cache."""
+        assigned = [f"--set={one}" for one in (*SMALL, *sets)]
+        done = pax("train", recipe, *assigned, "--run-dir", run, env=environment | variables)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        traced, compiled = "Finished tracing train_step", "Finished XLA compilation of jit(train_step)"
+        return [json.loads(line)["loss"] for line in lines], traced in done.stderr, compiled in done.stderr
+
+    losses, *work = train("first")
+    assert work == [True, True] and len(losses) == 2, "steps 1 and 3"
+    (entry,) = kept.iterdir()
+    assert train("second") == (losses, False, False)
+
+    described, _, executable = entry.read_bytes().partition(b"\n")
+    facts = json.loads(described)
+    assert any(file.endswith("paxcli/layers/matmul.py") for file in facts["files"])
+    older = facts | {"files": {file: [0, 0] for file in facts["files"]}}
+    entry.write_bytes(json.dumps(older).encode() + b"\n" + executable)
+    assert train("source_changed") == (losses, True, False), "the program is still the same"
+    assert train("source_unchanged") == (losses, False, False)
+
+    entry.write_bytes(entry.read_bytes()[:-1000])
+    assert train("damaged") == (losses, True, True)
+
+    faster, *work = train("faster", "learning_rate=0.5")
+    assert work == [True, True] and faster[0] == losses[0] and faster[1] != losses[1], "no step of another recipe"
+    (tmp_path / "own.py").write_text(OWN_RECIPE)
+    before = sorted(kept.iterdir())
+    for run in ("own_first", "own_second"):  # code of the user may do anything
+        assert train(run, recipe="own.py")[1]
+    assert train("off", JAX_ENABLE_COMPILATION_CACHE="false") == (losses, True, True)
+    assert sorted(kept.iterdir()) == before
