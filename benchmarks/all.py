@@ -64,7 +64,7 @@ BENCHMARKS = {
     "train_step": Benchmark("Seconds of a training step", "--sizes A B", "--sizes A --rounds 3", "optional"),
     "finetune": Benchmark("Seconds per token of fine-tuning", "", "--sizes A --rounds 3", "required"),
     "decode": Benchmark("Seconds to generate", "", "--batches 1 8 --rounds 3", "required"),
-    "start_up": Benchmark("Seconds from process start to the end of the first step", "", "--rounds 1", "optional"),
+    "start_up": Benchmark("Seconds from process start to the end of the first step", "", "", "optional"),
     "input_peers": Benchmark("Tokens/s from JSON lines to batches", "", "--tokens 5000000 --rounds 3", "optional"),
     "checkpoint_rate": Benchmark(
         "Seconds to save a train state", "--sets model_dims=1024", "--sets model_dims=1024 --rounds 3", "optional"
