@@ -19,6 +19,7 @@ import os
 import sys
 import sysconfig
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -198,7 +199,8 @@ def _loaded_files() -> list[str] | None:
     installed = str(Path(jax.__file__).parents[1])
     places = sysconfig.get_paths()
     roots = (*own, installed, *(places[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")))
-    modules = [module for name, module in list(sys.modules.items()) if name not in ("__main__", "__mp_main__")]
+    loaded = [module for name, module in list(sys.modules.items()) if name not in ("__main__", "__mp_main__")]
+    modules = [module for module in loaded if isinstance(module, types.ModuleType)]  # others are None, if blocked
     files = {file for module in modules if (file := vars(module).get("__file__"))}
     if not all(file.startswith(tuple(root + os.sep for root in roots)) for file in files):
         return None
