@@ -347,7 +347,7 @@ def train(
     Args:
       recipe: What to train.
       run_dir: Where the run writes: a directory, or `gs://…`. None = `runs/<recipe name>`.
-      init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: a checkpoint that initializes a new run's parameters, or None.
+      init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: parameters to start a new run with. None = random ones.
       with_optimizer: Whether to restore that checkpoint's optimizer state and step as well.
       allow_changed: Whether to resume although the recipe changed, if all changed fields are safe to change.
       compiled: A train step that `pax compile --save` wrote. None = compile it.

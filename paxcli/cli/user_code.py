@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 import traceback
 from pathlib import Path
 
 from paxcli.config.consent import RECIPE_FILE
-from paxcli.config.index import RECIPES_PACKAGE
+from paxcli.config.index import package_directories
 
 _HINT = "PAX_DEBUG=1 prints the traceback."
 
@@ -41,7 +40,6 @@ def explain(error: BaseException) -> tuple[str, str] | None:
 
 def _is_beside(recipes: list[Path], file: Path) -> bool:
     """Whether a file is in the directory of a recipe file, or below it, and is not of an installed package."""
-    ours = [Path(str(importlib.import_module(name).__file__)).parent for name in ("paxcli", RECIPES_PACKAGE)]
-    if "site-packages" in file.parts or any(file.is_relative_to(root) for root in ours):
+    if "site-packages" in file.parts or any(file.is_relative_to(root) for root in package_directories()):
         return False
     return any(file.is_relative_to(recipe.parent) for recipe in recipes)

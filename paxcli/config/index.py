@@ -95,6 +95,11 @@ def _pax_name(decorator: ast.expr) -> str | None:
     return values[0].value if values and isinstance(values[0], ast.Constant) else None  # type: ignore[return-value]
 
 
+def package_directories() -> list[Path]:
+    """The directories of pax's source code: of `paxcli`, and of its recipes."""
+    return [Path(str(importlib.import_module(name).__file__)).parent for name in ("paxcli", RECIPES_PACKAGE)]
+
+
 def _packages() -> Iterator[tuple[str, Path]]:
     """The packages that hold recipes, with their directory or file."""
     from importlib.metadata import entry_points

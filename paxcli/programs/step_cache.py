@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib
 import json
 import os
 import sys
@@ -30,13 +29,14 @@ from jax import monitoring
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import paxcli
-from paxcli.config.index import RECIPES_PACKAGE
+from paxcli.config.index import package_directories
 from paxcli.errors import first_line
 from paxcli.log import log
 from paxcli.programs.executable import UNREADABLE, list_dependencies
 from paxcli.training.instrument import step_of
 from paxcli.training.session import Session
 
+_INSTALLED = str(Path(jax.__file__).parents[1])  # the time of this directory changes when a package is installed
 _MOST_BYTES = 2**30  # of all entries together
 _ENVIRONMENT = ("CUDA_", "FLAX_", "JAX_", "LIBTPU_", "NVIDIA_", "TPU_", "XLA_")
 _PROCESSOR = ("model name", "flags", "Features")  # lines of /proc/cpuinfo
@@ -143,11 +143,12 @@ class _Entry:
         self.save(executable)
 
     def save(self, executable: bytes) -> None:
-        """Saves the executable, with the files that are loaded now."""
-        files = _loaded_files()
+        """Saves the executable, with the files of the modules that are loaded now, and all of pax."""
+        files = _module_files()
         if files is None:
             return
-        self.files = _stat(files)
+        of_pax = (str(file) for file in Path(paxcli.__file__).parent.rglob("*") if "__pycache__" not in file.parts)
+        self.files = _stat(sorted({*files, *of_pax, _INSTALLED}))
         described = {name: value for name, value in dataclasses.asdict(self).items() if name != "path"}
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):  # the disk may be full, which the first checkpoint will report
@@ -163,7 +164,7 @@ def _find_entry(session: Session) -> _Entry | None:
     settings = dict(jax.config.values)
     directory = settings["jax_compilation_cache_dir"] or ""
     is_local = settings["jax_enable_compilation_cache"] and directory and "://" not in directory
-    if not is_local or jax.process_count() > 1 or _loaded_files() is None:
+    if not is_local or jax.process_count() > 1 or _module_files() is None:
         return None
     depends = {
         "step": list_dependencies(session),
@@ -190,22 +191,23 @@ def _processor() -> list[str]:
     return [line for line in lines if line.startswith(_PROCESSOR)]
 
 
-def _loaded_files() -> list[str] | None:
-    """The files that a program may depend on: of loaded modules, and all of pax. None if others' code is loaded.
+def _module_files() -> set[str] | None:
+    """The files of all loaded modules; None if code outside of installed packages is loaded.
 
-    Code outside of installed packages may do anything, such as reading a file while it is traced.
+    Such code may do anything, such as reading a file while it is traced.
     """
-    own = [str(Path(str(importlib.import_module(name).__file__)).parent) for name in ("paxcli", RECIPES_PACKAGE)]
-    installed = str(Path(jax.__file__).parents[1])
     places = sysconfig.get_paths()
-    roots = (*own, installed, *(places[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")))
+    roots = (
+        *map(str, package_directories()),
+        _INSTALLED,
+        *(places[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    )
     loaded = [module for name, module in list(sys.modules.items()) if name not in ("__main__", "__mp_main__")]
     modules = [module for module in loaded if isinstance(module, types.ModuleType)]  # others are None, if blocked
     files = {file for module in modules if (file := vars(module).get("__file__"))}
     if not all(file.startswith(tuple(root + os.sep for root in roots)) for file in files):
         return None
-    of_pax = (str(file) for file in Path(paxcli.__file__).parent.rglob("*") if "__pycache__" not in file.parts)
-    return sorted({*files, *of_pax, installed})  # the directory's time changes when a package is installed
+    return files
 
 
 def _stat(files: Iterable[str]) -> dict[str, list[int]]:
