@@ -142,42 +142,44 @@ class TrainingRun:
         self.writer = self._writers(first_step - 1)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
         goodput.switch(STEP)
-        try:
-            self.watchdog.start()
-            if self.is_eval_missing(first_step - 1):
-                self._evaluate(first_step - 1, state, self._logged_splits(first_step - 1))
-            elif self._is_eval_due(first_step - 1):
-                self._skip_evaluation()
-            for step in range(first_step, self.num_train_steps + 1):
-                if self._is_eval_due(self.last_step) and (reason := self.early_stop()):
-                    self._save(self.last_step, state, force=True)
-                    self.report.message(f"Stopping early: {reason}. Saved at step {self.last_step}.")
-                    break
-                self.instrument.before(step)
-                begin = time.perf_counter()
-                with TraceAnnotation(INPUT_PHASE):
-                    batch, first_batch = first_batch or self._next_batch(step), None
-                waited = time.perf_counter() - begin
-                goodput.add_input_wait(self.meter.idle_seconds(begin))
-                with StepTraceAnnotation(TRAIN_PHASE, step_num=step):
-                    state, metrics = train_step(state, put_batch(batch, self.session.mesh))
-                goodput.step = step
-                self.instrument.after(step, metrics)
-                self._emit(self.meter.record(step, metrics, waited))
-                if step == first_step:
-                    self._emit(self.meter.flush())  # report the first step at once
-                self._after(step, state)
-                self.last_step = step
-                self.watchdog.beat()
-            self._emit(self.meter.flush())
-        finally:
-            goodput.switch(SAVE)
-            self.seconds = time.perf_counter() - started
-            self.instrument.close()
-            self.writer.close()
-            if jax.process_count() == 1 or not sys.exc_info()[0]:  # else it could wait for the others for ever
-                self.store.close()
-            self.watchdog.stop()
+        with self.watchdog:
+            try:
+                self._train(train_step, state, first_step, first_batch)
+            finally:
+                goodput.switch(SAVE)
+                self.seconds = time.perf_counter() - started
+                self.instrument.close()
+                self.writer.close()
+                if jax.process_count() == 1 or not sys.exc_info()[0]:  # else it could wait for the others for ever
+                    self.store.close()
+
+    def _train(self, train_step: TrainStep, state: TrainState, first_step: int, first_batch: NestedMap | None) -> None:
+        if self.is_eval_missing(first_step - 1):
+            self._evaluate(first_step - 1, state, self._logged_splits(first_step - 1))
+        elif self._is_eval_due(first_step - 1):
+            self._skip_evaluation()
+        for step in range(first_step, self.num_train_steps + 1):
+            if self._is_eval_due(self.last_step) and (reason := self.early_stop()):
+                self._save(self.last_step, state, force=True)
+                self.report.message(f"Stopping early: {reason}. Saved at step {self.last_step}.")
+                break
+            self.instrument.before(step)
+            begin = time.perf_counter()
+            with TraceAnnotation(INPUT_PHASE):
+                batch, first_batch = first_batch or self._next_batch(step), None
+            waited = time.perf_counter() - begin
+            self.goodput.add_input_wait(self.meter.idle_seconds(begin))
+            with StepTraceAnnotation(TRAIN_PHASE, step_num=step):
+                state, metrics = train_step(state, put_batch(batch, self.session.mesh))
+            self.goodput.step = step
+            self.instrument.after(step, metrics)
+            self._emit(self.meter.record(step, metrics, waited))
+            if step == first_step:
+                self._emit(self.meter.flush())  # report the first step at once
+            self._after(step, state)
+            self.last_step = step
+            self.watchdog.beat()
+        self._emit(self.meter.flush())
 
     def _next_batch(self, step: int) -> NestedMap:
         try:
@@ -201,7 +203,8 @@ class TrainingRun:
                 state = self.start(warm_start)
                 if self.resumes and not self._is_eval_due(self.last_step):
                     reading = pool.submit(self._next_batch, self.last_step + 1)
-                batch = reading.result() if reading else None
+                with self.watchdog:
+                    batch = reading.result() if reading else None
             train_step = compiling.result()
         return_free_memory()
         return train_step, state, batch

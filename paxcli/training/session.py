@@ -20,6 +20,7 @@ from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
 from paxcli.training.state import TrainState, abstract_state, create_state
 from paxcli.training.validate import validate
+from paxcli.training.watchdog import Watchdog
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +97,8 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
     experiment = fdl.build(with_derived_sizes(config, mesh.size, *infeed_shard(mesh)))
     rules = merge_rules(fdl.build(config.mesh).logical_axis_rules)
     with use_mesh(mesh, rules):
-        spec = experiment.train_input.element_spec()
+        with Watchdog(experiment.task.train.step_timeout_seconds):  # the input may read a batch
+            spec = experiment.train_input.element_spec()
         rows, hosts = num_rows(spec), experiment.train_input.num_infeed_hosts
         if rows * hosts != batch:
             raise ConfigError(

@@ -153,8 +153,8 @@ class Train(Configurable):
       eval_interval_steps: Steps between evaluations; None = only after the last step.
       random_seed: Seed of parameters and noise, and of the data unless `train_input.input_random_seed` is set; None =
         a run draws one and records it.
-      step_timeout_seconds: Longest time for a step, an evaluation batch or a save. A run that takes longer prints the
-        stacks of its threads and exits with code 75; None = no limit.
+      step_timeout_seconds: Longest time for a batch, a step or a save. A run that takes longer prints the stacks of its
+        threads and exits with code 75; None = no limit.
     """
 
     learner: SafeOnResume[Learner] = part(Learner)

@@ -16,7 +16,7 @@ from tests.training.runs import small
 
 HEARTBEAT = 10
 STUCK = '''
-"""An input that never returns its 13th batch to process 1."""
+"""Inputs that never return a batch: the first, or the 13th to process 1."""
 
 import dataclasses
 import time
@@ -39,11 +39,32 @@ class StuckInput(SyntheticInput):
         return super().get_next()
 
 
+@dataclasses.dataclass
+class SilentInput(SyntheticInput):
+    """Knows its shapes, or not, and returns nothing."""
+
+    known: bool = True
+
+    def element_spec(self):
+        return super().element_spec() if self.known else self.peek()
+
+    def get_next(self):
+        time.sleep(10_000)
+
+
 @recipe()
 def stuck():
-    """The recipe."""
+    """Hangs after some steps."""
     config = tiny_synthetic()
     config.train_input = StuckInput.config()
+    return config
+
+
+@recipe()
+def silent():
+    """Hangs before the first step."""
+    config = tiny_synthetic()
+    config.train_input = SilentInput.config()
     return config
 '''
 
@@ -99,9 +120,22 @@ def test_a_process_that_hangs_ends_both(tmp_path, counts):
             jobs.append(stack.enter_context(job))
         ends = [job.end(300) for job in jobs]
     assert [code for code, _ in ends] == [75, 75], ends
-    assert any("error: No step" in report for _, report in ends), ends
+    assert any("error: No batch, step or save" in report for _, report in ends), ends
     assert last_step(tmp_path / "run") >= 10
     counts.add("hang of one of two processes", "exit code 75 of both")
+
+
+@pytest.mark.slow
+@pytest.mark.faults
+@pytest.mark.parametrize("known", [True, False])
+def test_a_first_batch_that_never_comes_ends_the_run(tmp_path, known):
+    """Also if the shapes of its input are only known from a batch."""
+    (tmp_path / "stuck.py").write_text(STUCK)
+    command = ("train", "./stuck.py:silent", *_options(60), "--set=step_timeout_seconds=5", f"--set=known={known}")
+    with Process(tmp_path, *command, "--run-dir=run") as job:
+        code, report = job.end(300)
+    assert code == 75, report
+    assert "in get_next" in report and "error: No batch, step or save" in report
 
 
 @pytest.mark.slow
@@ -136,15 +170,17 @@ def hang():
     time.sleep(100)
 
 watchdog = Watchdog(0.5)
-watchdog.start()
-for _ in range(10):
-    time.sleep(0.1)
-    watchdog.beat()
+with watchdog:
+    for _ in range(10):
+        time.sleep(0.1)
+        watchdog.beat()
+time.sleep(1)
 print("alive", flush=True)
-hang()
+with watchdog:
+    hang()
 """
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (75, "alive\n"), done.stderr
-    assert "in hang" in done.stderr and "error: No step" in done.stderr
+    assert "in hang" in done.stderr and "error: No batch, step or save" in done.stderr
     assert time.monotonic() - started < 30
