@@ -24,12 +24,13 @@ def read_text(path: Path) -> str:
 
 def read_object(path: Path) -> dict[str, Any]:
     """Raises DataError if the file cannot be read or is not a JSON object."""
+    hint = "Correct it, or download it again."
     try:
         config = json.loads(read_text(path))
-    except ValueError as error:
-        raise DataError(f"{path} is not JSON: {error}.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON: {error}.", hint) from None
     if not isinstance(config, dict):
-        raise DataError(f"{path} is a JSON {type(config).__name__}, not an object.")
+        raise DataError(f"{path} is a JSON {type(config).__name__}, not an object.", hint)
     return config
 
 

@@ -159,6 +159,7 @@ class TestSource:
             self.text(tokenizer, str(tmp_path / "missing.jinja"))
         for content, message in (
             ("{", "is not JSON"),
+            ("[" * 100_000, "is not JSON"),
             ("[]", "not an object"),
             ('{"chat_template": 3}', "neither text"),
         ):

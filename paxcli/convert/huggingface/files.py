@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from paxcli.errors import DataError, first_line
+from paxcli.inputs.tokenizer_files import read_object
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -91,20 +92,14 @@ def refuse_pickles(source: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The mapping in a JSON file.
+    """The object in a JSON file.
 
     Raises:
-      DataError: It cannot be read, or is not a mapping.
+      DataError: It is missing, cannot be read, or is not an object.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"{path.parent} has no {path.name}.", "Give a directory of Hugging Face's format.") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} cannot be read: {first_line(error)}.", "Download it again.") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path} is not a mapping of names to values.", "Download it again.")
-    return content
+    if not path.exists():
+        raise DataError(f"{path.parent} has no {path.name}.", "Give a directory of Hugging Face's format.")
+    return read_object(path)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from paxcli.convert.huggingface.files import INDEX, SINGLE, Safetensors, write_safetensors
+from paxcli.convert.huggingface.files import INDEX, SINGLE, Safetensors, read_json, write_safetensors
 from paxcli.errors import DataError
 
 TENSORS = {
@@ -85,3 +85,13 @@ def test_quantized_tensors_are_refused(tmp_path: pathlib.Path):
     write_safetensors(tmp_path, {"a": np.zeros(2, np.int8)}.items(), {"a": 2})
     with pytest.raises(DataError, match="`a` in .* is I8; pax reads F64"):
         Safetensors(tmp_path)
+
+
+def test_a_config_that_is_missing_or_damaged_is_named(tmp_path):
+    with pytest.raises(DataError, match=f"{tmp_path} has no config.json"):
+        read_json(tmp_path / "config.json")
+    for content in ("{", "[" * 100_000, "[1]"):
+        (tmp_path / "config.json").write_text(content)
+        with pytest.raises(DataError, match="config.json is") as caught:
+            read_json(tmp_path / "config.json")
+        assert "download it again" in caught.value.hint
