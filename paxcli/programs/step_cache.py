@@ -5,7 +5,8 @@ second for a small model, several for a large one. An entry of this cache is nam
 its source code (recipe, devices, options, environment), and lists each file of source code that was loaded when the
 step was compiled. It is used without tracing if none of them changed, and after tracing if the program is the same.
 
-Entries are in the directory `steps` of JAX's cache. Both hold machine code: only their owner may write there.
+Entries are in the directory `steps` of JAX's cache. Both hold machine code, and JAX reads an entry with pickle, so an
+entry that another user wrote is not used. A step that is to be passed on is saved without pickle (`executable.py`).
 """
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ class _Entry:
 
 
 def _find_entry(session: Session) -> _Entry | None:
-    """The entry for a session, perhaps still without a program; None if the step is not to be kept."""
+    """The entry for a session, perhaps still without a program; None if no step is to be kept or used."""
     settings = dict(jax.config.values)
     directory = settings["jax_compilation_cache_dir"] or ""
     is_local = settings["jax_enable_compilation_cache"] and directory and "://" not in directory
@@ -177,7 +178,8 @@ def _find_entry(session: Session) -> _Entry | None:
     path = Path(directory) / "steps" / _checksum(json.dumps(depends, sort_keys=True, default=str).encode())
     try:
         with path.open("rb") as file:
-            return _Entry(path, **json.loads(file.readline()))
+            is_own = os.fstat(file.fileno()).st_uid == os.getuid()
+            return _Entry(path, **json.loads(file.readline())) if is_own else None
     except UNREADABLE:
         return _Entry(path)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -46,6 +47,11 @@ def test_a_start_uses_the_step_of_an_earlier_one_if_nothing_changed(pax, tmp_pat
     entry.write_bytes(json.dumps(older).encode() + b"\n" + executable)
     assert train("source_changed") == (losses, True, False), "the program is still the same"
     assert train("source_unchanged") == (losses, False, False)
+
+    if os.getuid() == 0:
+        os.chown(entry, 1, -1)
+        assert train("foreign") == (losses, True, True), "an entry of another user is not used"
+        os.chown(entry, 0, -1)
 
     entry.write_bytes(entry.read_bytes()[:-1000])
     assert train("damaged") == (losses, True, True)
