@@ -17,7 +17,7 @@ from paxcli.profiling.runner import require_profile_device
 from paxcli.profiling.steps import StepTracer
 from paxcli.profiling.xla_log import XlaLog
 from paxcli.programs.hlo import read_fingerprint
-from paxcli.programs.step_cache import cache_hits
+from paxcli.programs.program_cache import cache_hits
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session

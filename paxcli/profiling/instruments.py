@@ -68,7 +68,7 @@ class Instrumentation:
         from paxcli.profiling.runner import require_profile_device
         from paxcli.profiling.steps import StepTracer, parse_steps
         from paxcli.programs.executable import Precompiled
-        from paxcli.programs.step_cache import prepare_step
+        from paxcli.programs.program_cache import KeptPrograms
 
         if self.auto_pgle or self.expect_pgle:
             require_profile_device(config)  # elsewhere JAX would recompile for nothing
@@ -77,4 +77,4 @@ class Instrumentation:
             return Precompiled(Path(self.compiled))
         last = config.task.train.num_train_steps
         steps = parse_steps(self.profile_steps, last) if self.profile_steps else None
-        return StepTracer(run_dir.profile, steps, prepare_step if self.reuse_step else None)
+        return StepTracer(run_dir.profile, steps, KeptPrograms() if self.reuse_step else None)

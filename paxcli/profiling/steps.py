@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 
 import jax
 from etils import epath
@@ -15,8 +14,7 @@ from paxcli.log import log
 from paxcli.metrics.meter import peak_memory_bytes
 from paxcli.profiling.summary import HLO_FILE, MEMORY_FILE
 from paxcli.profiling.trace import TRACES, find_trace
-from paxcli.training.instrument import Instrument, PrepareStep
-from paxcli.training.session import Session
+from paxcli.training.instrument import Instrument, Programs
 from paxcli.training.step import TrainStep
 
 REQUEST = "request"  # a file with this name in `profile/` requests a trace
@@ -49,24 +47,18 @@ class StepTracer(Instrument):
     Args:
       profile_dir: `RUN_DIR/profile`.
       steps: Steps to trace; None = only on request.
-      prepare_step: Lowers the step, and returns what compiles it; None = as every `Instrument` does.
+      programs: Compiles the step; None = as every `Instrument` does.
     """
 
-    def __init__(self, profile_dir: epath.Path, steps: range | None = None, prepare_step: PrepareStep | None = None):
+    def __init__(self, profile_dir: epath.Path, steps: range | None = None, programs: Programs | None = None):
         self._directory = profile_dir
-        self._prepare_step = prepare_step
+        self.programs = programs or self.programs
         self._steps = steps or range(0)
         self._last = 0
         self._program: jax.stages.Compiled | None = None
         self._checked_at = 0.0
         self._tracing = False
         self._dispatched: dict[str, jax.Array] = {}
-
-    def prepare(self, session: Session) -> Callable[[], TrainStep]:
-        if self._prepare_step is None:
-            return super().prepare(session)
-        compile_step = self._prepare_step(session)
-        return lambda: self.wrap_step(compile_step())
 
     def wrap_step(self, program: jax.stages.Compiled) -> TrainStep:
         self._program = program

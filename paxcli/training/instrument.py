@@ -8,10 +8,8 @@ from typing import Any
 import jax
 
 from paxcli.training.session import Session
+from paxcli.training.state import TrainState
 from paxcli.training.step import TrainStep, make_train_step
-
-PrepareStep = Callable[[Session], Callable[[], jax.stages.Compiled]]
-"""Lowers the train step of a session. The function that it returns compiles it, and may be called in another thread."""
 
 
 def step_of(session: Session) -> jax.stages.Wrapped:
@@ -19,19 +17,39 @@ def step_of(session: Session) -> jax.stages.Wrapped:
     return make_train_step(session.experiment.task, session.abstract, session.compiler_options)
 
 
+class Programs:
+    """Compiles the programs of a run. A subclass may have them from an earlier run."""
+
+    def prepare_step(self, session: Session, options: dict[str, Any]) -> Callable[[], jax.stages.Compiled]:
+        """Lowers the train step. The function that it returns compiles it, and may be called in another thread.
+
+        Args:
+          session: The run's.
+          options: Compiler options that override those of the step, name → value.
+        """
+        lowered = step_of(session).lower(session.abstract, session.batch)
+        return lambda: lowered.compile(compiler_options=options or None)
+
+    def new_state(self, session: Session) -> TrainState:
+        """A new training state."""
+        return session.new_state()
+
+
 class Instrument:
     """Compiles the train step ahead of time and observes nothing. Subclasses trace, profile, or load a compiled step.
 
     Attributes:
       options: Compiler options that override those of the step, name → value.
+      programs: Compiles the step.
     """
 
     options: dict[str, Any] = {}
+    programs: Programs = Programs()
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
         """Lowers the step. The function that it returns compiles it, and may be called in another thread."""
-        lowered = step_of(session).lower(session.abstract, session.batch)
-        return lambda: self.wrap_step(lowered.compile(compiler_options=self.options or None))
+        compile_step = self.programs.prepare_step(session, self.options)
+        return lambda: self.wrap_step(compile_step())
 
     def wrap_step(self, program: jax.stages.Compiled) -> TrainStep:
         """Receives the compiled step; returns the function to call as the step."""

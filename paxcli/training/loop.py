@@ -110,7 +110,7 @@ class TrainingRun:
             self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
             self._restore_positions(positions, self.store.recipe(step))
             return state
-        state = self.session.new_state()
+        state = self.instrument.programs.new_state(self.session)
         if warm_start is not None:
             state, report = _load_warm_start(state, warm_start, self.task)
             self.report.message(report.text())

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fiddle as fdl
+import flax.linen as nn
+import numpy as np
 from jax.sharding import Mesh
 
 from paxcli.errors import ConfigError, MeshError
@@ -18,7 +20,7 @@ from paxcli.mesh.sharding import global_spec, infeed_shard, use_mesh
 from paxcli.metrics.peaks import peak_flops
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
-from paxcli.training.state import TrainState, abstract_state, create_state
+from paxcli.training.state import TrainState, abstract_state, jit_init
 from paxcli.training.validate import validate
 from paxcli.training.watchdog import Watchdog
 
@@ -45,10 +47,15 @@ class Session:
     abstract: TrainState
     init_fn: Callable[[Any], TrainState]
 
-    def new_state(self) -> TrainState:
-        """A new training state, each array created on the devices that hold it."""
-        # A run has drawn the seed if it was None; profiling needs no certain one.
-        return create_state(self.init_fn, self.abstract, self.experiment.task.train.random_seed or 0)
+    @property
+    def seed(self) -> np.uint32:
+        """The run's seed. A run has drawn it if it was None; profiling needs no certain one."""
+        return np.uint32(self.experiment.task.train.random_seed or 0)
+
+    def new_state(self, init: Callable[[np.uint32], TrainState] | None = None) -> TrainState:
+        """A new training state, created by `init`, the compiled `jit_init`; None = compile it."""
+        init = init or jit_init(self.init_fn, self.abstract)
+        return nn.meta.unbox(init(self.seed))
 
     @property
     def compiler_options(self) -> Options:

@@ -106,18 +106,17 @@ def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) 
     return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), state, shardings), init_fn
 
 
-def create_state(init_fn: Callable[[Any], TrainState], abstract: TrainState, seed: int) -> TrainState:
-    """A new state, each array created on the devices that hold it.
+def jit_init(init_fn: Callable[[Any], TrainState], abstract: TrainState) -> jax.stages.Wrapped:
+    """The jitted function of a seed that creates each array of the state on the devices that hold it.
 
     Args:
       init_fn: From `abstract_state`, for which JAX has traced it already.
       abstract: From `abstract_state`.
-      seed: The run's.
     """
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     # Runs once, so on a CPU more optimization takes longer than it saves.
     options = {"xla_backend_optimization_level": 1} if current_device().platform == "cpu" else None
-    return nn.meta.unbox(jax.jit(init_fn, out_shardings=shardings, compiler_options=options)(np.uint32(seed)))
+    return jax.jit(init_fn, out_shardings=shardings, compiler_options=options)
 
 
 def bytes_per_device(tree: Any) -> int:

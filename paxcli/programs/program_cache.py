@@ -1,12 +1,13 @@
-"""Starts a run with the compiled step of an earlier one: neither traces nor compiles it.
+"""Starts a run with the compiled programs of an earlier one: neither traces nor compiles them.
 
-JAX's compilation cache is keyed by the lowered program, so a start still traces and lowers the step: a third of a
-second for a small model, several for a large one. An entry of this cache is named for all that a step depends on but
-its source code (recipe, devices, options, environment), and lists each file of source code that was loaded when the
-step was compiled. It is used without tracing if none of them changed, and after tracing if the program is the same.
+They are the train step and the program that creates the state. JAX's compilation cache is keyed by the lowered program,
+so a start still traces and lowers it: half a second for a small model, several for a large one. An entry of this
+cache is named for all that a program depends on but its source code (recipe, devices, options, environment), and lists
+each file of source code that was loaded when it was compiled. It is used without tracing if none of them changed,
+and after tracing if the lowered program is the same.
 
-Entries are in the directory `steps` of JAX's cache. Both hold machine code, and JAX reads an entry with pickle, so an
-entry that another user wrote is not used. A step that is to be passed on is saved without pickle (`executable.py`).
+Entries are in the directory `programs` of JAX's cache. Both hold machine code, and JAX reads an entry with pickle, so
+one that another user wrote is not used. A step that others are to use is saved without pickle (`executable.py`).
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from paxcli.config.index import package_directories
 from paxcli.errors import first_line
 from paxcli.log import log
 from paxcli.programs.executable import UNREADABLE, list_dependencies
-from paxcli.training.instrument import step_of
+from paxcli.training.instrument import Programs, step_of
 from paxcli.training.session import Session
+from paxcli.training.state import TrainState, jit_init
 
 _INSTALLED = str(Path(jax.__file__).parents[1])  # the time of this directory changes when a package is installed
 _MOST_BYTES = 2**30  # of all entries together
@@ -43,39 +45,71 @@ _ENVIRONMENT = ("CUDA_", "FLAX_", "JAX_", "LIBTPU_", "NVIDIA_", "TPU_", "XLA_")
 _PROCESSOR = ("model name", "flags", "Features")  # lines of /proc/cpuinfo
 
 
-def prepare_step(session: Session) -> Callable[[], jax.stages.Compiled]:
-    """Finds the train step in the cache, or lowers it. What this returns loads or compiles it, in any thread.
+class KeptPrograms(Programs):
+    """Has programs from the cache, and compiles those that it lacks.
 
-    Without a local cache, with several processes, or with code that is not of an installed package, it is compiled.
+    Without a local cache, with several processes, or with code that is not of an installed package, all are compiled.
     """
-    entry = _find_entry(session)
+
+    def prepare_step(self, session: Session, options: dict[str, Any]) -> Callable[[], jax.stages.Compiled]:
+        arguments = (session.abstract, session.batch)
+        return _prepare(session, _Program("step", lambda: step_of(session).lower(*arguments), arguments, options))
+
+    def new_state(self, session: Session) -> TrainState:
+        def lower() -> jax.stages.Lowered:
+            return jit_init(session.init_fn, session.abstract).lower(session.seed)
+
+        return session.new_state(_prepare(session, _Program("state", lower, (session.seed,), {}))())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """A program of a session.
+
+    Attributes:
+      name: Which one.
+      lower: Lowers it.
+      arguments: Its arguments, or their shapes.
+      options: Compiler options that override its own.
+    """
+
+    name: str
+    lower: Callable[[], jax.stages.Lowered]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
+def _prepare(session: Session, program: _Program) -> Callable[[], jax.stages.Compiled]:
+    """Finds the program in the cache, or lowers it. What this returns loads or compiles it, in any thread."""
+    entry = _find_entry(session, program)
     if entry is not None and entry.files and entry.files == _stat(entry.files):
-        return lambda: entry.load(session) or _compile_in_thread(session, _Entry(entry.path))
-    return _lower(session, entry)
+        return lambda: entry.load(session, program) or _compile_in_thread(session, program, _Entry(entry.path))
+    return _lower(session, program, entry)
 
 
-def _compile_in_thread(session: Session, entry: _Entry) -> jax.stages.Compiled:
+def _compile_in_thread(session: Session, program: _Program, entry: _Entry) -> jax.stages.Compiled:
     with session.active():
-        return _lower(session, entry)()
+        return _lower(session, program, entry)()
 
 
-def _lower(session: Session, entry: _Entry | None) -> Callable[[], jax.stages.Compiled]:
-    lowered = step_of(session).lower(session.abstract, session.batch)
+def _lower(session: Session, program: _Program, entry: _Entry | None) -> Callable[[], jax.stages.Compiled]:
+    lowered = program.lower()
+    options = program.options or None
     if entry is None:
-        return lowered.compile
-    program = _checksum(str(lowered.compiler_ir()).encode())
+        return lambda: lowered.compile(compiler_options=options)
+    checksum = _checksum(str(lowered.compiler_ir()).encode())
 
-    def compile_step() -> jax.stages.Compiled:
-        if program == entry.program and (kept := entry.load(session)):
+    def compile_program() -> jax.stages.Compiled:
+        if checksum == entry.lowered and (kept := entry.load(session, program)):
             entry.save(entry.read())
             return kept
         with cache_hits() as hits:
-            compiled = lowered.compile()
+            compiled = lowered.compile(compiler_options=options)
         if not hits:  # XLA cannot serialize a program for a CPU that it has deserialized
-            entry.save_step(program, compiled)
+            entry.save_program(checksum, compiled)
         return compiled
 
-    return compile_step
+    return compile_program
 
 
 @contextlib.contextmanager
@@ -96,51 +130,55 @@ def cache_hits() -> Iterator[list[str]]:
 
 @dataclasses.dataclass
 class _Entry:
-    """A step in the cache: a file of a line that describes it, as JSON, and the executable. Without a program, no file.
+    """A program in the cache: a file of a line that describes it, as JSON, and the executable. At first, no file.
 
     Attributes:
       path: The file.
-      program: Checksum of the lowered program.
+      lowered: Checksum of the lowered program.
       executable: Checksum of the executable.
-      metrics: Names of the step's metrics.
+      metrics: Names of the metrics that it returns after the state; None = it returns the state only.
       files: Time and size of each file that the program may depend on.
     """
 
     path: Path
-    program: str = ""
+    lowered: str = ""
     executable: str = ""
-    metrics: list[str] = dataclasses.field(default_factory=list)
+    metrics: list[str] | None = None
     files: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
     def read(self) -> bytes:
         """The executable."""
         return self.path.read_bytes().partition(b"\n")[2]
 
-    def load(self, session: Session) -> jax.stages.Compiled | None:
-        """The step, ready to run; None if its file is damaged, or not for this machine."""
+    def load(self, session: Session, program: _Program) -> jax.stages.Compiled | None:
+        """The program, ready to run; None if its file is damaged, or not for this machine."""
         try:
             executable = self.read()
             if _checksum(executable) != self.executable:
                 return None
-            arguments = jax.tree.structure(((session.abstract, session.batch), {}))
-            results = jax.tree.structure((session.abstract, dict.fromkeys(self.metrics, 0)))
+            arguments = jax.tree.structure((program.arguments, {}))
+            state = session.abstract
+            results = state if self.metrics is None else (state, dict.fromkeys(self.metrics, 0))
             devices = list(session.mesh.devices.flat)
-            step = deserialize_and_load(executable, arguments, results, devices[0].client, devices)
+            loaded = deserialize_and_load(
+                executable, arguments, jax.tree.structure(results), devices[0].client, devices
+            )
             os.utime(self.path)  # the ones that were not used for longest are removed first
         except UNREADABLE as error:
-            log.warning("The step is compiled again: %s cannot be loaded: %s", self.path, first_line(error))
+            log.warning("A program is compiled again: %s cannot be loaded: %s", self.path, first_line(error))
             return None
-        return step
+        return loaded
 
-    def save_step(self, program: str, compiled: jax.stages.Compiled) -> None:
-        """Saves a step that was just compiled, unless this platform cannot serialize it."""
+    def save_program(self, lowered: str, compiled: jax.stages.Compiled) -> None:
+        """Saves a program that was just compiled, unless this platform cannot serialize it."""
         try:
-            executable, _, results = serialize(compiled)
+            executable, _, tree = serialize(compiled)
         except UNREADABLE as error:
-            log.info("The compiled step is not kept for the next start: %s", first_line(error))
+            log.info("A compiled program is not kept for the next start: %s", first_line(error))
             return
-        _, metrics = jax.tree.unflatten(results, range(results.num_leaves))
-        self.program, self.executable, self.metrics = program, _checksum(executable), sorted(metrics)
+        results = jax.tree.unflatten(tree, range(tree.num_leaves))
+        self.metrics = sorted(results[1]) if isinstance(results, tuple) else None
+        self.lowered, self.executable = lowered, _checksum(executable)
         self.save(executable)
 
     def save(self, executable: bytes) -> None:
@@ -160,22 +198,23 @@ class _Entry:
         temporary.unlink(missing_ok=True)
 
 
-def _find_entry(session: Session) -> _Entry | None:
-    """The entry for a session, perhaps still without a program; None if no step is to be kept or used."""
+def _find_entry(session: Session, program: _Program) -> _Entry | None:
+    """The entry for a program, perhaps still empty; None if none is to be kept or used."""
     settings = dict(jax.config.values)
     directory = settings["jax_compilation_cache_dir"] or ""
     is_local = settings["jax_enable_compilation_cache"] and directory and "://" not in directory
     if not is_local or jax.process_count() > 1 or _module_files() is None:
         return None
     depends = {
-        "step": list_dependencies(session),
+        "program": [program.name, program.options],
+        "session": list_dependencies(session),
         "state": [str(leaf) for leaf in jax.tree.leaves(session.abstract)],
         "settings": settings,
         "environment": {name: os.environ[name] for name in os.environ if name.startswith(_ENVIRONMENT)},
         "software": [sys.version, jaxlib.__version__, session.mesh.devices.flat[0].client.platform_version],
         "processor": _processor(),
     }
-    path = Path(directory) / "steps" / _checksum(json.dumps(depends, sort_keys=True, default=str).encode())
+    path = Path(directory) / "programs" / _checksum(json.dumps(depends, sort_keys=True, default=str).encode())
     try:
         with path.open("rb") as file:
             is_own = os.fstat(file.fileno()).st_uid == os.getuid()

@@ -1,4 +1,4 @@
-"""Steps that `pax train` keeps for its next start."""
+"""Programs that `pax train` keeps for its next start."""
 
 from __future__ import annotations
 
@@ -22,38 +22,47 @@ def own():
 
 
 @pytest.mark.slow
-def test_a_start_uses_the_step_of_an_earlier_one_if_nothing_changed(pax, tmp_path: pathlib.Path) -> None:
+def test_a_start_uses_the_programs_of_an_earlier_one_if_nothing_changed(pax, tmp_path: pathlib.Path) -> None:
     environment = {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"), "JAX_LOG_COMPILES": "1"}
-    kept = tmp_path / "cache" / "steps"
+    kept = tmp_path / "cache" / "programs"
 
     def train(run: str, *sets: str, recipe: str = "tiny", **variables: str) -> tuple[list[float], bool, bool]:
-        """The losses, and whether the step was traced, and compiled or found in JAX's cache."""
+        """The losses, and whether both programs were lowered, and compiled or found in JAX's cache."""
         assigned = [f"--set={one}" for one in (*SMALL, *sets)]
         done = pax("train", recipe, *assigned, "--run-dir", run, env=environment | variables)
         assert done.returncode == 0, done.stderr
         lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
-        traced, compiled = "Finished tracing train_step", "Finished XLA compilation of jit(train_step)"
-        return [json.loads(line)["loss"] for line in lines], traced in done.stderr, compiled in done.stderr
+        done_to = {}
+        for work in ("jaxpr to MLIR module conversion", "XLA compilation of"):
+            names = {name for name in ("train_step", "_create") if f"Finished {work} jit({name})" in done.stderr}
+            assert len(names) in (0, 2), names
+            done_to[work] = bool(names)
+        return [json.loads(line)["loss"] for line in lines], *done_to.values()
 
     losses, *work = train("first")
     assert work == [True, True] and len(losses) == 2, "steps 1 and 3"
-    (entry,) = kept.iterdir()
+    entries = sorted(kept.iterdir())
+    assert len(entries) == 2, "the step, and the program that creates the state"
     assert train("second") == (losses, False, False)
 
-    described, _, executable = entry.read_bytes().partition(b"\n")
-    facts = json.loads(described)
-    assert any(file.endswith("paxcli/layers/matmul.py") for file in facts["files"])
-    older = facts | {"files": {file: [0, 0] for file in facts["files"]}}
-    entry.write_bytes(json.dumps(older).encode() + b"\n" + executable)
-    assert train("source_changed") == (losses, True, False), "the program is still the same"
+    for entry in entries:
+        described, _, executable = entry.read_bytes().partition(b"\n")
+        facts = json.loads(described)
+        assert any(file.endswith("paxcli/layers/matmul.py") for file in facts["files"])
+        older = facts | {"files": {file: [0, 0] for file in facts["files"]}}
+        entry.write_bytes(json.dumps(older).encode() + b"\n" + executable)
+    assert train("source_changed") == (losses, True, False), "the programs are still the same"
     assert train("source_unchanged") == (losses, False, False)
 
     if os.getuid() == 0:
-        os.chown(entry, 1, -1)
-        assert train("foreign") == (losses, True, True), "an entry of another user is not used"
-        os.chown(entry, 0, -1)
+        for entry in entries:
+            os.chown(entry, 1, -1)
+        assert train("foreign") == (losses, True, True), "entries of another user are not used"
+        for entry in entries:
+            os.chown(entry, 0, -1)
 
-    entry.write_bytes(entry.read_bytes()[:-1000])
+    for entry in entries:
+        entry.write_bytes(entry.read_bytes()[:-1000])
     assert train("damaged") == (losses, True, True)
 
     faster, *work = train("faster", "learning_rate=0.5")
