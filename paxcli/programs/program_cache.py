@@ -35,9 +35,8 @@ from paxcli.config.index import package_directories
 from paxcli.errors import first_line
 from paxcli.log import log
 from paxcli.programs.executable import UNREADABLE, list_dependencies
-from paxcli.training.instrument import Programs, step_of
+from paxcli.training.instrument import Programs, ProgramSpec
 from paxcli.training.session import Session
-from paxcli.training.state import TrainState, jit_init
 
 _INSTALLED = str(Path(jax.__file__).parents[1])  # the time of this directory changes when a package is installed
 _MOST_BYTES = 2**30  # of all entries together
@@ -51,52 +50,23 @@ class KeptPrograms(Programs):
     Without a local cache, with several processes, or with code that is not of an installed package, all are compiled.
     """
 
-    def prepare_step(self, session: Session, options: dict[str, Any]) -> Callable[[], jax.stages.Compiled]:
-        arguments = (session.abstract, session.batch)
-        return _prepare(session, _Program("step", lambda: step_of(session).lower(*arguments), arguments, options))
-
-    def new_state(self, session: Session) -> TrainState:
-        def lower() -> jax.stages.Lowered:
-            return jit_init(session.init_fn, session.abstract).lower(session.seed)
-
-        return session.new_state(_prepare(session, _Program("state", lower, (session.seed,), {}))())
-
-
-@dataclasses.dataclass(frozen=True)
-class _Program:
-    """A program of a session.
-
-    Attributes:
-      name: Which one.
-      lower: Lowers it.
-      arguments: Its arguments, or their shapes.
-      options: Compiler options that override its own.
-    """
-
-    name: str
-    lower: Callable[[], jax.stages.Lowered]
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
+    def prepare(self, session: Session, program: ProgramSpec) -> Callable[[], jax.stages.Compiled]:
+        """Finds the program in the cache, or lowers it. What this returns loads or compiles it, in any thread."""
+        entry = _find_entry(session, program)
+        if entry is None:
+            return super().prepare(session, program)
+        if entry.files and entry.files == _stat(entry.files):
+            return lambda: entry.load(session, program) or _compile_in_thread(session, program, _Entry(entry.path))
+        return _lower(session, program, entry)
 
 
-def _prepare(session: Session, program: _Program) -> Callable[[], jax.stages.Compiled]:
-    """Finds the program in the cache, or lowers it. What this returns loads or compiles it, in any thread."""
-    entry = _find_entry(session, program)
-    if entry is not None and entry.files and entry.files == _stat(entry.files):
-        return lambda: entry.load(session, program) or _compile_in_thread(session, program, _Entry(entry.path))
-    return _lower(session, program, entry)
-
-
-def _compile_in_thread(session: Session, program: _Program, entry: _Entry) -> jax.stages.Compiled:
+def _compile_in_thread(session: Session, program: ProgramSpec, entry: _Entry) -> jax.stages.Compiled:
     with session.active():
         return _lower(session, program, entry)()
 
 
-def _lower(session: Session, program: _Program, entry: _Entry | None) -> Callable[[], jax.stages.Compiled]:
+def _lower(session: Session, program: ProgramSpec, entry: _Entry) -> Callable[[], jax.stages.Compiled]:
     lowered = program.lower()
-    options = program.options or None
-    if entry is None:
-        return lambda: lowered.compile(compiler_options=options)
     checksum = _checksum(str(lowered.compiler_ir()).encode())
 
     def compile_program() -> jax.stages.Compiled:
@@ -104,7 +74,7 @@ def _lower(session: Session, program: _Program, entry: _Entry | None) -> Callabl
             entry.save(entry.read())
             return kept
         with cache_hits() as hits:
-            compiled = lowered.compile(compiler_options=options)
+            compiled = lowered.compile(compiler_options=program.options or None)
         if not hits:  # XLA cannot serialize a program for a CPU that it has deserialized
             entry.save_program(checksum, compiled)
         return compiled
@@ -150,7 +120,7 @@ class _Entry:
         """The executable."""
         return self.path.read_bytes().partition(b"\n")[2]
 
-    def load(self, session: Session, program: _Program) -> jax.stages.Compiled | None:
+    def load(self, session: Session, program: ProgramSpec) -> jax.stages.Compiled | None:
         """The program, ready to run; None if its file is damaged, or not for this machine."""
         try:
             executable = self.read()
@@ -198,7 +168,7 @@ class _Entry:
         temporary.unlink(missing_ok=True)
 
 
-def _find_entry(session: Session, program: _Program) -> _Entry | None:
+def _find_entry(session: Session, program: ProgramSpec) -> _Entry | None:
     """The entry for a program, perhaps still empty; None if none is to be kept or used."""
     settings = dict(jax.config.values)
     directory = settings["jax_compilation_cache_dir"] or ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,22 +18,43 @@ def step_of(session: Session) -> jax.stages.Wrapped:
     return make_train_step(session.experiment.task, session.abstract, session.compiler_options)
 
 
+@dataclasses.dataclass(frozen=True)
+class ProgramSpec:
+    """A program of a run, before it is compiled.
+
+    Attributes:
+      name: Which one.
+      lower: Lowers it.
+      arguments: Its arguments, or their shapes.
+      options: Compiler options that override its own, name → value.
+    """
+
+    name: str
+    lower: Callable[[], jax.stages.Lowered]
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+
+
 class Programs:
     """Compiles the programs of a run. A subclass may have them from an earlier run."""
 
-    def prepare_step(self, session: Session, options: dict[str, Any]) -> Callable[[], jax.stages.Compiled]:
-        """Lowers the train step. The function that it returns compiles it, and may be called in another thread.
+    def prepare(self, session: Session, program: ProgramSpec) -> Callable[[], jax.stages.Compiled]:
+        """Lowers a program. The function that it returns compiles it, and may be called in another thread."""
+        lowered = program.lower()
+        return lambda: lowered.compile(compiler_options=program.options or None)
 
-        Args:
-          session: The run's.
-          options: Compiler options that override those of the step, name → value.
-        """
-        lowered = step_of(session).lower(session.abstract, session.batch)
-        return lambda: lowered.compile(compiler_options=options or None)
+    def prepare_step(self, session: Session, options: dict[str, Any]) -> Callable[[], jax.stages.Compiled]:
+        """`prepare` of the train step, with compiler options that override its own."""
+        arguments = (session.abstract, session.batch)
+        return self.prepare(
+            session, ProgramSpec("step", lambda: step_of(session).lower(*arguments), arguments, options)
+        )
 
     def new_state(self, session: Session) -> TrainState:
         """A new training state."""
-        return session.new_state()
+        arguments = (session.seed,)
+        init = ProgramSpec("state", lambda: session.jit_init().lower(*arguments), arguments, {})
+        return session.new_state(self.prepare(session, init)())
 
 
 class Instrument:

@@ -9,6 +9,7 @@ from typing import Any
 
 import fiddle as fdl
 import flax.linen as nn
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -52,10 +53,13 @@ class Session:
         """The run's seed. A run has drawn it if it was None; profiling needs no certain one."""
         return np.uint32(self.experiment.task.train.random_seed or 0)
 
+    def jit_init(self) -> jax.stages.Wrapped:
+        """The jitted function of the seed that creates the training state, its parameters in boxes."""
+        return jit_init(self.init_fn, self.abstract)
+
     def new_state(self, init: Callable[[np.uint32], TrainState] | None = None) -> TrainState:
         """A new training state, created by `init`, the compiled `jit_init`; None = compile it."""
-        init = init or jit_init(self.init_fn, self.abstract)
-        return nn.meta.unbox(init(self.seed))
+        return nn.meta.unbox((init or self.jit_init())(self.seed))
 
     @property
     def compiler_options(self) -> Options:
