@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import fiddle as fdl
-import jax
 
 from paxcli.errors import DataError
 from paxcli.log import log
@@ -19,6 +18,7 @@ from paxcli.profiling.xla_log import XlaLog
 from paxcli.programs.hlo import read_fingerprint
 from paxcli.programs.program_cache import cache_hits
 from paxcli.training.experiment import Experiment
+from paxcli.training.instrument import CompiledProgram
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session
 from paxcli.training.step import TrainStep
@@ -42,7 +42,7 @@ class ProfileGuided(StepTracer):
         compiled = super().prepare(session)
         return lambda: compile_with_costs(self._costs, self._xla_log, compiled)
 
-    def wrap_step(self, program: jax.stages.Compiled) -> TrainStep:
+    def wrap_step(self, program: CompiledProgram) -> TrainStep:
         require_same_program(program.as_text() or "", self._costs)
         return super().wrap_step(program)
 

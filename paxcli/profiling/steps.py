@@ -14,7 +14,7 @@ from paxcli.log import log
 from paxcli.metrics.meter import peak_memory_bytes
 from paxcli.profiling.summary import HLO_FILE, MEMORY_FILE
 from paxcli.profiling.trace import TRACES, find_trace
-from paxcli.training.instrument import Instrument, Programs
+from paxcli.training.instrument import CompiledProgram, Instrument, Programs
 from paxcli.training.step import TrainStep
 
 REQUEST = "request"  # a file with this name in `profile/` requests a trace
@@ -55,12 +55,12 @@ class StepTracer(Instrument):
         self.programs = programs or self.programs
         self._steps = steps or range(0)
         self._last = 0
-        self._program: jax.stages.Compiled | None = None
+        self._program: CompiledProgram | None = None
         self._checked_at = 0.0
         self._tracing = False
         self._dispatched: dict[str, jax.Array] = {}
 
-    def wrap_step(self, program: jax.stages.Compiled) -> TrainStep:
+    def wrap_step(self, program: CompiledProgram) -> TrainStep:
         self._program = program
         return program
 
@@ -107,7 +107,7 @@ def start_trace(directory: epath.Path) -> None:
     jax.profiler.start_trace(str(directory), profiler_options=options)
 
 
-def stop_trace(directory: epath.Path, program: jax.stages.Compiled | None) -> epath.Path:
+def stop_trace(directory: epath.Path, program: CompiledProgram | None) -> epath.Path:
     """Stops the trace, writes what a summary needs of the program beside it, and returns the trace's directory."""
     while (directory / TRACES / time.strftime("%Y_%m_%d_%H_%M_%S")).exists():
         time.sleep(0.05)  # JAX names a trace after the second in which it ends, and overwrites one with the same name

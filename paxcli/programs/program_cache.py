@@ -6,8 +6,8 @@ cache is named for all that a program depends on but its source code (recipe, de
 each file of source code that was loaded when it was compiled. It is used without tracing if none of them changed,
 and after tracing if the lowered program is the same.
 
-Entries are in the directory `programs` of JAX's cache. Both hold machine code, and JAX reads an entry with pickle, so
-one that another user wrote is not used. A step that others are to use is saved without pickle (`executable.py`).
+Entries are in the directory `programs` of JAX's cache. Both hold machine code, so an entry that another user wrote is
+not used.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from typing import Any
 import jax
 import jaxlib
 from jax import monitoring
-from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import paxcli
 from paxcli.config.index import package_directories
-from paxcli.errors import first_line
+from paxcli.errors import ConfigError, first_line
 from paxcli.log import log
 from paxcli.programs.executable import UNREADABLE, list_dependencies
-from paxcli.training.instrument import Programs, ProgramSpec
+from paxcli.programs.serialization import LoadedProgram, SerializedProgram
+from paxcli.training.instrument import CompiledProgram, Programs, ProgramSpec
 from paxcli.training.session import Session
 
 _INSTALLED = str(Path(jax.__file__).parents[1])  # the time of this directory changes when a package is installed
@@ -50,27 +50,27 @@ class KeptPrograms(Programs):
     Without a local cache, with several processes, or with code that is not of an installed package, all are compiled.
     """
 
-    def prepare(self, session: Session, program: ProgramSpec) -> Callable[[], jax.stages.Compiled]:
+    def prepare(self, session: Session, program: ProgramSpec) -> Callable[[], CompiledProgram]:
         """Finds the program in the cache, or lowers it. What this returns loads or compiles it, in any thread."""
         entry = _find_entry(session, program)
         if entry is None:
             return super().prepare(session, program)
         if entry.files and entry.files == _stat(entry.files):
-            return lambda: entry.load(session, program) or _compile_in_thread(session, program, _Entry(entry.path))
+            return lambda: entry.load(session) or _compile_in_thread(session, program, _Entry(entry.path))
         return _lower(session, program, entry)
 
 
-def _compile_in_thread(session: Session, program: ProgramSpec, entry: _Entry) -> jax.stages.Compiled:
+def _compile_in_thread(session: Session, program: ProgramSpec, entry: _Entry) -> CompiledProgram:
     with session.active():
         return _lower(session, program, entry)()
 
 
-def _lower(session: Session, program: ProgramSpec, entry: _Entry) -> Callable[[], jax.stages.Compiled]:
+def _lower(session: Session, program: ProgramSpec, entry: _Entry) -> Callable[[], CompiledProgram]:
     lowered = program.lower()
     checksum = _checksum(str(lowered.compiler_ir()).encode())
 
-    def compile_program() -> jax.stages.Compiled:
-        if checksum == entry.lowered and (kept := entry.load(session, program)):
+    def compile_program() -> CompiledProgram:
+        if checksum == entry.lowered and (kept := entry.load(session)):
             entry.save(entry.read())
             return kept
         with cache_hits() as hits:
@@ -105,34 +105,24 @@ class _Entry:
     Attributes:
       path: The file.
       lowered: Checksum of the lowered program.
-      executable: Checksum of the executable.
-      metrics: Names of the metrics that it returns after the state; None = it returns the state only.
+      facts: Of the `SerializedProgram`.
       files: Time and size of each file that the program may depend on.
     """
 
     path: Path
     lowered: str = ""
-    executable: str = ""
-    metrics: list[str] | None = None
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     files: dict[str, list[int]] = dataclasses.field(default_factory=dict)
 
     def read(self) -> bytes:
         """The executable."""
         return self.path.read_bytes().partition(b"\n")[2]
 
-    def load(self, session: Session, program: ProgramSpec) -> jax.stages.Compiled | None:
+    def load(self, session: Session) -> LoadedProgram | None:
         """The program, ready to run; None if its file is damaged, or not for this machine."""
         try:
-            executable = self.read()
-            if _checksum(executable) != self.executable:
-                return None
-            arguments = jax.tree.structure((program.arguments, {}))
-            state = session.abstract
-            results = state if self.metrics is None else (state, dict.fromkeys(self.metrics, 0))
-            devices = list(session.mesh.devices.flat)
-            loaded = deserialize_and_load(
-                executable, arguments, jax.tree.structure(results), devices[0].client, devices
-            )
+            program = SerializedProgram.from_facts(self.facts, self.read())
+            loaded = program.load(session) if program else None
             os.utime(self.path)  # the ones that were not used for longest are removed first
         except UNREADABLE as error:
             log.warning("A program is compiled again: %s cannot be loaded: %s", self.path, first_line(error))
@@ -140,16 +130,14 @@ class _Entry:
         return loaded
 
     def save_program(self, lowered: str, compiled: jax.stages.Compiled) -> None:
-        """Saves a program that was just compiled, unless this platform cannot serialize it."""
+        """Saves a program that was just compiled, unless it cannot be serialized."""
         try:
-            executable, _, tree = serialize(compiled)
-        except UNREADABLE as error:
-            log.info("A compiled program is not kept for the next start: %s", first_line(error))
+            program = SerializedProgram.of(compiled)
+        except ConfigError as error:
+            log.info("A compiled program is not kept for the next start: %s", error.message)
             return
-        results = jax.tree.unflatten(tree, range(tree.num_leaves))
-        self.metrics = sorted(results[1]) if isinstance(results, tuple) else None
-        self.lowered, self.executable = lowered, _checksum(executable)
-        self.save(executable)
+        self.lowered, self.facts = lowered, program.facts
+        self.save(program.executable)
 
     def save(self, executable: bytes) -> None:
         """Saves the executable, with the files of the modules that are loaded now, and all of pax."""
@@ -173,7 +161,8 @@ def _find_entry(session: Session, program: ProgramSpec) -> _Entry | None:
     settings = dict(jax.config.values)
     directory = settings["jax_compilation_cache_dir"] or ""
     is_local = settings["jax_enable_compilation_cache"] and directory and "://" not in directory
-    if not is_local or jax.process_count() > 1 or _module_files() is None:
+    checks_results = settings["jax_debug_nans"] or settings["jax_debug_infs"]  # only JAX's own programs do
+    if not is_local or checks_results or jax.process_count() > 1 or _module_files() is None:
         return None
     depends = {
         "program": [program.name, program.options],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -18,6 +18,18 @@ def step_of(session: Session) -> jax.stages.Wrapped:
     return make_train_step(session.experiment.task, session.abstract, session.compiler_options)
 
 
+class CompiledProgram(Protocol):
+    """A program that is ready to run, as `jax.stages.Compiled` is."""
+
+    def __call__(self, *arguments: Any) -> Any: ...
+
+    def as_text(self) -> str | None:
+        """The program after XLA's optimizations."""
+
+    def memory_analysis(self) -> Any:
+        """Bytes of arguments, results and temporary arrays on a device."""
+
+
 @dataclasses.dataclass(frozen=True)
 class ProgramSpec:
     """A program of a run, before it is compiled.
@@ -25,35 +37,30 @@ class ProgramSpec:
     Attributes:
       name: Which one.
       lower: Lowers it.
-      arguments: Its arguments, or their shapes.
       options: Compiler options that override its own, name → value.
     """
 
     name: str
     lower: Callable[[], jax.stages.Lowered]
-    arguments: tuple[Any, ...]
     options: dict[str, Any]
 
 
 class Programs:
     """Compiles the programs of a run. A subclass may have them from an earlier run."""
 
-    def prepare(self, session: Session, program: ProgramSpec) -> Callable[[], jax.stages.Compiled]:
+    def prepare(self, session: Session, program: ProgramSpec) -> Callable[[], CompiledProgram]:
         """Lowers a program. The function that it returns compiles it, and may be called in another thread."""
         lowered = program.lower()
         return lambda: lowered.compile(compiler_options=program.options or None)
 
-    def prepare_step(self, session: Session, options: dict[str, Any]) -> Callable[[], jax.stages.Compiled]:
+    def prepare_step(self, session: Session, options: dict[str, Any]) -> Callable[[], CompiledProgram]:
         """`prepare` of the train step, with compiler options that override its own."""
-        arguments = (session.abstract, session.batch)
-        return self.prepare(
-            session, ProgramSpec("step", lambda: step_of(session).lower(*arguments), arguments, options)
-        )
+        step = ProgramSpec("step", lambda: step_of(session).lower(session.abstract, session.batch), options)
+        return self.prepare(session, step)
 
     def new_state(self, session: Session) -> TrainState:
         """A new training state."""
-        arguments = (session.seed,)
-        init = ProgramSpec("state", lambda: session.jit_init().lower(*arguments), arguments, {})
+        init = ProgramSpec("state", lambda: session.jit_init().lower(session.seed), {})
         return session.new_state(self.prepare(session, init)())
 
 
@@ -73,7 +80,7 @@ class Instrument:
         compile_step = self.programs.prepare_step(session, self.options)
         return lambda: self.wrap_step(compile_step())
 
-    def wrap_step(self, program: jax.stages.Compiled) -> TrainStep:
+    def wrap_step(self, program: CompiledProgram) -> TrainStep:
         """Receives the compiled step; returns the function to call as the step."""
         return program
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import zipfile
 
+import jax
 import pytest
 
-from paxcli.errors import DataError
+from paxcli.errors import ConfigError, DataError
 from paxcli.programs.executable import load_executable
+from paxcli.programs.serialization import SerializedProgram
 
 TRAINED = ("--set", "train_input=SyntheticInput", "--set", "num_layers=1", "--set", "num_train_steps=3")
 TRAINED += ("--set", "eval_inputs=[]", "--set", "train_input.input_random_seed=7")
@@ -33,6 +35,18 @@ def test_a_saved_step_trains_like_one_compiled_in_the_run(pax, tmp_path) -> None
     assert "task.train.learner.learning_rate: 0.01 → 0.5" in other.stderr
 
     _check_damaged_files(tmp_path / "step.pax")
+
+
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_program_that_calls_python_is_refused(ordered: bool) -> None:
+    """XLA would serialize it, and running what it loads from that would crash the process."""
+
+    def step(x: jax.Array) -> jax.Array:
+        jax.debug.print("{}", x, ordered=ordered)
+        return x + 1
+
+    with pytest.raises(ConfigError, match="that calls Python, as `jax.debug.print` does, cannot be saved"):
+        SerializedProgram.of(jax.jit(step).lower(1.0).compile())
 
 
 def _check_damaged_files(path) -> None:
