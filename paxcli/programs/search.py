@@ -28,8 +28,8 @@ from paxcli.programs.ahead_of_time import compile_ahead
 from paxcli.programs.chips import find_chip
 from paxcli.programs.estimate import MeshCosts, Work, count_work, measure_mesh
 from paxcli.programs.topologies import CompileTarget
-from paxcli.training.experiment import Experiment, global_batch_size
-from paxcli.training.session import open_session
+from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
+from paxcli.training.session import Session, open_session
 
 _BATCH, _MESH = "task.train.percore_batch_size", "mesh.ici_mesh_shape"
 _QKV = ("query", "key", "value")
@@ -151,19 +151,23 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
     """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
     fp8_speed = find_chip(target).fp8_speed  # raises without a prediction, before any device starts
     meshes: list[tuple[Changes, MeshCosts]] = []
+    session_of: dict[int, Session] = {}
     for mesh in ({}, *_meshes(config, target)):
         try:
             with open_session(_with(config, mesh), target.devices()) as session:
-                meshes.append((mesh, measure_mesh(session, target)))
+                costs = measure_mesh(session, target)
         except ConfigError:
             if not mesh:
                 raise
+        else:
+            meshes.append((mesh, costs))
+            session_of.setdefault(costs.num_stages, session)
     devices = target.devices_per_slice * target.num_slices
     rows = global_batch_size(config, devices) / devices
     others = {factor: factor * rows for factor in _ROWS if factor != 1 and factor * rows * devices >= 1}
     batches = [(factor, {_BATCH: int(one) if one.is_integer() else one}) for factor, one in others.items()]
     found: list[_Candidate] = []
-    works_of = _works(config, target, meshes, fp8_speed)
+    works_of = _works(session_of, fp8_speed)
     for (mesh, costs), (factor, batch) in itertools.product(meshes, ((1.0, {}), *batches)):
         works = works_of[costs.num_stages]
         with contextlib.suppress(ConfigError):  # the batch does not divide into a pipeline's microbatches
@@ -172,29 +176,35 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
     return found
 
 
-def _works(
-    config: fdl.Config[Experiment], target: CompileTarget, meshes: list[tuple[Changes, MeshCosts]], fp8_speed: float
-) -> dict[int, list[tuple[Changes, Work]]]:
+def _works(session_of: dict[int, Session], fp8_speed: float) -> dict[int, list[tuple[Changes, Work]]]:
     """By the number of pipeline stages: the work of all remat policies that differ in it.
 
     It is counted for the two largest numbers of stages, which have the fewest unrolled layers to trace. Between numbers
     of stages it differs by the inputs of stages that are saved.
+
+    Args:
+      session_of: A session for each number of stages.
+      fp8_speed: Of matmuls, over that of the compute dtype.
     """
-    mesh_of = {costs.num_stages: mesh for mesh, costs in reversed(meshes)}
-    counts = sorted(mesh_of)[-2:]
+    counts = sorted(session_of)[-2:]
     counted: list[tuple[Changes, list[Work]]] = []
-    for policy in ({}, *_policies(config)):
-        works = []
-        for stages in counts:
-            with open_session(_with(config, mesh_of[stages] | policy), target.devices()) as session:
-                works.append(count_work(session, fp8_speed))
+    for policy in ({}, *_policies(session_of[counts[0]].config)):
+        works = [_count_with(policy, session_of[stages], fp8_speed) for stages in counts]
         if all(works != others for _, others in counted):
             counted.append((policy, works))
     few, more = counts[0], max(counts[-1] - counts[0], 1)
     return {
         stages: [(policy, works[0].toward(works[-1], (stages - few) / more)) for policy, works in counted]
-        for stages in mesh_of
+        for stages in session_of
     }
+
+
+def _count_with(policy: Changes, session: Session, fp8_speed: float) -> Work:
+    """The work with another remat policy, which does not change the state: only the step is traced again."""
+    config = with_derived_sizes(_with(session.config, policy), session.mesh.size)
+    experiment = dataclasses.replace(session.experiment, task=fdl.build(config.task))
+    with session.active():
+        return count_work(dataclasses.replace(session, experiment=experiment), fp8_speed)
 
 
 def _with(config: fdl.Config[Experiment], settings: Changes) -> fdl.Config[Experiment]:

@@ -60,14 +60,14 @@ class SerializedProgram:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What has to be saved beside the executable, with a checksum of both."""
+        """The other attributes, with a checksum of all: to be saved beside the executable."""
         described = {"arguments": self.arguments, "metrics": self.metrics}
         checksum = hashlib.sha256(json.dumps(described).encode() + self.executable).hexdigest()
         return described | {"sha256": checksum}
 
     @classmethod
     def from_facts(cls, facts: dict[str, Any], executable: bytes) -> SerializedProgram | None:
-        """The program that was saved with these `facts`; None if one of both is damaged."""
+        """The program that was saved with these `facts`; None if one of the two is damaged."""
         program = cls(executable, facts["arguments"], facts["metrics"])
         return program if program.facts["sha256"] == facts["sha256"] else None
 
