@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import inspect
 import pkgutil
 import typing
 from typing import Any
@@ -33,9 +34,10 @@ def class_of(value: Any) -> type[Configurable] | None:
 def choices(cls: type) -> dict[str, type]:
     """Name → class for the classes that can replace `cls`: those of its package that share its base class.
 
-    A class whose name in Pax differs has both names.
+    The base class is that of its kind: of layers, such as `Norm` or `Stack`. A class whose name in Pax differs has both
+    names.
     """
-    bases = [base for base in cls.__mro__ if issubclass(base, Configurable) and base is not Configurable]
+    bases = [base for base in cls.__mro__ if issubclass(base, Configurable) and not vars(base).get("has_kinds")]
     room = next((room for base in bases for room in ROOMS if base.__module__.startswith(room + ".")), None)
     found = {each.__name__: each for each in _classes(room) if issubclass(each, bases[-1])} if room else {}
     if len(found) > 1:
@@ -65,7 +67,7 @@ def _classes(room: str) -> list[type]:
     found = []
     for module in pkgutil.walk_packages(importlib.import_module(room).__path__, f"{room}."):
         for name, value in vars(importlib.import_module(module.name)).items():
-            is_configurable = isinstance(value, type) and issubclass(value, Configurable)
-            if is_configurable and value.__module__ == module.name and not name.startswith("_"):
+            is_complete = isinstance(value, type) and issubclass(value, Configurable) and not inspect.isabstract(value)
+            if is_complete and value.__module__ == module.name and not name.startswith("_"):
                 found.append(value)
     return found

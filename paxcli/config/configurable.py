@@ -35,8 +35,10 @@ class Configurable:
     Attributes:
       pax_name: The name of the class in Pax where it differs from ours; YAML and `--set` take either.
       short_forms: The texts besides class names that YAML and `--set` take, as errors show them (`from_short_form`).
+      has_kinds: Of this class alone, not of its subclasses: they are of several kinds, and cannot replace each other.
     """
 
+    has_kinds: ClassVar[bool] = True
     pax_name: ClassVar[str | None] = None
     short_forms: ClassVar[tuple[str, ...]] = ()
 

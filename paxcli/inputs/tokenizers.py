@@ -82,6 +82,18 @@ class TokenizerConfig(Configurable):
         return find_tokenizer(text)
 
 
+class _NamedTokens(TokenizerConfig):
+    """A tokenizer whose special tokens the recipe names. `_id` finds the id of one."""
+
+    bos_id = property(lambda self: self._id(self.bos_token) if self.bos_token is not None else None)
+    eos_id = property(lambda self: self._id(self.eos_token))
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        names = ("bos_token", "eos_token", "pad_token")
+        return {name: token for name in names if (token := getattr(self, name, None)) is not None}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ByteTokenizer(TokenizerConfig):
     """UTF-8 bytes as ids, after `pad`, `eos` and `bos`. Needs no file."""
@@ -164,7 +176,7 @@ class SentencePieceTokenizer(TokenizerConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class HuggingFaceTokenizer(TokenizerConfig):
+class HuggingFaceTokenizer(_NamedTokens):
     """A `tokenizer.json` of Hugging Face's `tokenizers`. The file does not define special tokens, so name them here.
 
     `path` and `eos_token` are required; None only until they are set.
@@ -193,13 +205,6 @@ class HuggingFaceTokenizer(TokenizerConfig):
 
     vocab_size = property(lambda self: self._model.get_vocab_size())
     pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)
-    bos_id = property(lambda self: self._id(self.bos_token) if self.bos_token is not None else None)
-    eos_id = property(lambda self: self._id(self.eos_token))
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        known = {"bos_token": self.bos_token, "eos_token": self.eos_token, "pad_token": self.pad_token}
-        return {name: token for name, token in known.items() if token is not None}
 
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._model.encode(text, add_special_tokens=False).ids, np.int32)
@@ -213,7 +218,7 @@ class HuggingFaceTokenizer(TokenizerConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TiktokenTokenizer(TokenizerConfig):
+class TiktokenTokenizer(_NamedTokens):
     """A file of token ranks in tiktoken's format, such as Llama 3's `tokenizer.model`.
 
     The file has neither the pattern that splits text into words nor special tokens. The defaults are those of Llama 3.
@@ -261,13 +266,6 @@ class TiktokenTokenizer(TokenizerConfig):
         return self._model.encode_single_token(token)
 
     vocab_size = property(lambda self: self._model.n_vocab)
-    bos_id = property(lambda self: self._id(self.bos_token) if self.bos_token is not None else None)
-    eos_id = property(lambda self: self._id(self.eos_token))
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        known = {"bos_token": self.bos_token, "eos_token": self.eos_token}
-        return {name: token for name, token in known.items() if token is not None}
 
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._model.encode_ordinary(text), np.int32)

@@ -36,6 +36,8 @@ class Layer(Configurable, nn.Module):
     parameters. A layer that holds others makes them the same way to ask them.
     """
 
+    has_kinds = True
+
     def weight(
         self,
         name: str,
@@ -140,11 +142,25 @@ class Layer(Configurable, nn.Module):
         return {}
 
 
+class Norm(Layer):
+    """Normalizes the features of each token."""
+
+
+class Positions(Layer):
+    """Gives each position a vector, to be added to the embedding of its token."""
+
+
+class FeedForwardLayer(Layer):
+    """The part of a transformer block that computes each token by itself."""
+
+
 class CachedLayer(Layer):
     """A layer that can decode token by token with a cache: attention, and blocks and stacks of it.
 
     It is called with a cache and returns the updated one; without a cache it gets and returns None.
     """
+
+    has_kinds = True
 
     @property
     def has_prefix(self) -> bool:
@@ -159,6 +175,18 @@ class CachedLayer(Layer):
           ConfigError: With these fields the layer cannot decode.
         """
         raise NotImplementedError
+
+
+class SelfAttention(CachedLayer):
+    """The part of a transformer block in which tokens see each other."""
+
+
+class Block(CachedLayer):
+    """One layer of a transformer."""
+
+
+class LayerStack(CachedLayer):
+    """The layers of a transformer, in order."""
 
 
 def flops_of(layer: nn.Module, *shape: int) -> Flops | None:

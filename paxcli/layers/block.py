@@ -15,7 +15,7 @@ from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention
-from paxcli.layers.base import Cache, CachedLayer, Ids, Layer, cache_of, flops_of
+from paxcli.layers.base import Block, Cache, CachedLayer, Ids, Layer, cache_of, flops_of
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import Precision
@@ -30,7 +30,7 @@ _ROWS = ("activation_batch", "activation_length")
 _RESIDUAL, _MATMUL_INPUT = (*_ROWS, "activation_residual"), (*_ROWS, "activation_embed")
 
 
-class TransformerBlock(CachedLayer):
+class TransformerBlock(Block):
     """Pre-norm block: `x + attention(norm(x))`, then `x + feed_forward(norm(x))` (Pax: `Transformer`).
 
     A stack takes any Flax module with this `__call__` and the fields `model_dims` to `num_kv_heads` and `params_init`.

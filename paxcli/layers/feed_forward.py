@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation, gate
-from paxcli.layers.base import Layer
+from paxcli.layers.base import FeedForwardLayer
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -18,7 +18,7 @@ from paxcli.layers.remat import save_as
 from paxcli.mesh.sharding import constrain
 
 
-class FeedForward(Layer):
+class FeedForward(FeedForwardLayer):
     """`act(x @ w_in) @ w_out.T`, or gated: `(act(x @ w_gate) * (x @ w_in)) @ w_out.T` (Shazeer, 2020).
 
     Gated with `silu` it is SwiGLU, gated with `gelu` GeGLU. Pax: `praxis.layers.TransformerFeedForward` less its norm

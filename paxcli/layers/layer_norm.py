@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import NonNegativeFloat, PositiveInt
-from paxcli.layers.base import Layer
+from paxcli.layers.base import Norm
 
 
-class LayerNorm(Layer):
+class LayerNorm(Norm):
     """`(x - mean) / sqrt(var + epsilon) * (1 + scale) + bias` (Ba et al., 2016; Pax: `praxis.layers.LayerNorm`).
 
     By default the scale is initially 0, so that weight decay pulls the norm towards the identity.

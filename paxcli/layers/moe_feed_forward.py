@@ -13,7 +13,7 @@ from jaxtyping import Float
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import ActivationName
-from paxcli.layers.base import Layer, flops_of
+from paxcli.layers.base import FeedForwardLayer, flops_of
 from paxcli.layers.expert_dispatch import Experts, Routing, dropless, with_capacity
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, matrix_flops, sum_flops
@@ -25,7 +25,7 @@ from paxcli.mesh.sharding import constrain
 _BALANCE_GRADIENT = 1e-6
 
 
-class MoeFeedForward(Layer):
+class MoeFeedForward(FeedForwardLayer):
     """Mixture of experts (Shazeer et al., 2017): each token passes its top `k` of E feed-forward layers.
 
     A linear router and a softmax, in float32, give each expert a score; the output is the sum of the chosen experts'

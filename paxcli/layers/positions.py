@@ -8,12 +8,12 @@ from jaxtyping import Float, Int
 
 from paxcli.config.fields import PositiveFloat, PositiveInt, Tokens
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Layer
+from paxcli.layers.base import Positions
 from paxcli.layers.init import Gaussian, Init
 from paxcli.mesh.sharding import constrain
 
 
-class SinusoidPositions(Layer):
+class SinusoidPositions(Positions):
     """Sinusoidal positions: sines, then cosines, over geometric time scales (Pax: `praxis.layers.PositionalEmbedding`).
 
     Attributes:
@@ -38,7 +38,7 @@ class SinusoidPositions(Layer):
         return jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
 
 
-class LearnedPositions(Layer):
+class LearnedPositions(Positions):
     """One learned vector per position (Pax: `praxis.layers.TrainablePositionalEmbedding`).
 
     Attributes:

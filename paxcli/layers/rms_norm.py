@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import NonNegativeFloat, PositiveInt
-from paxcli.layers.base import Layer
+from paxcli.layers.base import Norm
 
 
-class RmsNorm(Layer):
+class RmsNorm(Norm):
     """`x / sqrt(mean(x^2) + epsilon) * (1 + scale)` (Zhang and Sennrich, 2019; Pax: `praxis.layers.RmsNorm`).
 
     Attributes:

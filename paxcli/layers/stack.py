@@ -15,7 +15,7 @@ from jaxtyping import Float
 from paxcli.config.configurable import template
 from paxcli.config.fields import LayerCount, PositiveInt, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, CachedLayer, cache_of, flops_of
+from paxcli.layers.base import Cache, CachedLayer, LayerStack, cache_of, flops_of
 from paxcli.layers.block import EncoderBlock, TransformerBlock
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import FP8_STATE
@@ -25,7 +25,7 @@ from paxcli.layers.remat import Activation, RematPolicy, saveable
 from paxcli.layers.summaries import SUMMARIES
 
 
-class Stack(CachedLayer):
+class Stack(LayerStack):
     """`num_layers` blocks, as one scan over stacked parameters or unrolled.
 
     Pax: `StackedTransformerRepeated` (scan) and `StackedTransformer`. Scanned parameters have a leading `layers`

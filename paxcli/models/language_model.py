@@ -159,7 +159,7 @@ class LanguageModel(TransformerLm, CausalModel):
     @property
     def _predictor_template(self) -> functools.partial:
         layers = self._stack_template(parent=None)
-        if not isinstance(layers, Stack):
+        if not isinstance(layers, Stack) or not layers.blocks:
             raise ConfigError("`mtp_num_layers` needs layers in a Stack.", "Set `task.model.mtp_num_layers` to 0.")
         same = layers.named_fields("remat_policy", "save", "offload")
         stack = functools.partial(Stack, num_layers=1, block=layers.blocks[-1], **same, **self._widths)

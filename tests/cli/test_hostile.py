@@ -194,6 +194,9 @@ def _write_data(name: str) -> None:
         ("c4-1b", f"task.model.mtp_num_layers={10**29}"),
         ("tiny-synthetic", f"task.model.dims_per_head={2**63 - 1}"),
         ("tiny", "task.model.head=RmsNorm"),
+        ("tiny-synthetic", "task.model.stack=TiedEmbedding"),
+        ("tiny-synthetic", "task.model.dims_per_head=1"),
+        ("tiny-synthetic", "train_input=RandomAccessInput"),
     ],
 )
 def test_values_that_were_bugs_or_hung(pax, recipe, assignment):

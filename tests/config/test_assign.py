@@ -135,6 +135,40 @@ def test_only_classes_of_the_closed_list_can_be_named(name: str) -> None:
         assign(load("tiny").config, "optimizer", Text(name))
 
 
+KINDS = [
+    ("task.model.stack", "TiedEmbedding", "Decoder, Encoder, PatternedStack, PipelinedStack, Stack"),
+    ("block", "Attention", "DecoderBlock, EncoderBlock, ParallelBlock, TransformerBlock"),
+    ("feed_forward", "RmsNorm", "FeedForward, MoeFeedForward"),
+    ("attention", "SelfAttention", "Attention, CrossAttention, LatentAttention"),
+    ("final_norm", "FeedForward", "LayerNorm, RmsNorm"),
+    ("position", "Rotary", "LearnedPositions, SinusoidPositions or null"),
+    ("embedding", "Head", "OutputHead, TiedEmbedding"),
+]
+
+
+@pytest.mark.parametrize(("path", "name", "allowed"), KINDS)
+def test_a_layer_is_replaced_by_one_of_its_kind(path: str, name: str, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=rf"expected one of {allowed}, got '{name}'"):
+        assign(load("tiny").config, path, Text(name))
+
+
+def test_a_layer_of_the_users_own_is_replaced_by_those_of_the_field() -> None:
+    from paxcli.layers.base import Layer
+
+    class Own(Layer):
+        pass
+
+    config = load("tiny").config
+    config.task.model.stack.block.feed_forward = Own.partial()
+    assign(config, "feed_forward", "MoeFeedForward")
+    assert fdl.get_callable(config.task.model.stack.block.feed_forward).__name__ == "MoeFeedForward"
+
+
+def test_an_abstract_class_cannot_be_named() -> None:
+    with pytest.raises(ConfigError, match=r"expected one of [^.]*TextInput, got 'RandomAccessInput'"):
+        assign(load("tiny").config, "train_input", Text("RandomAccessInput"))
+
+
 @pytest.mark.parametrize("text", ["num_layers", "=4", "num_layers=", " = "])
 def test_what_is_no_assignment(text: str) -> None:
     with pytest.raises(ConfigError, match="not PATH=VALUE"):

@@ -19,7 +19,7 @@ from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
-from paxcli.layers.base import CachedLayer, Ids
+from paxcli.layers.base import Ids, SelfAttention
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -42,7 +42,7 @@ class KVCache(NamedTuple):
         return jnp.swapaxes(self.key, 2, 3), self.value
 
 
-class Attention(CachedLayer):
+class Attention(SelfAttention):
     """Multi-head self-attention (Vaswani et al., 2017), GQA (grouped-query attention: Ainslie et al., 2023) if K < N.
 
     With K = 1 it is multi-query attention (Shazeer, 2019).

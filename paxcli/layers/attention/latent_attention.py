@@ -18,7 +18,7 @@ from paxcli.layers.attention.backend import Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import dot_product_attention, is_visible
-from paxcli.layers.base import CachedLayer, Ids
+from paxcli.layers.base import Ids, SelfAttention
 from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.rms_norm import RmsNorm
@@ -28,7 +28,7 @@ LatentCache = Float[jax.Array, "B 1 S C"]
 """Of each position seen so far the latent and the rotated key, C = R + Hr features."""
 
 
-class LatentAttention(CachedLayer):
+class LatentAttention(SelfAttention):
     """Causal self-attention with keys and values from a latent (MLA: DeepSeek-AI, 2024, section 2.1).
 
     A token's latent, R features, is normed and expanded to the N heads' values and to all but Hr features of their

@@ -34,6 +34,8 @@ class Rotary(Layer):
 
     def __call__(self, x: Float[jax.Array, "B N T H"], positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B N T H"]:
         half = int(self.dims_per_head * self.fraction) // 2
+        if not half:
+            return x
         steps = jnp.arange(half, dtype=jnp.float32) / half
         frequencies = (self.max_timescale / self.min_timescale) ** -steps / self.min_timescale
         factor = 1.0
