@@ -95,24 +95,22 @@ class LoadedProgram:
         self._tree = jax.tree.structure(state if program.metrics is None else (state, dict.fromkeys(metrics, 0)))
         self._results = [(leaf.shape, leaf.sharding) for leaf in jax.tree.leaves(state)]
         self._results += [(tuple(metrics[name]), self._replicated) for name in sorted(metrics)]
-        self._examples: list[Any] = []
+        self._handlers: list[Any] = []  # make arrays of the results; known after the first call
 
     def __call__(self, *arguments: Any) -> Any:
         leaves = jax.tree.leaves(arguments)
         used = [leaves[index] for index in self._arguments]
         used = [jax.device_put(leaf, self._replicated) if isinstance(leaf, np.generic) else leaf for leaf in used]
-        parts = self._executable.execute_sharded(used).disassemble_into_single_device_arrays()
-        if not self._examples:
-            arrays = [
-                jax.make_array_from_single_device_arrays(shape, sharding, on_devices)
-                for (shape, sharding), on_devices in zip(self._results, parts, strict=True)
-            ]
-            self._examples = [(type(array), array.aval, array.sharding) for array in arrays]
-        else:  # without the checks, which would take milliseconds in each step
-            arrays = [
-                kind(aval, sharding, on_devices, committed=True, _skip_checks=True)
-                for (kind, aval, sharding), on_devices in zip(self._examples, parts, strict=True)
-            ]
+        outputs = self._executable.execute_sharded(used)
+        if self._handlers:  # without checks, which would take milliseconds in each step
+            return self._tree.unflatten(outputs.consume_with_handlers(self._handlers))
+        arrays = [
+            jax.make_array_from_single_device_arrays(shape, sharding, on_devices)
+            for (shape, sharding), on_devices in zip(
+                self._results, outputs.disassemble_into_single_device_arrays(), strict=True
+            )
+        ]
+        self._handlers = [_result_handler(array) for array in arrays]
         return self._tree.unflatten(arrays)
 
     def as_text(self) -> str:
@@ -122,3 +120,12 @@ class LoadedProgram:
     def memory_analysis(self) -> Any:
         """Bytes of arguments, results and temporary arrays, as `jax.stages.Compiled` returns them."""
         return self._executable.get_compiled_memory_stats()
+
+
+def _result_handler(array: jax.Array) -> Any:
+    """Makes arrays of the same type, shape and sharding from their parts on each device."""
+    handler: Any = xla_client.array_result_handler
+    try:
+        return handler(jax.typeof(array), array.sharding, committed=True, _skip_checks=True)
+    except TypeError:  # JAX 0.12 has no checks
+        return handler(jax.typeof(array), array.sharding, committed=True)
