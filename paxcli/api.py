@@ -368,10 +368,10 @@ def train(
       DataError: The data or a checkpoint cannot be read.
     """
     from paxcli.checkpoint.warm_start import parse_source
+    from paxcli.config.paths import default_run_dir
     from paxcli.inference.sampler import Sampler
     from paxcli.profiling.instruments import Instrumentation
     from paxcli.training import loop
-    from paxcli.training.run_dir import default_run_dir
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, reuse_step)
     run = Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)

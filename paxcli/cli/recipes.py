@@ -62,9 +62,10 @@ def show(
       pax recipes show tiny --overlay cpu --set num_layers=4
     """
     from paxcli.config.render import to_json_values
-    from paxcli.training.validate import validate
 
     loaded = load_recipe(recipe, overlays, sets)
+    from paxcli.training.validate import validate  # here, since it loads JAX
+
     validate(loaded.config, reads_data=False)
     sizes = loaded.sizes()
     values = to_json_values(loaded.values)

@@ -29,9 +29,10 @@ def is_run_dir(target: str) -> bool:
 def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
     """The run in a directory, or the run of a recipe."""
     from paxcli.config.paths import resolve_path
-    from paxcli.training.run_dir import RunDir
 
     if resolve_path(target).is_dir():
+        from paxcli.training.run_dir import RunDir  # here, since it loads JAX
+
         if run_dir is not None:
             raise ConfigError(f"{target} is a run directory, and so is --run-dir {run_dir}.", "Give one of them.")
         return pax.Run(target, load_recipe(RunDir(target).require_recipe(), overlays, sets))
@@ -40,7 +41,7 @@ def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | 
 
 def open_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
     """The run of a recipe, in `run_dir` or the recipe's own directory."""
-    from paxcli.training.run_dir import default_run_dir
+    from paxcli.config.paths import default_run_dir
 
     loaded = load_recipe(recipe, overlays, sets)
     return pax.Run(default_run_dir(loaded.name) if run_dir is None else run_dir, loaded)

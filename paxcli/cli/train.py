@@ -101,12 +101,12 @@ def train(
       pax train hf:Llama-3.1-8B --set num_train_steps=200
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
+    from paxcli.config.paths import default_run_dir
     from paxcli.profiling.instruments import Instrumentation
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, True)
     if restarts and not dry_run:
         keep_restarting(restarts)
-    from paxcli.training.run_dir import default_run_dir  # here, since it loads JAX
 
     if recipe.startswith(HF):
         run_dir = run_dir or default_run_dir(Path(recipe.removeprefix(HF)).resolve().name)
@@ -145,9 +145,10 @@ def _describe(
     Raises what training would raise before it reads data or compiles.
     """
     from paxcli.checkpoint.warm_start import parse_source
+    from paxcli.config.paths import default_run_dir
     from paxcli.mesh.mesh import describe
     from paxcli.training.loop import resume_step
-    from paxcli.training.run_dir import RunDir, default_run_dir
+    from paxcli.training.run_dir import RunDir
     from paxcli.training.session import build_session, device_name
     from paxcli.training.state import bytes_per_device
 

@@ -8,6 +8,11 @@ from pathlib import Path
 from paxcli.config.bucket import repeat
 
 
+def default_run_dir(recipe_name: str) -> str:
+    """The run directory of a recipe unless another is given."""
+    return f"runs/{recipe_name}"
+
+
 def resolve_path(target: str | os.PathLike[str]) -> Path:
     """The absolute path of a local file, or the path of a file in a bucket (`gs://…`)."""
     if "://" not in os.fspath(target):

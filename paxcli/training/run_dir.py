@@ -27,11 +27,6 @@ from paxcli.errors import ConfigError, DataError, MissingError, PaxError
 SAMPLES = "samples.jsonl"
 
 
-def default_run_dir(recipe_name: str) -> str:
-    """The run directory of a recipe unless another is given."""
-    return f"runs/{recipe_name}"
-
-
 class RunDir:
     """A run directory: `recipe.yaml`, `config.txt`, `environment.json`, metrics and checkpoints, with one writer.
 

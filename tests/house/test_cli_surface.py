@@ -78,6 +78,14 @@ def test_start_up_loads_nothing_heavy(args: list[str]) -> None:
     assert packages & HEAVY == set()
 
 
+@pytest.mark.parametrize(
+    "args", [["train"], ["eval"], ["decode"], ["inspect-input"], ["recipes", "show"]], ids=" ".join
+)
+def test_an_unknown_recipe_is_refused_before_jax_is_loaded(args: list[str]) -> None:
+    modules = modules_loaded(*args, "tinny")
+    assert "paxcli.config.load" in modules and "jax" not in modules
+
+
 def test_training_starts_without_what_it_needs_later(tmp_path: pathlib.Path) -> None:
     modules = modules_loaded("train", "tiny", "--dry-run", "--run-dir", str(tmp_path / "run"))
     assert {"paxcli.training.loop", "paxcli.models.language_model", "optax"} <= set(modules)
