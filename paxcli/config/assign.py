@@ -192,7 +192,7 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
         return _require(value, fits, getattr(kind, "__name__", str(kind)))
     if isinstance(value, fdl.Buildable):
         return value
-    allowed = choices(held) | choices(class_of(declared) or held)
+    allowed = choices(node.value, declared)
     text = value if isinstance(value, str) else ""
     cls, fields = (allowed[text], {}) if text in allowed else held.from_short_form(text) or (None, {})
     if cls is None:

@@ -31,12 +31,17 @@ def class_of(value: Any) -> type[Configurable] | None:
     return cls if issubclass(cls, Configurable) else None
 
 
-def choices(cls: type) -> dict[str, type]:
-    """Name → class for the classes that can replace `cls`: those of its package that share its base class.
+def choices(*values: Any) -> dict[str, type]:
+    """Name → class for the classes that can replace one of `values`: configs, templates, classes or annotations.
 
-    The base class is that of its kind: of layers, such as `Norm` or `Stack`. A class whose name in Pax differs has both
-    names.
+    A field's value and its declared class both count: where the value is of a user's own class, only the declared class
+    has others of its kind. A class whose name in Pax differs has both names.
     """
+    return {name: each for cls in map(class_of, values) if cls for name, each in _of_kind(cls).items()}
+
+
+def _of_kind(cls: type) -> dict[str, type]:
+    """The classes of the package of `cls` that share the base class of its kind, such as `Norm`."""
     bases = [base for base in cls.__mro__ if issubclass(base, Configurable) and not vars(base).get("has_kinds")]
     room = next((room for base in bases for room in ROOMS if base.__module__.startswith(room + ".")), None)
     found = {each.__name__: each for each in _classes(room) if issubclass(each, bases[-1])} if room else {}
@@ -57,8 +62,7 @@ def is_of_another_class(config: fdl.Buildable, path: str) -> bool:
     if head and is_of_another_class(config, head):
         return True
     holder = find(config, head)[0]
-    cls = class_of(holder.value) or next(filter(None, map(class_of, union_members(holder.annotation))), None)
-    others = choices(cls).values() if cls is not None else ()
+    others = choices(holder.value, *(holder.declared or ()), *union_members(holder.annotation)).values()
     return any(name == field.name for other in others for field in dataclasses.fields(other))  # pyrefly: ignore
 
 

@@ -35,7 +35,8 @@ class Configurable:
     Attributes:
       pax_name: The name of the class in Pax where it differs from ours; YAML and `--set` take either.
       short_forms: The texts besides class names that YAML and `--set` take, as errors show them (`from_short_form`).
-      has_kinds: Of this class alone, not of its subclasses: they are of several kinds, and cannot replace each other.
+      has_kinds: Whether its subclasses are of different kinds, so that one cannot replace another. Not inherited: read
+        it with `vars`.
     """
 
     has_kinds: ClassVar[bool] = True

@@ -25,7 +25,7 @@ from paxcli.config.render import config_text
 from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError, DataError, first_line
 from paxcli.mesh.sharding import name_of
-from paxcli.programs.serialization import SerializedProgram
+from paxcli.programs.serialization import LoadedProgram, SerializedProgram
 from paxcli.training.experiment import Experiment
 from paxcli.training.instrument import Instrument
 from paxcli.training.session import Session
@@ -75,7 +75,7 @@ def load_executable(path: Path, session: Session) -> TrainStep:
         hint = "Compile it again with `pax compile … --save FILE`, or train without `--compiled`."
         raise ConfigError(f"{path} was compiled for something else:\n{changes}", hint)
     try:
-        return program.load(session)
+        return LoadedProgram(program, session)
     except (jax.errors.JaxRuntimeError, ValueError) as error:
         hint = "Compile it again on this machine."
         raise DataError(f"{path} cannot be loaded on this machine: {first_line(error)}.", hint) from error

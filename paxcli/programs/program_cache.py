@@ -122,7 +122,7 @@ class _Entry:
         """The program, ready to run; None if its file is damaged, or not for this machine."""
         try:
             program = SerializedProgram.from_facts(self.facts, self.read())
-            loaded = program.load(session) if program else None
+            loaded = LoadedProgram(program, session) if program else None
             os.utime(self.path)  # the ones that were not used for longest are removed first
         except UNREADABLE as error:
             log.warning("A program is compiled again: %s cannot be loaded: %s", self.path, first_line(error))

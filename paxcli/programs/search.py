@@ -184,7 +184,7 @@ def _works(session_of: dict[int, Session], fp8_speed: float) -> dict[int, list[t
 
     Args:
       session_of: A session for each number of stages.
-      fp8_speed: Of matmuls, over that of the compute dtype.
+      fp8_speed: Speed of FP8 matmuls over those in the compute dtype.
     """
     counts = sorted(session_of)[-2:]
     counted: list[tuple[Changes, list[Work]]] = []

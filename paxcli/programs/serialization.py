@@ -71,17 +71,13 @@ class SerializedProgram:
         program = cls(executable, facts["arguments"], facts["metrics"])
         return program if program.facts["sha256"] == facts["sha256"] else None
 
-    def load(self, session: Session) -> LoadedProgram:
-        """Loads it onto the devices of a session.
-
-        Raises:
-          jax.errors.JaxRuntimeError, ValueError: It is for other devices or other software.
-        """
-        return LoadedProgram(self, session)
-
 
 class LoadedProgram:
-    """A compiled program that was loaded; called like the jitted function. It donates what that donated."""
+    """A compiled program, loaded onto the devices of a session. It is called, and donates, like the jitted function.
+
+    Raises:
+      jax.errors.JaxRuntimeError, ValueError: It is for other devices or other software.
+    """
 
     def __init__(self, program: SerializedProgram, session: Session):
         devices = tuple(session.mesh.devices.flat)
@@ -127,5 +123,5 @@ def _result_handler(array: jax.Array) -> Any:
     handler: Any = xla_client.array_result_handler
     try:
         return handler(jax.typeof(array), array.sharding, committed=True, _skip_checks=True)
-    except TypeError:  # JAX 0.12 has no checks
+    except TypeError:  # JAX 0.12, which has no checks to skip
         return handler(jax.typeof(array), array.sharding, committed=True)

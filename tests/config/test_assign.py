@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paxcli.config.assign import Text, assign, split_assignment
+from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.tree import find
 from paxcli.config.values import plain_values
@@ -160,6 +161,9 @@ def test_a_layer_of_the_users_own_is_replaced_by_those_of_the_field() -> None:
 
     config = load("tiny").config
     config.task.model.stack.block.feed_forward = Own.partial()
+    path = "task.model.stack.block.feed_forward"
+    assert is_of_another_class(config, f"{path}.num_experts") and is_of_another_class(config, f"{path}.hidden_dims")
+    assert not is_of_another_class(config, f"{path}.num_stages")
     assign(config, "feed_forward", "MoeFeedForward")
     assert fdl.get_callable(config.task.model.stack.block.feed_forward).__name__ == "MoeFeedForward"
 

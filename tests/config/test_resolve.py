@@ -80,6 +80,29 @@ def test_an_optional_value_goes_where_a_class_has_the_field(recipe: str, rows: i
         resolve(recipe, [str(overlay)])
 
 
+OWN_STACK = """
+from paxcli.config.recipe import recipe
+from paxcli.layers.base import Layer
+from pax_recipes.tiny import tiny
+
+class OwnStack(Layer):
+    pass
+
+@recipe()
+def own():
+    config = tiny()
+    config.task.model.stack = OwnStack.partial()
+    return config
+"""
+
+
+@pytest.mark.parametrize("overlay", ["cpu", "gpu-1", "tpu"])
+def test_overlays_leave_out_what_a_stack_of_the_users_own_has_not(overlay: str, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_STACK)
+    found = sources(resolve(str(tmp_path / "own.py"), [overlay]))
+    assert found["task.model.stack"][0] == "OwnStack" and "task.model.stack.num_stages" not in found
+
+
 def test_two_batch_sizes_of_one_layer_both_stay(mine: pathlib.Path) -> None:
     resolved = resolve(f"{mine}:small", sets=["global_batch_size=64", "percore_batch_size=2"])
     train = fdl.build(resolved.config).train
