@@ -32,7 +32,7 @@ def llama_1b() -> fdl.Config[Experiment]:
     config = _llama(num_layers=22, model_dims=2048, hidden_dims=5632, num_heads=32, vocab_size=32_000)
     config.task.model.num_kv_heads = 4
     config.task.model.max_seq_len = 2048
-    config.task.model.stack.remat_policy = "dots_with_no_batch_dims_and_context"
+    config.task.model.stack.remat_policy = "dots_except_logits"
     config.task.train.percore_batch_size = 16
     config.task.train.learner.learning_rate = 4e-4
     return config
@@ -46,7 +46,7 @@ def llama2_7b() -> fdl.Config[Experiment]:
     """
     config = _llama(num_layers=32, model_dims=4096, hidden_dims=11_008, num_heads=32, vocab_size=32_000)
     config.task.model.max_seq_len = 4096
-    config.task.model.stack.remat_policy = "qkv_context_out_proj"
+    config.task.model.stack.remat_policy = "dots_except_logits"
     config.task.train.percore_batch_size = 2
     return config
 
@@ -62,7 +62,7 @@ def llama3_8b() -> fdl.Config[Experiment]:
     config.task.model.num_kv_heads = 8
     config.task.model.max_seq_len = 8192
     config.task.model.stack.block.attention.rotary.max_timescale = 500_000.0
-    config.task.model.stack.remat_policy = "context"
+    config.task.model.stack.remat_policy = "dots_except_logits"
     config.task.train.percore_batch_size = 1
     config.task.train.learner.optimizer.mu_dtype = "bfloat16"
     return config

@@ -115,11 +115,12 @@ class Stack(LayerStack):
         return run_in_order(self.layers, x, cache, *broadcast)
 
     def _with_remat(self, block: functools.partial) -> functools.partial:
-        policy = saveable(self.remat_policy, self.offload, self.save)
-        if policy is None:
+        if (policy := saveable(self.remat_policy, self.offload, self.save)) is None:
             return block
-        # Inside a scan, XLA cannot merge recomputation with the forward pass (CSE), so nothing needs to prevent it.
-        return functools.partial(nn.remat(block.func, policy=policy, prevent_cse=not self.scan), **block.keywords)
+        # Across iterations of a scan, XLA cannot merge recomputation with the forward pass (CSE). It removes a loop of
+        # one iteration.
+        is_loop = self.scan and self.unroll < self.num_layers
+        return functools.partial(nn.remat(block.func, policy=policy, prevent_cse=not is_loop), **block.keywords)
 
     def _scan(self, block_class: Any, length: int) -> Any:
         lora = current_lora()
