@@ -16,13 +16,13 @@ from paxcli.log import log
 from paxcli.profiling.costs import BINARY, LIKELY_CAUSES, TEXT, aggregate, decode, describe, write_costs
 from paxcli.profiling.manifest import NAME, conditions, write_manifest
 from paxcli.profiling.runner import Runner, open_runner
+from paxcli.profiling.steps import NO_COMMAND_BUFFERS
 from paxcli.profiling.trace import TRACES
 from paxcli.training.experiment import Experiment
 from paxcli.training.run_dir import RunDir
 
 STEM = "profile"
-# As in JAX's automatic mode: a command buffer hides its kernels from the profiler.
-COLLECT_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True, "xla_gpu_enable_command_buffer": ""}
+COLLECT_OPTIONS = {"xla_gpu_enable_latency_hiding_scheduler": True, **NO_COMMAND_BUFFERS}  # as in JAX's automatic mode
 
 
 def collect(

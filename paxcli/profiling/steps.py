@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 
 import jax
 from etils import epath
@@ -15,9 +16,12 @@ from paxcli.metrics.meter import peak_memory_bytes
 from paxcli.profiling.summary import HLO_FILE, MEMORY_FILE
 from paxcli.profiling.trace import TRACES, find_trace
 from paxcli.training.instrument import CompiledProgram, Instrument, Programs
+from paxcli.training.session import Session
 from paxcli.training.step import TrainStep
 
 REQUEST = "request"  # a file with this name in `profile/` requests a trace
+# A command buffer (CUDA graph) hides from the profiler which instruction each of its kernels is.
+NO_COMMAND_BUFFERS = {"xla_gpu_enable_command_buffer": ""}
 _STEPS_ON_REQUEST = 5
 _SECONDS_BETWEEN_CHECKS = 2.0
 
@@ -42,7 +46,8 @@ def parse_steps(text: str, num_train_steps: int) -> range:
 class StepTracer(Instrument):
     """Traces the given steps, and the next five whenever the file `request` appears in the directory.
 
-    Only process 0 checks and traces, so processes need not agree and no file is written twice.
+    Only process 0 checks and traces, so processes need not agree and no file is written twice. With given steps, a run
+    on GPUs has no command buffers.
 
     Args:
       profile_dir: `RUN_DIR/profile`.
@@ -59,6 +64,11 @@ class StepTracer(Instrument):
         self._checked_at = 0.0
         self._tracing = False
         self._dispatched: dict[str, jax.Array] = {}
+
+    def prepare(self, session: Session) -> Callable[[], TrainStep]:
+        if self._steps and session.mesh.devices.flat[0].platform == "gpu":
+            self.options = NO_COMMAND_BUFFERS
+        return super().prepare(session)
 
     def wrap_step(self, program: CompiledProgram) -> TrainStep:
         self._program = program

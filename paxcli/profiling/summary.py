@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -41,6 +42,7 @@ def summarize(directory: str, top: int = 10) -> dict[str, Any]:
     trace = read_trace(trace_directory)
     hlo, memory = trace_directory / HLO_FILE, trace_directory / MEMORY_FILE
     known = attribute_instructions(read_program(hlo.read_text())) if hlo.exists() else {}
+    known = {re.sub(r"[.-]", "_", name): found for name, found in known.items()} | known  # names of kernels, too
 
     def attribution(name: str) -> Attribution:
         return known.get(name) or attribute_name(name)

@@ -15,6 +15,7 @@ from paxcli.errors import DataError, first_line
 from paxcli.layers.scopes import PHASES, TRAIN_PHASE
 
 TRACES = "plugins/profile"  # where JAX writes traces, and xprof and TensorBoard look for them
+_COMMAND_BUFFER = "command_buffer"  # as XLA names the calls of its CUDA graphs
 
 
 class Span(NamedTuple):
@@ -95,11 +96,17 @@ def read_trace(directory: epath.Path) -> Trace:
 
 
 def _accelerator_operations(plane: Any) -> Iterator[Span]:
-    """The operations in the streams of a GPU, or those of a TPU."""
+    """The operations in the streams of a GPU, or those of a TPU.
+
+    A kernel in a command buffer has its own name: of the instruction, or of the library's.
+    """
     lines = list(plane.lines)
     streams = [line for line in lines if line.name.startswith("Stream")]
     for event in _events(streams or [line for line in lines if line.name == "XLA Ops"]):
-        yield _span(event, dict(event.stats).get("hlo_op") or _instruction_name(event.name))
+        operation = str(dict(event.stats).get("hlo_op") or "")
+        if not operation or operation.startswith(_COMMAND_BUFFER):
+            operation = _instruction_name(event.name)
+        yield _span(event, operation)
 
 
 def _events(lines: Iterable[Any]) -> Iterator[Any]:

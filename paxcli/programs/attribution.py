@@ -21,8 +21,8 @@ MATMUL_OPCODES = frozenset({"dot", "convolution"})
 _COLLECTIVE = re.compile(
     r"all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|nccl|(send|recv)(-done)?$"
 )
-_MATMUL_KERNEL = re.compile(r"gemm|matmul|nvjet|cutlass|\bdot\b|convolution", re.IGNORECASE)
-_ATTENTION_KERNEL = re.compile(r"fmha|flash|splash", re.IGNORECASE)
+_MATMUL_KERNEL = re.compile(r"gemm|matmul|nvjet|cublas|cutlass|\bdot\b|convolution", re.IGNORECASE)
+_ATTENTION_KERNEL = re.compile(r"fmha|flash|splash|cudnn::fusion", re.IGNORECASE)
 # What JAX's transformations and control flow add to a path of scopes.
 _NOT_A_SCOPE = re.compile(
     r"jit\(.*|pjit|while|body|cond|branch_\d+_fun|closed_call|core_call|eval_jaxpr|checkpoint|rematted_computation|remat\d*"

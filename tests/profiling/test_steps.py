@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from paxcli.cli.main import app
 from paxcli.cli.output import run
 from paxcli.errors import ConfigError, DataError
-from paxcli.profiling.steps import parse_steps
-from paxcli.profiling.summary import summarize
+from paxcli.profiling.steps import StepTracer, parse_steps
+from paxcli.profiling.summary import HLO_FILE, summarize
+from paxcli.training.instrument import Instrument
 from tests.training.runs import small
 
 
@@ -49,6 +54,32 @@ def test_a_traced_run_and_its_summary(pax, tmp_path, capsys):
     shown = capsys.readouterr().out
     percents = [float(line.split("%")[0]) for line in shown.splitlines()[3:9]]
     assert round(sum(percents), 1) == 100 and "stack/layers/attention" in shown
+
+
+def test_a_gpu_trace_with_command_buffers(tmp_path):
+    """Part of a step of GPT-2 on an H200. Its events name their command buffer, where others name their instruction."""
+    shutil.copy(Path(__file__).parent / "data" / "h200.xplane.pb", tmp_path)
+    found = summarize(str(tmp_path), top=100)
+    shares = {one["name"]: one for one in found["operations"]}
+    assert {one["category"] for name, one in shares.items() if "cudnn" in name} == {"attention"}
+    assert shares["nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT"]["category"] == "matmul"
+    assert shares["fusion_1448"]["layer"] == "(not known)" and found["shares"]["idle"] < 0.03
+
+    fusion = 'fusion(%a), kind=kLoop, calls=%f, metadata={op_name="jit(train_step)/LanguageModel/final_norm/mul"}'
+    body = f"  %a = f32[8] parameter(0)\n  ROOT %fusion.1448 = f32[8] {fusion}\n"
+    (tmp_path / HLO_FILE).write_text(f"ENTRY %main (a: f32[8]) -> f32[8] {{\n{body}}}\n")
+    operations = summarize(str(tmp_path), top=100)["operations"]
+    assert next(one for one in operations if one["name"] == "fusion_1448")["layer"] == "final_norm"
+
+
+def test_a_run_on_gpus_traces_without_command_buffers(tmp_path, monkeypatch):
+    monkeypatch.setattr(Instrument, "prepare", lambda self, session: self.options)
+    of = {
+        platform: SimpleNamespace(mesh=SimpleNamespace(devices=np.array([SimpleNamespace(platform=platform)])))
+        for platform in ("gpu", "tpu")
+    }
+    assert StepTracer(tmp_path, range(2, 4)).prepare(of["gpu"]) == {"xla_gpu_enable_command_buffer": ""}
+    assert StepTracer(tmp_path, range(2, 4)).prepare(of["tpu"]) == StepTracer(tmp_path).prepare(of["gpu"]) == {}
 
 
 def test_a_directory_without_a_trace(tmp_path):
