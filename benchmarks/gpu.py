@@ -4,10 +4,10 @@
 
 All have the shapes and batch of the recipe; random tokens, mixed precision (bfloat16 with float32 master weights),
 AdamW, clip 1.0. PyTorch: `torch.compile`, flash attention, autocast, fused AdamW, and activation checkpointing where
-the recipe has it. Each measurement is a process of its own that has the GPU alone: 10 steps to warm up, then `--steps`
-steps that are dispatched without waiting in between. Each round measures every variant, and ratios are within a round.
-After `--seconds` no process is started; the file is written after each measurement. `--overlays cpu` tries it without a
-GPU.
+the activations do not fit otherwise. Each measurement is a process of its own that has the GPU alone: 10 steps to warm
+up, then `--steps` steps that are dispatched without waiting in between. Each round measures every variant, and ratios
+are within a round. After `--seconds` no process is started; the file is written after each measurement.
+`--overlays cpu` tries it without a GPU.
 """
 
 from __future__ import annotations
@@ -25,12 +25,11 @@ from typing import Any
 
 from train_step import HERE, Peer
 
-# Keeps this process off the GPU, which its children use.
-CHILD_ENV = dict(os.environ)
-os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["JAX_PLATFORMS"] = "cpu"  # keeps this process off the GPU, which its children use
 
 VARIANTS = ("pax", "pax_fp8", "torch", "hf_trainer")
 WARM_UP = 10
+RECOMPUTED = ("llama2-7b", "llama3-8b")  # PyTorch's state and gradients leave 30 of 141 GB for activations
 VERSIONS = """
 import importlib.metadata as m, json, re
 kept = re.compile("jax|flax|optax|torch$|transformers|triton|cudnn|cublas")
@@ -38,7 +37,7 @@ print(json.dumps({d.name: d.version for d in m.distributions() if d.name and kep
 """
 
 
-def task_of(recipe: str, overlays: list[str], sets: list[str]) -> dict:
+def task_of(recipe: str, overlays: list[str], sets: list[str], platform: str) -> dict:
     """The settings of a recipe for its peers, and the FLOPs of its step by both conventions."""
     import fiddle as fdl
 
@@ -55,7 +54,8 @@ def task_of(recipe: str, overlays: list[str], sets: list[str]) -> dict:
         "seq_len": model.max_seq_len,
         "batch": batch,
         "dtype": model.fprop_dtype,
-        "recompute": model.stack.remat_policy != "everything",
+        "recompute": recipe in RECOMPUTED,
+        "platform": platform,
         "recipe": recipe,
         "overlays": overlays,
         "sets": sets,
@@ -66,7 +66,8 @@ def task_of(recipe: str, overlays: list[str], sets: list[str]) -> dict:
 
 def start_peer(variant: str, task: dict, peer_python: str, cache: str) -> Peer:
     """Starts the process of one variant."""
-    env = {**CHILD_ENV, "JAX_COMPILATION_CACHE_DIR": cache, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.92"}
+    env = {"JAX_PLATFORMS": task["platform"], "JAX_COMPILATION_CACHE_DIR": cache}
+    env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.92"
     if variant.startswith("pax"):
         sets = [*task["sets"], "precision=fp8"] if variant == "pax_fp8" else task["sets"]
         return Peer(variant, [sys.executable, str(HERE / "peers" / "pax_step.py")], task | {"sets": sets}, env)
@@ -141,7 +142,8 @@ def main() -> None:
     ends = time.monotonic() + options.seconds
     facts = machine(options.peer_python)
     peak = peak_flops(facts["gpu"][0]) if facts["gpu"] else None
-    tasks = {name: task_of(name, options.overlays, options.sets) for name in options.recipes}
+    platform = "cuda" if facts["gpu"] else "cpu"
+    tasks = {name: task_of(name, options.overlays, options.sets, platform) for name in options.recipes}
     rounds: dict[str, list[dict]] = {name: [] for name in tasks}
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(options.rounds):
