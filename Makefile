@@ -18,10 +18,13 @@ LINGVO_VENV := .venv-lingvo
 LINGVO = $(or $(LINGVO_PYTHON),$(LINGVO_VENV)/bin/python)
 LINGVO_MISSING := 3
 
+# JAX's CUDA plugin takes gigabytes, and at every start it searches for a GPU.
+CUDA_VENV := .venv-cuda
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-faults test-tpu test-lingvo test-slurm lint check format docs reference notebooks pictures constraints clean
+.PHONY: help demo test test-all test-faults test-tpu test-cuda test-lingvo test-slurm lint check format docs reference notebooks pictures constraints clean
 
 help: ## Show these targets.
 	@sed -n 's/^\([a-z-]*\):.*## /\1	/p' $(MAKEFILE_LIST) | expand -t 14
@@ -33,10 +36,10 @@ demo: $(VENV)/installed ## Install, train the recipe `tiny`, plot its loss curve
 
 # Most of the time goes to compiling, so XLA optimizes little here. `make test-all` compiles as users do.
 test: $(VENV)/installed-dev ## Run every test that is not marked slow, tpu or gpu.
-	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu"
+	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu and not cuda"
 
 test-all: $(VENV)/installed-dev ## Run the slow tests too, and Lingvo's where Lingvo can be loaded.
-	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu and not lingvo and not faults"
+	$(PYTEST) -n $(WORKERS) -m "not tpu and not gpu and not cuda and not lingvo and not faults"
 	@$(MAKE) --no-print-directory test-lingvo LINGVO_MISSING=0
 
 # A tenth of the repetitions: make test-faults FAULTS_SCALE=0.1
@@ -49,6 +52,9 @@ test-faults: $(VENV)/installed-dev ## Do damage to many real runs: kills, signal
 # One compilation at a time: the largest take gigabytes of memory, and each takes minutes.
 test-tpu: $(VENV)/installed-dev ## Compile every TPU recipe for its slices; takes hours, needs no TPU.
 	$(PYTEST) -n 0 tests/recipes/test_tpu_recipes.py
+
+test-cuda: $(CUDA_VENV)/installed ## Compile recipes for NVIDIA GPUs; needs no GPU, but 4 GB of disk.
+	$(CUDA_VENV)/bin/python -m pytest -m cuda tests/programs/test_gpu_machine.py
 
 test-lingvo: $(if $(LINGVO_PYTHON),,$(LINGVO_VENV)/installed) ## Run the tests of Lingvo's inputs, with LINGVO_PYTHON=... if given.
 	@$(LINGVO) -c 'import lingvo.core.ops' >/dev/null 2>&1 || { \
@@ -67,7 +73,7 @@ lint: $(VENV)/installed-dev ## Check format, lint, types and import contracts.
 	$(BIN)/lint-imports
 
 check: lint ## Lint, then run the fast tests: house rules, command line, configuration.
-	$(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu" tests/house tests/cli tests/config
+	$(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu and not cuda" tests/house tests/cli tests/config
 
 format: $(VENV)/installed-dev ## Format the source and apply the linter's fixes.
 	$(BIN)/ruff format .
@@ -106,6 +112,13 @@ $(LINGVO_VENV)/installed: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m venv $(LINGVO_VENV)
 	$(LINGVO_VENV)/bin/python -m pip install --quiet --upgrade pip </dev/null
 	$(LINGVO_VENV)/bin/python -m pip install --quiet --editable ".[dev,lingvo]" </dev/null
+	@touch $@
+
+$(CUDA_VENV)/installed: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing pax and JAX's CUDA plugin into $(CUDA_VENV); the first time takes a few minutes."
+	$(BIN)/python -m venv $(CUDA_VENV)
+	$(CUDA_VENV)/bin/python -m pip install --quiet --upgrade pip </dev/null
+	$(CUDA_VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[dev,cuda13]" </dev/null
 	@touch $@
 
 $(BIN)/python:

@@ -421,8 +421,8 @@ def compile(
 
     Args:
       recipe: The recipe.
-      topology: The devices: `v4-128`, `v5e-16`, `v6e-8`, `v4:4x4x12`, `cpu:8`. None = TPU v4, as many chips as the
-        recipe's mesh has.
+      topology: The devices: `v4-128`, `v5e-16`, `v6e-8`, `v4:4x4x12`, `h100:8`, `cpu:8`. None = TPU v4, as many
+        chips as the recipe's mesh has.
       slices: How many slices of that topology; None = as in the recipe's mesh.
       step: `train`, `eval` or `decode`.
       save: A file to write the compiled train step to, for `train(compiled=…)`.
@@ -439,7 +439,7 @@ def compile(
     from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(recipe.config, topology, slices)
-    if target.platform != "gpu":
+    if not target.is_local_gpu:
         hide_accelerators()
     return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
 

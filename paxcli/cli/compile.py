@@ -22,7 +22,7 @@ TopologyOption = Annotated[
     typer.Option(
         "--topology",
         metavar="NAME",
-        help="Devices to compile for: v4-128, v5e-16, v5p-256, v6e-8, tpu7x-64, v4:4x4x12, cpu:8. "
+        help="Devices to compile for: v4-128, v5e-16, v5p-256, v6e-8, tpu7x-64, v4:4x4x12, h100:8, cpu:8. "
         "Default: the TPU v4 slice with as many chips as the recipe's mesh.",
     ),
 ]
@@ -80,15 +80,14 @@ def compile(
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     resolved = load_recipe(recipe, overlays, sets)
     from paxcli.cli.progress import waiting
-    from paxcli.programs.ahead_of_time import target_of
-    from paxcli.programs.chips import find_chip
+    from paxcli.programs.ahead_of_time import require_prediction, target_of
     from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(resolved.config, topology, slices)
-    if target.platform != "gpu":
+    if not target.is_local_gpu:
         hide_accelerators()
     if explain:
-        find_chip(target)
+        require_prediction(target)
     what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name
     if search:
         return _search(resolved, target, what, save, as_json)

@@ -26,12 +26,12 @@ from paxcli.models.base import CausalModel
 from paxcli.models.decoding import PROMPTS_AT_ONCE, jit_generate
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import num_rows
-from paxcli.programs.chips import CHIPS
+from paxcli.programs import gpu_machine, tpu_machine
+from paxcli.programs.chips import CHIPS, find_chip
 from paxcli.programs.collectives import Interconnect, count_collectives, find_all_gathers
 from paxcli.programs.executable import save_executable
 from paxcli.programs.hlo import Program, read_program
 from paxcli.programs.host_transfers import count_host_transfers
-from paxcli.programs.prediction import predict
 from paxcli.programs.topologies import CompileTarget, find_compile_target, slice_name
 from paxcli.training.experiment import Experiment
 from paxcli.training.session import Session, open_session
@@ -79,7 +79,7 @@ def target_of(config: fdl.Config[Experiment], topology: str | None, num_slices: 
             raise ConfigError("The recipe's mesh has no fixed size.", "Choose the devices: `--topology v4-8`.")
         return find_compile_target(topology, slices)
     target = find_compile_target(topology or slice_name(devices // slices), slices)
-    if target.platform == "tpu" and target.devices_per_slice * slices != devices:
+    if (target.platform == "tpu" or target.gpu) and target.devices_per_slice * slices != devices:
         raise ConfigError(
             f"{target.name} has {target.devices_per_slice} devices; the recipe's mesh has {devices // slices} a slice "
             f"({describe(axis_sizes(mesh.ici_mesh_shape, None))}).",
@@ -103,6 +103,9 @@ def compile_ahead(
       ConfigError: The recipe cannot be sharded over the target's devices, or has no such step.
       MissingError: This machine lacks what compiling for the target needs.
     """
+    if save is not None and target.gpu is not None:
+        hint = f"Compile it there, with `--topology gpu:{target.shape[0]}`."
+        raise ConfigError("On a machine with the GPUs, XLA chooses faster kernels: a step is not saved here.", hint)
     set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
     with _no_compilation_cache(), open_session(config, target.devices()) as session:
         options: dict[str, Any] = session.compiler_options
@@ -256,22 +259,43 @@ def read_step(
         "host_transfers": count_host_transfers(program),
         "predicted_step_seconds": None,
         "predicted_mfu": None,
-        "prediction_error": None,
+        "prediction_error": prediction_error(target),
     }
-    if interconnect is None or peak is None or target.generation not in CHIPS:
+    if peak is None:
         return found
-    prediction = predict(program, interconnect, peak)
+    if target.gpu is not None:
+        prediction = gpu_machine.predict(program, target.gpu, len(devices), peak)
+    elif interconnect is not None and target.generation in CHIPS:
+        prediction = tpu_machine.predict(program, interconnect, peak)
+    else:
+        return found
     seconds = prediction.seconds
     return found | {
         "predicted_step_seconds": seconds,
         "predicted_mfu": mfu(flops / seconds if flops and seconds else None, peak * len(devices)),
-        "prediction_error": CHIPS[interconnect.generation].error,
         "shares": prediction.shares(),
         "communication_seconds": dict(prediction.communication),
         "kernels": dict(prediction.kernel_calls),
         "left_out": [f"kernel {name}, {count} runs" for name, count in prediction.unknown_kernels.items()],
         **prediction.explain(),
     }
+
+
+def prediction_error(target: CompileTarget) -> float | None:
+    """The largest error of the predicted speed in the measured steps on such devices; None = there are none."""
+    if target.gpu is not None:
+        return target.gpu.error
+    return CHIPS[target.generation].error if target.generation in CHIPS else None
+
+
+def require_prediction(target: CompileTarget) -> None:
+    """Checks that the time of a step can be predicted.
+
+    Raises:
+      ConfigError: The rates of these devices are not known.
+    """
+    if target.gpu is None:
+        find_chip(target)
 
 
 def interconnect_of(devices: Sequence[Any], target: CompileTarget) -> Interconnect | None:

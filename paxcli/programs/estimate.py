@@ -22,8 +22,8 @@ from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.programs.ahead_of_time import interconnect_of
 from paxcli.programs.chips import Chip, find_chip
-from paxcli.programs.prediction import KERNEL_RATE, grouped_matmul_flops
 from paxcli.programs.topologies import CompileTarget
+from paxcli.programs.tpu_machine import KERNEL_RATE, grouped_matmul_flops
 from paxcli.training.session import Session
 from paxcli.training.state import bytes_per_device, count_parameters
 from paxcli.training.step import make_train_step

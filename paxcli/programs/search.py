@@ -149,6 +149,9 @@ def _quiet() -> Iterator[None]:
 
 def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
     """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
+    if target.gpu is not None:
+        hint = "Leave out `--search`, and compile one variant after the other."
+        raise ConfigError(f"--search estimates variants on TPUs only, not on {target.name}.", hint)
     fp8_speed = find_chip(target).fp8_speed  # raises without a prediction, before any device starts
     meshes: list[tuple[Changes, MeshCosts]] = []
     session_of: dict[int, Session] = {}

@@ -1,4 +1,4 @@
-"""Compile targets: TPU slices by their cloud names, without the TPUs, and local CPU or GPU devices.
+"""Compile targets: TPU slices by their cloud names and GPUs by their model, without them, and local devices.
 
 libtpu describes any slice to the compiler, also on a machine without a TPU. According to Google's documentation, every
 axis of a 3D slice made of 4x4x4 cubes wraps around into a ring, and so does an axis of 16 chips of a 2D slice.
@@ -19,6 +19,7 @@ from jax.experimental import topologies
 
 from paxcli.cloud.accelerators import GENERATIONS, find_accelerator
 from paxcli.errors import ConfigError, MissingError, first_line
+from paxcli.programs.gpus import GPUS, MOST_GPUS, Gpu
 
 # GiB of one device that a program may use, as libtpu's compiler states them when a program does not fit.
 _AVAILABLE_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.73, "v6e": 31.24, "tpu7x": 94.74}
@@ -32,12 +33,13 @@ class CompileTarget:
     """Devices that a program is compiled for.
 
     Attributes:
-      name: As typed: `v4-128`, `v4:4x4x12`, `cpu:8`.
+      name: As typed: `v4-128`, `v4:4x4x12`, `h100:8`, `cpu:8`.
       platform: `tpu`, `cpu` or `gpu`.
       generation: TPU generation, a key of `GENERATIONS`; None for other platforms.
       shape: Chips along each axis of one slice; (devices,) for other platforms.
       wraps: Whether each of those axes is a ring.
       num_slices: Number of slices.
+      gpu: Model of the GPUs; None for those of this machine, and for other platforms.
     """
 
     name: str
@@ -46,10 +48,18 @@ class CompileTarget:
     shape: tuple[int, ...]
     wraps: tuple[bool, ...]
     num_slices: int = 1
+    gpu: Gpu | None = None
+
+    @property
+    def is_local_gpu(self) -> bool:
+        """Whether it is GPUs of this machine."""
+        return self.platform == "gpu" and self.gpu is None
 
     @property
     def hbm_bytes(self) -> int | None:
         """Bytes of one device that a program may use; None if unknown."""
+        if self.gpu is not None:
+            return self.gpu.usable_bytes
         gib = _AVAILABLE_GIB.get(self.generation or "")
         return None if gib is None else int(gib * 2**30)
 
@@ -65,12 +75,14 @@ class CompileTarget:
         return math.prod(self.shape) * per_chip
 
     def devices(self) -> list[Any]:
-        """Devices to compile for. Those of a TPU cannot run programs.
+        """Devices to compile for. Those of a TPU, or of a model of GPU, cannot run programs.
 
         Raises:
-          MissingError: libtpu is not installed, or this machine has too few local devices.
-          ConfigError: libtpu does not know the slice.
+          MissingError: libtpu or JAX's CUDA plugin is not installed, or this machine has too few local devices.
+          ConfigError: The compiler does not know the devices.
         """
+        if self.gpu is not None:
+            return self.gpu.devices(self.shape[0])
         if self.platform != "tpu":
             return _local_devices(self.platform, self.shape[0])
         if importlib.util.find_spec("libtpu") is None:
@@ -94,11 +106,17 @@ class CompileTarget:
 
 
 def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
-    """The target with a name such as `v4-128`, `v5e-16`, `v4:4x4x12` or `cpu:8`.
+    """The target with a name such as `v4-128`, `v5e-16`, `v4:4x4x12`, `h100:8` or `cpu:8`.
 
     Raises:
-      ConfigError: There is no such slice.
+      ConfigError: There is no such slice, or machine with GPUs.
     """
+    if gpus := re.fullmatch(rf"({'|'.join(GPUS)}):([0-9]+)", name):
+        count = int(gpus[2])
+        if not 1 <= count <= MOST_GPUS or num_slices > 1:
+            hint = f"Choose 1 to {MOST_GPUS}, such as `--topology {gpus[1]}:{MOST_GPUS}`, and a mesh of one slice."
+            raise ConfigError(f"{name} is not the GPUs of one machine.", hint)
+        return CompileTarget(name, "gpu", None, (count,), (False,), gpu=GPUS[gpus[1]])
     local = re.fullmatch(r"(cpu|gpu):([1-9][0-9]{0,4})", name)
     if local:
         return CompileTarget(name, local[1], None, (int(local[2]),), (False,), num_slices)
@@ -106,7 +124,8 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
     if raw:
         generation, shape = raw[1], raw[2]
     elif ":" in name:
-        hint = f"Write v4-128, v4:4x4x12 or cpu:8. TPU generations: {', '.join(GENERATIONS)}."
+        known = f"TPU generations: {', '.join(GENERATIONS)}; GPUs: {', '.join(GPUS)}."
+        hint = f"Write v4-128, v4:4x4x12, h100:8 or cpu:8. {known}"
         raise ConfigError(f"{name!r} is not a topology.", hint)
     else:
         slice_ = find_accelerator(name)

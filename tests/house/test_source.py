@@ -21,7 +21,7 @@ ENGINE = ("config", "mesh", "layers", "models", "optim", "inputs", "checkpoint",
 BUDGETS = {
     ENGINE: 13_000,
     ("api", "cli"): 2_800,
-    ("programs", "profiling"): 2_400,
+    ("programs", "profiling"): 2_600,
     ("inference", "report"): 1_150,
     ("convert",): 4_200,
     ("cloud",): 1_500,

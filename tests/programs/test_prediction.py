@@ -9,7 +9,7 @@ import pytest
 from paxcli.programs.chips import CHIPS
 from paxcli.programs.collectives import Interconnect
 from paxcli.programs.hlo import read_program
-from paxcli.programs.prediction import KERNEL_RATE, SLICE_WAIT, predict
+from paxcli.programs.tpu_machine import KERNEL_RATE, SLICE_WAIT, predict
 from tests.programs.hlo_texts import COLLECTIVES, MIB, ON_HOST, SPARSE_CORE, TPU7X, V4
 
 

@@ -1,0 +1,118 @@
+"""NVIDIA GPUs that programs are compiled for on machines without one: what XLA asks of a GPU, and its rates.
+
+Sizes, clocks and bandwidths are those that the GPUs report, and NVIDIA's data sheets'.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from paxcli.errors import ConfigError, MissingError, first_line
+
+MOST_GPUS = 8  # of one machine, all connected by NVLink
+
+_USABLE = 0.92  # of the memory, by pax's default (`jax_defaults.py`)
+_XLA_LIMIT = 0.8  # XLA lets a program use this share of the memory of a GPU that is not attached
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+    """A model of GPU, with SXM sockets.
+
+    Attributes:
+      kind: JAX's `device_kind`.
+      capability: Compute capability, major version; the minor one is 0.
+      cores: Streaming multiprocessors.
+      fpus: Floating-point units of each.
+      clock: GHz.
+      l2: Bytes of the L2 cache.
+      shared: Bytes of shared memory of a multiprocessor; of a block, at most.
+      memory: Bytes of its memory.
+      hbm: Bytes per second of its memory.
+      nvlink: Bytes per second to the other GPUs of its machine, in one direction.
+      error: The largest error of the predicted speed in measured steps; None = there are none.
+    """
+
+    kind: str
+    capability: int
+    cores: int
+    fpus: int
+    clock: float
+    l2: int
+    shared: tuple[int, int]
+    memory: int
+    hbm: float
+    nvlink: float
+    error: float | None = None
+
+    @property
+    def usable_bytes(self) -> int:
+        """Bytes that a program may use."""
+        return int(_USABLE * self.memory)
+
+    def devices(self, count: int) -> list[Any]:
+        """GPUs of one machine to compile for; they cannot run programs.
+
+        Raises:
+          MissingError: JAX's CUDA plugin is not installed.
+          ConfigError: The plugin cannot describe this GPU.
+        """
+        if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+            hint = "pip install 'jax[cuda13]' (Linux only)"
+            raise MissingError("Compiling for a GPU needs JAX's CUDA plugin, which is not installed.", hint)
+        options = {"target_config": self._target_config(), "topology": f"1x1x{count}"}
+        try:
+            return list(topologies.get_topology_desc("", "cuda", **options).devices)
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            hint = "Update JAX and its CUDA plugin."
+            raise ConfigError(f"JAX's CUDA plugin cannot describe {self.kind}: {first_line(error)}", hint) from error
+
+    def _target_config(self) -> str:
+        """XLA's `GpuTargetConfigProto` in text format."""
+        info = {
+            "threads_per_block_limit": 1024,
+            "threads_per_warp": 32,
+            "threads_per_core_limit": 2048,
+            "shared_memory_per_block": 49_152,
+            "shared_memory_per_core": self.shared[0],
+            "shared_memory_per_block_optin": self.shared[1],
+            "core_count": self.cores,
+            "fpus_per_core": self.fpus,
+            "block_dim_limit_x": 2**31 - 1,
+            "block_dim_limit_y": 65_535,
+            "block_dim_limit_z": 65_535,
+            "registers_per_core_limit": 65_536,
+            "registers_per_block_limit": 65_536,
+            "memory_bandwidth": int(self.hbm),
+            "l2_cache_size": self.l2,
+            "clock_rate_ghz": self.clock,
+            "device_memory_size": int(self.usable_bytes / _XLA_LIMIT),
+        }
+        lines = [f"  {name}: {value}" for name, value in info.items()]
+        return "\n".join(
+            [
+                "gpu_device_info {",
+                f"  cuda_compute_capability {{ major: {self.capability} }}",
+                *lines,
+                "}",
+                'platform_name: "CUDA"',
+                "dnn_version_info { major: 9 minor: 10 }",
+                f'device_description_str: "{self.kind}"',
+            ]
+        )
+
+
+_HOPPER = {"capability": 9, "cores": 132, "fpus": 128, "clock": 1.98, "l2": 50 << 20, "shared": (233_472, 232_448)}
+GPUS = {
+    "a100": Gpu(
+        "NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 40 << 20, (167_936, 166_912), 85_100_068_864, 2.039e12, 300e9
+    ),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", **_HOPPER, memory=84_942_979_072, hbm=3.352e12, nvlink=450e9),
+    "h200": Gpu("NVIDIA H200", **_HOPPER, memory=150_754_820_096, hbm=4.8e12, nvlink=450e9, error=0.06),
+    "b200": Gpu("NVIDIA B200", 10, 148, 128, 1.965, 132_644_864, (233_472, 232_448), 191_514_411_008, 7.672e12, 900e9),
+}
