@@ -101,13 +101,15 @@ def _in_order(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
     """`jnp.einsum(equation, a, b)`; on a CPU, as one matmul of `a` by `b`, whose result is transposed if need be.
 
     `jnp.einsum` multiplies `b` by `a` if their dimensions are not in the order of the result, and contracts dimensions
-    in the order of the alphabet. XLA then copies the operands, some of them in a slow order.
+    in the order of the alphabet. XLA then copies the operands, some of them in a slow order on a CPU. For a GPU the
+    contracted dimensions take each other's names, so that their order in the alphabet is that in `a`.
     """
     first, second, result = letters(equation)
-    if current_device().platform != "cpu":
-        return jnp.einsum(equation, a, b)
-    batch = [letter for letter in first if letter in second and letter in result]
     contracted = [letter for letter in first if letter in second and letter not in result]
+    if (platform := current_device().platform) != "cpu":
+        names = str.maketrans("".join(contracted), "".join(sorted(contracted))) if platform == "gpu" else {}
+        return jnp.einsum(equation.translate(names), a, b)
+    batch = [letter for letter in first if letter in second and letter in result]
     product = "".join(batch + [letter for letter in first + second if letter in result and letter not in batch])
     contracting = _axes(first, contracted), _axes(second, contracted)
     y = jax.lax.dot_general(a, b, (contracting, (_axes(first, batch), _axes(second, batch))))

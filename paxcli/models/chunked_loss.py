@@ -29,9 +29,8 @@ LossChunk = Tokens | Literal["auto"] | None
 
 _TOKENS = ("activation_batch", "activation_length")
 # `auto` uses chunks if the logits of a device have more bytes than the first; those of a chunk have at most the second.
-# A chunk of few tokens would slow the matmul down.
-_LOGIT_BYTES = 4 * 2**30, 2**30
-_LOGIT_BYTES_ON_CPU = 2**25, 2**24
+# A chunk of few tokens would slow the matmul down. On a GPU, the sum of the gradients of chunks takes its time, too.
+_LOGIT_BYTES = {"cpu": (2**25, 2**24), "gpu": (2**32, 2**32), "tpu": (2**32, 2**30)}
 _LEAST_CHUNK = 256
 
 
@@ -43,7 +42,7 @@ def chunk_size(asked: LossChunk, tokens: tuple[int, ...], vocab_size: int) -> in
     # In float32. For the weight gradient, XLA gathers the gradients of logits that are sharded over the vocabulary, in
     # bfloat16, since `x` is sharded over the same mesh axis.
     token_bytes = 4 * vocab_size // parts[2] + (2 * vocab_size if parts[2] > 1 else 0)
-    large, most = _LOGIT_BYTES_ON_CPU if current_device().platform == "cpu" else _LOGIT_BYTES
+    large, most = _LOGIT_BYTES[current_device().platform]
     if math.prod(tokens) // (parts[0] * parts[1]) * token_bytes <= large:
         return None
     return max(_LEAST_CHUNK, 2 ** int(math.log2(most / token_bytes)))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import json
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxcli.layers import matmul
 from paxcli.layers.matmul import OutputFirst, einsum, output_first
 from paxcli.mesh.weights import Weight
 from tests.layers.arrays import random_array
@@ -29,6 +36,23 @@ def test_gradients_are_those_of_jax(equation: str) -> None:
         for found, correct in zip((y, *gradients(grad)), (expected, *expected_gradients(grad)), strict=True):
             assert found.dtype == correct.dtype
             np.testing.assert_allclose(*(np.asarray(z, "float32") for z in (found, correct)), **tolerance)
+
+
+@pytest.mark.parametrize("equation", ["btd,dnh->btnh", "bnth,nhd->btd", "btd,vd->btv"])
+def test_on_a_gpu_dimensions_are_contracted_in_their_order(equation: str, monkeypatch) -> None:
+    """In another order, XLA transposes an operand. Which dimensions are contracted does not change."""
+    monkeypatch.setattr(matmul, "current_device", lambda: SimpleNamespace(platform="gpu"))
+    x, w = (random_array(*(SIZES[letter] for letter in letters)) for letters in equation.split("->")[0].split(","))
+
+    def total(x: jax.Array, w: jax.Array, einsum: Callable[..., jax.Array]) -> jax.Array:
+        return jnp.sum(jnp.square(einsum(equation, x, w)))
+
+    of_gpu, of_jax = (jax.value_and_grad(functools.partial(total, einsum=one), (0, 1)) for one in (einsum, jnp.einsum))
+    for found, expected in zip(*(jax.tree.leaves(one(x, w)) for one in (of_gpu, of_jax)), strict=True):
+        np.testing.assert_allclose(found, expected, **FLOAT32)
+    contracted = re.findall(r"dimension_numbers=\(\(\[([\d, ]+)\], \[([\d, ]+)\]\)", str(jax.make_jaxpr(of_gpu)(x, w)))
+    assert len(contracted) == 3
+    assert all(json.loads(f"[{axes}]") == sorted(json.loads(f"[{axes}]")) for pair in contracted for axes in pair)
 
 
 @pytest.mark.parametrize("equation", ["btd,df->btf", "btf,df->btd", "btd,vd->btv", "btnh,dnh->btd", "ebf,edf->ebd"])

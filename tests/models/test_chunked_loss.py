@@ -82,6 +82,9 @@ def test_chunks_are_taken_where_logits_are_large(monkeypatch):
     assert chunk_size("auto", (8, 256), 1024) is chunk_size(None, (32, 1024), 50304) is None
     assert chunk_size("auto", (4, 512), 8192) == 512
     assert chunk_size("auto", (8, 1024), 50304) == 256
+    monkeypatch.setattr(chunked_loss, "current_device", lambda: types.SimpleNamespace(platform="gpu"))
+    assert chunk_size("auto", (16, 1024), 50304) is None
+    assert chunk_size("auto", (64, 1024), 50304) == 16384  # the sum of gradients, over the chunks, takes its time
     monkeypatch.setattr(chunked_loss, "current_device", lambda: types.SimpleNamespace(platform="tpu"))
     assert chunk_size("auto", (8, 2048), 50304) is None
     assert chunk_size("auto", (32, 1024), 50304) == 4096

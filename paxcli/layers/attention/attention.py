@@ -27,7 +27,7 @@ from paxcli.layers.lora import Matrix
 from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.scopes import ATTENTION_PROJECTION
-from paxcli.mesh.sharding import constrain, current_device
+from paxcli.mesh.sharding import constrain
 
 
 class KVCache(NamedTuple):
@@ -285,10 +285,8 @@ def project_output(
 ) -> jax.Array:
     """The output projection, [B, N, T, Hv] to [B, T, D], of a context that a backend may have named already."""
     context = constrain(context, *HEADS) if is_named else shard_heads(CONTEXT, context)
-    # JAX contracts axes in alphabetical order: with "n" and "h", decoding would transpose the weight for each token,
-    # and a GPU the context of each layer.
-    in_order = context.shape[2] == 1 or current_device().platform == "gpu"
-    y = product("bath,ahd->btd" if in_order else "bnth,nhd->btd", context, w)
+    # JAX contracts axes in alphabetical order: with "n" and "h", decoding would transpose the weight for each token.
+    y = product("bath,ahd->btd" if context.shape[2] == 1 else "bnth,nhd->btd", context, w)
     y = y if bias is None else y + bias
     return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
 
