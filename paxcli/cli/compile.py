@@ -162,7 +162,7 @@ def _text(report: dict[str, Any], what: str) -> str:
         f"predicted: {_prediction(report)}",
     ]
     if (error := report["prediction_error"]) and report["step"] == "train":
-        lines.append(f"  published training steps of this generation ran within {error:.0%} of their predicted speed")
+        lines.append(f"  measured training steps on such devices ran within {error:.0%} of their predicted speed")
     if report["predicted_step_seconds"]:
         lines.append("  " + ", ".join(f"{name} {share:.1%}" for name, share in report["shares"].items() if share))
         lines += [f"  not included: {item}" for item in report["left_out"]]

@@ -1,7 +1,7 @@
 """How long a GPU takes for the parts of a compiled program: a roofline by fusion.
 
-- a fusion with matmuls: its FLOPs at `MATMUL_RATE` of the peak, which is twice as high in FP8, or its traffic if that
-  takes longer;
+- a fusion with matmuls: its FLOPs at `MATMUL_RATE` of the peak, which is twice as high in FP8 and half as high in
+  float32 (TF32), or its traffic if that takes longer;
 - cuDNN's attention: the FLOPs that its mask does not hide, at the rate of its head size;
 - anything else: its traffic at `MEMORY_RATE` of the memory's bandwidth;
 - a collective over NVLink: what each GPU receives, at `NVLINK_RATE` of the bandwidth.
@@ -71,7 +71,8 @@ class _Gpus:
                 instruction = dataclasses.replace(instruction, result=result)
             traffic = hbm_bytes(program, instruction, operands)
             if flops := matmul_flops(program, instruction, _FP8_SPEED):
-                in_cores = max(LEAST_SECONDS, flops / (MATMUL_RATE * self._peak_flops))
+                in_float32 = all(dtype == "f32" for operand in operands for dtype, _ in operand.arrays)
+                in_cores = max(LEAST_SECONDS, (2 if in_float32 else 1) * flops / (MATMUL_RATE * self._peak_flops))
                 in_hbm = traffic / (MEMORY_RATE * self._gpu.hbm)
                 bound = "matmul" if in_cores >= in_hbm else "hbm"
                 return Computation("matmul" if part == "other" else part, bound, what, max(in_cores, in_hbm))

@@ -93,6 +93,14 @@ def test_each_part_takes_its_share_of_the_roofline() -> None:
     assert found.parts["exposed_nvlink"] == pytest.approx(max(0.0, gather - matmul))
 
 
+def test_float32_is_multiplied_at_half_the_speed() -> None:
+    bfloat16, float32 = (
+        predict(read_program(PROGRAM.replace("bf16", dtype)), GPUS["h200"], 8, PEAK).parts["matmul"]
+        for dtype in ("bf16", "f32")
+    )
+    assert float32 - bfloat16 == pytest.approx(2 * 4096**3 / (MATMUL_RATE * PEAK))
+
+
 @pytest.mark.parametrize(
     ("target", "config", "share"),
     [
