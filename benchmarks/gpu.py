@@ -6,8 +6,8 @@ All have the shapes and batch of the recipe; random tokens, mixed precision (bfl
 AdamW, clip 1.0. PyTorch: `torch.compile`, flash attention, autocast, fused AdamW, and activation checkpointing where
 the activations do not fit otherwise. Each measurement is a process of its own that has the GPU alone: 10 steps to warm
 up, then `--steps` steps that are dispatched without waiting in between. Each round measures every variant, and ratios
-are within a round. After `--seconds` no process is started; the file is written after each measurement.
-`--overlays cpu` tries it without a GPU.
+are within a round. After `--seconds` no process is started, and one that runs is stopped; the file is written after
+each measurement. `--overlays cpu` tries it without a GPU.
 """
 
 from __future__ import annotations
@@ -64,28 +64,29 @@ def task_of(recipe: str, overlays: list[str], sets: list[str], platform: str) ->
     }
 
 
-def start_peer(variant: str, task: dict, peer_python: str, cache: str) -> Peer:
-    """Starts the process of one variant."""
+def start_peer(variant: str, task: dict, peer_python: str, cache: str, seconds: float) -> Peer:
+    """Starts the process of one variant, which is stopped after some seconds."""
+    stopped, peers = ["timeout", str(int(seconds) + 1)], HERE / "peers"
     env = {"JAX_PLATFORMS": task["platform"], "JAX_COMPILATION_CACHE_DIR": cache}
     env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.92"
     if variant.startswith("pax"):
         sets = [*task["sets"], "precision=fp8"] if variant == "pax_fp8" else task["sets"]
-        return Peer(variant, [sys.executable, str(HERE / "peers" / "pax_step.py")], task | {"sets": sets}, env)
-    script = HERE / "peers" / ("torch_loop.py" if variant == "torch" else "hf_trainer.py")
-    return Peer(variant, [peer_python, str(script)], task | {"compile": variant == "torch"}, env)
+        return Peer(variant, [*stopped, sys.executable, str(peers / "pax_step.py")], task | {"sets": sets}, env)
+    script = peers / ("torch_loop.py" if variant == "torch" else "hf_trainer.py")
+    return Peer(variant, [*stopped, peer_python, str(script)], task | {"compile": variant == "torch"}, env)
 
 
-def measure(variant: str, task: dict, steps: int, peer_python: str, cache: str) -> dict:
+def measure(variant: str, task: dict, steps: int, peer_python: str, cache: str, seconds: float) -> dict:
     """Seconds of a step, and from process start to the first step; or the error."""
     try:
-        peer = start_peer(variant, task, peer_python, cache)
+        peer = start_peer(variant, task, peer_python, cache, seconds)
         peer.ask(-WARM_UP)
-        seconds = peer.ask(-steps)["seconds"][0]
+        step_seconds = peer.ask(-steps)["seconds"][0]
         peer.ask(0)
         peer.process.wait()
     except RuntimeError as error:
         return {"failed": str(error)}
-    return {"step_seconds": seconds, "first_step_seconds": peer.first["first_step_seconds"]}
+    return {"step_seconds": step_seconds, "first_step_seconds": peer.first["first_step_seconds"]}
 
 
 def summarize(task: dict, rounds: list[dict[str, dict]], peak: float | None) -> dict:
@@ -133,7 +134,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=540, help="no process is started after this time")
+    parser.add_argument("--seconds", type=float, default=540, help="no process runs after this time")
     parser.add_argument("--peer-python", default=sys.executable, help="where torch and transformers are installed")
     options = parser.parse_args()
 
@@ -150,8 +151,9 @@ def main() -> None:
             for name, task in tasks.items():
                 rounds[name].append({})
                 for variant in options.variants:
-                    if time.monotonic() < ends:
-                        rounds[name][-1][variant] = measure(variant, task, options.steps, options.peer_python, cache)
+                    if (left := ends - time.monotonic()) > 0:
+                        found = measure(variant, task, options.steps, options.peer_python, cache, left)
+                        rounds[name][-1][variant] = found
                     results = {name: summarize(task, rounds[name], peak) for name, task in tasks.items()}
                     options.out.write_text(json.dumps(facts | {"recipes": results}, indent=2) + "\n")
     print(options.out.read_text())
