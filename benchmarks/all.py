@@ -39,7 +39,8 @@ INTRODUCTION = """# Benchmarks
 
 pax beside its peers, on the same work, alternating in one run. A ratio of 2: pax is twice as fast, or takes half
 the memory; the floor is the ratio below which `benchmarks/all.py` fails. Ratios hold for this machine. How each change
-came about is in `benchmarks/results/README.md`; predictions for TPUs are in [Compile for TPUs](compile.md).
+came about is in `benchmarks/results/README.md`; predictions for TPUs are in [Compile for TPUs](compile.md),
+measurements on a GPU in [GPUs](gpu.md#measured).
 
 """.splitlines()
 
