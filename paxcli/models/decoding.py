@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from paxcli.layers.base import Cache
 from paxcli.layers.matmul import output_first
 from paxcli.layers.pipelined_stack import PipelinedStack
+from paxcli.mesh.sharding import current_device
 from paxcli.mesh.weights import Weight, weights_of
 from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel, take_last
 from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
@@ -74,11 +75,6 @@ def generate(
     settings = SequenceSettings(*(jnp.full(len(ids), x) for x in of_all))._replace(number=jnp.arange(len(ids)))
     state = prefill(model, params, ids, lengths, lengths, max_tokens, settings, size, False, bos_id)
     return advance(model, params, state, max_tokens, eos_ids, num_candidates(of_all), sampling)._replace(cache=None)
-
-
-def jit_generate() -> jax.stages.Wrapped:
-    """`generate`, jitted with the arguments that are part of the program as static ones."""
-    return jax.jit(generate, static_argnames=("model", "max_tokens", "eos_ids", "sampling"))
 
 
 def prefill(
@@ -230,33 +226,33 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
     return DecodeState(*columns, cache=jax.tree.map(replace, state.cache, new.cache, axes))
 
 
-def for_cpu(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
-    """On a CPU: the model with unrolled layers, and `(params, is_batch) -> params`, its parameters from scanned ones.
+def unrolled(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
+    """The model with unrolled layers, and `(params, is_batch) -> params`, its parameters from scanned ones.
 
-    In a scan, XLA copies the parameters of each layer for each token there; other platforms read them in place. Layers
-    have no remat: decoding has no backward pass. In a causal model, the function also stores weights as [outputs,
-    inputs], by which a CPU multiplies faster; for a batch, most are in two parts, with which a lone sequence is slower.
+    In a scan, XLA copies the parameters and the cache of each layer for each token, but on TPUs, where nothing changes.
+    Layers have no remat: decoding has no backward pass. On a CPU, the function also stores a causal model's weights as
+    [outputs, inputs], by which it multiplies faster; for a batch, most in two parts, with which one sequence is slower.
     """
-    if jax.default_backend() != "cpu":
+    if (platform := current_device().platform) == "tpu":
         return model, lambda params, is_batch: params
     found = model.stacks() if isinstance(model, TransformerModel) else {}
     stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
     templates = model.named_fields(*stacks)
     in_order = {"scan": False, "remat_policy": "everything", "save": (), "offload": ()}
-    unrolled = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})
+    apart = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})
 
     def convert(params: dict, is_batch: bool) -> dict:
         params = {name: stacks[name].unstack(tree) if name in stacks else tree for name, tree in params.items()}
-        if not isinstance(unrolled, CausalModel) or unrolled.lora is not None:
+        if platform != "cpu" or not isinstance(apart, CausalModel) or apart.lora is not None:
             return params
         ids = jnp.zeros((1, 1), jnp.int32)
-        init = functools.partial(unrolled.init, method="extend")
-        boxed = jax.eval_shape(init, jax.random.key(0), ids, ids, ids, unrolled.init_cache(1, 1))
+        init = functools.partial(apart.init, method="extend")
+        boxed = jax.eval_shape(init, jax.random.key(0), ids, ids, ids, apart.init_cache(1, 1))
         facts = dict(jax.tree.leaves_with_path(weights_of(boxed["params"])))
         parts = 2 if is_batch else 1
         return jax.tree.map_with_path(lambda path, w: output_first(w, facts.get(path, Weight()), parts), params)
 
-    return unrolled, convert
+    return apart, convert
 
 
 def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:
