@@ -17,7 +17,7 @@ import numpy as np
 
 from paxcli.models.base import Seq2SeqModel
 from paxcli.models.beam_search import Beams, BeamSearch, beam_search
-from paxcli.models.decoding import DecodeState, advance, cache_axes, insert, prefill, score, unrolled
+from paxcli.models.decoding import DecodeState, advance, cache_axes, insert, prefill, score, unroll_layers
 from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, num_candidates, sequence_settings
 
 _SCORED_TOKENS = 8192  # of a batch: their logits have to fit into memory
@@ -77,7 +77,7 @@ class Generator:
     """
 
     def __init__(self, model: Any, params: dict, decoding: Decoding, eos_ids: tuple[int, ...], bos_id: int):
-        model, convert = unrolled(model)
+        model, convert = unroll_layers(model)
         self._model, self._decoding, self._eos_ids = model, decoding, eos_ids
         self._prepare = jax.jit(lambda params, is_batch: convert(model.cast(params), is_batch), static_argnums=1)
         self.set_params(params)

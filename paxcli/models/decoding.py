@@ -226,10 +226,10 @@ def insert(state: DecodeState, new: DecodeState, slots: Int[jax.Array, " N"], ax
     return DecodeState(*columns, cache=jax.tree.map(replace, state.cache, new.cache, axes))
 
 
-def unrolled(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
+def unroll_layers(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
     """The model with unrolled layers, and `(params, is_batch) -> params`, its parameters from scanned ones.
 
-    In a scan, XLA copies the parameters and the cache of each layer for each token, but on TPUs, where nothing changes.
+    In a scan, XLA copies the parameters and the cache of each layer for each token; not on TPUs, where nothing changes.
     Layers have no remat: decoding has no backward pass. On a CPU, the function also stores a causal model's weights as
     [outputs, inputs], by which it multiplies faster; for a batch, most in two parts, with which one sequence is slower.
     """

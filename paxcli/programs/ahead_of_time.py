@@ -23,7 +23,7 @@ from paxcli.mesh.sharding import global_spec
 from paxcli.mesh.startup import set_libtpu_arguments
 from paxcli.metrics.peaks import mfu
 from paxcli.models.base import CausalModel
-from paxcli.models.decoding import PROMPTS_AT_ONCE, DecodeState, generate, unrolled
+from paxcli.models.decoding import PROMPTS_AT_ONCE, DecodeState, generate, unroll_layers
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import num_rows
 from paxcli.programs import gpu_machine, tpu_machine
@@ -162,7 +162,7 @@ def _lower(session: Session, step: Step) -> jax.stages.Lowered:
     prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), jnp.int32)
     lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), jnp.int32)
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
-    apart, convert = unrolled(model)
+    apart, convert = unroll_layers(model)
 
     def decode(params: dict, *inputs: jax.Array) -> DecodeState:
         return generate(apart, convert(params, True), *inputs, max_tokens=half, eos_ids=(), sampling=Sampling())

@@ -18,7 +18,7 @@ from paxcli.layers.matmul import OutputFirst
 from paxcli.layers.output_head import OutputHead
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.models import decoding
-from paxcli.models.decoding import generate, prefill, unrolled
+from paxcli.models.decoding import generate, prefill, unroll_layers
 from paxcli.models.language_model import LanguageModel
 from paxcli.models.sampling import Sampling, SequenceSettings
 from paxcli.models.sequence_model import SequenceModel
@@ -139,7 +139,7 @@ def test_unrolled_layers_decode_as_scanned_ones(kind):
         config.stack, config.num_layers = PatternedStack.partial(turns=(windowed, block), first=block, num_first=2), 6
     scanned, params = _with_params(config)
     expected = _generate(scanned, params, max_tokens=3)
-    model, convert = unrolled(scanned)
+    model, convert = unroll_layers(scanned)
     per_layer = convert(params, True)
     found = _generate(model, per_layer, max_tokens=3)
     np.testing.assert_array_equal(found.ids, expected.ids)
@@ -163,7 +163,7 @@ def test_on_a_cpu_weights_are_stored_as_outputs_and_inputs(is_batch: bool, num_p
     config.head = OutputHead.partial()
     model, params = _with_params(config)
     expected = _generate(model, params)
-    on_cpu, convert = unrolled(model)
+    on_cpu, convert = unroll_layers(model)
     converted = convert(params, is_batch)
     names = [f"attention/{name}" for name in ("query", "key", "value", "post")]
     names += [f"feed_forward/{name}" for name in ("w_in", "w_gate", "w_out")]
@@ -184,7 +184,7 @@ def test_elsewhere_weights_are_stored_as_they_are(platform: str, monkeypatch):
     scanned, params = _with_params(config)
     expected = _generate(scanned, params)
     monkeypatch.setattr(decoding, "current_device", lambda: SimpleNamespace(platform=platform))
-    model, convert = unrolled(scanned)
+    model, convert = unroll_layers(scanned)
     converted = convert(params, True)
     assert _stored_output_first(converted) == set()
     assert set(converted["stack"]) == ({"layers"} if platform == "tpu" else {"layers_0", "layers_1"})
@@ -197,7 +197,7 @@ def test_weights_with_adapters_are_stored_as_they_are():
     )
     config.lora = Lora.config()
     model, params = _with_params(config)
-    on_cpu, convert = unrolled(model)
+    on_cpu, convert = unroll_layers(model)
     converted = convert(params, True)
     assert _stored_output_first(converted) == set()
     np.testing.assert_array_equal(_generate(on_cpu, converted).ids, _generate(model, params).ids)
