@@ -124,6 +124,23 @@ def test_a_cpu_has_no_prediction_to_explain(pax) -> None:
     assert done.returncode == 2 and "no step-time prediction for cpu:1" in done.stderr
 
 
+def test_the_decode_step_is_the_program_that_decoding_runs(pax, tmp_path) -> None:
+    """On a CPU, with the layers apart."""
+    small = (
+        "--set=num_layers=2",
+        "--set=model_dims=32",
+        "--set=hidden_dims=32",
+        "--set=max_seq_len=16",
+        "--set=num_heads=4",
+    )
+    done = pax("compile", "tiny", "--topology=cpu:1", "--step=decode", "--hlo=step.txt", *small, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["fits"] and report["cache_bytes"] == 2 * 2 * 16 * 16 * 32 * 4  # keys and values of 16 prompts
+    text = (tmp_path / "step.txt").read_text()
+    assert "stack/layers_0/" in text and "stack/layers_1/" in text and "stack/layers/" not in text
+
+
 @needs_libtpu
 def test_the_error_says_how_much_memory_is_missing(pax) -> None:
     much = ("--set", "task.train.percore_batch_size=65536", "--set", "train_input=SyntheticInput")
