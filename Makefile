@@ -35,7 +35,7 @@ demo: $(VENV)/installed ## Install, train the recipe `tiny`, plot its loss curve
 	$(BIN)/pax decode runs/demo --prompt "def "
 
 # Most of the time goes to compiling, so XLA optimizes little here. `make test-all` compiles as users do.
-test: $(VENV)/installed-dev ## Run every test that is not marked slow, tpu or gpu.
+test: $(VENV)/installed-dev ## Run every test that is not marked slow, tpu, gpu or cuda.
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 $(PYTEST) -n $(WORKERS) -m "not slow and not tpu and not gpu and not cuda"
 
 test-all: $(VENV)/installed-dev ## Run the slow tests too, and Lingvo's where Lingvo can be loaded.

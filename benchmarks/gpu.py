@@ -66,14 +66,14 @@ def task_of(recipe: str, overlays: list[str], sets: list[str], platform: str) ->
 
 def start_peer(variant: str, task: dict, peer_python: str, cache: str, seconds: float) -> Peer:
     """Starts the process of one variant, which is stopped after some seconds."""
-    stopped, peers = ["timeout", str(int(seconds) + 1)], HERE / "peers"
+    limit, peers = ["timeout", str(int(seconds) + 1)], HERE / "peers"
     env = {"JAX_PLATFORMS": task["platform"], "JAX_COMPILATION_CACHE_DIR": cache}
     env["XLA_PYTHON_CLIENT_MEM_FRACTION"] = "0.92"
     if variant.startswith("pax"):
         sets = [*task["sets"], "precision=fp8"] if variant == "pax_fp8" else task["sets"]
-        return Peer(variant, [*stopped, sys.executable, str(peers / "pax_step.py")], task | {"sets": sets}, env)
+        return Peer(variant, [*limit, sys.executable, str(peers / "pax_step.py")], task | {"sets": sets}, env)
     script = peers / ("torch_loop.py" if variant == "torch" else "hf_trainer.py")
-    return Peer(variant, [*stopped, peer_python, str(script)], task | {"compile": variant == "torch"}, env)
+    return Peer(variant, [*limit, peer_python, str(script)], task | {"compile": variant == "torch"}, env)
 
 
 def measure(variant: str, task: dict, steps: int, peer_python: str, cache: str, seconds: float) -> dict:

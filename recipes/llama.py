@@ -1,9 +1,10 @@
 """Llama models (Touvron et al., 2023) on synthetic rows: for GPUs, and to compare with other implementations.
 
 RMSNorm, RoPE, SwiGLU without biases, grouped-query attention (GQA) in some, an untied output head. Mixed precision:
-parameters and second moments are float32, activations bfloat16. Batch size and remat policy are for one GPU of 141 GB,
-where JAX may use 92 %; with FSDP over several, larger batches fit. Attention is not restricted to documents, so that
-cuDNN's kernel needs no mask; set `attention.segmented` to true for packed documents.
+parameters and second moments are float32, activations bfloat16. Batch size and remat policy are for one GPU of 141 GB
+with unrolled layers (overlay `gpu-1`), where JAX may use 92 %; with FSDP over several, larger batches fit. Attention is
+not restricted to documents, so that cuDNN's kernel needs no mask; set `attention.segmented` to true for packed
+documents.
 """
 
 from __future__ import annotations

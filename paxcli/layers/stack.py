@@ -117,7 +117,7 @@ class Stack(LayerStack):
     def _with_remat(self, block: functools.partial) -> functools.partial:
         if (policy := saveable(self.remat_policy, self.offload, self.save)) is None:
             return block
-        # Across iterations of a scan, XLA cannot merge recomputation with the forward pass (CSE). It removes a loop of
+        # Across iterations of a scan, XLA cannot merge recomputation with the forward pass (CSE). It inlines a loop of
         # one iteration.
         is_loop = self.scan and self.unroll < self.num_layers
         return functools.partial(nn.remat(block.func, policy=policy, prevent_cse=not is_loop), **block.keywords)

@@ -239,20 +239,20 @@ def unroll_layers(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
     stacks = {field: one for field, one in found.items() if one.scan and not isinstance(one, PipelinedStack)}
     templates = model.named_fields(*stacks)
     in_order = {"scan": False, "remat_policy": "everything", "save": (), "offload": ()}
-    apart = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})
+    unrolled = model.clone(**{field: functools.partial(templates[field], **in_order) for field in stacks})
 
     def convert(params: dict, is_batch: bool) -> dict:
         params = {name: stacks[name].unstack(tree) if name in stacks else tree for name, tree in params.items()}
-        if platform != "cpu" or not isinstance(apart, CausalModel) or apart.lora is not None:
+        if platform != "cpu" or not isinstance(unrolled, CausalModel) or unrolled.lora is not None:
             return params
         ids = jnp.zeros((1, 1), jnp.int32)
-        init = functools.partial(apart.init, method="extend")
-        boxed = jax.eval_shape(init, jax.random.key(0), ids, ids, ids, apart.init_cache(1, 1))
+        init = functools.partial(unrolled.init, method="extend")
+        boxed = jax.eval_shape(init, jax.random.key(0), ids, ids, ids, unrolled.init_cache(1, 1))
         facts = dict(jax.tree.leaves_with_path(weights_of(boxed["params"])))
         parts = 2 if is_batch else 1
         return jax.tree.map_with_path(lambda path, w: output_first(w, facts.get(path, Weight()), parts), params)
 
-    return apart, convert
+    return unrolled, convert
 
 
 def cache_axes(model: DecodingModel, params: dict, size: int) -> Any:

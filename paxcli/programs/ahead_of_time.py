@@ -105,7 +105,7 @@ def compile_ahead(
     """
     if save is not None and target.gpu is not None:
         hint = f"Compile it there, with `--topology gpu:{target.shape[0]}`."
-        raise ConfigError("On a machine with the GPUs, XLA chooses faster kernels: a step is not saved here.", hint)
+        raise ConfigError("--save needs the GPUs: only on a machine with them does XLA autotune its kernels.", hint)
     set_libtpu_arguments(libtpu_arguments(config.mesh.libtpu_options))
     with _no_compilation_cache(), open_session(config, target.devices()) as session:
         options: dict[str, Any] = session.compiler_options
@@ -162,10 +162,10 @@ def _lower(session: Session, step: Step) -> jax.stages.Lowered:
     prompts = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE, half), jnp.int32)
     lengths = jax.ShapeDtypeStruct((PROMPTS_AT_ONCE,), jnp.int32)
     seed = jax.ShapeDtypeStruct((), jnp.uint32)
-    apart, convert = unroll_layers(model)
+    unrolled, convert = unroll_layers(model)
 
     def decode(params: dict, *inputs: jax.Array) -> DecodeState:
-        return generate(apart, convert(params, True), *inputs, max_tokens=half, eos_ids=(), sampling=Sampling())
+        return generate(unrolled, convert(params, True), *inputs, max_tokens=half, eos_ids=(), sampling=Sampling())
 
     return jax.jit(decode).lower(placed, prompts, lengths, seed)
 

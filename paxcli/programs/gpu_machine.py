@@ -20,7 +20,7 @@ from paxcli.programs.attribution import is_attention
 from paxcli.programs.collectives import HOST, KINDS, Collective
 from paxcli.programs.gpus import Gpu
 from paxcli.programs.hlo import Instruction, Program
-from paxcli.programs.prediction import Carrier, Computation, Prediction, simulate
+from paxcli.programs.prediction import Carrier, Computation, Prediction, matmul_computation, simulate
 from paxcli.programs.roofline import hbm_bytes, matmul_flops
 
 MATMUL_RATE = 0.735
@@ -55,16 +55,15 @@ class _Gpus:
         self._gpu, self._num_gpus, self._peak_flops = gpu, num_gpus, peak_flops
 
     def compute(self, program: Program, instruction: Instruction, operands: Sequence[Instruction]) -> Computation:
-        what = instruction.op_name.rpartition("/")[2]
         is_transfer = instruction.opcode.removesuffix("-start") in KINDS  # its seconds are those of `transfer`
         if is_transfer or instruction.opcode in _NO_KERNELS or instruction.opcode.endswith("-done"):
-            return Computation("other", "hbm", what, 0.0)
+            return Computation("other", "hbm", instruction.operation, 0.0)
         if instruction.call_target.startswith(_ATTENTION):
             flops, rate = attention_flops(instruction)
             return Computation("kernels", "kernel", "cudnn", flops / (rate * self._peak_flops), is_kernel=True)
         if instruction.opcode == "custom-call":
             return Computation("kernels", "kernel", instruction.call_target, None, is_kernel=True)
-        part = "attention" if is_attention(instruction.op_name) else "other"
+        bandwidth = MEMORY_RATE * self._gpu.hbm
         if instruction.fused:
             if instruction.opcode == "fusion-start":  # its result includes its operands
                 result = program.computations[instruction.fused][-1].result
@@ -73,12 +72,11 @@ class _Gpus:
             if flops := matmul_flops(program, instruction, _FP8_SPEED):
                 in_float32 = all(dtype == "f32" for operand in operands for dtype, _ in operand.arrays)
                 in_cores = max(LEAST_SECONDS, (2 if in_float32 else 1) * flops / (MATMUL_RATE * self._peak_flops))
-                in_hbm = traffic / (MEMORY_RATE * self._gpu.hbm)
-                bound = "matmul" if in_cores >= in_hbm else "hbm"
-                return Computation("matmul" if part == "other" else part, bound, what, max(in_cores, in_hbm))
+                return matmul_computation(instruction, in_cores, traffic / bandwidth)
         else:
             traffic = sum(instruction.hbm_bytes) + sum(sum(operand.hbm_bytes) for operand in operands)
-        return Computation(part, "hbm", what, max(LEAST_SECONDS, traffic / (MEMORY_RATE * self._gpu.hbm)))
+        part = "attention" if is_attention(instruction.op_name) else "other"
+        return Computation(part, "hbm", instruction.operation, max(LEAST_SECONDS, traffic / bandwidth))
 
     def transfer(self, transfer: Collective) -> tuple[Carrier, float]:
         if transfer.kind == HOST:

@@ -13,10 +13,10 @@ import jax
 from jax.experimental import topologies
 
 from paxcli.errors import ConfigError, MissingError, first_line
+from paxcli.jax_defaults import CUDA_PLUGINS, GPU_MEMORY_FRACTION
 
 MOST_GPUS = 8  # of one machine, all connected by NVLink
 
-_USABLE = 0.92  # of the memory, by pax's default (`jax_defaults.py`)
 _XLA_LIMIT = 0.8  # XLA lets a program use this share of the memory of a GPU that is not attached
 
 
@@ -53,7 +53,7 @@ class Gpu:
     @property
     def usable_bytes(self) -> int:
         """Bytes that a program may use."""
-        return int(_USABLE * self.memory)
+        return int(GPU_MEMORY_FRACTION * self.memory)
 
     def devices(self, count: int) -> list[Any]:
         """GPUs of one machine to compile for; they cannot run programs.
@@ -62,7 +62,7 @@ class Gpu:
           MissingError: JAX's CUDA plugin is not installed.
           ConfigError: The plugin cannot describe this GPU.
         """
-        if not any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13)):
+        if not any(map(importlib.util.find_spec, CUDA_PLUGINS)):
             hint = "pip install 'jax[cuda13]' (Linux only)"
             raise MissingError("Compiling for a GPU needs JAX's CUDA plugin, which is not installed.", hint)
         options = {"target_config": self._target_config(), "topology": f"1x1x{count}"}

@@ -80,6 +80,11 @@ class Instruction:
         return self.attribute(r'op_name="([^"]*)"')
 
     @property
+    def operation(self) -> str:
+        """The operation in the source, such as `dot_general`: the last part of `op_name`."""
+        return self.op_name.rpartition("/")[2]
+
+    @property
     def call_target(self) -> str:
         """Target of a custom call, such as `tpu_custom_call`; empty for other instructions."""
         return self.attribute(r'custom_call_target="([^"]*)"')

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from paxcli.programs.attribution import attribute_instructions
+from paxcli.programs.attribution import attribute_instructions, is_attention
 from paxcli.programs.collectives import Collective, Network, find_collective
 from paxcli.programs.hlo import CONTROL_FLOW, Instruction, Program
 from paxcli.programs.host_transfers import find_host_transfer
@@ -119,6 +119,19 @@ class Computation(NamedTuple):
     is_kernel: bool = False
 
 
+def matmul_computation(instruction: Instruction, in_cores: float, in_hbm: float) -> Computation:
+    """The computation of an instruction with matmuls: bound by their FLOPs or by memory traffic, whichever is slower.
+
+    Args:
+      instruction: The instruction.
+      in_cores: Seconds that its FLOPs take.
+      in_hbm: Seconds that its traffic takes.
+    """
+    part = "attention" if is_attention(instruction.op_name) else "matmul"
+    bound = "matmul" if in_cores >= in_hbm else "hbm"
+    return Computation(part, bound, instruction.operation, max(in_cores, in_hbm))
+
+
 class Machine(Protocol):
     """The devices that a program was compiled for."""
 
@@ -187,12 +200,12 @@ class _Simulation:
         self, instruction: Instruction, operands: Sequence[Instruction], times: int, spent: Prediction
     ) -> float:
         """Seconds that one run of an instruction computes; adds `times` of them to `spent`."""
-        done = self._machine.compute(self._program, instruction, operands)
-        if done.is_kernel:
-            spent.kernel_calls[done.what] += times
-        if done.seconds is None:
-            spent.unknown_kernels[done.what] += times
+        computed = self._machine.compute(self._program, instruction, operands)
+        if computed.is_kernel:
+            spent.kernel_calls[computed.what] += times
+        if computed.seconds is None:
+            spent.unknown_kernels[computed.what] += times
             return 0.0
-        cost = Cost(done.bound, self._layers[instruction.name].layer, done.what)
-        spent.spend(done.part, cost, done.seconds * times)
-        return done.seconds
+        cost = Cost(computed.bound, self._layers[instruction.name].layer, computed.what)
+        spent.spend(computed.part, cost, computed.seconds * times)
+        return computed.seconds

@@ -25,7 +25,7 @@ from paxcli.programs.attribution import PALLAS_TARGET, is_attention
 from paxcli.programs.chips import CHIPS
 from paxcli.programs.collectives import HOST, Collective, Interconnect
 from paxcli.programs.hlo import Instruction, Program
-from paxcli.programs.prediction import Carrier, Computation, Cost, Prediction, simulate
+from paxcli.programs.prediction import Carrier, Computation, Cost, Prediction, matmul_computation, simulate
 from paxcli.programs.roofline import hbm_bytes, matmul_flops
 
 # Share of the peak at which a kernel multiplies the blocks that it does not skip.
@@ -59,19 +59,17 @@ class _Tpus:
         self._chip = CHIPS[interconnect.generation]
 
     def compute(self, program: Program, instruction: Instruction, operands: Sequence[Instruction]) -> Computation:
-        what = instruction.op_name.rpartition("/")[2]
         if instruction.opcode == "custom-call" and instruction.call_target == PALLAS_TARGET:
             what, flops = kernel_flops(instruction)
             seconds = None if flops is None else flops / (KERNEL_RATE * self._peak_flops)
             return Computation("kernels", "kernel", what, seconds, is_kernel=True)
-        part = "attention" if is_attention(instruction.op_name) else "other"
         if flops := matmul_flops(program, instruction, self._chip.fp8_speed):
             in_mxu = flops / (self._chip.matmul_rate * self._peak_flops)
             in_hbm = hbm_bytes(program, instruction, operands) / self._chip.hbm
-            bound = "matmul" if in_mxu >= in_hbm else "hbm"
-            return Computation("matmul" if part == "other" else part, bound, what, max(in_mxu, in_hbm))
+            return matmul_computation(instruction, in_mxu, in_hbm)
+        part = "attention" if is_attention(instruction.op_name) else "other"
         cycles = int(instruction.attribute(r'"estimated_cycles":"(\d+)"') or 0)
-        return Computation(part, "hbm", what, cycles / self._chip.clock)
+        return Computation(part, "hbm", instruction.operation, cycles / self._chip.clock)
 
     def transfer(self, transfer: Collective) -> tuple[Carrier, float]:
         if transfer.kind == HOST:
@@ -85,7 +83,7 @@ class _Tpus:
 
 
 def kernel_flops(kernel: Instruction) -> tuple[str, float | None]:
-    """Name of a custom kernel, and the FLOPs of one call; None if there is no formula for it."""
+    """Name of a custom kernel, and the FLOPs of one call; None for a kernel that is not known."""
     name = kernel.name.split(".")[0]
     shapes = [shape for dtype, shape in kernel.operand_arrays if dtype in ("bf16", "f32")]
     if name in ("gmm", "tgmm"):  # of megablox

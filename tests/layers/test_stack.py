@@ -126,7 +126,7 @@ def test_remat_saves_memory(inputs, scanned_params):
 
 @pytest.mark.parametrize(("unroll", "prevented"), [(1, False), (2, False), (3, True), (64, True)])
 def test_xla_may_not_undo_the_remat_of_a_scan_of_one_iteration(inputs, scanned_params, unroll, prevented):
-    """Such a scan is no loop after XLA's first passes, so common subexpressions would be kept, not computed again."""
+    """XLA inlines such a scan; without barriers, CSE would then reuse activations of the forward pass."""
     stack = Stack(**WIDTHS, unroll=unroll, remat_policy="nothing")
     jaxpr = jax.make_jaxpr(jax.grad(lambda params: jnp.sum(stack.apply({"params": params}, *inputs)[0])))
     assert (f"prevent_cse={prevented}") in str(jaxpr(scanned_params))

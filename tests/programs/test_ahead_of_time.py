@@ -125,7 +125,7 @@ def test_a_cpu_has_no_prediction_to_explain(pax) -> None:
 
 
 def test_the_decode_step_is_the_program_that_decoding_runs(pax, tmp_path) -> None:
-    """On a CPU, with the layers apart."""
+    """On a CPU, with unrolled layers."""
     small = (
         "--set=num_layers=2",
         "--set=model_dims=32",
