@@ -80,14 +80,15 @@ def compile(
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     resolved = load_recipe(recipe, overlays, sets)
     from paxcli.cli.progress import waiting
-    from paxcli.programs.ahead_of_time import require_prediction, target_of
+    from paxcli.programs.ahead_of_time import target_of
+    from paxcli.programs.estimate import find_rates
     from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(resolved.config, topology, slices)
     if not target.is_local_gpu:
         hide_accelerators()
     if explain:
-        require_prediction(target)
+        find_rates(target)  # raises before it compiles, if no time can be predicted
     what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name
     if search:
         return _search(resolved, target, what, save, as_json)

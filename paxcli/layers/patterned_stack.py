@@ -56,10 +56,11 @@ class PatternedStack(Stack):
         if first:
             self._first = self._first_stack(name="first")
         if self.scan:
-            kinds = tuple(self._with_remat(turn) for turn in self.turns)
-            self.layers: Any = self._scan(_Turns, len(turns) // len(kinds))(turns=kinds, widths=self._widths)
+            iterations = len(turns) // len(self.turns)
+            kinds = tuple(self._with_remat(turn, iterations) for turn in self.turns)
+            self.layers: Any = self._scan(_Turns, iterations)(turns=kinds, widths=self._widths)
         else:
-            self.layers = [self._with_remat(turn)(**self._widths) for turn in turns]
+            self.layers = [self._with_remat(turn, len(turns))(**self._widths) for turn in turns]
 
     @property
     def blocks(self) -> tuple[functools.partial, ...]:

@@ -65,7 +65,7 @@ class Stack(LayerStack):
     _num_broadcast = 2  # arguments broadcast to every layer, after `x` and the cache
 
     def setup(self) -> None:
-        block = self._with_remat(self.block)
+        block = self._with_remat(self.block, iterations=self.num_layers)
         if self.scan:
             self.layers: Any = self._scan(block.func, self.num_layers)(**{**block.keywords, **self._widths})
         else:
@@ -114,12 +114,12 @@ class Stack(LayerStack):
             return self.layers(x, cache, *broadcast)
         return run_in_order(self.layers, x, cache, *broadcast)
 
-    def _with_remat(self, block: functools.partial) -> functools.partial:
+    def _with_remat(self, block: functools.partial, iterations: int) -> functools.partial:
         if (policy := saveable(self.remat_policy, self.offload, self.save)) is None:
             return block
         # Across iterations of a scan, XLA cannot merge recomputation with the forward pass (CSE). It inlines a loop of
         # one iteration.
-        is_loop = self.scan and self.unroll < self.num_layers
+        is_loop = self.scan and self.unroll < iterations
         return functools.partial(nn.remat(block.func, policy=policy, prevent_cse=not is_loop), **block.keywords)
 
     def _scan(self, block_class: Any, length: int) -> Any:

@@ -44,8 +44,8 @@ class TransformerLm(TransformerModel):
       label_smoothing: Probability that the loss spreads over all other tokens; `log_pplx` is without it.
       z_loss_weight: Weight of the z-loss, which keeps logits near 0, such as 1e-4; `log_pplx` is without it.
       loss_chunk: Tokens per device whose logits exist at one time, for the loss; null = all, `auto` = as many as fit in
-        1 GiB where all would take more than 4 GiB; on a CPU, in 16 MiB where all would take more than 32 MiB. With
-        chunks, only the metric `loss` can be trained on.
+        1 GiB (on a GPU 4 GiB) where all would take more than 4 GiB; on a CPU, in 16 MiB where all would take more than
+        32 MiB. With chunks, only the metric `loss` can be trained on.
 
     The other fields are those of `TransformerModel`.
     """

@@ -27,7 +27,7 @@ from paxcli.models.decoding import PROMPTS_AT_ONCE, DecodeState, generate, unrol
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import num_rows
 from paxcli.programs import gpu_machine, tpu_machine
-from paxcli.programs.chips import CHIPS, find_chip
+from paxcli.programs.chips import CHIPS
 from paxcli.programs.collectives import Interconnect, count_collectives, find_all_gathers
 from paxcli.programs.executable import save_executable
 from paxcli.programs.hlo import Program, read_program
@@ -290,16 +290,6 @@ def prediction_error(target: CompileTarget) -> float | None:
     if target.gpu is not None:
         return target.gpu.error
     return CHIPS[target.generation].error if target.generation in CHIPS else None
-
-
-def require_prediction(target: CompileTarget) -> None:
-    """Checks that the time of a step can be predicted.
-
-    Raises:
-      ConfigError: The rates of these devices are not known.
-    """
-    if target.gpu is None:
-        find_chip(target)
 
 
 def interconnect_of(devices: Sequence[Any], target: CompileTarget) -> Interconnect | None:

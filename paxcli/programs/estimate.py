@@ -20,10 +20,10 @@ from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 from paxcli.layers.pipeline import Pipeline
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.axes import BATCH_AXES, Axis
+from paxcli.programs import gpu_machine, tpu_machine
 from paxcli.programs.ahead_of_time import interconnect_of
-from paxcli.programs.chips import Chip, find_chip
+from paxcli.programs.chips import find_chip
 from paxcli.programs.topologies import CompileTarget
-from paxcli.programs.tpu_machine import KERNEL_RATE, grouped_matmul_flops
 from paxcli.training.session import Session
 from paxcli.training.state import bytes_per_device, count_parameters
 from paxcli.training.step import make_train_step
@@ -37,6 +37,7 @@ _BACKWARD_OVER_FORWARD = 2.5  # matmuls of attention kernels
 # Shares of compute that hide transfers to the host, and back: half of each pass, since a layer sends what it has
 # computed, and waits for what it needs.
 _HIDING = (1 / 6, 1 / 3)
+_CUDNN_RATE = gpu_machine.ATTENTION_RATES[256][1]  # for all head sizes, as it hardly differs between variants
 _IN_FLIGHT = 2  # layers whose offloaded activations are in device memory: one computes, one is transferred
 
 
@@ -68,6 +69,26 @@ class Work(NamedTuple):
         return Work(*(one + share * (two - one) for one, two in zip(self, other, strict=True)))
 
 
+class Rates(NamedTuple):
+    """Rates of a device.
+
+    Attributes:
+      matmul: Share of the peak that matmuls reach.
+      kernel: Share of the peak that attention kernels reach.
+      fp8_speed: FP8 peak over that in bfloat16.
+      hbm: Bytes per second of its memory.
+      pcie: Bytes per second between it and its host, in one direction.
+      link: Bytes per second of an ICI link in one direction, or of all NVLinks of a GPU.
+    """
+
+    matmul: float
+    kernel: float
+    fp8_speed: float
+    hbm: float
+    pcie: float
+    link: float
+
+
 class MeshCosts(NamedTuple):
     """Costs of a mesh: memory, communication, and rates of its devices.
 
@@ -78,9 +99,8 @@ class MeshCosts(NamedTuple):
       gather: Seconds of the communication of weights in a step.
       exchange: Seconds to exchange a byte of activations among the devices of the tensor axis.
       devices: Number of devices.
-      matmul_rate: FLOP/s of a device in matmuls.
-      kernel_rate: FLOP/s of a device in kernels.
-      chip: The chip of one.
+      peak: FLOP/s of a device.
+      rates: Those of a device.
       pipelines: The model's.
       rows: Rows of a batch, or of the part of it that gradient accumulation takes at once.
       bubble: Work of the pipelines with their bubble, over that without; 1 without a pipeline.
@@ -91,9 +111,8 @@ class MeshCosts(NamedTuple):
     gather: float
     exchange: float
     devices: int
-    matmul_rate: float
-    kernel_rate: float
-    chip: Chip
+    peak: float
+    rates: Rates
     pipelines: tuple[Pipeline, ...]
     rows: int
     bubble: float
@@ -103,10 +122,11 @@ class MeshCosts(NamedTuple):
 
         The forward pass hides transfers to the host, the backward pass those back, each as far as half of it takes.
         """
-        traffic = 2 * self.memory(work) / self.chip.hbm  # written once, read once
+        traffic = 2 * self.memory(work) / self.rates.hbm  # written once, read once
         work = work.times(self.bubble)
-        compute = work.flops / self.devices / self.matmul_rate + work.attention_flops / self.devices / self.kernel_rate
-        to_host = work.offloaded / self.devices / self.chip.pcie
+        matmuls = work.flops / self.rates.matmul + work.attention_flops / self.rates.kernel
+        compute = matmuls / self.devices / self.peak
+        to_host = work.offloaded / self.devices / self.rates.pcie
         waiting = sum(max(0.0, to_host - share * compute) for share in _HIDING)
         return max(compute, self.gather) + waiting + work.between_layers * self.exchange + traffic
 
@@ -133,6 +153,19 @@ class MeshCosts(NamedTuple):
         return max((one.num_stages for one in self.pipelines), default=1)
 
 
+def find_rates(target: CompileTarget) -> Rates:
+    """Rates of a target's devices.
+
+    Raises:
+      ConfigError: They are not known.
+    """
+    if (gpu := target.gpu) is not None:
+        memory, link = gpu_machine.MEMORY_RATE * gpu.hbm, gpu_machine.NVLINK_RATE * gpu.nvlink
+        return Rates(gpu_machine.MATMUL_RATE, _CUDNN_RATE, gpu.fp8_speed, memory, gpu_machine.PCIE, link)
+    chip = find_chip(target)
+    return Rates(chip.matmul_rate, tpu_machine.KERNEL_RATE, chip.fp8_speed, chip.hbm, chip.pcie, chip.ici_link)
+
+
 def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
     """Traces the train step, and counts. Matmuls of two FP8 operands count divided by `fp8_speed`."""
     task, state = session.experiment.task, session.abstract
@@ -148,7 +181,9 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
             shapes = [one.shape for one in operands if jnp.issubdtype(one.dtype, jnp.floating)]
             found["forward"] += times * ("_fwd" in kernel)
             found["backward"] += times * ("_dkv" in kernel)
-            found["flops"] += times * (grouped_matmul_flops(shapes) or 0.0)
+            found["flops"] += times * (tpu_machine.grouped_matmul_flops(shapes) or 0.0)
+        elif name.startswith("dot_product_attention"):  # cuDNN's
+            found["backward" if "_bwd" in name else "forward"] += times
         elif name == "scan" and not params["reverse"]:
             inner = params["jaxpr"].out_avals  # stacked outputs have one axis less here
             carried = [out for out, one in zip(equation.outvars, inner, strict=True) if out.aval.ndim == one.ndim]
@@ -173,16 +208,19 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
 
 def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
     """Costs of the mesh of a session on a target."""
-    mesh, state, chip = session.mesh, session.abstract, find_chip(target)
-    connected, peak = interconnect_of(list(mesh.devices.flat), target), session.peak_flops
-    assert connected is not None and peak is not None  # of TPUs, both are known
+    mesh, state, rates, peak = session.mesh, session.abstract, find_rates(target), session.peak_flops
+    assert peak is not None  # where the rates are known
+    connected = interconnect_of(list(mesh.devices.flat), target)
     positions = np.arange(mesh.size).reshape(mesh.devices.shape)
 
     def seconds_a_byte(axis: str) -> float:
         """Time of an all-gather inside a slice, over the group of the first device."""
         inside = [slice(None) if one == axis else 0 for one in mesh.axis_names]
-        group = [one for one in positions[tuple(inside)].ravel().tolist() if connected.coordinates[one][0] == 0]
-        return (1 - 1 / len(group)) / (chip.ici_link * connected.links(group))
+        group, links = positions[tuple(inside)].ravel().tolist(), 1.0
+        if connected is not None:
+            group = [one for one in group if connected.coordinates[one][0] == 0]
+            links = connected.links(group)
+        return (1 - 1 / len(group)) / (rates.link * links)
 
     weights = _BYTES * count_parameters(state.params) / mesh.shape[Axis.TENSOR] / mesh.shape[Axis.STAGE]
     stacks, parts = _pipelines(session), math.prod(mesh.shape[axis] for axis in (*BATCH_AXES, Axis.CONTEXT))
@@ -198,9 +236,8 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
         gather=_GATHERS * weights * seconds_a_byte(Axis.FSDP),
         exchange=exchanges * seconds_a_byte(Axis.TENSOR) / parts / mesh.shape[Axis.STAGE],
         devices=mesh.size,
-        matmul_rate=peak * chip.matmul_rate,
-        kernel_rate=peak * KERNEL_RATE,
-        chip=chip,
+        peak=peak,
+        rates=rates,
         pipelines=pipelines,
         rows=rows,
         bubble=_bubble(pipelines, rows),

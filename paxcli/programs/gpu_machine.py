@@ -30,8 +30,7 @@ LEAST_SECONDS = 2e-6
 
 # Share of the peak that cuDNN's attention reaches, forward and backward, by the size of heads up to the given one.
 ATTENTION_RATES = {64: (0.32, 0.25), 256: (0.48, 0.38)}
-_FP8_SPEED = 2.0
-_PCIE = 50e9
+PCIE = 50e9  # bytes per second, in one direction
 _ATTENTION = "__cudnn$fmha"
 _NO_KERNELS = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"})
 
@@ -69,7 +68,7 @@ class _Gpus:
                 result = program.computations[instruction.fused][-1].result
                 instruction = dataclasses.replace(instruction, result=result)
             traffic = hbm_bytes(program, instruction, operands)
-            if flops := matmul_flops(program, instruction, _FP8_SPEED):
+            if flops := matmul_flops(program, instruction, self._gpu.fp8_speed):
                 in_float32 = all(dtype == "f32" for operand in operands for dtype, _ in operand.arrays)
                 in_cores = max(LEAST_SECONDS, (2 if in_float32 else 1) * flops / (MATMUL_RATE * self._peak_flops))
                 return matmul_computation(instruction, in_cores, traffic / bandwidth)
@@ -80,7 +79,7 @@ class _Gpus:
 
     def transfer(self, transfer: Collective) -> tuple[Carrier, float]:
         if transfer.kind == HOST:
-            return "host", transfer.full_bytes / _PCIE
+            return "host", transfer.full_bytes / PCIE
         members = self._num_gpus if transfer.group is None else len(transfer.group)
         return "nvlink", transfer.received_bytes(members) / (NVLINK_RATE * self._gpu.nvlink)
 

@@ -51,6 +51,11 @@ class Gpu:
     error: float | None = None
 
     @property
+    def fp8_speed(self) -> float:
+        """FP8 peak over that in bfloat16; 1 where FP8 operands are converted, before Hopper."""
+        return 2.0 if self.capability >= 9 else 1.0
+
+    @property
     def usable_bytes(self) -> int:
         """Bytes that a program may use."""
         return int(GPU_MEMORY_FRACTION * self.memory)

@@ -25,8 +25,7 @@ from paxcli.layers.remat import RematPolicy
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.mesh.mesh import axis_sizes
 from paxcli.programs.ahead_of_time import compile_ahead
-from paxcli.programs.chips import find_chip
-from paxcli.programs.estimate import MeshCosts, Work, count_work, measure_mesh
+from paxcli.programs.estimate import MeshCosts, Work, count_work, find_rates, measure_mesh
 from paxcli.programs.topologies import CompileTarget
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
 from paxcli.training.session import Session, open_session
@@ -149,10 +148,7 @@ def _quiet() -> Iterator[None]:
 
 def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_Candidate]:
     """All combinations of a mesh, a remat policy and a batch size that can be sharded over the target's devices."""
-    if target.gpu is not None:
-        hint = "Leave out `--search`, and compile one variant after the other."
-        raise ConfigError(f"--search estimates variants on TPUs only, not on {target.name}.", hint)
-    fp8_speed = find_chip(target).fp8_speed  # raises without a prediction, before any device starts
+    fp8_speed = find_rates(target).fp8_speed  # raises without a prediction, before any device starts
     meshes: list[tuple[Changes, MeshCosts]] = []
     session_of: dict[int, Session] = {}
     for mesh in ({}, *_meshes(config, target)):
@@ -192,7 +188,12 @@ def _works(session_of: dict[int, Session], fp8_speed: float) -> dict[int, list[t
     counts = sorted(session_of)[-2:]
     counted: list[tuple[Changes, list[Work]]] = []
     for policy in ({}, *_policies(session_of[counts[0]].config)):
-        works = [_count_with(policy, session_of[stages], fp8_speed) for stages in counts]
+        try:
+            works = [_count_with(policy, session_of[stages], fp8_speed) for stages in counts]
+        except ConfigError:  # such as offloading, where devices have no memory on the host
+            if not policy:
+                raise
+            continue
         if all(works != others for _, others in counted):
             counted.append((policy, works))
     few, more = counts[0], max(counts[-1] - counts[0], 1)

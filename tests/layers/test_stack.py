@@ -12,6 +12,7 @@ import pytest
 from paxcli.errors import ConfigError
 from paxcli.layers import remat
 from paxcli.layers.block import TransformerBlock
+from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.remat import RematPolicy, saveable
 from paxcli.layers.stack import Stack
 from tests.tolerances import FLOAT32
@@ -124,12 +125,28 @@ def test_remat_saves_memory(inputs, scanned_params):
     assert temporaries("nothing") < temporaries("everything")
 
 
-@pytest.mark.parametrize(("unroll", "prevented"), [(1, False), (2, False), (3, True), (64, True)])
-def test_xla_may_not_undo_the_remat_of_a_scan_of_one_iteration(inputs, scanned_params, unroll, prevented):
+def _in_turns(**fields) -> PatternedStack:
+    block = Stack(**WIDTHS).block
+    return PatternedStack(**{**WIDTHS, "num_layers": 4}, turns=(block, block), **fields)
+
+
+@pytest.mark.parametrize(
+    ("stack", "prevented"),
+    [
+        (Stack(**WIDTHS, unroll=1, remat_policy="nothing"), False),
+        (Stack(**WIDTHS, unroll=2, remat_policy="nothing"), False),
+        (Stack(**WIDTHS, unroll=3, remat_policy="nothing"), True),
+        (Stack(**WIDTHS, unroll=64, remat_policy="nothing"), True),
+        (_in_turns(unroll=1, remat_policy="nothing"), False),
+        (_in_turns(unroll=2, remat_policy="nothing"), True),
+    ],
+    ids=lambda value: f"{type(value).__name__} {value.unroll}" if isinstance(value, Stack) else str(value),
+)
+def test_xla_may_not_undo_the_remat_of_a_scan_of_one_iteration(inputs, stack, prevented):
     """XLA inlines such a scan; without barriers, CSE would then reuse activations of the forward pass."""
-    stack = Stack(**WIDTHS, unroll=unroll, remat_policy="nothing")
+    params = _unboxed(stack.init(jax.random.key(1), *inputs))["params"]
     jaxpr = jax.make_jaxpr(jax.grad(lambda params: jnp.sum(stack.apply({"params": params}, *inputs)[0])))
-    assert (f"prevent_cse={prevented}") in str(jaxpr(scanned_params))
+    assert (f"prevent_cse={prevented}") in str(jaxpr(params))
 
 
 def test_each_layer_starts_different(scanned_params):

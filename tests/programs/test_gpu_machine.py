@@ -7,10 +7,13 @@ import json
 import pathlib
 
 import pytest
+import yaml
 
 from pax_recipes.gpt2 import gpt2_124m
+from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError, MissingError
 from paxcli.programs.ahead_of_time import target_of
+from paxcli.programs.estimate import count_work, find_rates, measure_mesh
 from paxcli.programs.gpu_machine import (
     ATTENTION_RATES,
     LEAST_SECONDS,
@@ -22,7 +25,8 @@ from paxcli.programs.gpu_machine import (
 )
 from paxcli.programs.gpus import GPUS
 from paxcli.programs.hlo import read_program
-from paxcli.programs.topologies import find_compile_target
+from paxcli.programs.topologies import find_compile_target, hide_accelerators
+from paxcli.training.session import open_session
 
 PEAK = 989e12
 MEASURED = pathlib.Path(__file__).parents[2] / "benchmarks" / "results" / "gpu_h200.json"
@@ -170,6 +174,34 @@ def test_a_recipe_is_compiled_for_gpus_that_are_not_here(pax) -> None:
     report = json.loads(eight.stdout)
     assert {one["kind"] for one in report["collectives"]} >= {"all-gather", "reduce-scatter"}
     assert report["communication_seconds"]["nvlink"] > 0 and report["num_devices"] == 8
+
+
+def test_fp8_is_faster_from_hopper_on() -> None:
+    rates = {name: find_rates(find_compile_target(f"{name}:8")) for name in GPUS}
+    assert {name: one.fp8_speed for name, one in rates.items()} == {"a100": 1, "h100": 2, "h200": 2, "b200": 2}
+    assert rates["b200"].link == 2 * rates["h200"].link == 0.8 * 900e9
+
+
+@pytest.mark.cuda
+def test_a_search_ranks_what_fits(tmp_path, pax) -> None:
+    small = ("--overlay=gpu-8", "--topology=h100:8", "--set=num_layers=2", "--set=percore_batch_size=8")
+    done = pax("compile", "llama-1b", *small, "--search", "--save=best.yaml", "--json", timeout=900)
+    assert done.returncode == 0, done.stderr
+    ranked = json.loads(done.stdout)["ranked"]
+    speeds = [one["predicted_tokens_per_second"] for one in ranked if one["fits"]]
+    assert len(ranked) > 3 and speeds == sorted(speeds, reverse=True)
+    best = ranked[0]["settings"]
+    assert best and yaml.safe_load((tmp_path / "best.yaml").read_text()) == best
+
+
+@pytest.mark.cuda
+def test_the_estimate_counts_the_attention_of_cudnn() -> None:
+    hide_accelerators()
+    target = find_compile_target("h100:8")
+    with open_session(resolve("llama-1b", ["gpu-8"], ["num_layers=2"]).config, target.devices()) as session:
+        model, mesh = session.experiment.task.model, measure_mesh(session, target)
+        assert count_work(session).attention_flops == 3.5 * model.forward_flops(session.spec).attention
+    assert mesh.gather > 0 and mesh.exchange == 0
 
 
 @pytest.mark.cuda
