@@ -25,9 +25,9 @@ _LEARNER = f"{_TRAIN}.learner"
 _NUM_KINDS, _LOCAL_TIMESCALE = "number of layer kinds", "local timescale"
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
 _MUST_BE_EQUAL = (_MODEL, _LEARNER)
-# These change how weights are stored or initialized, or when a run gives up, not what the model computes.
+# These change how weights are stored or initialized, memory, or when a run gives up, not what the model computes.
 _MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
-_MAY_DIFFER += ("max_consecutive_skips", "decay_norms_and_biases")
+_MAY_DIFFER += ("max_consecutive_skips", "decay_norms_and_biases", "loss_chunk")
 
 
 def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, str], list[str]]:
@@ -214,7 +214,10 @@ def _batch(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]
     rows, slices = values.get(f"{_TRAIN}.percore_batch_size"), values.get(f"{_TRAIN}.num_microbatches", 1)
     if rows is None:
         rows = values.get(f"{_TRAIN}.global_batch_size", 1) / (num_devices or 1)
-    return {"per_device_batch_size": rows / slices}
+    tokens, chunk = int(rows / slices * values.get(f"{_MODEL}.max_seq_len", 0)), values.get(f"{_MODEL}.loss_chunk")
+    divisors = (n for n in range(1, tokens + 1) if tokens % n == 0)  # MaxText takes no other
+    tiles = next((n for n in divisors if n * chunk >= tokens), 1) if isinstance(chunk, int) else 1
+    return {"per_device_batch_size": rows / slices, "num_vocab_tiling": tiles if tiles > 1 else None}
 
 
 def _data(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,9 @@ def _set_batch(draft: Conversion) -> None:
         draft.values[f"{_TRAIN}.percore_batch_size"] = None
         draft.set(f"{_TRAIN}.global_batch_size", global_rows, *keys)
     draft.copy(_TRAIN, "num_microbatches")
+    if (tiles := settings["num_vocab_tiling"]) > 1:
+        tokens = int(rows * settings["max_target_length"] / tiles)
+        draft.set("task.model.loss_chunk", max(tokens, 1), "num_vocab_tiling")
 
 
 def _set_steps(draft: Conversion) -> int:

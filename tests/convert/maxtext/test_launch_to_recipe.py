@@ -270,6 +270,16 @@ def test_there_and_back(keys: dict[str, object]) -> None:
     _there_and_back(of_keys("2026-08-22", **keys))
 
 
+def test_vocabulary_tiles_are_chunks_of_the_loss() -> None:
+    converted = of_keys("2026-08-22", model_name="gpt3-52k", per_device_batch_size=3, num_vocab_tiling=8)
+    assert converted.values["task.model.loss_chunk"] == 3 * 2048 / 8
+    _there_and_back(converted)
+    config = config_with(converted.values)
+    for chunk, tiles in ((768, "8"), (700, "12"), (10**6, None), (None, None), ("auto", None)):
+        config.task.model.loss_chunk = chunk
+        assert to_maxtext(config, None)[0].get("num_vocab_tiling") == tiles, chunk
+
+
 @pytest.mark.parametrize(
     "name",
     ["llama3.1-8b", "mixtral-8x7b", "gemma-2b", "gemma2-2b", "gemma3-12b", "qwen3-8b", "mistral-7b"]
