@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -28,15 +29,23 @@ needs_libtpu = pytest.mark.skipif(
 
 # A topology, the mesh on it, and how many slices.
 FP8 = "tpu7x:2x2x1=[1,8,1]+precision=fp8"
-SLICES = ("v4:2x2x1=[1,4,1]", "v5e:4x4=[1,8,2]", "v5p:2x2x1=[1,4,1]", "v6e:2x2=[1,2,2]", "v4:2x2x1*2=[1,4,1]", FP8)
+V4 = "v4:2x2x1=[1,4,1]"
+SLICES = (V4, "v4:2x2x1*2=[1,4,1]", FP8)
+MORE_SLICES = ("v5e:4x4=[1,8,2]", "v5p:2x2x1=[1,4,1]", "v6e:2x2=[1,2,2]")
+EACH = [*SLICES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_SLICES)]
 
 OFFLOADED = "v4:2x2x1=[1,4,1]+remat_policy=context+offload=[layer_input,query]"
 EXPERTS = "v4:2x2x1={fsdp: 2, expert: 2}+feed_forward=MoeFeedForward+num_experts=8"
 
 
-@pytest.fixture(scope="module")
-def reports() -> dict[str, dict]:
-    names = (*SLICES, OFFLOADED, EXPERTS)
+def report_of(name: str) -> dict[str, Any]:
+    """That of a program; those that a fast test reads are compiled in one process, and the others in another."""
+    fast = (*SLICES, OFFLOADED, EXPERTS)
+    return _reports(fast if name in fast else MORE_SLICES)[name]
+
+
+@functools.cache
+def _reports(names: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     command = [sys.executable, "-m", "tests.programs.tpu_programs", *names]
     done = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
@@ -44,9 +53,9 @@ def reports() -> dict[str, dict]:
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", SLICES)
-def test_a_small_model_compiles_for_a_slice(reports, name) -> None:
-    report = reports[name]
+@pytest.mark.parametrize("name", EACH)
+def test_a_small_model_compiles_for_a_slice(name) -> None:
+    report = report_of(name)
     assert report["fits"] and report["hbm_needed_bytes"] < report["hbm_available_bytes"]
     # The new state reuses the memory of every array of the old one.
     assert report["memory"]["alias_bytes"] >= report["state_bytes_per_device"]
@@ -66,23 +75,23 @@ def test_a_small_model_compiles_for_a_slice(reports, name) -> None:
 
 
 @needs_libtpu
-@pytest.mark.parametrize("name", SLICES)
-def test_flops_of_fusions_are_those_that_the_compiler_counts(reports, name) -> None:
-    program = read_program(reports[name]["text"])
+@pytest.mark.parametrize("name", EACH)
+def test_flops_of_fusions_are_those_that_the_compiler_counts(name) -> None:
+    program = read_program(report_of(name)["text"])
     found = sum(matmul_flops(program, one) for one, _ in program.scheduled_instructions())  # of loops, one iteration
-    assert 0.95 < found / reports[name]["compiler_flops_per_device"] < 1  # the rest is elementwise
+    assert 0.95 < found / report_of(name)["compiler_flops_per_device"] < 1  # the rest is elementwise
 
 
 @needs_libtpu
-def test_matmuls_of_weights_have_fp8_operands(reports) -> None:
-    program = read_program(reports[FP8]["text"])
+def test_matmuls_of_weights_have_fp8_operands() -> None:
+    program = read_program(report_of(FP8)["text"])
     found = [[matmul_flops(program, one, speed) for one, _ in program.scheduled_instructions()] for speed in (1, 2)]
     assert 0.5 < sum(found[1]) / sum(found[0]) < 0.6  # attention and logits are not in FP8
 
 
 @needs_libtpu
-def test_each_gradient_is_reduced_between_slices_once(reports) -> None:
-    report = reports["v4:2x2x1*2=[1,4,1]"]
+def test_each_gradient_is_reduced_between_slices_once() -> None:
+    report = report_of(SLICES[1])
     (between,) = [one for one in report["collectives"] if one["network"] == "dcn"]
     gradients = report["parameters_bytes_per_device"] / 2  # of one device, in bfloat16
     assert between["kind"] == "all-reduce"
@@ -90,28 +99,28 @@ def test_each_gradient_is_reduced_between_slices_once(reports) -> None:
 
 
 @needs_libtpu
-def test_offloaded_activations_are_in_host_memory(reports) -> None:
-    report = reports[OFFLOADED]
+def test_offloaded_activations_are_in_host_memory() -> None:
+    report = report_of(OFFLOADED)
     size = 2 * 4 * 256 * 256  # of each activation of a layer on one device: rows × tokens × features in bfloat16
     assert report["fits"] and report["memory"]["host_bytes"] == 2 * 3 * size
     assert report["host_available_bytes"] == 102e9
     moved = report["host_transfers"]["bytes"]
     assert 2 * 2 * 3 * size <= moved <= 2 * 2 * 4 * size  # there and back; XLA moves one more where it pipelines
     assert report["communication_seconds"]["host"] == pytest.approx(moved / 15e9)
-    assert reports[SLICES[0]]["host_transfers"] == {"count": 0, "bytes": 0}
+    assert report_of(V4)["host_transfers"] == {"count": 0, "bytes": 0}
 
 
 @needs_libtpu
-def test_experts_run_on_grouped_matmul_kernels(reports) -> None:
-    report = reports[EXPERTS]
+def test_experts_run_on_grouped_matmul_kernels() -> None:
+    report = report_of(EXPERTS)
     # Three matrices in each of three layers: forward, two again in the backward pass, the gradients of both operands.
     assert {name: report["kernels"][name] for name in ("gmm", "tgmm")} == {"gmm": 3 * (3 + 2 + 3), "tgmm": 3 * 3}
     assert report["left_out"] == []
 
 
 @needs_libtpu
-def test_the_program_of_another_trainer_is_read_the_same_way(reports, tmp_path) -> None:
-    report = reports[SLICES[0]]
+def test_the_program_of_another_trainer_is_read_the_same_way(tmp_path) -> None:
+    report = report_of(V4)
     (tmp_path / "step.txt").write_text(report["text"])
     command = [sys.executable, str(ROOT / "benchmarks" / "tpu_aot.py"), "--hlo", str(tmp_path / "step.txt")]
     command += ["--topology", "v4:2x2x1", "--flops", str(report["flops_per_step"] / 4)]
