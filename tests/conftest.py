@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import pathlib
 import socket
@@ -25,9 +24,6 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 os.environ["COLUMNS"] = "120"
 for name in ("XLA_FLAGS", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "PYTHONDONTWRITEBYTECODE"):
     os.environ.pop(name, None)
-# As in `make test`: small programs compile in 0.6 of the time. Later versions lack the flag, and abort.
-if "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ and importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false"
 sys.dont_write_bytecode = False  # or every process, and every collection, compiles all of the source again
 
 
