@@ -54,6 +54,6 @@ def find_chip(target: CompileTarget) -> Chip:
       ConfigError: Its rates are not known, so the time of a step cannot be predicted.
     """
     if target.generation not in CHIPS:
-        hint = "Choose a TPU: `--topology v4-8`."
+        hint = "Choose a TPU slice or a GPU: `--topology v4-8` or `--topology h200:1`."
         raise ConfigError(f"There is no step-time prediction for {target.name}.", hint)
     return CHIPS[target.generation]

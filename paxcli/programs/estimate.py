@@ -37,7 +37,7 @@ _BACKWARD_OVER_FORWARD = 2.5  # matmuls of attention kernels
 # Shares of compute that hide transfers to the host, and back: half of each pass, since a layer sends what it has
 # computed, and waits for what it needs.
 _HIDING = (1 / 6, 1 / 3)
-_CUDNN_RATE = gpu_machine.ATTENTION_RATES[256][1]  # for all head sizes, as it hardly differs between variants
+_CUDNN_RATE = gpu_machine.ATTENTION_RATES[256][1]  # of large heads; attention hardly differs between variants
 _IN_FLIGHT = 2  # layers whose offloaded activations are in device memory: one computes, one is transferred
 
 
@@ -100,7 +100,7 @@ class MeshCosts(NamedTuple):
       exchange: Seconds to exchange a byte of activations among the devices of the tensor axis.
       devices: Number of devices.
       peak: FLOP/s of a device.
-      rates: Those of a device.
+      rates: Rates of a device.
       pipelines: The model's.
       rows: Rows of a batch, or of the part of it that gradient accumulation takes at once.
       bubble: Work of the pipelines with their bubble, over that without; 1 without a pipeline.
@@ -209,7 +209,7 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
 def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
     """Costs of the mesh of a session on a target."""
     mesh, state, rates, peak = session.mesh, session.abstract, find_rates(target), session.peak_flops
-    assert peak is not None  # where the rates are known
+    assert peak is not None  # known wherever the rates are
     connected = interconnect_of(list(mesh.devices.flat), target)
     positions = np.arange(mesh.size).reshape(mesh.devices.shape)
 

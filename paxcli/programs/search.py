@@ -176,7 +176,7 @@ def _candidates(config: fdl.Config[Experiment], target: CompileTarget) -> list[_
 
 
 def _works(session_of: dict[int, Session], fp8_speed: float) -> dict[int, list[tuple[Changes, Work]]]:
-    """By the number of pipeline stages: the work of all remat policies that differ in it.
+    """By the number of pipeline stages: the work of all remat policies that differ in it and that the devices can run.
 
     It is counted for the two largest numbers of stages, which have the fewest unrolled layers to trace. Between numbers
     of stages it differs by the inputs of stages that are saved.
@@ -190,7 +190,7 @@ def _works(session_of: dict[int, Session], fp8_speed: float) -> dict[int, list[t
     for policy in ({}, *_policies(session_of[counts[0]].config)):
         try:
             works = [_count_with(policy, session_of[stages], fp8_speed) for stages in counts]
-        except ConfigError:  # such as offloading, where devices have no memory on the host
+        except ConfigError:  # such as offloading, where devices have no pinned host memory
             if not policy:
                 raise
             continue

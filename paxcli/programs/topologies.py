@@ -109,7 +109,7 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
     """The target with a name such as `v4-128`, `v5e-16`, `v4:4x4x12`, `h100:8` or `cpu:8`.
 
     Raises:
-      ConfigError: There is no such TPU slice, or no machine with that many GPUs.
+      ConfigError: Unknown TPU slice, or not a number of GPUs that one machine has.
     """
     if gpus := re.fullmatch(rf"({'|'.join(GPUS)}):([0-9]+)", name):
         count = int(gpus[2])

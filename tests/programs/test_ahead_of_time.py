@@ -30,16 +30,17 @@ needs_libtpu = pytest.mark.skipif(
 # A topology, the mesh on it, and how many slices.
 FP8 = "tpu7x:2x2x1=[1,8,1]+precision=fp8"
 V4 = "v4:2x2x1=[1,4,1]"
-SLICES = (V4, "v4:2x2x1*2=[1,4,1]", FP8)
+TWO_SLICES = "v4:2x2x1*2=[1,4,1]"
+SLICES = (V4, TWO_SLICES, FP8)
 MORE_SLICES = ("v5e:4x4=[1,8,2]", "v5p:2x2x1=[1,4,1]", "v6e:2x2=[1,2,2]")
 EACH = [*SLICES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE_SLICES)]
 
-OFFLOADED = "v4:2x2x1=[1,4,1]+remat_policy=context+offload=[layer_input,query]"
+OFFLOADED = f"{V4}+remat_policy=context+offload=[layer_input,query]"
 EXPERTS = "v4:2x2x1={fsdp: 2, expert: 2}+feed_forward=MoeFeedForward+num_experts=8"
 
 
 def report_of(name: str) -> dict[str, Any]:
-    """That of a program; those that a fast test reads are compiled in one process, and the others in another."""
+    """The report of a program. One process compiles those of the fast tests, another those of the slow ones."""
     fast = (*SLICES, OFFLOADED, EXPERTS)
     return _reports(fast if name in fast else MORE_SLICES)[name]
 
@@ -91,7 +92,7 @@ def test_matmuls_of_weights_have_fp8_operands() -> None:
 
 @needs_libtpu
 def test_each_gradient_is_reduced_between_slices_once() -> None:
-    report = report_of(SLICES[1])
+    report = report_of(TWO_SLICES)
     (between,) = [one for one in report["collectives"] if one["network"] == "dcn"]
     gradients = report["parameters_bytes_per_device"] / 2  # of one device, in bfloat16
     assert between["kind"] == "all-reduce"

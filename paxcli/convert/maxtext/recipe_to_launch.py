@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ _LEARNER = f"{_TRAIN}.learner"
 _NUM_KINDS, _LOCAL_TIMESCALE = "number of layer kinds", "local timescale"
 _AXES = ("data", "fsdp", "tensor", "context", "expert")
 _MUST_BE_EQUAL = (_MODEL, _LEARNER)
-# These change how weights are stored or initialized, memory, or when a run gives up, not what the model computes.
+# These change how weights are stored or initialized, how much memory a step needs, or when a run gives up, not what the
+# model computes.
 _MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
 _MAY_DIFFER += ("max_consecutive_skips", "decay_norms_and_biases", "loss_chunk")
 
@@ -214,10 +216,16 @@ def _batch(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]
     rows, slices = values.get(f"{_TRAIN}.percore_batch_size"), values.get(f"{_TRAIN}.num_microbatches", 1)
     if rows is None:
         rows = values.get(f"{_TRAIN}.global_batch_size", 1) / (num_devices or 1)
-    tokens, chunk = int(rows / slices * values.get(f"{_MODEL}.max_seq_len", 0)), values.get(f"{_MODEL}.loss_chunk")
-    divisors = (n for n in range(1, tokens + 1) if tokens % n == 0)  # MaxText takes no other
-    tiles = next((n for n in divisors if n * chunk >= tokens), 1) if isinstance(chunk, int) else 1
-    return {"per_device_batch_size": rows / slices, "num_vocab_tiling": tiles if tiles > 1 else None}
+    tokens = int(rows / slices * values.get(f"{_MODEL}.max_seq_len", 0))
+    tiles = _vocab_tiles(tokens, values.get(f"{_MODEL}.loss_chunk"))
+    return {"per_device_batch_size": rows / slices, "num_vocab_tiling": tiles}
+
+
+def _vocab_tiles(tokens: int, chunk: Any) -> int | None:
+    """The fewest tiles of at most `chunk` tokens; all are of one size, as in MaxText. None = one, its default."""
+    if not isinstance(chunk, int) or chunk >= tokens:
+        return None
+    return next(n for n in range(math.ceil(tokens / chunk), tokens + 1) if tokens % n == 0)
 
 
 def _data(values: Mapping[str, Any]) -> dict[str, Any]:
