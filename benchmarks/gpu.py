@@ -1,13 +1,15 @@
-"""Throughput on one GPU: pax, pax in FP8, a tuned PyTorch loop and HF's Trainer, interleaved in one run, as JSON.
+"""Throughput on one GPU: pax, pax in FP8, and its peers, interleaved in one run, as JSON.
 
-    python benchmarks/gpu.py --out gpu.json [--recipes gpt2-124m llama-1b] [--rounds 3] [--steps 50] [--seconds 540]
+    python benchmarks/gpu.py --out gpu.json [--recipes gpt2-124m llama-1b] [--variants pax torch maxtext] [--rounds 3]
+        [--steps 50] [--seconds 540]
 
-All have the shapes and batch of the recipe; random tokens, mixed precision (bfloat16 with float32 master weights),
-AdamW, clip 1.0. PyTorch: `torch.compile`, flash attention, autocast, fused AdamW, and activation checkpointing where
-the activations do not fit otherwise. Each measurement is a process of its own that has the GPU alone: 10 steps to warm
-up, then `--steps` steps that are dispatched without waiting in between. Each round measures every variant, and ratios
-are within a round. After `--seconds` no process is started, and one that runs is stopped; the file is written after
-each measurement. `--overlays cpu` tries it without a GPU.
+Peers: a tuned PyTorch loop (`torch.compile`, cuDNN's attention, autocast, fused AdamW), the `Trainer` of Hugging Face,
+torchtitan and MaxText, the last two for Llama only. All have the shapes and batch of the recipe; random tokens, mixed
+precision (bfloat16 with float32 master weights), AdamW, clip 1.0, and activation checkpointing where the activations do
+not fit otherwise. Each measurement is a process of its own that has the GPU alone: 5 steps to warm up, then twice
+`--steps` steps that are dispatched without waiting in between. Each round measures every variant, and ratios are within
+a round. After `--seconds` no process is started, and one that runs is stopped; the file is written after each
+measurement. `--overlays cpu` tries it without a GPU.
 """
 
 from __future__ import annotations
@@ -27,17 +29,23 @@ from train_step import HERE, Peer
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # keeps this process off the GPU, which its children use
 
-VARIANTS = ("pax", "pax_fp8", "torch", "hf_trainer")
-WARM_UP = 10
+PEERS = {
+    "torch": "torch_loop.py",
+    "hf_trainer": "hf_trainer.py",
+    "torchtitan": "torchtitan_step.py",
+    "maxtext": "maxtext_step.py",
+}
+VARIANTS = ("pax", "pax_fp8", *PEERS)
+WARM_UP = 5
 RECOMPUTED = ("llama2-7b", "llama3-8b")  # PyTorch's state and gradients leave 30 of 141 GB for activations
 VERSIONS = """
 import importlib.metadata as m, json, re
-kept = re.compile("jax|flax|optax|torch$|transformers|triton|cudnn|cublas")
+kept = re.compile("jax|flax|optax|torch$|torchtitan|maxtext|transformers|triton|cudnn|cublas")
 print(json.dumps({d.name: d.version for d in m.distributions() if d.name and kept.search(d.name.lower())}))
 """
 
 
-def task_of(recipe: str, overlays: list[str], sets: list[str], platform: str) -> dict:
+def task_of(recipe: str, overlays: list[str], sets: list[str], platform: str, fields: dict) -> dict:
     """The settings of a recipe for its peers, and the FLOPs of its step by both conventions."""
     import fiddle as fdl
 
@@ -47,9 +55,9 @@ def task_of(recipe: str, overlays: list[str], sets: list[str], platform: str) ->
 
     config = resolve(recipe, overlays, sets).config
     model, batch = config.task.model, global_batch_size(config, 1)
-    fields = ("num_layers", "model_dims", "hidden_dims", "num_heads", "num_kv_heads", "vocab_size")
+    sizes = ("num_layers", "model_dims", "hidden_dims", "num_heads", "num_kv_heads", "vocab_size")
     flops = fdl.build(model).step_flops(language_spec(batch, model.max_seq_len))
-    return {name: getattr(model, name) for name in fields} | {
+    return {name: getattr(model, name) for name in sizes} | {
         "kind": "gpt2" if model.head is None else "llama",
         "seq_len": model.max_seq_len,
         "batch": batch,
@@ -61,6 +69,7 @@ def task_of(recipe: str, overlays: list[str], sets: list[str], platform: str) ->
         "sets": sets,
         "flops_causal": flops.total,
         "flops_full": flops.total + flops.attention,
+        **fields,
     }
 
 
@@ -72,8 +81,8 @@ def start_peer(variant: str, task: dict, peer_python: str, cache: str, seconds: 
     if variant.startswith("pax"):
         sets = [*task["sets"], "precision=fp8"] if variant == "pax_fp8" else task["sets"]
         return Peer(variant, [*limit, sys.executable, str(peers / "pax_step.py")], task | {"sets": sets}, env)
-    script = peers / ("torch_loop.py" if variant == "torch" else "hf_trainer.py")
-    return Peer(variant, [*limit, peer_python, str(script)], task | {"compile": variant == "torch"}, env)
+    task = task | {"compile": variant != "hf_trainer"}
+    return Peer(variant, [*limit, peer_python, str(peers / PEERS[variant])], task, env)
 
 
 def measure(variant: str, task: dict, steps: int, peer_python: str, cache: str, seconds: float) -> dict:
@@ -81,12 +90,17 @@ def measure(variant: str, task: dict, steps: int, peer_python: str, cache: str, 
     try:
         peer = start_peer(variant, task, peer_python, cache, seconds)
         peer.ask(-WARM_UP)
-        step_seconds = peer.ask(-steps)["seconds"][0]
-        peer.ask(0)
+        both = [peer.ask(-steps)["seconds"][0] for _ in range(2)]
+        last = peer.ask(0)
         peer.process.wait()
     except RuntimeError as error:
         return {"failed": str(error)}
-    return {"step_seconds": step_seconds, "first_step_seconds": peer.first["first_step_seconds"]}
+    return {
+        "step_seconds": statistics.mean(both),
+        "both_seconds": both,
+        "first_step_seconds": peer.first["first_step_seconds"],
+        "gpu_memory_bytes": last["gpu_memory_bytes"],
+    }
 
 
 def summarize(task: dict, rounds: list[dict[str, dict]], peak: float | None) -> dict:
@@ -100,7 +114,7 @@ def summarize(task: dict, rounds: list[dict[str, dict]], peak: float | None) -> 
             for convention in ("causal", "full"):
                 values[f"mfu_{convention}"] = task[f"flops_{convention}"] / seconds / peak if peak else None
             result[variant] = values
-    for over, under in (("pax", "torch"), ("pax", "hf_trainer"), ("pax_fp8", "pax")):
+    for over, under in (*(("pax", peer) for peer in PEERS), ("pax_fp8", "pax")):
         ratios = [
             found[under]["step_seconds"] / found[over]["step_seconds"]
             for found in rounds
@@ -131,6 +145,7 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", default=["gpt2-124m", "llama-1b"])
     parser.add_argument("--overlays", nargs="+", default=["gpu-1"])
     parser.add_argument("--sets", nargs="*", default=[], help="assignments for every recipe")
+    parser.add_argument("--task", type=json.loads, default={}, help="fields for the peers (their docstrings), as JSON")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=50)
@@ -144,7 +159,8 @@ def main() -> None:
     facts = machine(options.peer_python)
     peak = peak_flops(facts["gpu"][0]) if facts["gpu"] else None
     platform = "cuda" if facts["gpu"] else "cpu"
-    tasks = {name: task_of(name, options.overlays, options.sets, platform) for name in options.recipes}
+    settings = (options.overlays, options.sets, platform, options.task)
+    tasks = {name: task_of(name, *settings) for name in options.recipes}
     rounds: dict[str, list[dict]] = {name: [] for name in tasks}
     with tempfile.TemporaryDirectory() as cache:
         for _ in range(options.rounds):

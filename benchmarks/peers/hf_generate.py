@@ -1,4 +1,7 @@
-"""Greedy `generate` of Hugging Face transformers with a cache; with `--write DIR SIZES` it writes the model."""
+"""Greedy `generate` of Hugging Face transformers with a cache; with `--write DIR SIZES` it writes the model.
+
+It runs on the GPU if there is one. With `compile` in the task, the cache is static and the step compiled.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,9 @@ def write(directory: str, sizes: dict) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.2))
-    model.save_pretrained(directory)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = LlamaForCausalLM(LlamaConfig(**sizes, initializer_range=0.2))
+    model.to(getattr(torch, sizes["dtype"])).save_pretrained(directory)
 
 
 def prompts(task: dict) -> list[list[int]]:
@@ -29,9 +33,12 @@ def make_step(task: dict):
     import torch
     from transformers import LlamaForCausalLM
 
-    model = LlamaForCausalLM.from_pretrained(task["directory"], dtype=torch.float32).eval()
-    ids, count = torch.tensor(prompts(task)), task["tokens"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = LlamaForCausalLM.from_pretrained(task["directory"], dtype="auto").eval().to(device)
+    ids, count = torch.tensor(prompts(task), device=device), task["tokens"]
     settings = dict(max_new_tokens=count, min_new_tokens=count, do_sample=False, use_cache=True, pad_token_id=0)
+    if task.get("compile"):
+        settings["cache_implementation"] = "static"  # `generate` compiles the step for it
     path = pathlib.Path(task["directory"]) / task["ids"]
 
     def step() -> None:

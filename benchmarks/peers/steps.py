@@ -55,8 +55,20 @@ def serve(make_step: Callable[[dict], tuple[Step, Step]], counter: TokenCounter 
         timed = [seconds_of(1) for _ in range(count)] if count > 0 else [seconds_of(-count)]
         seconds, cpu_seconds = zip(*timed, strict=True)
         _answer(seconds=seconds, cpu_seconds=cpu_seconds)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    _answer(peak_memory_bytes=peak, tokens_per_step=counter.per_step() if counter else None)
+    _answer(
+        peak_memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        gpu_memory_bytes=_gpu_memory(),
+        tokens_per_step=counter.per_step() if counter else None,
+    )
+
+
+def _gpu_memory() -> int | None:
+    """The most that PyTorch or JAX had allocated on the GPU, if this process used one."""
+    if (torch := sys.modules.get("torch")) and torch.cuda.is_initialized():
+        return torch.cuda.max_memory_allocated()
+    if (jax := sys.modules.get("jax")) and jax.default_backend() == "gpu":
+        return jax.local_devices()[0].memory_stats()["peak_bytes_in_use"]
+    return None
 
 
 def _answer(**values: object) -> None:

@@ -13,6 +13,9 @@ def make_step(size: dict):
     import torch
     from torch import nn
     from torch.nn import functional
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]  # the fastest first
 
     dims, hidden, heads, vocab = size["model_dims"], size["hidden_dims"], size["num_heads"], size["vocab_size"]
     length, batch, is_llama = size["seq_len"], size["batch"], size.get("kind") == "llama"
@@ -47,7 +50,8 @@ def make_step(size: dict):
             q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
             if is_llama:
                 q, k = rotate(q), rotate(k)
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads < heads)
+            with sdpa_kernel(backends, set_priority=True):
+                mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads < heads)
             x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, dims))
             up = self.up(self.norm2(x))
             if is_llama:
