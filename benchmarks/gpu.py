@@ -41,7 +41,8 @@ RECOMPUTED = ("llama2-7b", "llama3-8b")  # PyTorch's state and gradients leave 3
 VERSIONS = """
 import importlib.metadata as m, json, re
 kept = re.compile("jax|flax|optax|torch$|torchtitan|maxtext|transformers|triton|cudnn|cublas")
-print(json.dumps({d.name: d.version for d in m.distributions() if d.name and kept.search(d.name.lower())}))
+names = {d.name for d in m.distributions() if d.name and kept.search(d.name.lower())}
+print(json.dumps({name: m.version(name) for name in sorted(names)}))
 """
 
 
