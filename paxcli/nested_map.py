@@ -49,11 +49,9 @@ def _flatten_with_keys(tree: NestedMap) -> tuple[list[tuple[Hashable, Any]], tup
     return [(jax.tree_util.DictKey(key), tree[key]) for key in keys], keys
 
 
-def _unflatten(keys: tuple[str, ...], values: Any) -> NestedMap:
-    return NestedMap(zip(keys, values, strict=True))
-
-
-jax.tree_util.register_pytree_with_keys(NestedMap, _flatten_with_keys, _unflatten)
+jax.tree_util.register_pytree_with_keys(
+    NestedMap, _flatten_with_keys, lambda keys, values: NestedMap(zip(keys, values, strict=True))
+)
 
 
 def num_rows(batch: Any) -> int:

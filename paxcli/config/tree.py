@@ -106,12 +106,12 @@ def _walk_fields(
     owner: fdl.Buildable, prefix: str, outer: Mapping[str, str], defaults: Mapping[str, Any], in_template: bool
 ) -> Iterator[Node]:
     function = fdl.get_callable(owner)
-    metadata = {field.name: field.metadata for field in _dataclass_fields(function)}
+    declared = _default_objects(function)
     names_below = {**{name: prefix + name for name in owner.__signature_info__.parameters}, **outer}
     for name, value in _values(owner).items():
-        child_defaults = _expanded_defaults(metadata.get(name, {}), defaults.get(name), value)
-        is_default = child_defaults is not None or (value == defaults.get(name, _class_default(owner, name)))
-        is_set = name in owner.__arguments__ and not is_default
+        child_defaults = _expanded_defaults(declared.get(name), defaults.get(name), value)
+        is_set = name in owner.__arguments__ and child_defaults is None
+        is_set = is_set and value != defaults.get(name, _class_default(owner, name))
         node = Node(
             path=prefix + name,
             parent=owner,
@@ -121,7 +121,7 @@ def _walk_fields(
             is_set=is_set,
             in_template=in_template,
             inherits_from=outer.get(name) if in_template and not is_set else None,
-            declared=metadata[name][EXPAND][:2] if EXPAND in metadata.get(name, {}) else None,
+            declared=declared[name][:2] if name in declared else None,
         )
         yield from _walk_node(node, names_below, child_defaults or {})
 
@@ -144,40 +144,38 @@ def _values(owner: fdl.Buildable) -> dict[str, Any]:
     function = fdl.get_callable(owner)
     values = fdl.ordered_arguments(owner, include_defaults=True, include_unset=True)
     values |= {name: _class_default(owner, str(name)) for name in values.keys() - owner.__arguments__.keys()}
-    if any(base.__module__.startswith("flax.linen") for base in getattr(function, "__mro__", ())):
-        for name in ("parent", "name"):
-            if name not in owner.__arguments__:
-                values.pop(name, None)
-    return values  # type: ignore[return-value]
+    is_module = any(base.__module__.startswith("flax.linen") for base in getattr(function, "__mro__", ()))
+    added = {"parent", "name"} - owner.__arguments__.keys() if is_module else ()
+    return {str(name): value for name, value in values.items() if name not in added}
 
 
 def _class_default(owner: fdl.Buildable, name: str) -> Any:
-    factory = _default_factories(fdl.get_callable(owner)).get(name)
-    if factory is not None:
-        return factory()
+    field = _fields(fdl.get_callable(owner)).get(name)
+    if field is not None and field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
     parameter = owner.__signature_info__.parameters.get(name)
     return fdl.NO_VALUE if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
-def _expanded_defaults(metadata: Mapping[str, Any], outer_default: Any, value: Any) -> Mapping[str, Any] | None:
+def _expanded_defaults(declared: tuple | None, outer_default: Any, value: Any) -> Mapping[str, Any] | None:
     """The fields that the class sets on its default sub-object, if `value` still is that default."""
     if not isinstance(value, fdl.Buildable):
         return None
     if isinstance(outer_default, fdl.Buildable) and fdl.get_callable(outer_default) is fdl.get_callable(value):
         return outer_default.__arguments__  # type: ignore[return-value]
-    kind, cls, fields = metadata.get(EXPAND, (None, None, {}))
-    return fields if isinstance(value, kind or ()) and fdl.get_callable(value) is cls else None
+    kind, cls, fields = declared or ((), None, {})
+    return fields if isinstance(value, kind) and fdl.get_callable(value) is cls else None
 
 
 @functools.cache
-def _default_factories(function: Any) -> dict[str, Any]:
-    fields = _dataclass_fields(function)
-    return {field.name: field.default_factory for field in fields if field.default_factory is not dataclasses.MISSING}
+def _fields(function: Any) -> dict[str, dataclasses.Field]:
+    return {field.name: field for field in dataclasses.fields(function)} if dataclasses.is_dataclass(function) else {}
 
 
 @functools.cache
-def _dataclass_fields(function: Any) -> tuple[dataclasses.Field, ...]:
-    return dataclasses.fields(function) if dataclasses.is_dataclass(function) else ()
+def _default_objects(function: Any) -> dict[str, tuple[type, type, Mapping[str, Any]]]:
+    """Kind, class and fields of the default sub-object of each field that has one."""
+    return {name: field.metadata[EXPAND] for name, field in _fields(function).items() if EXPAND in field.metadata}
 
 
 def _items(container: Any) -> list[tuple[Any, Any]]:

@@ -105,8 +105,7 @@ class LanguageModelFeatures(Features):
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         tf = load("tensorflow")
-        labels = row["decoder_target_tokens"]
-        is_target = row["decoder_loss_weights"] > 0
+        labels, is_target = row["decoder_target_tokens"], row["decoder_loss_weights"] > 0
         is_token = is_target
         if "decoder_causal_attention" in row:
             is_token = is_token | (row["decoder_causal_attention"] > 0)
@@ -174,8 +173,7 @@ class SequenceModelFeatures(Features):
 
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         tf = load("tensorflow")
-        source = row["encoder_input_tokens"]
-        is_target = row["decoder_loss_weights"] > 0
+        source, is_target = row["encoder_input_tokens"], row["decoder_loss_weights"] > 0
         source_segments = _segments(row, "encoder", source != 0)
         return {
             "ids": row["decoder_input_tokens"],

@@ -35,8 +35,7 @@ class StdlibInput(TextInput):
         return self.split or ("train" if self.is_training else "eval")
 
     def _source_files(self) -> list[SourceFile]:
-        root = Path(sysconfig.get_path("stdlib"))
-        files = []
+        root, files = Path(sysconfig.get_path("stdlib")), []
         for directory, children, names in os.walk(root):
             children[:] = [child for child in children if child not in _EXCLUDED | _TABLES]
             paths = [Path(directory, name) for name in names if name.endswith(".py") and name not in _TABLES]

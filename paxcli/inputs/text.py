@@ -207,8 +207,7 @@ class TextInput(RandomAccessInput):
     @functools.cached_property
     def _files(self) -> list[SourceFile]:
         """The files of the split, sorted by name."""
-        files = self._source_files()
-        split = self._split_name()
+        files, split = self._source_files(), self._split_name()
         chosen = [file for file in files if split is None or self._split_of(file.name) == split]
         if not chosen:
             hint = "Change eval_fraction, or set split=None and different `files` for each input."

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.layers.init import Gaussian, Init
+from paxcli.layers.lookup import look_up
 from paxcli.layers.matmul import einsum
 from paxcli.layers.output_head import Head, Scorer, finish_logits
 from paxcli.mesh.sharding import constrain, split
@@ -42,7 +43,7 @@ class TiedEmbedding(Head):
         if split(ids.shape, "activation_batch", None) != split(ids.shape, "activation_microbatch", None):
             # Pipeline stages share the rows: without this constraint, XLA replicates the vectors of all rows.
             table = constrain(table, None, "activation_residual")
-        vectors = jnp.take(table, ids, axis=0)
+        vectors = look_up(table, ids)
         if self.scale_sqrt_depth:
             vectors = vectors * jnp.asarray(self.model_dims**0.5, vectors.dtype)
         return constrain(vectors, "activation_batch", "activation_length", "activation_residual")

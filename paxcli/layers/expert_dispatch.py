@@ -61,7 +61,8 @@ def with_capacity(
     y = by_expert(hidden, experts.w_out, experts.b_out)
     y = constrain(y, "activation_expert", "activation_batch", None, "activation_embed")
     y = constrain(y.swapaxes(0, 1).reshape(batch, nowhere, dims), "activation_batch", None, "activation_embed")
-    return _combine(_take_rows(y, slot), routing.weights)
+    outputs = _take_rows(y, slot).reshape(*routing.weights.shape, -1)
+    return jnp.einsum("btkd,btk->btd", outputs, routing.weights)
 
 
 def dropless(
@@ -144,8 +145,3 @@ def _hidden(multiply: Callable[..., jax.Array], x: jax.Array, experts: Experts, 
 def _take_rows(x: Float[jax.Array, "B S D"], at: Int[jax.Array, "B R"]) -> Float[jax.Array, "B R D"]:
     """The vectors of each row at these positions; zeros beyond its end."""
     return jax.vmap(lambda row, where: row.at[where].get(mode="fill", fill_value=0))(x, at)
-
-
-def _combine(y: Float[jax.Array, "B R D"], weights: Float[jax.Array, "B T k"]) -> Float[jax.Array, "B T D"]:
-    """The weighted sum of the outputs of each token's experts; R = T * k."""
-    return jnp.einsum("btkd,btk->btd", y.reshape(*weights.shape, y.shape[-1]), weights)

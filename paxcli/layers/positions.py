@@ -10,6 +10,7 @@ from paxcli.config.fields import PositiveFloat, PositiveInt, Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Positions
 from paxcli.layers.init import Gaussian, Init
+from paxcli.layers.lookup import look_up
 from paxcli.mesh.sharding import constrain
 
 
@@ -65,4 +66,4 @@ class LearnedPositions(Positions):
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
         # Sharded like the vectors: otherwise XLA may replicate the gradients of all rows to sum them.
         table = constrain(self.table, None, "activation_residual")
-        return jnp.take(table, positions, axis=0)
+        return look_up(table, positions)

@@ -26,8 +26,7 @@ def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> R
     Raises:
       ConfigError: A logical or mesh axis does not exist.
     """
-    overrides = overrides or {}
-    rules = dict(DEFAULT_RULES)
+    overrides, rules = overrides or {}, dict(DEFAULT_RULES)
     for name, mesh_axes in overrides.items():
         if name not in DEFAULT_RULES:
             hint = names_hint(name, DEFAULT_RULES)

@@ -245,8 +245,7 @@ def unroll_layers(model: Any) -> tuple[Any, Callable[[dict, bool], dict]]:
         params = {name: stacks[name].unstack(tree) if name in stacks else tree for name, tree in params.items()}
         if platform != "cpu" or not isinstance(unrolled, CausalModel) or unrolled.lora is not None:
             return params
-        ids = jnp.zeros((1, 1), jnp.int32)
-        init = functools.partial(unrolled.init, method="extend")
+        ids, init = jnp.zeros((1, 1), jnp.int32), functools.partial(unrolled.init, method="extend")
         boxed = jax.eval_shape(init, jax.random.key(0), ids, ids, ids, unrolled.init_cache(1, 1))
         facts = dict(jax.tree.leaves_with_path(weights_of(boxed["params"])))
         parts = 2 if is_batch else 1

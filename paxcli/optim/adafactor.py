@@ -98,7 +98,7 @@ class ShardedAdafactor(Optimizer):
         if dims is None:
             full = [jnp.zeros_like(param) for param in params]
         else:
-            row, column = ([jnp.zeros(_without(param.shape, dim), param.dtype) for param in params] for dim in dims)
+            row, column = ([jnp.zeros_like(jnp.take(param, 0, dim)) for param in params] for dim in dims)
         return momentum, scale, row, column, full
 
     def _update(
@@ -196,7 +196,3 @@ def _praxis_dims(weight: Weight) -> list[int]:
         matmul = (*weight.produces, *weight.contracts)  # in praxis, the tied output projection [D, V] is the table
     others = [dim for dim in range(len(weight.axes)) if dim not in matmul]
     return sorted([*others, *matmul], key=lambda dim: weight.axes[dim] in ("heads", "kv_heads", "head_dim"))
-
-
-def _without(shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
-    return shape[:dim] + shape[dim + 1 :]

@@ -201,7 +201,7 @@ class Attention(SelfAttention):
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
         tokens, pairs = batch * length, batch * visible_pairs(length, self.causal, self.window, self.chunked)
-        return self._projection_flops(tokens, tokens) + self._pair_flops(pairs)
+        return self._flops(tokens, tokens, pairs)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
@@ -211,14 +211,10 @@ class Attention(SelfAttention):
         keys, values = (*lead, self.dims_per_head, length), (*lead, length, self._value_dims)
         return KVCache(jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
 
-    def _projection_flops(self, queries: int, keys: int) -> Flops:
-        """FLOPs of the four projections, for so many query and key/value positions."""
-        heads = queries * self.num_heads + keys * self._kv_heads
-        return Flops(weights=2 * heads * self.model_dims * (self.dims_per_head + self._value_dims))
-
-    def _pair_flops(self, pairs: int | float) -> Flops:
-        """FLOPs of queries times keys, and of probabilities times values."""
-        return Flops(attention=2 * pairs * self.num_heads * (self.dims_per_head + self._value_dims))
+    def _flops(self, queries: int, keys: int, pairs: int | float) -> Flops:
+        """FLOPs of the four projections of so many positions, and of attention between so many pairs of them."""
+        heads, dims = queries * self.num_heads + keys * self._kv_heads, self.dims_per_head + self._value_dims
+        return Flops(weights=2 * heads * self.model_dims * dims, attention=2 * pairs * self.num_heads * dims)
 
     def _bias(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"] | None:
         """The learned bias for query position minus key position, if there is one."""

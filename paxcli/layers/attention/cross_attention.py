@@ -61,7 +61,7 @@ class CrossAttention(Attention):
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, source_length = shape
         pairs = batch * length * source_length
-        return self._projection_flops(batch * length, batch * source_length) + self._pair_flops(pairs)
+        return self._flops(batch * length, batch * source_length, pairs)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from paxcli.config.fields import PositiveInt, Range, Tokens
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
+from paxcli.layers.lookup import look_up
 
 
 class RelativeBias(Layer):
@@ -40,15 +41,14 @@ class RelativeBias(Layer):
 
     def __call__(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"]:
         """The bias of keys `distance` positions before their queries; a negative distance is after them."""
-        return jnp.moveaxis(jnp.take(self.table, self._bucket(distance), axis=0), -1, -3)
+        return jnp.moveaxis(look_up(self.table, self._bucket(distance)), -1, -3)
 
     def _bucket(self, distance: jax.Array) -> jax.Array:
         buckets, after = self.num_buckets, 0
         if self.bidirectional:
             buckets //= 2
             after, distance = jnp.where(distance < 0, buckets, 0), jnp.abs(distance)
-        distance = jnp.maximum(distance, 0)
-        exact = buckets // 2
+        distance, exact = jnp.maximum(distance, 0), buckets // 2
         # Position between `exact` (0) and `max_distance` (1), on a logarithmic scale.
         share = jnp.log(jnp.maximum(distance, 1) / exact) / math.log(self.max_distance / exact)
         far = exact + (share * (buckets - exact)).astype(jnp.int32)
