@@ -10,6 +10,7 @@ import contextlib
 from steps import TokenCounter, serve
 
 _COUNTER = TokenCounter()
+_OPEN = contextlib.ExitStack()  # the session, whose mesh is the current one until the process ends
 
 
 def make_step(task: dict):
@@ -26,7 +27,7 @@ def make_step(task: dict):
         config = resolve(task["recipe"], task["overlays"], task["sets"]).config
     else:
         config = gpt2_like(task)
-    session = contextlib.ExitStack().enter_context(open_session(config))
+    session = _OPEN.enter_context(open_session(config))
     train_step = Instrument().prepare(session)()
     state = session.new_state()
     return_free_memory()
