@@ -21,7 +21,7 @@ from paxcli.programs.collectives import HOST, KINDS, Collective
 from paxcli.programs.gpus import Gpu
 from paxcli.programs.hlo import Instruction, Program
 from paxcli.programs.prediction import Carrier, Computation, Prediction, matmul_computation, simulate
-from paxcli.programs.roofline import hbm_bytes, matmul_flops
+from paxcli.programs.roofline import CUBLAS, hbm_bytes, matmul_flops
 
 MATMUL_RATE = 0.735
 MEMORY_RATE = 0.66
@@ -60,7 +60,7 @@ class _Gpus:
         if instruction.call_target.startswith(_ATTENTION):
             flops, rate = attention_flops(instruction)
             return Computation("kernels", "kernel", "cudnn", flops / (rate * self._peak_flops), is_kernel=True)
-        if instruction.opcode == "custom-call":
+        if instruction.opcode == "custom-call" and not instruction.call_target.startswith(CUBLAS):
             return Computation("kernels", "kernel", instruction.call_target, None, is_kernel=True)
         bandwidth = MEMORY_RATE * self._gpu.hbm
         if instruction.fused:
@@ -68,12 +68,12 @@ class _Gpus:
                 result = program.computations[instruction.fused][-1].result
                 instruction = dataclasses.replace(instruction, result=result)
             traffic = hbm_bytes(program, instruction, operands)
-            if flops := matmul_flops(program, instruction, self._gpu.fp8_speed):
-                in_float32 = all(dtype == "f32" for operand in operands for dtype, _ in operand.arrays)
-                in_cores = max(LEAST_SECONDS, (2 if in_float32 else 1) * flops / (MATMUL_RATE * self._peak_flops))
-                return matmul_computation(instruction, in_cores, traffic / bandwidth)
         else:
             traffic = sum(instruction.hbm_bytes) + sum(sum(operand.hbm_bytes) for operand in operands)
+        if flops := matmul_flops(program, instruction, self._gpu.fp8_speed, operands):
+            in_float32 = all(dtype == "f32" for operand in operands for dtype, _ in operand.arrays)
+            in_cores = max(LEAST_SECONDS, (2 if in_float32 else 1) * flops / (MATMUL_RATE * self._peak_flops))
+            return matmul_computation(instruction, in_cores, traffic / bandwidth)
         part = "attention" if is_attention(instruction.op_name) else "other"
         return Computation(part, "hbm", instruction.operation, max(LEAST_SECONDS, traffic / bandwidth))
 

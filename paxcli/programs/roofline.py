@@ -12,42 +12,42 @@ from paxcli.programs.attribution import MATMUL_OPCODES
 from paxcli.programs.hlo import Instruction, Program
 
 _SLICES = frozenset({"dynamic-slice", "slice", "gather"})
+CUBLAS = "__cublas$"
 _ALIAS = "output_to_operand_aliasing"  # of a nested fusion that only changes the layout
 
 
-def matmul_flops(program: Program, instruction: Instruction, fp8_speed: float = 1.0) -> float:
-    """FLOPs of the matmuls of an instruction, those that it fuses included.
+def matmul_flops(
+    program: Program, instruction: Instruction, fp8_speed: float = 1.0, operands: Sequence[Instruction | None] = ()
+) -> float:
+    """FLOPs of the matmuls that an instruction fuses, or with its operands, of itself if it is one.
 
     Args:
       program: The program.
       instruction: The instruction.
       fp8_speed: By what the FLOPs of matmuls of two FP8 operands are divided.
+      operands: Of the instruction.
     """
+    if own := _flops(instruction, operands[:2]):
+        in_fp8 = all(operand and operand.arrays[0][0].startswith("f8") for operand in operands[:2])
+        return own / (fp8_speed if in_fp8 else 1.0)
     inside = program.computations.get(instruction.fused, [])
     by_name = {one.name: one for one in inside}
-    flops = 0.0
-    for one in inside:
-        operands = [by_name.get(name) for name in one.operands]
-        if own := _flops(one, operands):
-            in_fp8 = all(operand and operand.arrays[0][0].startswith("f8") for operand in operands)
-            flops += own / (fp8_speed if in_fp8 else 1.0)
-        elif one.fused:
-            flops += matmul_flops(program, one, fp8_speed)
-    return flops
+    return sum(matmul_flops(program, one, fp8_speed, [by_name.get(name) for name in one.operands]) for one in inside)
 
 
 def _flops(matmul: Instruction, operands: Sequence[Instruction | None]) -> float:
-    """FLOPs of one `dot` or `convolution`; 0 for anything else.
+    """FLOPs of one `dot` or `convolution`, or of a call of cuBLAS; 0 for anything else.
 
     XLA:TPU writes batched matmuls as convolutions over the batch dimensions, whose windows are mostly padding.
     """
-    if matmul.opcode not in MATMUL_OPCODES or None in operands:
+    is_call = matmul.call_target.startswith(CUBLAS)
+    if not (is_call or matmul.opcode in MATMUL_OPCODES) or len(operands) < 2 or None in operands:
         return 0.0
-    left, right = (one.arrays[0][1] for one in operands[:2] if one)
+    left, right = (one.arrays[0][1] for one in operands if one)
     out = matmul.arrays[0][1]
-    if matmul.opcode == "dot":
-        contracted = matmul.attribute(r"lhs_contracting_dims=\{([\d,]*)\}")
-        return 2.0 * math.prod(out) * math.prod(left[int(axis)] for axis in contracted.split(",") if axis)
+    if is_call or matmul.opcode == "dot":
+        contracted = matmul.attribute(r'"?lhs_contracting_dim(?:s=\{|ensions":\[)([\d,"]*)')
+        return 2.0 * math.prod(out) * math.prod(left[int(axis)] for axis in re.findall(r"\d+", contracted))
     of_left, of_right, of_out = re.findall(r"[^_>-]+", matmul.attribute(r"dim_labels=([\w>-]+)"))
     window = dict(part.split("=") for part in matmul.attribute(r"window=\{([^}]*)\}").split())
     pairs = 1

@@ -96,6 +96,24 @@ def test_each_part_takes_its_share_of_the_roofline() -> None:
     assert found.parts["exposed_nvlink"] == pytest.approx(max(0.0, gather - matmul))
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        '(bf16[4096,4096]{1,0}, s8[33554432]{0}) custom-call(%x, %x), custom_call_target="__cublas$lt$matmul", '
+        'backend_config={"gemm_backend_config":{"beta":0,"dot_dimension_numbers":{"lhs_contracting_dimensions":["1"],'
+        '"rhs_contracting_dimensions":["0"],"lhs_batch_dimensions":[],"rhs_batch_dimensions":[]}}}',
+        "bf16[4096,4096]{1,0} dot(%x, %x), lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+    ],
+)
+def test_calls_of_cublas_and_matmuls_alone_count_as_those_in_fusions(call: str) -> None:
+    fused = "bf16[4096,4096]{1,0} fusion(%x, %x), kind=kCustom, calls=%product"
+    assert fused in PROGRAM
+    found, expected = (
+        predict(read_program(program), GPUS["h200"], 8, PEAK) for program in (PROGRAM.replace(fused, call), PROGRAM)
+    )
+    assert found.parts["matmul"] == expected.parts["matmul"] and found.unknown_kernels == expected.unknown_kernels
+
+
 def test_float32_is_multiplied_at_half_the_speed() -> None:
     bfloat16, float32 = (
         predict(read_program(PROGRAM.replace("bf16", dtype)), GPUS["h200"], 8, PEAK).parts["matmul"]
