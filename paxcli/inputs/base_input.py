@@ -245,7 +245,7 @@ class BaseInput(Configurable, abc.ABC):
             self.refuse(f"{what} {num_ids} ids, but the model's vocab_size is {vocab_size}.", hint)
 
     def check_data(self) -> None:
-        """Reads and checks the data before training starts. Raises DataError."""
+        """Reads and checks the data, and loads libraries, before training starts its threads. Raises DataError."""
 
     def describe_data(self) -> str:
         """The source of the data, for a dry run. Reads no data; raises DataError if it does not exist."""
@@ -262,8 +262,7 @@ class RandomAccessInput(BaseInput):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._next_row = 0
-        self._is_valid = False
+        self._next_row, self._is_valid = 0, False
 
     @abc.abstractmethod
     def num_rows(self) -> int | None:

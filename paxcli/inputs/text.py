@@ -94,6 +94,9 @@ class TextInput(RandomAccessInput):
           ConfigError: The tokenizer has more ids than the model.
           DataError: A file or glob has no text, or a record cannot be read.
         """
+        # For `order`. While it loads, it replaces `__import__` for all threads, so it loads before a run has some.
+        import grain  # noqa: F401
+
         self.validate()
         self.num_rows()
 

@@ -41,8 +41,7 @@ def make_train_step(
 
         # Gradients have the dtype of the cast parameters: in bfloat16, half the memory, and no computed bit is lost.
         noisy = state.params if task.vn is None else task.vn.add_to(state.params, state.step, noise_key)
-        cast = task.model.cast(noisy)
-        learner = task.train.learner
+        cast, learner = task.model.cast(noisy), task.train.learner
         weights = jax.tree.unflatten(jax.tree.structure(state.params), state.weights)
         trained, private = learner.select_trained(cast), learner.stochastic_gradient
         gradient = jax.grad(loss_of, argnums=(0, 1), has_aux=True)
