@@ -1,8 +1,8 @@
 """MaxText's own training step, as its trainer jits it, on its synthetic data and one device.
 
-The task has the sizes, and may name `maxtext_remat` (MaxText's `remat_policy`) and `maxtext`: settings that are added
-last. `XLA_FLAGS` of the environment override MaxText's flags for GPUs. Written for maxtext 0.2.5 with jax 0.11.2, where
-the policy `none` means `full`, and `minimal_with_context` recomputes cuDNN's attention as `minimal` does.
+The task has the sizes, and may have `maxtext`: a list of settings that are added last. `XLA_FLAGS` of the environment
+override MaxText's flags for GPUs. Written for maxtext 0.2.5 with jax 0.11.2, where `remat_policy=none` means `full` and
+`minimal_with_context` recomputes cuDNN's attention as `minimal` does.
 """
 
 from __future__ import annotations

@@ -105,13 +105,12 @@ def missing_values(nodes: Iterable[Node]) -> list[str]:
 def _walk_fields(
     owner: fdl.Buildable, prefix: str, outer: Mapping[str, str], defaults: Mapping[str, Any], in_template: bool
 ) -> Iterator[Node]:
-    function = fdl.get_callable(owner)
+    function, given = fdl.get_callable(owner), owner.__arguments__
     declared = _default_objects(function)
     names_below = {**{name: prefix + name for name in owner.__signature_info__.parameters}, **outer}
     for name, value in _values(owner).items():
         child_defaults = _expanded_defaults(declared.get(name), defaults.get(name), value)
-        is_set = name in owner.__arguments__ and child_defaults is None
-        is_set = is_set and value != defaults.get(name, _class_default(owner, name))
+        is_set = name in given and child_defaults is None and value != defaults.get(name, _class_default(owner, name))
         node = Node(
             path=prefix + name,
             parent=owner,

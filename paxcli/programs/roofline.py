@@ -19,13 +19,13 @@ _ALIAS = "output_to_operand_aliasing"  # of a nested fusion that only changes th
 def matmul_flops(
     program: Program, instruction: Instruction, fp8_speed: float = 1.0, operands: Sequence[Instruction | None] = ()
 ) -> float:
-    """FLOPs of the matmuls that an instruction fuses, or with its operands, of itself if it is one.
+    """FLOPs of an instruction that is a matmul, or of the matmuls that it fuses.
 
     Args:
       program: The program.
       instruction: The instruction.
       fp8_speed: By what the FLOPs of matmuls of two FP8 operands are divided.
-      operands: Of the instruction.
+      operands: Those of the instruction; without them, only what it fuses counts.
     """
     if own := _flops(instruction, operands[:2]):
         in_fp8 = all(operand and operand.arrays[0][0].startswith("f8") for operand in operands[:2])
