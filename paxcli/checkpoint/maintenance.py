@@ -122,8 +122,7 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
     """
     target = epath.Path(resolve_path(out))
     chosen = _select_steps(run_dir, steps) if steps else _steps(run_dir)[-1:]
-    present = [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]
-    if present:
+    if present := [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]:
         hint = "Copy to another directory."
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
     if dry_run:
@@ -145,8 +144,7 @@ def _steps(run_dir: str) -> list[int]:
 
 def _select_steps(run_dir: str, steps: Sequence[int]) -> list[int]:
     present = _steps(run_dir)
-    unknown = sorted(set(steps) - set(present))
-    if unknown:
+    if unknown := sorted(set(steps) - set(present)):
         hint = f"There are {format_steps(present)}."
         raise DataError(f"There is no checkpoint of step {format_steps(unknown)} in {resolve_path(run_dir)}.", hint)
     return sorted(set(steps)) or present

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -194,8 +196,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
           DataError: No checkpoint has this step, or its arrays differ from `abstract_state`.
           MissingError: This machine cannot read the files, as without permission.
         """
-        if self._open is not None:
-            self.wait()
+        self.wait()
         if step not in self.steps():
             raise DataError(f"There is no checkpoint of step {step} in {self.directory}.", self._hint_other_steps(step))
         step_dir = self.directory / str(step)
@@ -266,7 +267,9 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
 
             from paxcli.checkpoint.durable import DurableRename
 
-            logging.getLogger("absl").addFilter(_is_not_orbax_error)
+            for logger in ("absl", "asyncio"):
+                logging.getLogger(logger).addFilter(_is_not_orbax_error)
+            sys.unraisablehook = functools.partial(_ignore_late_writes, sys.unraisablehook)
             # NumPy arrays are written from their own memory, without a copy.
             types = ocp.type_handlers.create_type_handler_registry(
                 (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
@@ -331,8 +334,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         if not others:
             return "There is no other checkpoint; start a new run, or restore this one from a backup."
         hint = f"Other checkpoints: {format_steps(others)}."
-        older = [other for other in others if other < step]
-        if older:
+        if older := [other for other in others if other < step]:
             hint += f" To resume from {older[-1]}: `--on-corrupt previous`."
         return hint
 
@@ -358,8 +360,14 @@ def _empty_directory(trash: epath.Path) -> None:
 
 
 def _is_not_orbax_error(record: logging.LogRecord) -> bool:
-    """Log filter: drops the stack traces that Orbax logs for errors that it also raises."""
-    return record.levelno < logging.ERROR or "orbax" not in record.pathname
+    """Log filter: drops the stack traces of Orbax's errors. It raises the first of them, too."""
+    return record.levelno < logging.ERROR or "orbax" not in record.pathname + record.getMessage()
+
+
+def _ignore_late_writes(hook: Callable[[Any], object], unraisable: Any) -> None:
+    """An unraisable hook that ignores writes that end after another has failed: Orbax has closed their event loop."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        hook(unraisable)
 
 
 def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -54,6 +52,8 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
     """
     import orbax.checkpoint as ocp
 
+    from paxcli.checkpoint.array_handler import ArrayHandler
+
     arguments = {
         name: ocp.ArrayRestoreArgs(
             sharding=leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0]),
@@ -65,29 +65,21 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
     restore = ocp.args.PyTreeRestore(
         item=nest_by_name(wanted), restore_args=nest_by_name(arguments), partial_restore=True
     )
+    types = ocp.type_handlers.create_type_handler_registry((jax.Array, ArrayHandler()))
     try:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=types)) as reader:
             arrays = named_leaves(reader.restore(step_dir / STATE, args=restore))
     except jax.errors.JaxRuntimeError:
         raise  # such as out of memory: the files are not at fault
     except Exception as error:
-        sys.unraisablehook = functools.partial(_ignore_orbax, sys.unraisablehook)
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
         raise DataError(f"its arrays cannot be read: {first_line(cause)}") from error
     found = fingerprints(arrays)
-    damaged = [name for name in wanted if found[name] != manifest.arrays[name].fingerprint]
-    if damaged:
+    if damaged := [name for name in wanted if found[name] != manifest.arrays[name].fingerprint]:
         raise DataError(f"{listing(damaged)} changed since {'it was' if len(damaged) == 1 else 'they were'} saved")
     return arrays
-
-
-def _ignore_orbax(hook: Callable[[Any], None], unraisable: Any) -> None:
-    """An unraisable hook that ignores the pending reads of a failed restore: each would print a stack trace."""
-    code = getattr(unraisable.object, "cr_code", None)
-    if code is None or "orbax" not in code.co_filename:
-        hook(unraisable)
 
 
 def listing(names: list[str], most: int = 5) -> str:

@@ -82,8 +82,7 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Map
     for assignments in (*loaded.assignments, *layers):
         set_paths = _apply(config, assignments, sources)
     nodes = walk(config)
-    missing = missing_values(nodes)
-    if missing:
+    if missing := missing_values(nodes):
         raise ConfigError(f"{loaded.name}: `{missing[0]}` has no value.", f"Give it one: `--set {missing[0]}=…`.")
     return Resolved(
         name=loaded.name,

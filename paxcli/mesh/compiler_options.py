@@ -60,8 +60,7 @@ def compiler_options(
         if errors[name]:
             hint = f"{_package(platform)} does not accept it. Set it to null, or look up its new name."
             raise ConfigError(f"mesh.compiler_options: {name}={user[name]!r}: {errors[name]}", hint)
-    unknown = [name for name in presets if errors[name]]
-    if unknown:
+    if unknown := [name for name in presets if errors[name]]:
         names = ", ".join(unknown)
         log.warning("Skipped compiler options: %s (%s: %s).", names, _package(platform), errors[unknown[0]])
     return {name: value for name, value in (presets | user).items() if not errors[name]}

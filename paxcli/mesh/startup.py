@@ -112,8 +112,7 @@ def _explicit_job(env: Mapping[str, str]) -> tuple[str, int, int] | None:
     if count == "1" and address is None:
         return "", 1, 0
     parts = {_ADDRESS: address, _COUNT[0]: count, _INDEX[0]: index}
-    missing = [name for name, value in parts.items() if not value]
-    if missing:
+    if missing := [name for name, value in parts.items() if not value]:
         given = [name for name in parts if name not in missing]
         raise ConfigError(
             f"{' and '.join(given)} set up a multi-process job, but {' and '.join(missing)} is not set.",

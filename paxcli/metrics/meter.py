@@ -166,8 +166,7 @@ def _per_second(count: float | None, seconds: float) -> float | None:
 def peak_memory_bytes() -> int:
     """Peak memory of the fullest local device so far, or of this process if devices do not report it."""
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    peaks = [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]
-    if peaks:
+    if peaks := [each["peak_bytes_in_use"] for each in stats if "peak_bytes_in_use" in each]:
         return max(peaks)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import pathlib
 import shutil
+import sys
 import time
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -87,6 +90,23 @@ def test_damage_of_any_file_is_detected(checkpoints, tmp_path, kind):
         damage(copy / "3" / name, kind)
         results.append(outcome(copy))  # `right` if the damaged bytes are never read
     assert "refused" in results or kind not in SURE
+
+
+def test_a_failed_restore_leaves_no_read_behind(tmp_path, monkeypatch, caplog):
+    """Orbax closes the event loop of a failed restore: each read that ended later printed a stack trace."""
+    state = {f"w{number}": jnp.full((64 + number, 64), number, jnp.float32) for number in range(64)}
+    with CheckpointStore(tmp_path, Checkpoint(save_interval_steps=1)) as store:
+        store.save(3, state, {})
+    for file in data_files(tmp_path / "3" / "state"):
+        if file.parent.name == "d":
+            os.truncate(file, 100)
+    unraisable: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: unraisable.append(str(found.exc_value)))
+    for _ in range(3):
+        with pytest.raises(DataError, match="step 3"):
+            CheckpointStore(tmp_path).restore(3, abstract(state))
+    gc.collect()
+    assert not unraisable and not caplog.records
 
 
 @pytest.mark.parametrize(
