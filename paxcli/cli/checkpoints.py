@@ -43,7 +43,7 @@ def ls(run_dir: RunDirArgument, as_json: JsonOption = False) -> None:
 
 @app.command()
 def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOption = False) -> None:
-    """Read checkpoints completely and compare every array with the fingerprint recorded when it was saved.
+    """Read checkpoints completely, and check every array. Compares with the fingerprints recorded at the save.
 
     Exits with 5 if one of them cannot be used. Runs on the CPU.
 
@@ -100,7 +100,7 @@ def copy(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy checkpoints, with their run's recipe, into a new run directory, local or in a bucket.
+    """Copy checkpoints into a new run directory, local or in a bucket. Their run's recipe is copied, too.
 
     \b
     Examples:

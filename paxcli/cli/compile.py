@@ -10,7 +10,7 @@ import typer
 import yaml
 
 import paxcli as pax
-from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
+from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
 from paxcli.cli.output import fail_with_result, say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError
@@ -34,12 +34,9 @@ StepOption = Annotated[
     typer.Option("--step", help="Step to compile. Default: train.", show_default=False),
 ]
 SaveOption = Annotated[
-    Path | None,
-    typer.Option("--save", metavar="FILE", help="Save the executable; of a search, the best overlay. Default: none."),
+    Path | None, file_option("--save", "Save the executable; of a search, the best overlay. Default: none.")
 ]
-HloOption = Annotated[
-    Path | None, typer.Option("--hlo", metavar="FILE", help="Write the optimized HLO. Default: none.")
-]
+HloOption = Annotated[Path | None, file_option("--hlo", "Write the optimized HLO. Default: none.")]
 ExplainOption = Annotated[
     bool, typer.Option("--explain", help="List what bounds the predicted step, by layer. Default: off.")
 ]
@@ -65,7 +62,7 @@ def compile(
     overlays: OverlayOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile a recipe's step ahead of time, without its devices: memory, communication, predicted time.
+    """Compile a train step ahead of time, without its devices. Prints memory, communication and the predicted time.
 
     \b
     Examples:

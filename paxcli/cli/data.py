@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paxcli.inputs.token_files import TokenFileInfo
     from paxcli.inputs.tokenizing import Part
 
-app = typer.Typer(help="Prepare data: write token files, so that training does not tokenize, and check them.")
+app = typer.Typer(help="Write token files, so that training need not tokenize.")
 
 FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
 OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The directory for the token files. Required.")]
@@ -102,7 +102,7 @@ def tokenize(
 
 @app.command("verify")
 def verify(files: FilesArgument, as_json: JsonOption = False) -> None:
-    """Read token files in full, and compare them with the checksums that `pax data tokenize` wrote.
+    """Read token files in full, and check them. Compares with the checksums that `pax data tokenize` wrote.
 
     \b
     Examples:

@@ -55,7 +55,7 @@ PROBE_SECONDS = 60
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Check this machine: versions, devices, missing optional packages.
+    """Check this machine: versions, devices, optional packages.
 
     \b
     Examples:

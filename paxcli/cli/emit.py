@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from paxcli.cli.install import FromOption
-from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
+from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption, file_option
 from paxcli.cli.output import say_result
 from paxcli.errors import ConfigError
 
@@ -24,7 +24,7 @@ JobNameOption = Annotated[str | None, typer.Option("--name", help="The job's nam
 ImageOption = Annotated[
     str | None, typer.Option("--image", help="The container image, for gke and image. Default: none.")
 ]
-OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file. Default: print.")]
+OutOption = Annotated[Path | None, file_option("--out", "Write to a file. Default: print.")]
 
 
 def emit(
@@ -41,7 +41,7 @@ def emit(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a job that trains a recipe: GKE JobSet, Slurm script, SkyPilot task or Dockerfile. Runs nothing.
+    """Write a job for GKE, Slurm, SkyPilot or Docker. The job trains a recipe. Runs nothing.
 
     \b
     Examples:

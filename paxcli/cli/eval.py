@@ -63,7 +63,7 @@ def evaluate(
     apply_chat_template: ChatOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Evaluate a run's checkpoint on the recipe's evaluation inputs, on text files, or on tasks of lm-eval.
+    """Evaluate a run's checkpoint. Uses the recipe's evaluation inputs, or text files, or tasks of lm-eval.
 
     \b
     Examples:

@@ -28,7 +28,9 @@ def export_weights(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a checkpoint for Hugging Face (parameters, config.json, tokenizer) or for MaxText (the training state).
+    """Write a checkpoint for Hugging Face or MaxText.
+
+    Hugging Face gets parameters, config.json and tokenizer. MaxText gets the training state.
 
     \b
     Examples:

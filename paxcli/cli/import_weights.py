@@ -43,7 +43,7 @@ def import_weights(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a run from weights of Hugging Face, or from a checkpoint of paxml or MaxText.
+    """Start a run from another tool's weights or checkpoint. Reads those of Hugging Face, paxml and MaxText.
 
     \b
     Examples:

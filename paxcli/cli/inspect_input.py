@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption
+from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import load_recipe
-from paxcli.errors import ConfigError, MissingError
+from paxcli.errors import ConfigError
 from paxcli.log import use_color
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ SplitOption = Annotated[Literal["train", "eval", "decode"], typer.Option("--spli
 NumBatches = Annotated[int, typer.Option("--num-batches", min=1, help="How many batches to read.")]
 Hosts = Annotated[int, typer.Option("--hosts", min=1, help="Shard the data over this many simulated hosts.")]
 HostIndex = Annotated[int, typer.Option("--host-index", min=0, help="The host whose batches to print.")]
-SaveOption = Annotated[
-    Path | None, typer.Option("--save", metavar="FILE.npz", help="Write the first batch to a file. Default: do not.")
-]
+SaveOption = Annotated[Path | None, file_option("--save", "Write the first batch to a .npz file. Default: do not.")]
 HtmlOption = Annotated[
     str | None, typer.Option("--html", metavar="FILE", help="Write a page with all rows. Default: do not.")
 ]
@@ -49,7 +47,7 @@ def inspect_input(
     overlays: OverlayOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print batches: shapes, text with segment boundaries, padding, sharding over hosts, speed. Starts no device.
+    """Print batches: text with segments, shapes, speed. Also padding and the sharding over hosts. Starts no device.
 
     \b
     Examples:
@@ -148,8 +146,5 @@ def _save(path: Path, shown: list[Inspection]) -> None:
         for found in shown
         for field, array in found.batches[0].flatten_items()
     }
-    try:
-        with path.open("wb") as file:
-            np.savez(file, **arrays)
-    except OSError as error:
-        raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another path for --save.") from None
+    with path.open("wb") as file:
+        np.savez(file, **arrays)

@@ -49,7 +49,7 @@ def install(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Install pax and JAX for the accelerator, with pinned versions: here, or on every worker of every slice.
+    """Install pax and JAX for the accelerator. Versions are pinned. Installs here, or on every worker of every slice.
 
     \b
     Examples:
@@ -99,8 +99,7 @@ def _install_there(target: Target, node: str, index: str, package: Package, as_j
         for each in results
     ]
     lines = [f"{row['worker']:<8}{row['devices']:>3} devices  {row['result']}" for row in rows]
-    failed = [row["worker"] for row in rows if row["failed"]]
-    if failed:
+    if failed := [row["worker"] for row in rows if row["failed"]]:
         hint = f"Fix the cause and run the command again, or with --worker {failed[0]}; it skips finished workers."
         raise RemoteError(f"{len(failed)} of {len(rows)} workers failed.\n" + "\n".join(lines), hint)
     lines.append(f"Next: pax train RECIPE --on {target.name} --run-dir gs://BUCKET/RUN")

@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.options import DryRunOption, JsonOption, file_option
 from paxcli.cli.output import say_result
-from paxcli.errors import ConfigError, MissingError
+from paxcli.errors import ConfigError
 
 ScriptArgument = Annotated[
     list[str] | None,
@@ -45,9 +45,7 @@ TopologyOption = Annotated[
 SlicesOption = Annotated[
     int | None, typer.Option("--slices", min=1, help="Number of slices. Default: inferred from the script.")
 ]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="FILE", help="Write the recipe to this file. Default: stdout.")
-]
+OutOption = Annotated[Path | None, file_option("--out", "Write the recipe to this file. Default: stdout.")]
 PythonOption = Annotated[bool, typer.Option("--python", help="Write a Python recipe. Default: a YAML recipe.")]
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Validate the recipe, and compare its FLOPs with MaxText's. Default: no.")
@@ -78,7 +76,7 @@ def maxtext_convert(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Convert a MaxText launch script, config or model to a recipe; reports on stderr what is not exact.
+    """Convert a MaxText script, config or model to a recipe. Reports on stderr what is not exact.
 
     \b
     Examples:
@@ -102,7 +100,7 @@ def maxtext_convert(
     results = [describe(one, source, python, check, verbose) for one in conversions]
     for file, result in zip(files, results, strict=False):
         if not dry_run:
-            _write(file, result["recipe"])
+            file.write_text(result["recipe"], encoding="utf-8")
     for result in results:
         print(result["report"], file=sys.stderr, end="\n\n")
     verb = "Would write" if dry_run else "Wrote"
@@ -136,13 +134,6 @@ def _output_files(out: Path | None, launches: int, python: bool, as_json: bool) 
     if out.suffix not in ((".py",) if python else (".yaml", ".yml")):
         raise ConfigError(f"{out} does not end in {suffix}.", f"Give `--out {out.with_suffix(suffix)}`.")
     return [out.with_name(f"{out.stem}-{i + 1}{out.suffix}" if i else out.name) for i in range(launches)]
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise MissingError(f"Cannot write {file}: {error.strerror}.", "Choose another directory.") from None
 
 
 def _print_maxtext_command(recipe: str, as_json: bool) -> None:

@@ -30,7 +30,7 @@ OnOption = Annotated[
 def notebook(
     folder: FolderArgument = ".", on: OnOption = None, dry_run: DryRunOption = False, as_json: JsonOption = False
 ) -> None:
-    """Start Jupyter with pax's Python as kernel, until Ctrl-C; on a TPU VM, with its port forwarded to this machine.
+    """Start Jupyter with pax's Python as kernel, until Ctrl-C. On a TPU VM, its port is forwarded to this machine.
 
     \b
     Examples:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+
+from paxcli.errors import MissingError
 
 
 def complete_recipe(incomplete: str) -> list[str]:
@@ -19,6 +23,24 @@ def complete_overlay(incomplete: str) -> list[str]:
     from paxcli.config.index import find_overlays
 
     return [name for name in find_overlays() if name.startswith(incomplete)]
+
+
+def writable(file: Path | None) -> Path | None:
+    """The file of an option, checked before the work whose result it takes. Raises MissingError for an unusable one."""
+    if file is None:
+        return None
+    if not file.parent.is_dir():
+        problem = f"there is no directory {file.parent}"
+    elif file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        problem = "it is a directory" if file.is_dir() else "permission denied"
+    else:
+        return file
+    raise MissingError(f"Cannot write {file}: {problem}.", "Choose another file.")
+
+
+def file_option(name: str, help: str) -> Any:
+    """An option whose file the command writes."""
+    return typer.Option(name, metavar="FILE", callback=writable, help=help)
 
 
 RecipeArgument = Annotated[

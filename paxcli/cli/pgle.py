@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 
     from paxcli.api import Run
 
-app = typer.Typer(
-    no_args_is_help=True, help="Let XLA schedule by measured costs (profile-guided latency estimation; NVIDIA GPUs)."
-)
+app = typer.Typer(no_args_is_help=True, help="Profile-guided latency estimation (PGLE), on NVIDIA GPUs.")
 
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of steps to trace. Default: 5.")]
 WarmupOption = Annotated[int, typer.Option("--warmup", min=1, help="Number of steps to run before them. Default: 5.")]
@@ -44,7 +42,7 @@ def collect(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure the cost of each instruction of a recipe's train step, and write the profile to RUN_DIR/profile/.
+    """Measure the cost of each instruction of a train step. Writes the profile to RUN_DIR/profile/.
 
     \b
     Examples:
@@ -54,8 +52,7 @@ def collect(
     from paxcli.profiling.collect import collect
 
     settings = {"steps": steps, "warmup": warmup, "percentile": percentile}
-    measured = _measure(collect, open_recipe(recipe, overlays, sets, run_dir), settings, dry_run, as_json)
-    if measured:
+    if measured := _measure(collect, open_recipe(recipe, overlays, sets, run_dir), settings, dry_run, as_json):
         text = f"Wrote {measured['profile']} and .pbtxt: {measured['instructions']} instructions."
         say_result(measured, f"{text}\nNext: pax pgle apply {shlex.quote(recipe)}", as_json)
 
@@ -96,7 +93,7 @@ def apply(
 
 @app.command("show")
 def show(file: ProfileArgument, top: TopOption = 20, as_json: JsonOption = False) -> None:
-    """Print a profile: the number of instructions, their program, and the costliest ones.
+    """Print a profile: program, size, costliest instructions.
 
     \b
     Examples:
@@ -125,7 +122,7 @@ def pgle_profile(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Collect a profile, and compare the step time with it and without it.
+    """Collect a profile, and time the step with and without it.
 
     \b
     Examples:

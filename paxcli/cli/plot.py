@@ -44,7 +44,7 @@ def plot(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Plot the curves of runs, finished or running, as an image and in the terminal.
+    """Plot curves of runs, as an image and in the terminal. The runs may be finished or running.
 
     \b
     Examples:

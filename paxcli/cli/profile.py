@@ -19,7 +19,7 @@ TopOption = Annotated[int, typer.Option("--top", min=1, help="Number of operatio
 
 @app.command()
 def summarize(directory: TraceArgument, top: TopOption = 10, as_json: JsonOption = False) -> None:
-    """Summarize where the time of traced steps went: kinds of work, layers, operations, gaps, memory.
+    """Summarize where the time of traced steps went. Sums by kind of work, layer and operation. Lists gaps and memory.
 
     \b
     Examples:

@@ -159,7 +159,7 @@ def list_targets(zone: ZoneOption = None, project: ProjectOption = None, as_json
 def describe(
     name: NameArgument, zone: ZoneOption = None, project: ProjectOption = None, as_json: JsonOption = False
 ) -> None:
-    """Print the type and state of a TPU VM or queued resource, and how many workers each slice has.
+    """Print type, state and workers of a TPU VM or queued resource.
 
     \b
     Examples:

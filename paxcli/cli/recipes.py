@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, SetOption, complete_recipe
+from paxcli.cli.options import (
+    DryRunOption,
+    JsonOption,
+    OverlayOption,
+    RecipeArgument,
+    SetOption,
+    complete_recipe,
+    writable,
+)
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.log import use_color
@@ -19,12 +27,12 @@ from paxcli.log import use_color
 if TYPE_CHECKING:
     from paxcli.api import Recipe
 
-app = typer.Typer(help="List recipes, print one in full, copy one to edit, compare two.", rich_markup_mode=None)
+app = typer.Typer(help="List, print, copy and compare recipes.", rich_markup_mode=None)
 
 OtherRecipe = Annotated[
     str, typer.Argument(metavar="OTHER", help="The recipe to compare with.", autocompletion=complete_recipe)
 ]
-NewFile = Annotated[Path, typer.Argument(metavar="FILE", help="The new .py file.")]
+NewFile = Annotated[Path, typer.Argument(metavar="FILE", callback=writable, help="The new .py file.")]
 ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if they differ, as `git diff` does.")]
 
 
@@ -84,7 +92,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
     """
     from paxcli.config.extract import recipe_source
     from paxcli.config.load import find_entry
-    from paxcli.errors import ConfigError, MissingError
+    from paxcli.errors import ConfigError
 
     if file.suffix != ".py" or file.exists():
         reason = "already exists" if file.exists() else "is not a .py file"
@@ -92,10 +100,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
     entry = find_entry(recipe)
     source = recipe_source(entry)
     if not dry_run:
-        try:
-            file.write_text(source, encoding="utf-8")
-        except OSError as error:
-            raise MissingError(f"{file} cannot be written: {error.strerror}.", "Choose another directory.") from None
+        file.write_text(source, encoding="utf-8")
     result = {"name": entry.name, "file": str(file), "written": not dry_run, "source": source}
     train = ["pax", "train", f"{file}:{entry.function}", "--run-dir", f"runs/{file.stem}"]
     text = source.rstrip() if dry_run else f"Wrote {file}. To train it: {shlex.join(train)}"
@@ -106,7 +111,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
 def compare(
     recipe: RecipeArgument, other: OtherRecipe, exit_code: ExitCodeOption = False, as_json: JsonOption = False
 ) -> None:
-    """Print the values in which two recipes differ, and the sizes that result.
+    """Print the values in which two recipes differ, and both sizes.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ OutOption = Annotated[
 def report(
     run_dirs: RunDirsArgument, out: OutOption = None, dry_run: DryRunOption = False, as_json: JsonOption = False
 ) -> None:
-    """Write one HTML page about runs, finished or running, to look at without a server or a network.
+    """Write an HTML page about runs, finished or running. It needs no server and no network.
 
     It shows curves, values that differ between the recipes, throughput, where the time went, evaluations, decoded
     samples and the environment.

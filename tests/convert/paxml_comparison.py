@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+import pathlib
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -196,3 +199,9 @@ def _relative(ours: Any, theirs: Any) -> float:
     """The largest relative difference; absolute where theirs is 0."""
     ours, theirs = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     return float((np.abs(ours - theirs) / np.where(theirs == 0, 1.0, np.abs(theirs))).max())
+
+
+if __name__ == "__main__":
+    reference = pathlib.Path(sys.argv[1])
+    with np.load(reference.with_suffix(".npz")) as saved:
+        print(json.dumps(compare(dict(saved), json.loads(reference.with_suffix(".json").read_text()))))

@@ -64,6 +64,13 @@ def test_help_fits_on_a_screen(verb: tuple[str, ...]) -> None:
     assert max(map(len, shown)) <= 100
 
 
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: " ".join(group) or "pax")
+def test_a_list_of_verbs_shows_whole_sentences(group: tuple[str, ...]) -> None:
+    """On 80 columns, of which the formatter leaves two free."""
+    shown = CliRunner().invoke(app, [*group, "--help"], terminal_width=78).output
+    assert [line for line in shown.partition("Commands:")[2].splitlines() if line.endswith("...")] == []
+
+
 def modules_loaded(*args: str) -> list[str]:
     """Each import of `pax ARGS…`, over all programs that its process runs."""
     command = [sys.executable, "-X", "importtime", "-m", "paxcli", *args]
