@@ -45,7 +45,7 @@ def read_costs(path: epath.Path) -> dict[str, float]:
     Raises:
       DataError: The file does not exist, or is not a profile, or is empty.
     """
-    if not path.exists():
+    if not path.is_file():
         raise DataError(f"There is no profile {path}.", "Collect one: `pax pgle collect RECIPE`.")
     try:
         if path.suffix == TEXT:

@@ -48,7 +48,7 @@ def find_trace(directory: str) -> epath.Path:
     """
     start = epath.Path(directory)
     for root in (start, start / TRACES, start / "profile" / TRACES):
-        if not root.exists():
+        if not root.is_dir():
             continue
         found = [path for path in (root, *root.iterdir()) if path.is_dir() and any(path.glob("*.xplane.pb"))]
         if found:

@@ -54,6 +54,7 @@ def test_no_costs_at_all_is_an_error_that_names_causes():
     ("name", "content", "said"),
     [
         ("missing.pb", None, "no profile"),
+        (".", None, "no profile"),
         ("empty.pb", b"", "empty"),
         ("empty.pbtxt", b"", "empty"),
         ("wrong.pb", b"\xff\xff\xff", "not a profile of"),

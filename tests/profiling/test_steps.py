@@ -86,6 +86,8 @@ def test_a_directory_without_a_trace(tmp_path):
     with pytest.raises(DataError, match="no trace"):
         summarize(str(tmp_path))
     (tmp_path / "vm.xplane.pb").write_bytes(b"\xff\xff")
+    with pytest.raises(DataError, match="no trace"):
+        summarize(str(tmp_path / "vm.xplane.pb"))
     with pytest.raises(DataError):
         summarize(str(tmp_path))
 
