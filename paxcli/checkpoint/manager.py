@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
-import logging
 import os
 import re
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -266,10 +263,9 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             import orbax.checkpoint as ocp
 
             from paxcli.checkpoint.durable import DurableRename
+            from paxcli.checkpoint.orbax_errors import silence_writes
 
-            for logger in ("absl", "asyncio"):
-                logging.getLogger(logger).addFilter(_is_not_orbax_error)
-            sys.unraisablehook = functools.partial(_ignore_late_writes, sys.unraisablehook)
+            silence_writes()
             # NumPy arrays are written from their own memory, without a copy.
             types = ocp.type_handlers.create_type_handler_registry(
                 (np.ndarray, ocp.type_handlers.NumpyHandler(deepcopy_host_arrays=False)),
@@ -357,17 +353,6 @@ def _like(abstract_state: Any, arrays: Mapping[str, Any]) -> Any:
 def _empty_directory(trash: epath.Path) -> None:
     for path in trash.iterdir():
         shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_not_orbax_error(record: logging.LogRecord) -> bool:
-    """Log filter: drops the stack traces of Orbax's errors. It raises the first of them, too."""
-    return record.levelno < logging.ERROR or "orbax" not in record.pathname + record.getMessage()
-
-
-def _ignore_late_writes(hook: Callable[[Any], object], unraisable: Any) -> None:
-    """An unraisable hook that ignores writes that end after another has failed: Orbax has closed their event loop."""
-    if str(unraisable.exc_value) != "Event loop is closed":
-        hook(unraisable)
 
 
 def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:

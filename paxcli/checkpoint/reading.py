@@ -52,7 +52,7 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
     """
     import orbax.checkpoint as ocp
 
-    from paxcli.checkpoint.array_handler import ArrayHandler
+    from paxcli.checkpoint.orbax_errors import ArrayHandler
 
     arguments = {
         name: ocp.ArrayRestoreArgs(

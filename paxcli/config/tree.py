@@ -82,8 +82,7 @@ def find_all(nodes: Sequence[Node], path: str) -> tuple[list[Node], str | int | 
         return matches, None
     if not matches and "." in path:
         head, _, last = path.rpartition(".")
-        holders = [(node, item) for node in _matches(nodes, head) if (item := _item_key(node, last)) is not None]
-        if holders:
+        if holders := [(node, item) for node in _matches(nodes, head) if (item := _item_key(node, last)) is not None]:
             return [_only([node for node, _ in holders], head)], holders[0][1]
     return [_only(matches, path, nodes)], None
 
@@ -227,7 +226,6 @@ def _suggestion(path: str, nodes: Iterable[Node]) -> str:
     paths = [node.path for node in nodes if node.inherits_from is None]
     length = path.count(".") + 1
     for wanted, parts in ((path, length), (path.rpartition(".")[2], 1)):
-        hint = did_you_mean(wanted, dict.fromkeys(".".join(p.split(".")[-parts:]) for p in paths))
-        if hint:
+        if hint := did_you_mean(wanted, dict.fromkeys(".".join(p.split(".")[-parts:]) for p in paths)):
             return hint
     return "`pax recipes show` lists the fields of a recipe."

@@ -84,8 +84,7 @@ class TextInput(RandomAccessInput):
             self.refuse(f"files is {self.files!r}.", hint)
 
     def _names_token_files(self) -> bool:
-        formats = {self.format or format_of(pattern) for pattern in self.files or []}
-        return formats == {TOKENS}
+        return {self.format or format_of(pattern) for pattern in self.files or []} == {TOKENS}
 
     def check_data(self) -> None:
         """Reads and tokenizes all files, or opens token files.

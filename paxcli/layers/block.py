@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
@@ -105,8 +105,7 @@ class TransformerBlock(Block):
 
     @property
     def _attention_template(self) -> functools.partial:
-        widths = self.named_fields("model_dims", "num_heads", "dims_per_head", "num_kv_heads", "params_init")
-        return functools.partial(self._with_precision(self.attention), **widths)
+        return functools.partial(self._with_precision(self.attention), **self._attention_widths)
 
     @property
     def _feed_forward_template(self) -> functools.partial:
@@ -115,6 +114,10 @@ class TransformerBlock(Block):
         if not issubclass(part.func, Layer):  # pyrefly: ignore
             widths = {name: width for name, width in widths.items() if name in _field_names(part)}
         return functools.partial(part, **widths)
+
+    @property
+    def _attention_widths(self) -> dict[str, Any]:
+        return self.named_fields("model_dims", "num_heads", "dims_per_head", "num_kv_heads", "params_init")
 
     def _with_precision(self, part: functools.partial) -> functools.partial:
         """The template of a sub-layer, with this layer's `precision`."""

@@ -60,10 +60,8 @@ class LearnedPositions(Positions):
                 f"The position table has num_positions={rows}, fewer than max_seq_len={self.max_seq_len}.",
                 "Raise `num_positions`, or set it to null.",
             )
-        shape = (rows, self.model_dims)
-        self.table = self.lookup_table("table", self.params_init, shape, (None, "embed"))
+        self.table = self.lookup_table("table", self.params_init, (rows, self.model_dims), (None, "embed"))
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
         # Sharded like the vectors: otherwise XLA may replicate the gradients of all rows to sum them.
-        table = constrain(self.table, None, "activation_residual")
-        return look_up(table, positions)
+        return look_up(constrain(self.table, None, "activation_residual"), positions)

@@ -109,8 +109,7 @@ def _option_errors(platform: str, options: Options) -> dict[str, str | None]:
     except (OSError, ValueError):
         known = {}
     keys = {name: f"{name}={value}" for name, value in options.items()}
-    missing = {name: options[name] for name, key in keys.items() if key not in known}
-    if missing:
+    if missing := {name: options[name] for name, key in keys.items() if key not in known}:
         found, is_checked = _try_options(platform, missing)
         known |= {keys[name]: error for name, error in found.items()}
         with contextlib.suppress(OSError):

@@ -17,6 +17,7 @@ import pytest
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
+from paxcli.convert.maxtext.checkpoint_files import write_maxtext
 from paxcli.errors import MissingError
 from tests.checkpoint.states import abstract, assert_same_bits, make_state
 
@@ -82,3 +83,12 @@ def test_a_background_error_is_raised_before_the_next_save(small_disk):
             time.sleep(0.02)
     assert store.steps() == []
     store.close()
+
+
+def test_a_full_disk_is_named_in_an_export_to_maxtext(small_disk, caplog):
+    random = np.random.default_rng(0)
+    state = {"params": {f"w{number}": random.random(1_000_000, np.float32) for number in range(8)}}
+    with pytest.raises(MissingError, match="no space left on the device"):
+        write_maxtext(small_disk / "maxtext", 2, state)
+    gc.collect()
+    assert not caplog.records

@@ -15,7 +15,7 @@ from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.paths import resolve_path
 from paxcli.convert.layout import Kind, LastKept, Source
 from paxcli.convert.runs import PathLike
-from paxcli.errors import ConfigError, DataError, MissingError, first_line
+from paxcli.errors import ConfigError, DataError, MissingError, first_line, machine_fault
 
 _MARKS = ("_METADATA", "manifest.ocdbt", "checkpoint")  # files in a directory that holds an Orbax tree
 _ITEMS = ("items", "default")
@@ -133,13 +133,17 @@ def write_maxtext(directory: PathLike, step: int, state: Mapping[str, Any]) -> N
     """
     import orbax.checkpoint as ocp
 
+    from paxcli.checkpoint.orbax_errors import silence_writes
+
+    silence_writes()
     folder = epath.Path(resolve_path(directory))
     options = ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=False)
     try:
         with ocp.CheckpointManager(folder, item_names=_ITEMS[:1], options=options) as manager:
             manager.save(step, args=ocp.args.Composite(items=ocp.args.PyTreeSave(state)))
     except (OSError, ValueError) as error:
-        raise MissingError(f"{folder} cannot be written: {first_line(error)}", "Choose another directory.") from error
+        fault = machine_fault(error) or first_line(error)
+        raise MissingError(f"{folder} cannot be written: {fault}.", "Choose another directory.") from error
 
 
 def find_maxtext(directory: PathLike) -> epath.Path | None:

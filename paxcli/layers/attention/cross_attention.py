@@ -60,8 +60,7 @@ class CrossAttention(Attention):
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, source_length = shape
-        pairs = batch * length * source_length
-        return self._flops(batch * length, batch * source_length, pairs)
+        return self._flops(batch * length, batch * source_length, batch * length * source_length)
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
