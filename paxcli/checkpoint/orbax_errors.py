@@ -1,4 +1,4 @@
-"""Keeps Orbax from printing: it raises the first error of a save or restore, and its other reads and writes go on."""
+"""Keeps Orbax from printing: it raises the first error of a save or restore. Its other reads and writes continue."""
 
 from __future__ import annotations
 
