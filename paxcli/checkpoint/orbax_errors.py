@@ -36,6 +36,7 @@ def silence_writes() -> None:
 
 
 def _is_not_orbax_error(record: logging.LogRecord) -> bool:
+    """A log filter: Orbax, or asyncio for it, logs the stack trace of each failed write."""
     return record.levelno < logging.ERROR or "orbax" not in record.pathname + record.getMessage()
 
 

@@ -62,7 +62,7 @@ def compile(
     overlays: OverlayOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compile a train step ahead of time, without its devices. Prints memory, communication and the predicted time.
+    """Compile a step ahead of time, without its devices. Prints memory, communication and the predicted time.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paxcli.inputs.token_files import TokenFileInfo
     from paxcli.inputs.tokenizing import Part
 
-app = typer.Typer(help="Write token files, so that training need not tokenize.")
+app = typer.Typer(help="Write token files for training, and check them.")
 
 FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
 OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The directory for the token files. Required.")]

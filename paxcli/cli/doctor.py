@@ -55,7 +55,7 @@ PROBE_SECONDS = 60
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Check this machine: versions, devices, optional packages.
+    """Check this machine. Lists versions, devices and missing optional packages.
 
     \b
     Examples:

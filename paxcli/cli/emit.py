@@ -41,7 +41,7 @@ def emit(
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a job for GKE, Slurm, SkyPilot or Docker. The job trains a recipe. Runs nothing.
+    """Write a job that trains a recipe, and run nothing. Formats: GKE JobSet, Slurm script, SkyPilot task, Dockerfile.
 
     \b
     Examples:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from paxcli.api import Run
 
-app = typer.Typer(no_args_is_help=True, help="Profile-guided latency estimation (PGLE), on NVIDIA GPUs.")
+app = typer.Typer(no_args_is_help=True, help="Let XLA schedule by measured costs (PGLE; NVIDIA GPUs).")
 
 StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of steps to trace. Default: 5.")]
 WarmupOption = Annotated[int, typer.Option("--warmup", min=1, help="Number of steps to run before them. Default: 5.")]

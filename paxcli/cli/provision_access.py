@@ -88,7 +88,7 @@ def forward(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forward ports of a worker to localhost until Ctrl-C. For notebooks and TensorBoard, for example.
+    """Forward ports of a worker to localhost until Ctrl-C. Useful for notebooks and TensorBoard.
 
     \b
     Examples:

@@ -111,7 +111,7 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
 def compare(
     recipe: RecipeArgument, other: OtherRecipe, exit_code: ExitCodeOption = False, as_json: JsonOption = False
 ) -> None:
-    """Print the values in which two recipes differ, and both sizes.
+    """Print the values in which two recipes differ. Also prints the sizes that result.
 
     \b
     Examples:
