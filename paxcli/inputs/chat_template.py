@@ -131,9 +131,7 @@ class ChatTemplate:
             after = self._render(messages[: number + 1], False, place)[0]
             content = message.get("content", "").strip()
             if not (after.startswith(before) and text.startswith(after)):
-                problem = (
-                    f"leaves the loss mask unknown: the text up to message {number} is not the beginning of all text."
-                )
+                problem = f"leaves the loss mask unknown: the text up to message {number} does not begin all text."
                 raise self._error(place, problem, _MARK_TURNS_HINT)
             turn = after[len(before) :]
             if number == 0 or before == self._render(messages[:number], False, place)[0]:

@@ -57,8 +57,7 @@ class _PackedFeatures(Features):
 
         return map_in_parallel(ds, check)
 
-    def row_length(self, task_feature_lengths: Lengths) -> int:
-        return max(task_feature_lengths.values())
+    row_length = Features.row_length
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

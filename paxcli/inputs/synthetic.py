@@ -110,18 +110,15 @@ class SyntheticPairs(SyntheticInput):
     def rows(self, numbers: np.ndarray) -> NestedMap:
         assert self.seq_len is not None and self.vocab_size is not None
         length = self.seq_len
-        shape = (len(numbers), length)
-        source, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        num_tokens = np.zeros((len(numbers), 1), np.int32)
+        source, labels = np.zeros((2, len(numbers), length), np.int32)
         for index, number in enumerate(numbers):
             if number >= 0:
                 random = np.random.default_rng([self.seed, self.is_training, number])
                 tokens = random.integers(2, self.vocab_size, size=random.integers(1, length))
                 count = len(tokens) + 1
-                num_tokens[index] = count
                 source[index, :count] = [*tokens, EOS_ID]
                 labels[index, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
-        is_token = np.arange(length) < num_tokens
+        is_token = labels != BOS_ID
         ids = np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS_ID)[:, :-1]
         batch = _language_batch(ids, labels, is_token)
         batch.source_ids = source

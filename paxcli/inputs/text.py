@@ -126,8 +126,7 @@ class TextInput(RandomAccessInput):
         return self.corpus.rows(numbers)
 
     def order(self, positions: np.ndarray) -> np.ndarray:
-        shuffles = self.is_training if self.shuffle is None else self.shuffle
-        if not shuffles:
+        if not (self.is_training if self.shuffle is None else self.shuffle):
             return super().order(positions)
         return np.fromiter((self._shuffled[position] for position in positions.tolist()), np.int64, len(positions))
 

@@ -87,8 +87,7 @@ class TrackerWriter:
 
     def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
         """Queues the values that are finite, named `split/metric`."""
-        finite = {f"{split}/{name}": value for name, value in values.items() if is_finite(value)}
-        self._queue.put((step, finite))
+        self._queue.put((step, {f"{split}/{name}": value for name, value in values.items() if is_finite(value)}))
 
     def close(self) -> None:
         """Waits until the tracker has everything, or a minute."""

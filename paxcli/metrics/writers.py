@@ -9,7 +9,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from etils import epath
@@ -158,23 +158,6 @@ class _EventFile:
                     failed.close()  # or it is flushed again when it is deleted
 
         return call
-
-
-class MultiWriter:
-    """Writes to several writers."""
-
-    def __init__(self, writers: Sequence[Writer]):
-        self._writers = writers
-
-    def write(self, step: int, values: MetricValues, split: str = TRAIN) -> None:
-        """Writes the metrics to each writer."""
-        for writer in self._writers:
-            writer.write(step, values, split)
-
-    def close(self) -> None:
-        """Closes each writer."""
-        for writer in self._writers:
-            writer.close()
 
 
 def read_lines(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any]]:

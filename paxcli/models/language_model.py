@@ -217,9 +217,8 @@ class LanguageModel(TransformerLm, CausalModel):
         forward, shape = super().forward_flops(spec), spec.labels.shape
         if not self.mtp_num_layers:
             return forward
-        further = sum_flops(
-            flops_of(part, *shape) for part in (self._predictor_template(parent=None), self._unbound_head)
-        )
+        parts = self._predictor_template(parent=None), self._unbound_head
+        further = sum_flops(flops_of(part, *shape) for part in parts)
         return sum_flops((forward, further and further * self.mtp_num_layers))
 
     @nn.nowrap

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from paxcli.mesh.sharding import current_device, split
 from paxcli.nested_map import NestedMap
 
 # Metrics of a batch: name -> (mean, weight of the mean), both scalars.
@@ -18,15 +21,41 @@ def cross_entropy(
     logits: Float[jax.Array, "*batch V"], labels: Int[jax.Array, "*batch"]
 ) -> tuple[Float[jax.Array, "*batch"], Bool[jax.Array, "*batch"]]:
     """`-log softmax(logits)[label]` of each position, in nats, and whether the label is the most likely token."""
-    logits = logits.astype(jnp.float32)
-    best = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    below_best = logits - best
-    # A masked sum rather than a gather: its gradient is a fused select, not a scatter.
-    is_label = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) == labels[..., None]
-    label_logit = jnp.sum(jnp.where(is_label, below_best, 0.0), axis=-1)
+    xent, gap = _xent_and_gap(logits, labels)
+    return xent, gap <= 0
+
+
+@jax.custom_jvp
+def _xent_and_gap(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The cross-entropy, and how far the largest logit is above the label's by more than rounding.
+
+    One pass over the logits: the exponents are relative to the label's logit, not to the largest one, which another
+    pass would have to find. Where they overflow, above 88, the cross-entropy is the largest of them.
+    """
+    label_logit = _label_logit(logits, labels)
+    exponents = logits.astype(jnp.float32) - label_logit
+    gap = jnp.max(exponents, axis=-1)
+    xent = jnp.log(jnp.sum(jnp.exp(exponents), axis=-1))
     # XLA may compute a logit twice, with different rounding.
-    correct = label_logit >= -_ROUNDING * jnp.abs(best[..., 0])
-    return jnp.log(jnp.sum(jnp.exp(below_best), axis=-1)) - label_logit, correct
+    return jnp.where(jnp.isfinite(xent), xent, gap), gap - _ROUNDING * jnp.abs(label_logit[..., 0])
+
+
+@_xent_and_gap.defjvp
+def _xent_and_gap_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+    logits, labels = primals
+    xent, gap = _xent_and_gap(logits, labels)
+    shares = jnp.exp(logits.astype(jnp.float32) - _label_logit(logits, labels) - xent[..., None])
+    slope = shares - jax.nn.one_hot(labels, logits.shape[-1])
+    return (xent, gap), (jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1), jnp.zeros_like(gap))
+
+
+def _label_logit(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The label's logit [*batch, 1] in float32."""
+    is_sharded = split(logits.shape, *(None,) * labels.ndim, "activation_vocab")[-1] > 1
+    if is_sharded or current_device().platform == "tpu":  # a TPU gathers one element at a time
+        is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
+        return jnp.sum(jnp.where(is_label, logits, 0), axis=-1, keepdims=True, dtype=jnp.float32)
+    return jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip").astype(jnp.float32)
 
 
 def smooth_labels(

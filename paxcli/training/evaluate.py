@@ -44,11 +44,10 @@ def evaluate(
         of_scores = source.example_metrics("scores") if score_step is not None else None
         total, scored, num_batches = None, [], 0
         tokenizer, counts = _tokenizer_of(source), Counter[str]()
-        for number, batch in enumerate(source.eval_batches()):
+        for num_batches, batch in enumerate(source.eval_batches(), start=1):
             if check_stop is not None:
-                check_stop(number)
+                check_stop(num_batches - 1)
             counts.update(_count(batch, tokenizer))
-            num_batches = number + 1
             batch = put_batch(batch, mesh)
             if of_scores is None or score_step is None:
                 sums = eval_step(params, batch)

@@ -37,7 +37,7 @@ from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.trackers import TrackerWriter, check_installed
-from paxcli.metrics.writers import TRAIN, JsonlWriter, MultiWriter, TensorBoardWriter, read_lines
+from paxcli.metrics.writers import TRAIN, JsonlWriter, TensorBoardWriter, Writer, read_lines
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
 from paxcli.training.early_stopping import EarlyStopping
@@ -139,7 +139,7 @@ class TrainingRun:
         self.last_step, first_step = int(state.step), int(state.step) + 1
         self.eval_lines = [line for line in self.eval_lines if line["step"] <= self.last_step]
         self.meter = self._meter()
-        self.writer = self._writers(first_step - 1)
+        self.writers = self._writers(first_step - 1)
         self.divergence = DivergenceCheck(self.task.train.learner, int(state.step), int(state.skipped_steps))
         goodput.switch(STEP)
         with self.watchdog:
@@ -149,7 +149,8 @@ class TrainingRun:
                 goodput.switch(SAVE)
                 self.seconds = time.perf_counter() - started
                 self.instrument.close()
-                self.writer.close()
+                for writer in self.writers:
+                    writer.close()
                 if jax.process_count() == 1 or not sys.exc_info()[0]:  # else it could wait for the others for ever
                     self.store.close()
 
@@ -279,8 +280,9 @@ class TrainingRun:
         for prompt, text in samples:
             self.report.message(f"step {step} · sample · {prompt!r} → {text!r}")
         for name, values in metrics.items():
-            if (split := f"eval/{name}") not in logged:
-                self.writer.write(step, values, split)
+            split = f"eval/{name}"
+            for writer in () if split in logged else self.writers:
+                writer.write(step, values, split)
             self.eval_lines.append({"step": step, "split": split, **values})
         self.report.evaluation(step, metrics)
 
@@ -292,7 +294,8 @@ class TrainingRun:
             accounts = {"goodput": self.goodput.report()["goodput"]}
             if "://" in os.fspath(self.run_dir.path):
                 accounts["storage_retries"] = count_retries()
-            self.writer.write(record.step, record.values | accounts, split=TRAIN)
+            for writer in self.writers:
+                writer.write(record.step, record.values | accounts, split=TRAIN)
             self.divergence.check_record(record)
 
     def _meter(self) -> Meter:
@@ -306,13 +309,13 @@ class TrainingRun:
             summary_interval_steps=self.task.train.summary_interval_steps,
         )
 
-    def _writers(self, first_step: int) -> MultiWriter:
+    def _writers(self, first_step: int) -> list[Writer]:
         if jax.process_index() != 0:
-            return MultiWriter([])
+            return []
         path = self.run_dir.path
         trackers = [TrackerWriter(name, path, self.recipe, first_step) for name in self.session.experiment.writers]
         files = [JsonlWriter(path / FILE_NAME, first_step), TensorBoardWriter(path / "tensorboard", first_step)]
-        return MultiWriter([*files, *trackers])
+        return [*files, *trackers]
 
 
 def train(

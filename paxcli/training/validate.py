@@ -85,8 +85,7 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
     pipelined = {path: stack for path, stack in model.stacks().items() if isinstance(stack, PipelinedStack)}
     if not pipelined and on_mesh > 1:
         raise ConfigError(
-            f"The mesh has stage={on_mesh}, but the model has no pipeline stages: devices would repeat each other's "
-            "work.",
+            f"The mesh has stage={on_mesh}, but the model has no pipeline stages: devices would repeat work.",
             "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe.",
         )
     if config.task.summary_verbosity >= ACTIVATIONS and (pipelined or config.task.train.learner.stochastic_gradient):
@@ -131,11 +130,9 @@ def _check_lora(config: Any, model: Model, lora: Lora) -> None:
 def _check_inputs(given: Any, config: Any, model: Model) -> None:
     paths = ["train_input", *(f"eval_inputs.{i}" for i in range(len(config.eval_inputs)))]
     for path, source in zip(paths, (given.train_input, *given.eval_inputs), strict=True):
-        set_by_runs = {"num_infeed_hosts": source.num_infeed_hosts, "infeed_host_index": source.infeed_host_index}
-        for field, value in set_by_runs.items():
-            if value:
-                problem = f"{path}.{field}={value} has no effect: a run sets it from its processes."
-                raise ConfigError(problem, "Remove it.")
+        for field in ("num_infeed_hosts", "infeed_host_index"):
+            if value := getattr(source, field):
+                raise ConfigError(f"{path}.{field}={value} has no effect: a run sets it itself.", "Remove it.")
     if given.train_input.__arguments__.get("is_training") is False:
         raise ConfigError("train_input.is_training=False has no effect: a run sets it to True.", "Remove it.")
     for kind, sources in (("evaluation", config.eval_inputs), ("decode", data_of(config.decode_inputs))):

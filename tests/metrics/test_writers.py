@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from paxcli.metrics import writers
-from paxcli.metrics.writers import JsonlWriter, MultiWriter, TensorBoardWriter, read_lines
+from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter, read_lines
 
 
 def _lines(path):
@@ -163,13 +163,6 @@ print("done")
     done = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert done.stderr == "TensorBoard events are not written: [Errno 27] File too large\n"
-
-
-def test_all_writers_get_the_same_metrics(tmp_path):
-    writer = MultiWriter([JsonlWriter(tmp_path / "a.jsonl"), JsonlWriter(tmp_path / "b.jsonl")])
-    writer.write(3, {"loss": 1.5}, "eval/x")
-    writer.close()
-    assert _lines(tmp_path / "a.jsonl") == _lines(tmp_path / "b.jsonl") == [{"step": 3, "split": "eval/x", "loss": 1.5}]
 
 
 def test_writing_loads_no_heavy_package(tmp_path):

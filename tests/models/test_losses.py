@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
+from paxcli.models import losses
 from paxcli.models.losses import cross_entropy, token_metrics, weighted_mean
 from tests.tolerances import FLOAT32
 
@@ -24,9 +28,51 @@ def test_its_gradient_equals_optax():
     np.testing.assert_allclose(ours, theirs, **FLOAT32)
 
 
-def test_large_logits_stay_finite():
-    xent, _ = cross_entropy(jnp.array([[1e4, 0.0, -1e4]]), jnp.array([2]))
-    np.testing.assert_allclose(xent, [2e4])
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_it_is_the_same_on_all_platforms(platform, monkeypatch):
+    """Which read the label's logit in two ways."""
+    monkeypatch.setattr(losses, "current_device", lambda: types.SimpleNamespace(platform=platform))
+    narrow = LOGITS.astype(jnp.bfloat16)
+    for logits in (LOGITS, narrow):
+        xent, correct = cross_entropy(logits, LABELS)
+        expected = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), LABELS)
+        np.testing.assert_allclose(xent, expected, **FLOAT32)
+        np.testing.assert_array_equal(correct, jnp.argmax(logits, axis=-1) == LABELS)
+    grad = jax.grad(lambda x: jnp.sum(cross_entropy(x, LABELS)[0]))(narrow)
+    probs = jax.nn.softmax(narrow.astype(jnp.float32)) - jax.nn.one_hot(LABELS, 11)
+    assert grad.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(grad, probs.astype(jnp.bfloat16))
+
+
+def test_small_losses_are_exact():
+    logits = jnp.array([[12.0, 0.0, -3.0]])
+    expected = np.log1p(np.exp(-12.0) + np.exp(-15.0))
+    np.testing.assert_allclose(cross_entropy(logits, jnp.array([0]))[0], [expected], rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("gap", [80.0, 88.0, 89.0, 1e4, 1e30])
+def test_large_logits_stay_finite(gap):
+    """Also where the exponential of their distance from the label's is not."""
+    logits, labels = jnp.array([[0.5 * gap, 0.0, -0.5 * gap]]), jnp.array([2])
+    xent, grad = jax.value_and_grad(lambda x: cross_entropy(x, labels)[0][0])(logits)
+    np.testing.assert_allclose(xent, gap, rtol=1e-6)
+    np.testing.assert_allclose(grad, [[1.0, 0.0, -1.0]], rtol=1e-4, atol=1e-6)
+    assert not cross_entropy(logits, labels)[1]
+
+
+def test_logits_that_are_excluded_or_not_finite():
+    excluded = jnp.array([[1.0, 2.0, -jnp.inf]])
+    expected = optax.softmax_cross_entropy_with_integer_labels(excluded[:, :2], jnp.array([0]))
+    xent, grad = jax.value_and_grad(lambda x: cross_entropy(x, jnp.array([0]))[0][0])(excluded)
+    np.testing.assert_allclose(xent, expected[0], **FLOAT32)
+    assert grad[0, 2] == 0 and jnp.isfinite(grad).all()
+    for logits in (excluded, jnp.array([[jnp.nan, 0.0, 1.0]])):
+        assert not jnp.isfinite(cross_entropy(logits, jnp.array([2]))[0])
+
+
+def test_padding_may_have_a_label_outside_of_the_vocabulary():
+    xent, _ = cross_entropy(LOGITS, LABELS - 100)
+    assert jnp.isfinite(xent).all()
 
 
 def test_weighted_mean():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import pathlib
+import re
+from collections import Counter
 
 import pytest
 import yaml
@@ -143,10 +145,11 @@ def test_attention_counts_what_its_mask_leaves(target, config, share) -> None:
 def test_the_measured_steps_are_within_the_stated_error() -> None:
     rows = json.loads((RESULTS / "gpu_h200.json").read_text())["predictions"]  # those that chose the rates
     later = json.loads((RESULTS / "gpu_h200_peers.json").read_text())
-    runs = [*later["recipes"].values(), later["llama2-7b_everything"]]
-    rows += [run["pax"] | {"predicted_step_seconds": run["predicted_step_seconds"]} for run in runs]
+    latest = json.loads((RESULTS / "gpu_h200_epilogues.json").read_text())
+    runs = [*later["recipes"].values(), later["llama2-7b_everything"], *latest["recipes"].values()]
+    rows += [run["pax"] | {"predicted_step_seconds": run["predicted_step_seconds"]} for run in runs] + latest["steps"]
     errors = [abs(row["predicted_step_seconds"] / row["step_seconds"] - 1) for row in rows]
-    assert len(errors) == 10 and max(errors) <= GPUS["h200"].error
+    assert len(errors) == 15 and max(errors) <= GPUS["h200"].error
 
 
 def test_gpus_by_their_model() -> None:
@@ -201,6 +204,16 @@ def test_fp8_is_faster_from_hopper_on() -> None:
     rates = {name: find_rates(find_compile_target(f"{name}:8")) for name in GPUS}
     assert {name: one.fp8_speed for name, one in rates.items()} == {"a100": 1, "h100": 2, "h200": 2, "b200": 2}
     assert rates["b200"].link == 2 * rates["h200"].link == 0.8 * 900e9
+
+
+@pytest.mark.cuda
+def test_cublas_adds_the_biases_of_gpt2_and_computes_its_gelu(tmp_path, pax) -> None:
+    small = ("--overlay=gpu-1", "--topology=h200:1", "--set=num_layers=2", "--set=loss_chunk=null")
+    done = pax("compile", "gpt2-124m", *small, "--hlo=step.hlo", "--json", timeout=900)
+    assert done.returncode == 0, done.stderr
+    epilogues = Counter(re.findall(r'"epilogue":"(\w+)"', (tmp_path / "step.hlo").read_text()))
+    # In each layer: queries, keys, values and the two output projections; and the hidden units.
+    assert epilogues["BIAS"] == 2 * 5 and epilogues["BIAS_GELU_AUX"] == 2
 
 
 @pytest.mark.cuda

@@ -27,7 +27,7 @@ from paxcli.layers.lora import Matrix
 from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.scopes import ATTENTION_PROJECTION
-from paxcli.mesh.sharding import constrain
+from paxcli.mesh.sharding import constrain, current_device
 
 
 class KVCache(NamedTuple):
@@ -290,7 +290,10 @@ def project_output(
 def _project(product: Callable[..., jax.Array], x: jax.Array, w: Matrix, bias: jax.Array | None) -> jax.Array:
     """[B, T, D] and [D, N, H] to [B, N, T, H]."""
     y = product("btd,dnh->btnh", x, w)
-    return jnp.swapaxes(y if bias is None else y + bias, 1, 2)
+    if bias is not None:
+        is_gpu = current_device().platform == "gpu"  # where cuBLAS adds biases that are vectors
+        y = (y.reshape(*y.shape[:2], -1) + bias.reshape(-1)).reshape(y.shape) if is_gpu else y + bias
+    return jnp.swapaxes(y, 1, 2)
 
 
 def write_at(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
+from paxcli.layers.attention import attention
 from paxcli.layers.attention.attention import Attention
 from paxcli.layers.attention.causal import causal_attention
 from paxcli.layers.attention.relative_bias import RelativeBias
@@ -92,7 +94,9 @@ def _unboxed(variables: dict) -> dict:
     return jax.tree.map(lambda box: box.value, variables, is_leaf=lambda leaf: hasattr(leaf, "names"))
 
 
-def test_logit_cap_and_bias_against_numpy():
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_logit_cap_and_bias_against_numpy(platform, monkeypatch):
+    monkeypatch.setattr(attention, "current_device", lambda: types.SimpleNamespace(platform=platform))
     layer, variables = _layer(use_bias=True, logit_cap=2.0)
     p = jax.tree.map(np.asarray, variables["params"])
     x = np.asarray(_normal(6, B, T, D))
