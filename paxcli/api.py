@@ -58,11 +58,7 @@ class Recipe:
         return summarize(self.config)
 
     def validate(self) -> None:
-        """Checks that the parts of the recipe fit each other. Starts no device.
-
-        Raises:
-          ConfigError: They do not.
-        """
+        """Raises a ConfigError if the parts of the recipe do not fit each other. Starts no device."""
         from paxcli.training.validate import validate
 
         validate(self.config)
@@ -75,8 +71,7 @@ class Recipe:
         """A YAML recipe that loads as this recipe."""
         return recipe_yaml(self._resolved)
 
-    def __str__(self) -> str:
-        return self.text()
+    __str__ = text
 
     def __repr__(self) -> str:
         return f"<Recipe {self.name}>"
@@ -88,8 +83,7 @@ def load(
     """Loads a recipe and applies overlays, in order, and then `set`.
 
     Args:
-      recipe: A name (`"c4-1b"`), a Pax class name, `"./mine.py:my_recipe"`, `"mine.yaml"`, or a run directory written
-        with a slash (`"runs/tiny"`).
+      recipe: A name (`"c4-1b"`), a Pax class name, `"./mine.py:my_recipe"`, `"mine.yaml"`, or a run (`"runs/tiny"`).
       overlays: Names (`"cpu"`) or YAML files of overlays.
       set: Path → plain value. A path may be its shortest unambiguous suffix: `{"num_layers": 4}`.
       trust_code: Whether to run Python code that a run directory names. That of `"./mine.py:my_recipe"` always runs.
@@ -97,6 +91,8 @@ def load(
     Raises:
       ConfigError: A name or path is unknown or ambiguous, a value has the wrong type, or code is not trusted.
     """
+    if not (set is None or isinstance(set, Mapping)):
+        raise ConfigError(f"`set` is a {type(set).__name__}, not a dict.", 'Give paths and values: {"num_layers": 4}.')
     for path, value in (set or {}).items():
         if isinstance(value, fdl.Buildable):
             hint = "Write a recipe function that assigns it."
@@ -104,8 +100,15 @@ def load(
     context = contextvars.copy_context()
     if trust_code:
         context.run(code_consent.set, lambda question: True)
-    overlays = [overlays] if isinstance(overlays, str) else overlays
-    return Recipe(context.run(resolve, os.fspath(recipe), overlays, set or {}))
+    return Recipe(context.run(resolve, os.fspath(recipe), _several(overlays), set or {}))
+
+
+def _recipe(recipe: Recipe | PathLike) -> Recipe:
+    return recipe if isinstance(recipe, Recipe) else load(recipe)
+
+
+def _several(values: str | Sequence[Any]) -> Sequence[Any]:
+    return [values] if isinstance(values, str) else values
 
 
 class Run:
@@ -167,7 +170,7 @@ class Run:
     def plot(
         self,
         *others: PathLike,
-        metrics: Sequence[str] = (),
+        metrics: str | Sequence[str] = (),
         path: PathLike | None = None,
         smoothing: float = 0.0,
         log: str = "",
@@ -188,7 +191,7 @@ class Run:
         from paxcli.metrics.curves import check_metric, default_metrics, draw, read_runs, save_figure
 
         runs = read_runs([self, *others])
-        metrics = metrics or default_metrics(runs)
+        metrics = _several(metrics) or default_metrics(runs)
         for metric in metrics:
             check_metric(runs, metric)
         figure = draw(runs, metrics, smoothing, log)
@@ -206,7 +209,7 @@ class Run:
         return write_report([self, *others], path, dry_run)
 
     def evaluate(
-        self, step: int | None = None, files: Sequence[str] = (), tasks: Sequence[str] = (), **settings: Any
+        self, step: int | None = None, files: str | Sequence[str] = (), tasks: str | Sequence[str] = (), **settings: Any
     ) -> dict[str, dict[str, float]]:
         """Evaluates a checkpoint on the recipe's evaluation inputs. Also writes the metrics to `eval/`.
 
@@ -224,11 +227,11 @@ class Run:
         """
         step = self.step(step)
         if not tasks:
-            return self._trained.evaluate(step, files, **settings)
+            return self._trained.evaluate(step, _several(files), **settings)
         from paxcli.inference.harness import find_tasks
 
-        manager = find_tasks(tasks, settings.pop("tasks_dir", None))
-        return self._trained.run_tasks(step, tasks, manager, **settings)
+        manager = find_tasks(_several(tasks), settings.pop("tasks_dir", None))
+        return self._trained.run_tasks(step, _several(tasks), manager, **settings)
 
     def generate(
         self,
@@ -257,10 +260,8 @@ class Run:
           DataError: There is no such checkpoint.
           ConfigError: The model cannot decode, or a prompt is too long or has ids outside the vocabulary.
         """
-        rows = [prompts] if isinstance(prompts, str) else prompts
-        outputs = self._trained.continue_prompts(
-            self.step(step), rows, settings | {"max_tokens": max_tokens}, seed, on_text
-        )
+        settings |= {"max_tokens": max_tokens}
+        outputs = self._trained.continue_prompts(self.step(step), _several(prompts), settings, seed, on_text)
         return [Generation(**output) for output in outputs]
 
     def generate_from_inputs(
@@ -323,7 +324,7 @@ class Run:
 
 
 def train(
-    recipe: Recipe,
+    recipe: Recipe | PathLike,
     run_dir: PathLike | None = None,
     *,
     init_from: str | None = None,
@@ -341,11 +342,10 @@ def train(
 ) -> Run:
     """Trains a recipe. Resumes from the latest checkpoint in the run directory, if there is one.
 
-    Ctrl-C saves a checkpoint and raises `Stopped`; so does SIGTERM. The same call then resumes. In a thread other than
-    the main thread no signal is handled.
+    In the main thread, Ctrl-C or SIGTERM saves a checkpoint and raises `Stopped`. The same call then resumes.
 
     Args:
-      recipe: What to train.
+      recipe: What to train: a loaded recipe, or what `load` takes.
       run_dir: Where the run writes: a directory, or `gs://…`. None = `runs/<recipe name>`.
       init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: parameters to start a new run with. None = random ones.
       with_optimizer: Whether to restore that checkpoint's optimizer state and step as well.
@@ -374,6 +374,7 @@ def train(
     from paxcli.training import loop
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, reuse_step)
+    recipe = _recipe(recipe)
     run = Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)
     directory = run._directory
     warm_start = loop.WarmStart(*parse_source(init_from), everything=with_optimizer) if init_from else None
@@ -385,19 +386,19 @@ def train(
 
 
 def inspect_input(
-    recipe: Recipe, batches: int = 1, split: Split = "train", hosts: int = 1, host_index: int = 0
+    recipe: Recipe | PathLike, batches: int = 1, split: Split = "train", hosts: int = 1, host_index: int = 0
 ) -> InspectedInputs:
     """Reads batches as the model will see them: arrays, text, padding, packing, speed. Starts no device.
 
     Args:
+      recipe: A loaded recipe, or what `load` takes.
       batches: How many batches to read of each input.
       split: `train`, `eval` or `decode`.
       hosts: How many hosts share the data (simulated).
       host_index: The host whose batches are returned.
 
     Returns:
-      `inputs`: for each input its `batches` (dicts of arrays), `fields`, `rows` (text), `padding_share`, `warnings`
-      and more; and `prompts`, those of the decode inputs.
+      `inputs`, each with its `batches` (dicts of arrays), `rows` (text) and `padding_share`; `prompts` to decode.
 
     Raises:
       ConfigError: The recipe has no such input, or the host does not exist.
@@ -405,11 +406,11 @@ def inspect_input(
     """
     from paxcli.report import inspect_input as inspection
 
-    return inspection.inspect_input(recipe.config, split, batches, hosts, host_index)
+    return inspection.inspect_input(_recipe(recipe).config, split, batches, hosts, host_index)
 
 
 def compile(
-    recipe: Recipe,
+    recipe: Recipe | PathLike,
     topology: str | None = None,
     slices: int | None = None,
     step: Step = "train",
@@ -420,16 +421,14 @@ def compile(
     Compiling for a TPU makes JAX use the CPU in this process: do it in a process that trains nothing on a GPU.
 
     Args:
-      recipe: The recipe.
-      topology: The devices: `v4-128`, `v5e-16`, `v6e-8`, `v4:4x4x12`, `h100:8`, `cpu:8`. None = TPU v4, as many
-        chips as the recipe's mesh has.
+      recipe: A loaded recipe, or what `load` takes.
+      topology: The devices: `v4-128`, `v5e-16`, `v4:4x4x12`, `h100:8`, `cpu:8`. None = TPU v4 for the recipe's mesh.
       slices: How many slices of that topology; None = as in the recipe's mesh.
       step: `train`, `eval` or `decode`.
       save: A file to write the compiled train step to, for `train(compiled=…)`.
 
     Returns:
-      `report`, with the keys of `pax compile --json` (`fits`, `hbm_needed_bytes`, `predicted_step_seconds`, …), and
-      `text`, the optimized HLO, which is empty if the step does not fit.
+      `report`, with the keys of `pax compile --json`, and `text`, the optimized HLO, empty if the step does not fit.
 
     Raises:
       ConfigError: The recipe does not match the topology, or has no such step.
@@ -438,10 +437,11 @@ def compile(
     from paxcli.programs.ahead_of_time import compile_ahead, target_of
     from paxcli.programs.topologies import hide_accelerators
 
-    target = target_of(recipe.config, topology, slices)
+    config = _recipe(recipe).config
+    target = target_of(config, topology, slices)
     if not target.is_local_gpu:
         hide_accelerators()
-    return compile_ahead(recipe.config, target, step, None if save is None else Path(save))
+    return compile_ahead(config, target, step, None if save is None else Path(save))
 
 
 def import_weights(

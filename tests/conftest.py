@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.cloud.fake_cloud import FakeCloud
+from tests.devices import cpu_devices
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -54,7 +55,7 @@ def pax(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str
     """Runs `pax ARGS…` as a process of its own, in `tmp_path`: `pax("train", "tiny", devices=8)`."""
 
     def run(*args: str, devices: int = 1, timeout: float = 600, env: dict[str, str] | None = None):
-        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"} if devices > 1 else {}
+        flags = cpu_devices(devices) if devices > 1 else {}
         return subprocess.run(
             [sys.executable, "-m", "paxcli", *args],
             cwd=tmp_path,

@@ -105,8 +105,15 @@ def test_mistakes_are_typed_errors_with_a_hint():
     assert "tiny" in error.value.hint
     with pytest.raises(pax.ConfigError, match="expected int"):
         pax.load("tiny", set={"num_layers": "two"})
+    with pytest.raises(pax.ConfigError, match="`set` is a list") as error:
+        pax.load("tiny", set=["num_layers=2"])
+    assert '{"num_layers": 4}' in error.value.hint
     with pytest.raises(pax.ConfigError, match="plain values"):
         pax.load("tiny", set={"task.model.stack": pax.load("tiny").config.task.model.stack})
+    with pytest.raises(pax.ConfigError, match="tinny"):
+        pax.train("tinny")
+    with pytest.raises(pax.ConfigError, match="not an accelerator"):
+        pax.compile("tiny", "nowhere")
     with pytest.raises(pax.DataError, match=r"no recipe.yaml"):
         _ = pax.Run("nowhere").recipe
     with pytest.raises(pax.DataError, match=r"no metrics.jsonl"):
@@ -140,6 +147,7 @@ def test_a_run_generates(run):
     alone = run.generate("def ", 4, temperature=0)[0]
     assert several[0].log_probs == pytest.approx(alone.log_probs, abs=1e-5)  # XLA adds in another order
     assert dataclasses.replace(several[0], log_probs=alone.log_probs) == alone
+    assert run.generate([]) == []
     assert len(several[0].ids) == len(several[0].log_probs) <= 4 and several[0].finish_reason in ("eos", "length")
     from_inputs, metrics = run.generate_from_inputs(max_tokens=2)
     assert [one.prompt for one in from_inputs] == ["def ", "class ", "import "] and metrics == {}
@@ -165,6 +173,7 @@ def test_a_run_is_plotted(run, tmp_path):
     assert (tmp_path / "curves.png").read_bytes().startswith(png) and figure._repr_png_().startswith(png)
     with pytest.raises(pax.ConfigError, match="No run has a metric"):
         run.plot(metrics=["lost"])
+    assert [axes.get_ylabel() for axes in run.plot(metrics="accuracy").axes] == ["accuracy"]
 
 
 def test_ctrl_c_saves_and_the_same_call_resumes_also_in_a_thread(tmp_path, run):
@@ -191,6 +200,7 @@ def test_progress_is_printed_unless_it_goes_elsewhere(tmp_path, capsys):
 
 def test_inputs_are_inspected_and_steps_compiled():
     recipe = pax.load("tiny", set=SMALL)
+    assert pax.inspect_input("tiny").inputs[0].batches[0]["ids"].shape[0] > 4
     (found,) = pax.inspect_input(recipe, batches=2, split="eval").inputs
     assert len(found.batches) == 2 and found.batches[0]["ids"].shape == (4, 32)
     assert [one["prompt"] for one in pax.inspect_input(recipe, split="decode").prompts][0] == "def "

@@ -31,8 +31,10 @@ def writable(file: Path | None) -> Path | None:
         return None
     if not file.parent.is_dir():
         problem = f"there is no directory {file.parent}"
-    elif file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        problem = "it is a directory" if file.is_dir() else "permission denied"
+    elif file.is_dir():
+        problem = "it is a directory"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        problem = "permission denied"
     else:
         return file
     raise MissingError(f"Cannot write {file}: {problem}.", "Choose another file.")
@@ -43,34 +45,20 @@ def file_option(name: str, help: str) -> Any:
     return typer.Option(name, metavar="FILE", callback=writable, help=help)
 
 
-RecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RECIPE",
-        help="A name from `pax recipes ls`, ./mine.py:my_recipe, or mine.yaml.",
-        autocompletion=complete_recipe,
-    ),
-]
+_RECIPE = "A name from `pax recipes ls`, ./mine.py:my_recipe, or mine.yaml."
+_RUN_OR_RECIPE = "A run directory, or a recipe that was trained in runs/RECIPE."
+_OVERLAY = "Apply an overlay, such as cpu. Repeatable, in order. Default: none."
+
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help=_RECIPE, autocompletion=complete_recipe)]
 RunOrRecipeArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="RUN_DIR|RECIPE",
-        help="A run directory, or a recipe that was trained in runs/RECIPE.",
-        autocompletion=complete_recipe,
-    ),
+    str, typer.Argument(metavar="RUN_DIR|RECIPE", help=_RUN_OR_RECIPE, autocompletion=complete_recipe)
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Set a value, such as num_layers=4. Repeatable. Default: none."),
 ]
 OverlayOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--overlay",
-        metavar="NAME|FILE",
-        help="Apply an overlay, such as cpu. Repeatable, in order. Default: none.",
-        autocompletion=complete_overlay,
-    ),
+    list[str] | None, typer.Option("--overlay", metavar="NAME|FILE", help=_OVERLAY, autocompletion=complete_overlay)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON. Default: text.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen. Default: do it.")]

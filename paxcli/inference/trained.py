@@ -163,7 +163,8 @@ class TrainedRun:
           on_text: Receives the text while it is generated.
         """
         check_continues_prompts(self._session.experiment.task.model)
-        parsed = [parse_prompt(one) for one in prompts]
+        if not (parsed := [parse_prompt(one) for one in prompts]):
+            return []
         with self._session.active():
             decoding = override(self._session.experiment.decoding, **settings)
             decoder = self._decoder(step, self._session.experiment.train_input, decoding, seed)

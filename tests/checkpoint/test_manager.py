@@ -16,6 +16,7 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.errors import DataError
 from tests.checkpoint.states import State, abstract, assert_same_bits, make_state
+from tests.devices import cpu_devices
 
 ON_MESHES = pathlib.Path(__file__).with_name("on_meshes.py")
 
@@ -109,7 +110,7 @@ def test_a_checkpoint_restores_on_any_mesh_bit_for_bit(tmp_path):
         (8, "restore", "{'data': 8}"),
         (8, "restore", "{'tensor': 4, 'data': 2}"),
     ):
-        env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        env = os.environ | cpu_devices(devices)
         command = [sys.executable, str(ON_MESHES), verb, str(tmp_path / "checkpoints"), shape]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tests.devices import cpu_devices
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 # Nothing is fetched: a worker's virtual environment sees what is installed on this machine (fake_cloud.py).
@@ -15,7 +17,7 @@ IN = ("--zone", "us-central2-b", "--project", "my-project")
 
 @pytest.mark.parametrize(("accelerator", "workers", "devices"), [("v5e-1", 1, 1), ("v5e-32", 8, 4)], ids=["2", "16"])
 def test_three_commands(cloud, pax, tmp_path, accelerator, workers, devices):
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    flags = cpu_devices(devices)
     env = {"FAKE_ENV": json.dumps(OFFLINE | flags)}
     cloud.write(states=[["ACCEPTED", "WAITING_FOR_RESOURCES", "ACTIVE"]], workers=workers)
     done = pax("provision", "demo", "--accelerator", accelerator, "--slices", "2", *IN, "--wait", env=env)

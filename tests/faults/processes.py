@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from tests.devices import cpu_devices
 from tests.jobs import free_port, job_variables
 from tests.training.runs import evals, final_arrays, losses, small
 
@@ -106,7 +107,7 @@ def start_job(
     port = free_port()
     jobs = []
     for index in range(count):
-        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        flags = cpu_devices(devices)
         command = ("train", "tiny-synthetic", *options, "--run-dir=run")
         own = flags | job_variables(port, index, count) | (env or {})
         jobs.append(Process(folder, *command, env=own, name=f"process-{index}"))

@@ -8,6 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from tests.devices import cpu_devices
 from tests.faults.processes import Process
 from tests.jobs import free_port, job_variables
 from tests.training.runs import losses, small
@@ -57,7 +58,7 @@ def _train(folder: pathlib.Path, steps: int, processes: int = 1, devices: int = 
     with contextlib.ExitStack() as stack:
         jobs = []
         for index in range(processes):
-            env = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+            env = cpu_devices(devices)
             if processes > 1:
                 env |= job_variables(port, index, processes)
             command = ("train", "./logged.py:logged", *changes, "--run-dir=run", "--allow-changed")

@@ -15,6 +15,7 @@ import pytest
 
 from paxcli.cli.main import app
 from paxcli.cli.output import run
+from tests.devices import cpu_devices
 from tests.training.runs import losses, small
 
 pytestmark = pytest.mark.slow  # each check is a process of its own
@@ -224,7 +225,7 @@ def test_24_batches_can_be_looked_at_and_are_the_same_again(say):
 
 
 def test_25_a_mesh_that_does_not_fit_says_how_many_devices(tmp_path):
-    eight = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    eight = os.environ | cpu_devices(8)
     mesh = ["train", "tiny", "--dry-run", "--set", "global_batch_size=24", "--set"]
     done = command(tmp_path, *mesh, "mesh.ici_mesh_shape=[3,2,1]", env=eight)
     assert done.returncode == 2 and "needs 6 devices, found 8" in done.stderr

@@ -7,11 +7,13 @@ import pathlib
 import subprocess
 import sys
 
+from tests.devices import cpu_devices
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def test_on_eight_devices():
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    env = os.environ | {"JAX_PLATFORMS": "cpu"} | cpu_devices(8)
     done = subprocess.run(
         [sys.executable, "-m", "tests.mesh.eight_devices"],
         cwd=ROOT,

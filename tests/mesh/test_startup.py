@@ -16,6 +16,7 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.errors import ConfigError, DataError
 from paxcli.mesh import startup
 from paxcli.mesh.mesh import Mesh, libtpu_arguments
+from tests.devices import cpu_devices
 from tests.jobs import free_port, job_variables
 
 _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -23,7 +24,7 @@ _NAMES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 
 def test_two_processes_make_one_mesh_and_one_checkpoint(tmp_path):
     port = free_port()
-    flags = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    flags = {"JAX_PLATFORMS": "cpu"} | cpu_devices(4)
     script = pathlib.Path(__file__).with_name("two_processes.py")
     command = [sys.executable, str(script), str(tmp_path / "checkpoints")]
     processes = [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+from tests.devices import cpu_devices
+
+os.environ.update(cpu_devices(8))
 
 import jax
 import jax.numpy as jnp

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.devices import cpu_devices
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 _SMALL = {
@@ -41,7 +43,7 @@ def on_meshes(folder: pathlib.Path, devices: int, cases: list[dict[str, Any]]) -
     done = subprocess.run(
         [sys.executable, "-m", "tests.training.on_meshes", folder / "cases.json", folder / "out.npz"],
         cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"},
+        env={**os.environ, **cpu_devices(devices)},
         capture_output=True,
         text=True,
         timeout=800,

@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.devices import cpu_devices
 from tests.jobs import free_port, job_variables
 
 CODE = """
@@ -36,7 +37,7 @@ np.savez(f"{sys.argv[1]}/{jax.process_index()}-of-{jax.process_count()}.npz", **
 
 
 def _start(folder, index: int, count: int, port: int) -> subprocess.Popen:
-    env = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={4 // count}"}
+    env = os.environ | cpu_devices(4 // count)
     if count > 1:
         env |= job_variables(port, index, count)
     return subprocess.Popen([sys.executable, "-c", CODE, folder], env=env, stderr=subprocess.PIPE, text=True)

@@ -16,6 +16,7 @@ from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.training.validate import validate
+from tests.devices import cpu_devices
 from tests.training.runs import losses, small
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -24,7 +25,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize("cases", ["some", pytest.param("all", marks=pytest.mark.slow)])
 def test_on_eight_devices(cases):
     """Stages × microbatches × rounds × meshes, each remat policy, against the plain stack on one device."""
-    env = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
+    env = os.environ | {"JAX_PLATFORMS": "cpu"} | cpu_devices(8)
     done = subprocess.run(
         [sys.executable, "-m", "tests.training.pipelines", cases],
         cwd=ROOT,

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
+from tests.devices import cpu_devices
 from tests.jobs import free_port, job_variables
 from tests.training.runs import evals, losses, small
 
@@ -23,7 +24,7 @@ def _recipe(steps: int = 20, seed: int | None = None, mesh: str | None = "{data:
 
 
 def _start(run_dir, index: int, port: int) -> subprocess.Popen:
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", **job_variables(port, index)}
+    env = {**os.environ, **cpu_devices(4), **job_variables(port, index)}
     command = [sys.executable, "-m", "paxcli", "train", "tiny-synthetic", *_recipe(), "--run-dir", str(run_dir)]
     command += ["--profile-steps=5:8"]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
