@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.options import DryRunOption, JsonOption, creatable
 from paxcli.cli.output import say_result
 from paxcli.errors import DataError
 
@@ -22,7 +22,9 @@ NewestStepsOption = Annotated[
     list[int] | None, typer.Option("--step", min=0, help="A checkpoint's step. Repeatable. Default: the newest.")
 ]
 DoomedStepsOption = Annotated[list[int], typer.Option("--step", min=0, help="A checkpoint's step. Repeatable.")]
-OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The run directory to copy into.")]
+OutOption = Annotated[
+    str, typer.Option("--out", metavar="DIR", callback=creatable, help="The run directory to copy into.")
+]
 
 
 @app.command("ls")

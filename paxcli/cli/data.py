@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paxcli.cli.options import DryRunOption, JsonOption
+from paxcli.cli.options import DryRunOption, JsonOption, creatable
 from paxcli.cli.output import say_result
+from paxcli.errors import ConfigError, DataError
 from paxcli.log import use_color
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Write token files for training, and check them.")
 
 FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
-OutOption = Annotated[str, typer.Option("--out", metavar="DIR", help="The directory for the token files. Required.")]
+OutOption = Annotated[
+    str, typer.Option("--out", metavar="DIR", callback=creatable, help="The directory for the token files. Required.")
+]
 TokenizerOption = Annotated[
     str,
     typer.Option("--tokenizer", metavar="NAME", help="byte, hf:DIR, spm:FILE, tiktoken:FILE, or a *.model or *.json."),
@@ -70,7 +73,7 @@ def tokenize(
     """
     from etils import epath
 
-    from paxcli.inputs.documents import Reading
+    from paxcli.inputs.documents import TOKENS, Reading, format_of
     from paxcli.inputs.files import find_files
     from paxcli.inputs.tokenizers import tokenizer_template
     from paxcli.inputs.tokenizing import Tokenizing, plan_parts
@@ -80,7 +83,10 @@ def tokenize(
         tokenizer_template(tokenizer, eos_token, bos_token),
     )
     vocab_size = tokenizing.tokenizer().vocab_size
-    parts = plan_parts(find_files(files), epath.Path(out).expanduser())
+    found = find_files(files)
+    if format is None and any(format_of(file.name) == TOKENS for file in found):
+        raise ConfigError("FILE has token files, *.bin, which have no text.", "Leave them out, or set `--format`.")
+    parts = plan_parts(found, epath.Path(out).expanduser())
     done = tokenizing.find_written_parts(parts)
     result: dict[str, Any] = {"out": out, "vocab_size": vocab_size, "parts": len(parts), "parts_done": len(done)}
     result["bytes"] = sum(part.num_bytes for part in parts)
@@ -114,6 +120,8 @@ def verify(files: FilesArgument, as_json: JsonOption = False) -> None:
 
     sizes, unknown = [], []
     for file in find_files(files):
+        if file.path.is_dir():
+            raise DataError(f"{file.path} is a directory.", f"Give the files in it: '{file.path}/*.bin'.")
         info = read_info(file.path)
         tokens, _ = open_token_file(file.path, info, None)
         check_contents(file.path, tokens, info)

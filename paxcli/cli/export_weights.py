@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import DryRunOption, JsonOption, StepOption
+from paxcli.cli.options import DryRunOption, JsonOption, StepOption, creatable
 from paxcli.cli.output import say_result
 
 
 def export_weights(
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="The new directory. Required.")],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", callback=creatable, help="The new directory. Required.")],
     format: Annotated[Literal["hf", "maxtext"], typer.Option("--format", help="hf: Hugging Face. Default: hf.")] = "hf",
     step: StepOption = None,
     dtype: Annotated[

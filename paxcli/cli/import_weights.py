@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption
+from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption, creatable
 from paxcli.cli.output import fail_with_result, say, say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError, DataError
@@ -27,7 +27,7 @@ HF = "hf:"
 
 def import_weights(
     source: Annotated[str, typer.Argument(metavar="DIR", help="Weights of Hugging Face, or a checkpoint.")],
-    out: Annotated[str, typer.Option("--out", metavar="RUN_DIR", help="The new run. Required.")],
+    out: Annotated[str, typer.Option("--out", metavar="RUN_DIR", callback=creatable, help="The new run. Required.")],
     format: Annotated[
         Literal["hf", "paxml", "maxtext"] | None,
         typer.Option("--format", help="hf: Hugging Face. Default: inferred from the files."),

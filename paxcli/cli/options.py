@@ -40,6 +40,23 @@ def writable(file: Path | None) -> Path | None:
     raise MissingError(f"Cannot write {file}: {problem}.", "Choose another file.")
 
 
+def creatable(directory: str) -> str:
+    """The new or existing directory of an option, likewise; one in a bucket is not checked."""
+    if "://" in directory:
+        return directory
+    path = Path(directory).expanduser().absolute()
+    existing = next(one for one in (path, *path.parents) if one.exists())
+    if not directory:
+        problem = "its path is empty"
+    elif not existing.is_dir():
+        problem = f"{existing} is a file"
+    elif not os.access(existing, os.W_OK):
+        problem = f"permission denied for {existing}"
+    else:
+        return directory
+    raise MissingError(f"Cannot write the directory `{directory}`: {problem}.", "Choose another one.")
+
+
 def file_option(name: str, help: str) -> Any:
     """An option whose file the command writes."""
     return typer.Option(name, metavar="FILE", callback=writable, help=help)

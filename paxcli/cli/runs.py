@@ -23,7 +23,7 @@ def is_run_dir(target: str) -> bool:
     """Whether `target` is a directory that `pax train` wrote."""
     from paxcli.config.paths import resolve_path
 
-    return (resolve_path(target) / "recipe.yaml").is_file()
+    return bool(target) and (resolve_path(target) / "recipe.yaml").is_file()
 
 
 def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:

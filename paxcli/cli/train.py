@@ -22,27 +22,18 @@ if TYPE_CHECKING:
     from paxcli.api import Recipe
     from paxcli.profiling.instruments import Instrumentation
 
-FromOption = Annotated[
-    str | None,
-    typer.Option(
-        "--from",
-        metavar="RUN_DIR[@STEP]|hf:DIR",
-        help="Initialize parameters from another run or from Hugging Face. Default: random initialization.",
-    ),
-]
+_FROM = "Initialize parameters from another run or from Hugging Face. Default: random initialization."
+_ON_CORRUPT = "If the newest checkpoint is damaged: refuse to resume, or use an earlier one. Default: refuse."
+_PERCENTILE = "With --auto-pgle: the percentile of an instruction's costs to use. Default: 90."
+
+FromOption = Annotated[str | None, typer.Option("--from", metavar="RUN_DIR[@STEP]|hf:DIR", help=_FROM)]
 WithOptimizerOption = Annotated[
     bool, typer.Option("--with-optimizer", help="With --from: its optimizer state and step too. Default: do not.")
 ]
 AllowChangedOption = Annotated[
     bool, typer.Option("--allow-changed", help="Resume with a changed recipe, if it is safe. Default: refuse.")
 ]
-OnCorruptOption = Annotated[
-    Literal["refuse", "previous"] | None,
-    typer.Option(
-        "--on-corrupt",
-        help="If the newest checkpoint is damaged: refuse to resume, or use an earlier one. Default: refuse.",
-    ),
-]
+OnCorruptOption = Annotated[Literal["refuse", "previous"] | None, typer.Option("--on-corrupt", help=_ON_CORRUPT)]
 RestartsOption = Annotated[int, typer.Option("--restarts", min=0, help="Restarts after preemptions and crashes.")]
 CompiledOption = Annotated[
     Path | None,
@@ -58,15 +49,7 @@ AutoPgleOption = Annotated[
 PgleRunsOption = Annotated[
     int | None, typer.Option("--pgle-runs", min=1, help="With --auto-pgle: steps to profile. Default: 3.")
 ]
-PglePercentileOption = Annotated[
-    int | None,
-    typer.Option(
-        "--pgle-percentile",
-        min=1,
-        max=100,
-        help="With --auto-pgle: the percentile of an instruction's costs to use. Default: 90.",
-    ),
-]
+PglePercentileOption = Annotated[int | None, typer.Option("--pgle-percentile", min=1, max=100, help=_PERCENTILE)]
 ExpectPgleOption = Annotated[
     bool, typer.Option("--expect-pgle", help="Use the program --auto-pgle left in JAX's cache. Default: off.")
 ]

@@ -74,3 +74,11 @@ def test_mistakes_are_named(pax, corpus, arguments, exit_code, says):
     assert says in error["message"]
     assert "Traceback" not in result.stderr
     assert not list(corpus.glob("tokens/*.json"))
+
+
+def test_what_is_not_text_or_not_a_token_file_is_refused(pax, corpus):
+    assert pax("data", "tokenize", "*.jsonl", "--out=tokens").returncode == 0
+    again = pax("data", "tokenize", "tokens/*.bin", "--out=more")
+    assert again.returncode == 2 and "token files" in again.stderr and not (corpus / "more").exists()
+    directory = pax("data", "verify", "tokens")
+    assert directory.returncode == 5 and "is a directory" in directory.stderr and "/tokens/*.bin'" in directory.stderr
