@@ -54,7 +54,7 @@ class TestUnknownMask:
 
     def test_earlier_turns_are_rendered_differently(self):
         think = "{% for m in messages %}[{{ m.role }}]{% if loop.last %}<think>{% endif %}{{ m.content }}{% endfor %}"
-        self.check(think, "the text up to message 1 is not the beginning")
+        self.check(think, "the text up to message 1 does not begin all text")
 
     def test_a_header_and_no_generation_prompt(self):
         self.check("{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}", "writes no generation prompt")
