@@ -225,13 +225,13 @@ class Run:
         Raises:
           DataError, ConfigError: There is no such checkpoint, or no evaluation input, or a task cannot be loaded.
         """
-        step = self.step(step)
+        step, tasks = self.step(step), _several(tasks)
         if not tasks:
             return self._trained.evaluate(step, _several(files), **settings)
         from paxcli.inference.harness import find_tasks
 
-        manager = find_tasks(_several(tasks), settings.pop("tasks_dir", None))
-        return self._trained.run_tasks(step, _several(tasks), manager, **settings)
+        manager = find_tasks(tasks, settings.pop("tasks_dir", None))
+        return self._trained.run_tasks(step, tasks, manager, **settings)
 
     def generate(
         self,

@@ -41,7 +41,10 @@ def writable(file: Path | None) -> Path | None:
 
 
 def creatable(directory: str) -> str:
-    """The new or existing directory of an option, likewise; one in a bucket is not checked."""
+    """The directory of an option, new or not, checked before the work that fills it; one in a bucket is not checked.
+
+    Raises MissingError for an unusable one.
+    """
     if "://" in directory:
         return directory
     path = Path(directory).expanduser().absolute()

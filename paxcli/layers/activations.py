@@ -26,7 +26,7 @@ _GELU_CUBIC = 0.044715
 @jax.custom_jvp
 def _gelu(x: jax.Array) -> jax.Array:
     """The tanh approximation, as in GPT-2 and Pax. For the backward pass it saves its slope, not three arrays."""
-    if current_device().platform == "gpu":  # written as XLA expects it, to leave it to cuBLAS with the matmul before
+    if current_device().platform == "gpu":  # in the form that XLA fuses into the matmul before it, in cuBLAS
         return x * (0.5 * (1 + jnp.tanh(_GELU_RATE / 2 * (x + _GELU_CUBIC * (x * (x * x))))))
     return _gelu_and_slope(x)[0]
 

@@ -51,8 +51,8 @@ def _xent_and_gap_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.
 
 def _label_logit(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """The label's logit [*batch, 1] in float32."""
-    is_sharded = split(logits.shape, *(None,) * labels.ndim, "activation_vocab")[-1] > 1
-    if is_sharded or current_device().platform == "tpu":  # a TPU gathers one element at a time
+    # Of a sharded vocabulary, a gather could move all logits; a TPU gathers one element at a time.
+    if split(logits.shape, *(None,) * labels.ndim, "activation_vocab")[-1] > 1 or current_device().platform == "tpu":
         is_label = jax.nn.one_hot(labels, logits.shape[-1], dtype=bool)
         return jnp.sum(jnp.where(is_label, logits, 0), axis=-1, keepdims=True, dtype=jnp.float32)
     return jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip").astype(jnp.float32)

@@ -37,7 +37,7 @@ from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
 from paxcli.metrics.trackers import TrackerWriter, check_installed
-from paxcli.metrics.writers import TRAIN, JsonlWriter, TensorBoardWriter, Writer, read_lines
+from paxcli.metrics.writers import TRAIN, JsonlWriter, MetricValues, TensorBoardWriter, Writer, read_lines
 from paxcli.nested_map import NestedMap
 from paxcli.training.divergence import DivergenceCheck
 from paxcli.training.early_stopping import EarlyStopping
@@ -280,9 +280,8 @@ class TrainingRun:
         for prompt, text in samples:
             self.report.message(f"step {step} · sample · {prompt!r} → {text!r}")
         for name, values in metrics.items():
-            split = f"eval/{name}"
-            for writer in () if split in logged else self.writers:
-                writer.write(step, values, split)
+            if (split := f"eval/{name}") not in logged:
+                self._write(step, values, split)
             self.eval_lines.append({"step": step, "split": split, **values})
         self.report.evaluation(step, metrics)
 
@@ -294,9 +293,12 @@ class TrainingRun:
             accounts = {"goodput": self.goodput.report()["goodput"]}
             if "://" in os.fspath(self.run_dir.path):
                 accounts["storage_retries"] = count_retries()
-            for writer in self.writers:
-                writer.write(record.step, record.values | accounts, split=TRAIN)
+            self._write(record.step, record.values | accounts, TRAIN)
             self.divergence.check_record(record)
+
+    def _write(self, step: int, values: MetricValues, split: str) -> None:
+        for writer in self.writers:
+            writer.write(step, values, split)
 
     def _meter(self) -> Meter:
         batch, peak = self.session.batch, self.session.peak_flops
