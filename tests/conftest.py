@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import os
 import pathlib
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -48,6 +49,16 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
         connect(self, address)  # pyrefly: ignore
 
     monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap() -> Iterator[None]:
+    """Drops what a file's tests traced. All of it takes gigabytes, which every garbage collection would read."""
+    yield
+    if "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

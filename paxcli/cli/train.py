@@ -127,6 +127,7 @@ def _describe(
 
     Raises what training would raise before it reads data or compiles.
     """
+    from paxcli.checkpoint.manager import find_step
     from paxcli.checkpoint.warm_start import parse_source
     from paxcli.config.paths import default_run_dir
     from paxcli.mesh.mesh import describe
@@ -142,7 +143,7 @@ def _describe(
         would = "do nothing: the run is finished"
     observed.instrument(recipe.config, RunDir(run_dir))
     if source is not None:
-        RunDir(parse_source(source)[0]).require_checkpoint()
+        find_step(*parse_source(source))
     session = build_session(recipe.config)
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir}
     sizes |= {"steps": recipe.config.task.train.num_train_steps}

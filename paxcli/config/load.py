@@ -72,7 +72,7 @@ def find_entry(target: str) -> RecipeEntry:
         raise ConfigError(f"`{target}` is not a recipe.", hint)
     if entry is None:
         hint = did_you_mean(target, by_name) or "`pax recipes ls` lists them; a file is `./mine.py:my_recipe`."
-        raise ConfigError(f"There is no recipe `{target}`.", hint)
+        raise ConfigError(f"There is no recipe{' or run directory' if '/' in target else ''} `{target}`.", hint)
     return entry
 
 

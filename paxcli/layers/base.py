@@ -113,11 +113,7 @@ class Layer(Configurable, nn.Module):
     def _declare(self, name: str, init: Initializer, shape: tuple[int, ...], facts: Weight) -> Any:
         if isinstance(stored := self.get_variable("params", name), OutputFirst):
             return stored
-
-        def init_boxed(*args) -> WeightBox:
-            return WeightBox(init(*args), facts.axes, weight=facts)
-
-        return nn.meta.unbox(self.param(name, init_boxed, shape))
+        return nn.meta.unbox(self.param(name, lambda *args: WeightBox(init(*args), facts.axes, weight=facts), shape))
 
     @nn.nowrap
     def named_fields(self, *names: str) -> dict[str, Any]:

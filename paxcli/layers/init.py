@@ -33,7 +33,7 @@ class Init(Configurable):
         return None
 
     def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
-        """The initializer `(key, shape, dtype) -> array` of a weight.
+        """The initializer `(key, shape) -> array` of a weight.
 
         Args:
           fan_in: The contracted dimensions of the shape.
@@ -41,14 +41,10 @@ class Init(Configurable):
           fused: Number of weights of this shape that share one input and could be stored as one: 3 for query, key and
             value.
         """
+        return lambda key, shape: self._draw(key, shape, self.scale(shape, fan_in, fan_out, fused))
 
-        def init(key: jax.Array, shape: Sequence[int], dtype=jax.numpy.float32) -> jax.Array:
-            return self._draw(key, shape, dtype, self.scale(shape, fan_in, fan_out, fused))
-
-        return init
-
-    def _draw(self, key: jax.Array, shape: Sequence[int], dtype: Any, scale: Any) -> jax.Array:
-        return scale * jax.random.normal(key, shape, dtype)
+    def _draw(self, key: jax.Array, shape: Sequence[int], scale: Any) -> jax.Array:
+        return scale * jax.random.normal(key, shape, jax.numpy.float32)
 
     def table_scale(self, dims: int) -> float:
         """The standard deviation of a new embedding table whose rows have `dims` features."""
@@ -62,8 +58,8 @@ class Init(Configurable):
 class _Uniform(Init):
     """Uniform within `scale`."""
 
-    def _draw(self, key: jax.Array, shape: Sequence[int], dtype: Any, scale: Any) -> jax.Array:
-        return jax.random.uniform(key, shape, dtype, -scale, scale)
+    def _draw(self, key: jax.Array, shape: Sequence[int], scale: Any) -> jax.Array:
+        return jax.random.uniform(key, shape, jax.numpy.float32, -scale, scale)
 
 
 @dataclasses.dataclass(frozen=True)

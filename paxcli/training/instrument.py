@@ -58,10 +58,10 @@ class Programs:
         step = ProgramSpec("step", lambda: step_of(session).lower(session.abstract, session.batch), options)
         return self.prepare(session, step)
 
-    def new_state(self, session: Session) -> TrainState:
-        """A new training state."""
-        init = ProgramSpec("state", lambda: session.jit_init().lower(session.seed), {})
-        return session.new_state(self.prepare(session, init)())
+    def prepare_state(self, session: Session) -> Callable[[], TrainState]:
+        """Lowers a new state. The function that it returns creates it, and may be called in another thread."""
+        compile_init = self.prepare(session, ProgramSpec("state", lambda: session.jit_init().lower(session.seed), {}))
+        return lambda: session.new_state(compile_init())
 
 
 class Instrument:

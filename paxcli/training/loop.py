@@ -10,7 +10,7 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping, Set
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import fiddle as fdl
@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
 from paxcli.checkpoint.local_tier import newest_local_step
-from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.manager import CheckpointStore, find_step
 from paxcli.checkpoint.policy import OnCorrupt
 from paxcli.checkpoint.warm_start import Report, load_params
 from paxcli.config.bucket import count_retries, repeat_operations
@@ -102,15 +102,15 @@ class TrainingRun:
         self.eval_lines = [line for line in read_lines(run_dir.path / FILE_NAME, sample=True) if line["split"] != TRAIN]
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
-    def start(self, warm_start: WarmStart | None) -> TrainState:
-        """The state to start from: the latest checkpoint's, another run's, or a newly initialized one."""
-        if self.resumes:
+    def start(self, warm_start: WarmStart | None, created: Future[TrainState] | None) -> TrainState:
+        """The state to start from: the latest checkpoint's; without one, the `created` one, or another run's."""
+        if created is None:
             with self.goodput.time(RESTORE):
                 step, state, positions = self.store.restore_newest(self.session.abstract, self.report.message)
             self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
             self._restore_positions(positions, self.store.recipe(step))
             return state
-        state = self.instrument.programs.new_state(self.session)
+        state = created.result()
         if warm_start is not None:
             state, report = _load_warm_start(state, warm_start, self.task)
             self.report.message(report.text())
@@ -197,11 +197,12 @@ class TrainingRun:
         A resumed run reads its first batch last, after the input's position is restored. The batch is None if an
         evaluation is due first: the run may then save the input's position, or stop.
         """
-        with ThreadPoolExecutor(2, "start-up") as pool:
+        with ThreadPoolExecutor(3, "start-up") as pool:
+            created = None if self.resumes else pool.submit(self.instrument.programs.prepare_state(self.session))
             compiling = pool.submit(self.instrument.prepare(self.session))
             reading = None if self.resumes else pool.submit(self._next_batch, 1)
             with self.goodput.time(START_UP):
-                state = self.start(warm_start)
+                state = self.start(warm_start, created)
                 if self.resumes and not self._is_eval_due(self.last_step):
                     reading = pool.submit(self._next_batch, self.last_step + 1)
                 with self.watchdog:
@@ -375,6 +376,8 @@ def train(
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
+        if warm_start is not None and not run.resumes:
+            find_step(warm_start.run_dir, warm_start.step)  # a missing one is found before the step is compiled
         if make_sampler and session.experiment.sample_prompts:
             run.sample = make_sampler(session, run_dir)
         done = run.last_step

@@ -105,7 +105,8 @@ def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys)
         (["--set=learning_rate=-1"], 2, "learning_rate must be at least 0"),
         (["--set=ici_mesh_shape={data: 8}", "--allow-changed"], 2, "needs 8 devices"),
         (["--profile-steps=5"], 2, "--profile-steps 5 is not a range"),
-        (["--from=nowhere"], 5, "no checkpoint in nowhere"),
+        (["--from=nowhere"], 5, "nowhere has no checkpoint"),
+        (["--from=mine@99"], 5, "mine has no checkpoint of step 99"),
         (["--set=eval_inputs=[TextInput]", "--set=eval_inputs.0.files=[no.txt]", "--allow-changed"], 5, "no.txt"),
     ):
         code, refused = dry_run(*arguments)
@@ -230,7 +231,7 @@ def test_mistakes(arguments, exit_code, named, pax):
     error = _error(done)
     assert named in error["message"] + (error["hint"] or "")
     text = pax(*arguments)
-    assert text.returncode == exit_code
+    assert text.returncode == exit_code and "goodput" not in text.stderr  # it refuses before it compiles
     assert len(text.stderr.splitlines()) <= 24 and text.stdout == ""
 
 

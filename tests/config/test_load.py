@@ -44,6 +44,7 @@ def test_the_only_recipe_of_a_file_needs_no_name(tmp_path: pathlib.Path) -> None
     ("target", "message", "hint"),
     [
         ("tinny", "no recipe `tinny`", "`tiny`"),
+        ("runs/tinny", "no recipe or run directory `runs/tinny`", None),
         ("{mine}", "4 recipes", "mine.py:small"),
         ("{mine}:smal", "no recipe `smal`", "`small`"),
         ("{mine}:broken", r"mine\.py:\d+: recipe `broken` fails: .*num_layer", None),

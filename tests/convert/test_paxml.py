@@ -240,7 +240,8 @@ def test_training_goes_on_where_paxml_stopped(family, references, tmp_path):
     model, learner = fdl.build(recipe.config.task.model), fdl.build(recipe.config.task.train.learner)
     weights = jax.tree.unflatten(jax.tree.structure(state.params), shapes.weights)
     params, opt_state = state.params, state.opt_state
-    batches = np.load(references / "batches.npz")
+    with np.load(references / "batches.npz") as file:
+        batches = dict(file)
 
     @jax.jit
     def update(params, opt_state, batch, step):
@@ -252,7 +253,7 @@ def test_training_goes_on_where_paxml_stopped(family, references, tmp_path):
         return loss, *learner.update(grads, opt_state, params, step, weights)
 
     for i in range(3, 6):
-        batch = NestedMap({name[2:]: jnp.asarray(batches[name]) for name in batches.files if name.startswith(f"{i}/")})
+        batch = NestedMap({name[2:]: jnp.asarray(batches[name]) for name in batches if name.startswith(f"{i}/")})
         np.testing.assert_allclose(optax.tree.norm(params), expected["var_norm"][i], rtol=1e-6)
         loss, params, opt_state, report = update(params, opt_state, batch, jnp.int32(i))
         np.testing.assert_allclose(loss, expected["loss"][i], rtol=1e-6)

@@ -21,6 +21,8 @@ SMALL += [
 # ICI, and the part of the experts' first matrix [2, 4, 32, 64] on one device.
 MESHES = [("{data: 2, expert: 4}", (2, 1, 32, 64)), ("{fsdp: 2, expert: 2, tensor: 2}", (2, 2, 16, 32))]
 ROUTINGS = {"dropless": "null", "capacity": "1.0"}
+SOME = [("dropless", MESHES[1]), ("capacity", MESHES[0])]
+MORE = [("dropless", MESHES[0]), ("capacity", MESHES[1])]
 
 
 # Chunks of less than a row, and the weights of inputs, as in Llama 4.
@@ -28,30 +30,29 @@ LLAMA4 = ["attention.window=12", "attention.chunked=true", "attention.temperatur
 LLAMA4 += ["scoring=sigmoid", "normalize_weights=false", "scale_inputs=true", "shared_dims=48"]
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """Of each routing, what one device and each mesh of eight compute."""
+@pytest.fixture(scope="module", params=[SOME, pytest.param(MORE, marks=pytest.mark.slow)], ids=["some", "more"])
+def results(request, tmp_path_factory):
+    """Of each routing, what one device and a mesh of eight compute, and the part of a matrix on a device."""
 
-    def case(ici: str, capacity: str) -> dict:
-        sets = [*SMALL, "optimizer=AdamW", f"capacity_factor={capacity}", f"mesh.ici_mesh_shape={ici}"]
+    def case(ici: str, routing: str) -> dict:
+        sets = [*SMALL, "optimizer=AdamW", f"capacity_factor={ROUTINGS[routing]}", f"mesh.ici_mesh_shape={ici}"]
         return {"recipe": "tiny-synthetic", "sets": sets, "steps": 5}
 
     folder = tmp_path_factory.mktemp("experts")
-    one = on_meshes(folder, 1, [case("{data: 1}", capacity) for capacity in ROUTINGS.values()])
-    eight = on_meshes(folder, 8, [case(ici, capacity) for capacity in ROUTINGS.values() for ici, _ in MESHES])
-    return one, eight
+    one = on_meshes(folder, 1, [case("{data: 1}", routing) for routing, _ in request.param])
+    eight = on_meshes(folder, 8, [case(ici, routing) for routing, (ici, _) in request.param])
+    return [(*both, part) for *both, (_, (_, part)) in zip(one, eight, request.param, strict=True)]
 
 
-@pytest.mark.parametrize("mesh", range(len(MESHES)), ids=lambda index: MESHES[index][0])
 @pytest.mark.parametrize("routing", range(len(ROUTINGS)), ids=list(ROUTINGS))
-def test_eight_devices_compute_the_same(results, routing, mesh):
-    one, eight = results[0][routing], results[1][routing * len(MESHES) + mesh]
+def test_eight_devices_compute_the_same(results, routing):
+    one, eight, part = results[routing]
     np.testing.assert_allclose(eight["losses"], one["losses"], rtol=PARALLEL)
     gradients = [name for name in one if name.startswith("gradient")]
     assert any("router" in name for name in gradients)
     for name in gradients:
         assert np.linalg.norm(eight[name] - one[name]) <= PARALLEL * np.linalg.norm(one[name]), name
-    assert [tuple(eight[f"shard{i}"]) for i in range(3)] == [MESHES[mesh][1]] * 3
+    assert [tuple(eight[f"shard{i}"]) for i in range(3)] == [part] * 3
 
 
 @pytest.mark.slow

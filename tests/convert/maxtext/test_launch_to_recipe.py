@@ -45,10 +45,35 @@ GOLDEN = {
 }
 
 
-UNROLLED = ("gemma3-4b", "gemma3-27b", "qwen3-vl-30b-a3b", "qwen3-omni-30b-a3b")  # these take long to trace
-OF_ANOTHER_SIZE = ("deepseek2-236b", "deepseek3-671b", "deepseek3-671b-2dfsdp", "deepseek3-671b-batchsplit")
-OF_ANOTHER_SIZE += ("deepseek3-test", "kimi-k2-1t", "gpt-oss-120b", "envy-switch-base", "envy-switch-large")
-SLOW = (*UNROLLED, *OF_ANOTHER_SIZE, "envy-switch-xxl")
+# One of each family, and some that pax lacks; the other models are slow tests.
+OF_EACH_FAMILY = (
+    "gpt3-52k",
+    "llama2-7b",
+    "llama3-8b",
+    "llama3.1-8b",
+    "mistral-7b",
+    "mixtral-8x7b",
+    "gemma-2b",
+    "gemma2-2b",
+)
+OF_EACH_FAMILY += (
+    "gemma3-12b",
+    "qwen3-0.6b",
+    "qwen3-30b-a3b",
+    "qwen3-vl-2b",
+    "qwen2.5-1.5b",
+    "olmo3-7b",
+    "olmo3-7b-pt",
+)
+OF_EACH_FAMILY += ("deepseek2-16b", "deepseek3-tiny", "gpt-oss-20b", "llama4-17b-16e", "llama4-17b-128e", "envy-test")
+OF_EACH_FAMILY += (
+    "deepseek3.2-671b",
+    "deepseek4-tiny",
+    "qwen3-next-80b-a3b",
+    "qwen3.5-35b-a3b",
+    "gemma4-26b",
+    "gemma4-e2b",
+)
 
 
 def of_script(name: str, date: str | None = None, **options) -> Conversion:
@@ -118,7 +143,9 @@ def test_the_first_script_value_by_value() -> None:
     assert (row.maxtext, row.value, row.scaled, row.pax_value) == ("base_mlp_dim", 8192, 24576, 24576)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in tables.models()])
+@pytest.mark.parametrize(
+    "name", [n if n in OF_EACH_FAMILY else pytest.param(n, marks=pytest.mark.slow) for n in tables.models()]
+)
 def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
     try:
         converted = of_keys(model_name=name)

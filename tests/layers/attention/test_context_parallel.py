@@ -31,7 +31,7 @@ def test_the_mask_equals_that_of_jax():
     assert ours == CausalMask(positions) and ours != CausalMask(np.arange(96, dtype=np.int32))
 
 
-@pytest.mark.parametrize("what", ["attention", "training"])
+@pytest.mark.parametrize("what", ["attention", pytest.param("more-attention", marks=pytest.mark.slow), "training"])
 def test_on_eight_devices(what):
     """In a process of their own: attention on meshes with `context`, and a model that is trained on one."""
     command = [sys.executable, "-m", "tests.layers.context_on_eight_devices", what]
