@@ -102,6 +102,7 @@ def test_nothing_is_asked_that_is_not_declared(room):
         assert not probe.search(path.read_text()), path
 
 
+@pytest.mark.slow
 def test_a_classifier_has_no_decode(pax):
     sets = ("--set", "num_train_steps=2", "--set", "global_batch_size=8", "--set", "save_interval_steps=2")
     sets += ("--set", "peak_tflops=1")

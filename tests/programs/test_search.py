@@ -89,6 +89,7 @@ def test_settings_that_fit_are_found_for_a_recipe_that_does_not(monkeypatch) -> 
     assert ranked[0].report["fits"]
 
 
+@pytest.mark.slow
 def test_policies_replace_what_the_recipe_saves_and_offloads(monkeypatch) -> None:
     monkeypatch.setattr(searching, "_policies", ALL_POLICIES)
     hide_accelerators()

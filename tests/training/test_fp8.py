@@ -56,6 +56,7 @@ def test_only_the_state_is_more_than_without_fp8():
     assert products == {f"['stack']['layers']{name}" for name in attention + feed_forward}
 
 
+@pytest.mark.slow
 def test_microbatches_count_together():
     config = _small()
     whole, _, state = _run(config)

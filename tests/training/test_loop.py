@@ -107,6 +107,7 @@ def test_a_manifest_without_a_recipe_can_be_read(tmp_path: pathlib.Path) -> None
     assert train(tmp_path / "a", steps=3).lines[:-1] == [f"Resuming {tmp_path / 'a'} at step 2."]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_positions_of_eval_inputs_can_be_resumed(tmp_path: pathlib.Path) -> None:
     from paxcli.checkpoint.manifest import _checksum
 

@@ -147,6 +147,7 @@ def test_warm_start_takes_what_fits(straight, tmp_path, pax):
     assert losses(tmp_path / "g")[1] < 4.5 < losses(straight)[1]
 
 
+@pytest.mark.slow
 def test_warm_start_names_what_does_not_fit(straight, tmp_path, pax):
     done = pax("train", "tiny", *small(num_train_steps=1, hidden_dims=128), "--run-dir=h", f"--from={straight}")
     assert done.returncode == 0, done.stderr

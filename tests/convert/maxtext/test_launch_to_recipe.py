@@ -14,6 +14,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from paxcli.cli.main import app
+from paxcli.cli.output import run
 from paxcli.config.load import load
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
@@ -431,11 +433,11 @@ def test_two_trainings_are_two_recipes(pax, tmp_path: pathlib.Path) -> None:
     assert names == ["a", "\x1b[31mb"]
 
 
-def test_the_command_line_refuses_with_two(pax, tmp_path: pathlib.Path) -> None:
+def test_the_command_line_refuses_with_two(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     (tmp_path / "bad.sh").write_bytes(b"\x00\x01")
+    monkeypatch.chdir(tmp_path)
     for arguments in (["bad.sh"], ["--model", "deepseek4-284b"], [], ["missing.sh"], ["steps=1", "--date", "never"]):
-        done = pax("maxtext-convert", *arguments)
-        assert done.returncode == 2 and "hint" in done.stderr, done.stderr
+        assert run(app, ["maxtext-convert", *arguments]) == 2 and "hint" in capsys.readouterr().err, arguments
 
 
 @pytest.mark.parametrize(("date", "beta"), [("2025-03-01", 0.04), ("2026-06-01", 0.2)])
