@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import fiddle as fdl
+import numpy as np
 
 from paxcli.config.consent import code_consent
 from paxcli.config.render import recipe_yaml, render_text
@@ -18,7 +19,6 @@ from paxcli.errors import ConfigError, names_hint
 from paxcli.inference.generation import Generation
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
 
     from paxcli.convert.formats import Format
@@ -85,7 +85,7 @@ def load(
     Args:
       recipe: A name (`"c4-1b"`), a Pax class name, `"./mine.py:my_recipe"`, `"mine.yaml"`, or a run (`"runs/tiny"`).
       overlays: Names (`"cpu"`) or YAML files of overlays.
-      set: Path → plain value. A path may be its shortest unambiguous suffix: `{"num_layers": 4}`.
+      set: Path → plain value, or NumPy scalar. A path may be its shortest unambiguous suffix: `{"num_layers": 4}`.
       trust_code: Whether to run Python code that a run directory names. That of `"./mine.py:my_recipe"` always runs.
 
     Raises:
@@ -93,14 +93,14 @@ def load(
     """
     if not (set is None or isinstance(set, Mapping)):
         raise ConfigError(f"`set` is a {type(set).__name__}, not a dict.", 'Give paths and values: {"num_layers": 4}.')
-    for path, value in (set or {}).items():
+    values = {path: value.item() if isinstance(value, np.generic) else value for path, value in (set or {}).items()}
+    for path, value in values.items():
         if isinstance(value, fdl.Buildable):
-            hint = "Write a recipe function that assigns it."
-            raise ConfigError(f"`{path}`: `set` takes plain values, not a config.", hint)
+            raise ConfigError(f"`{path}`: `set` takes plain values, not a config.", "Assign it in a recipe function.")
     context = contextvars.copy_context()
     if trust_code:
         context.run(code_consent.set, lambda question: True)
-    return Recipe(context.run(resolve, os.fspath(recipe), _several(overlays), set or {}))
+    return Recipe(context.run(resolve, os.fspath(recipe), _several(overlays), values))
 
 
 def _recipe(recipe: Recipe | PathLike) -> Recipe:
@@ -155,8 +155,6 @@ class Run:
           DataError: The directory has no metrics.
           ConfigError: There is no such split.
         """
-        import numpy as np
-
         from paxcli.metrics.curves import read_runs
 
         (run,) = read_runs([self.path], sample=False)

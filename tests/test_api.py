@@ -99,6 +99,11 @@ def test_a_recipe_shows_its_values_and_where_they_come_from():
     assert "num_layers: 2" in recipe.yaml()
 
 
+def test_values_may_be_scalars_of_numpy():
+    recipe = pax.load("tiny", set={"num_layers": np.int64(2), "learning_rate": np.float32(0.5)})
+    assert recipe.yaml() == pax.load("tiny", set={"num_layers": 2, "learning_rate": 0.5}).yaml()
+
+
 def test_mistakes_are_typed_errors_with_a_hint():
     with pytest.raises(pax.ConfigError, match="tinny") as error:
         pax.load("tinny")
@@ -112,6 +117,13 @@ def test_mistakes_are_typed_errors_with_a_hint():
         pax.load("tiny", set={"task.model.stack": pax.load("tiny").config.task.model.stack})
     with pytest.raises(pax.ConfigError, match="tinny"):
         pax.train("tinny")
+    with pytest.raises(pax.ConfigError, match="at least 1, not -1"):
+        pax.inspect_input("tiny", batches=-1)
+    with pytest.raises(pax.ConfigError, match="no test inputs") as error:
+        pax.inspect_input("tiny", split="test")
+    assert "--split train or --split eval" in error.value.hint
+    with pytest.raises(pax.ConfigError, match="no host -1 of 1"):
+        pax.inspect_input("tiny", host_index=-1)
     with pytest.raises(pax.ConfigError, match="not an accelerator"):
         pax.compile("tiny", "nowhere")
     with pytest.raises(pax.DataError, match=r"no recipe.yaml"):

@@ -364,7 +364,7 @@ def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:
     steps = CheckpointStore(epath.Path(run_dir) / "checkpoints").steps()
     if not steps or (step is not None and step not in steps):
         problem = f"no checkpoint of step {step}" if steps else "no checkpoint"
-        hint = f"It has: {format_steps(steps)}." if steps else "Train first, or give the run with `--run-dir`."
+        hint = f"It has: {format_steps(steps)}." if steps else "Train in it first, or name another run directory."
         raise DataError(f"{os.fspath(run_dir)} has {problem}.", hint)
     return steps[-1] if step is None else step
 

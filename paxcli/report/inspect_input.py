@@ -43,7 +43,9 @@ def inspect_input(
       ConfigError: The recipe has no such input, or the host does not exist.
       DataError: The data cannot be read.
     """
-    if host_index >= hosts:
+    if batches < 1:
+        raise ConfigError(f"The number of batches must be at least 1, not {batches}.")
+    if not 0 <= host_index < hosts:
         raise ConfigError(f"There is no host {host_index} of {hosts}.", f"Hosts count from 0: --hosts {host_index + 1}")
     if split == "decode" and hosts > 1:
         raise ConfigError("Every host decodes all decode inputs.", "Leave out --hosts.")
@@ -56,7 +58,7 @@ def inspect_input(
 
 def _sources(config: fdl.Config[Experiment], split: Split) -> list[Any]:
     sources = {"train": [config.train_input], "eval": config.eval_inputs, "decode": config.decode_inputs}
-    if not sources[split]:
+    if not sources.get(split):
         there = " or ".join(f"--split {name}" for name in sources if sources[name])
         raise ConfigError(f"The recipe has no {split} inputs.", f"Try {there}.")
     return sources[split]
