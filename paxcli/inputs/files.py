@@ -17,6 +17,7 @@ from etils import epath
 from paxcli.errors import DataError, MissingError
 
 _WILDCARDS = "*?["
+_PATH_HINT = "Check the path. Recipes have it in the field `files` of an input."
 
 
 class SourceFile(NamedTuple):
@@ -64,14 +65,14 @@ def _find_remote(pattern: str) -> list[SourceFile]:
 
 def _one_file(pattern: str, path: epath.Path) -> list[SourceFile]:
     if not path.exists():
-        raise DataError(f"There is no file {pattern}.", "Correct the path, in a recipe the `files` of the input.")
+        raise DataError(f"There is no file {pattern}.", _PATH_HINT)
     return [SourceFile(path.name, path, by_wildcard=False)]
 
 
 def _files_below(pattern: str, root: epath.Path, matches: Iterable[epath.Path]) -> list[SourceFile]:
     files = [SourceFile(match.relative_to(root).as_posix(), match) for match in matches if not match.is_dir()]
     if not files:
-        raise DataError(f"No file matches {pattern}.", "Correct the path, in a recipe the `files` of the input.")
+        raise DataError(f"No file matches {pattern}.", _PATH_HINT)
     return files
 
 

@@ -40,13 +40,14 @@ def inspect_input(
       host_index: The host whose batches are returned.
 
     Raises:
-      ConfigError: The recipe has no such input, or the host does not exist.
+      ConfigError: The recipe has no such input, the host does not exist, or no batch is asked for.
       DataError: The data cannot be read.
     """
     if batches < 1:
         raise ConfigError(f"The number of batches must be at least 1, not {batches}.")
     if not 0 <= host_index < hosts:
-        raise ConfigError(f"There is no host {host_index} of {hosts}.", f"Hosts count from 0: --hosts {host_index + 1}")
+        hint = f"Hosts count from 0: --hosts {host_index + 1}" if host_index >= hosts else "Hosts count from 0."
+        raise ConfigError(f"There is no host {host_index} of {hosts}.", hint)
     if split == "decode" and hosts > 1:
         raise ConfigError("Every host decodes all decode inputs.", "Leave out --hosts.")
     sources = _sources(config, split)

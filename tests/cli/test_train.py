@@ -226,16 +226,13 @@ def test_decode_several_prompts_like_one_by_one(trained, tmp_path, pax):
     ],
 )
 def test_mistakes(arguments, exit_code, named, pax):
-    done = pax(*arguments)
-    assert done.returncode == exit_code and named in done.stderr, done.stderr
-    assert "goodput" not in done.stderr  # it refuses before it compiles
-    assert len(done.stderr.splitlines()) <= 24 and done.stdout == ""
-
-
-def test_a_mistake_as_json(pax):
-    done = pax("train", "tiny", "--set", "num_layers=two", "--json")
+    done = pax(*arguments, "--json")
+    assert done.returncode == exit_code, done.stdout + done.stderr
     error = _error(done)
-    assert done.returncode == error["exit_code"] == 2 and "num_layers" in error["message"]
+    assert named in error["message"] + (error["hint"] or "")
+    text = pax(*arguments)
+    assert text.returncode == exit_code and "goodput" not in text.stderr  # it refuses before it compiles
+    assert len(text.stderr.splitlines()) <= 24 and text.stdout == ""
 
 
 @pytest.mark.parametrize(("content", "named"), [(b"", "empty"), (b"fine \xff", "0xff"), (None, "There is no file")])

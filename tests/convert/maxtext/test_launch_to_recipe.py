@@ -48,34 +48,18 @@ GOLDEN = {
 
 
 # One of each family, and some that pax lacks; the other models are slow tests.
-OF_EACH_FAMILY = (
-    "gpt3-52k",
-    "llama2-7b",
-    "llama3-8b",
-    "llama3.1-8b",
-    "mistral-7b",
-    "mixtral-8x7b",
-    "gemma-2b",
-    "gemma2-2b",
-)
+OF_EACH_FAMILY = ("gpt3-52k", "llama2-7b", "llama3-8b", "llama3.1-8b", "mistral-7b", "mixtral-8x7b")
+OF_EACH_FAMILY += ("gemma-2b", "gemma2-2b", "gemma3-12b", "gemma4-26b", "gemma4-e2b")
 OF_EACH_FAMILY += (
-    "gemma3-12b",
+    "qwen2.5-1.5b",
     "qwen3-0.6b",
     "qwen3-30b-a3b",
     "qwen3-vl-2b",
-    "qwen2.5-1.5b",
-    "olmo3-7b",
-    "olmo3-7b-pt",
-)
-OF_EACH_FAMILY += ("deepseek2-16b", "deepseek3-tiny", "gpt-oss-20b", "llama4-17b-16e", "llama4-17b-128e", "envy-test")
-OF_EACH_FAMILY += (
-    "deepseek3.2-671b",
-    "deepseek4-tiny",
     "qwen3-next-80b-a3b",
     "qwen3.5-35b-a3b",
-    "gemma4-26b",
-    "gemma4-e2b",
 )
+OF_EACH_FAMILY += ("deepseek2-16b", "deepseek3-tiny", "deepseek3.2-671b", "deepseek4-tiny", "olmo3-7b", "olmo3-7b-pt")
+OF_EACH_FAMILY += ("gpt-oss-20b", "llama4-17b-16e", "llama4-17b-128e", "envy-test")
 
 
 def of_script(name: str, date: str | None = None, **options) -> Conversion:
