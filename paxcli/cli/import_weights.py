@@ -94,6 +94,7 @@ def import_once(
 def _text(done: ImportedWeights, dry_run: bool) -> str:
     state = f", with the optimizer's state of step {done.step}" if done.with_optimizer else ""
     size = f"{done.parameters:,} parameters of {done.family}{state}, from {done.source}"
+    size += f", without {', '.join(done.left_out)}" * bool(done.left_out)
     if not dry_run:
         rate = done.num_bytes / 1e9 / max(done.seconds, 1e-9)
         speed = f"{done.num_bytes / 1e9:.2f} GB, {rate:.2f} GB/s"

@@ -85,6 +85,7 @@ class ImportedWeights:
       tensors: Names that match, are missing, unexpected, or have another shape.
       carried: Names of the files that were copied.
       not_imported: Settings of generation that pax does not have.
+      left_out: Modules beside the text decoder, such as `vision_tower`.
     """
 
     source: str
@@ -99,6 +100,7 @@ class ImportedWeights:
     tensors: ArrayDifferences
     carried: list[str]
     not_imported: list[str] = dataclasses.field(default_factory=list)
+    left_out: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,16 +17,20 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2Config,
     DeepseekV3Config,
+    Gemma3Config,
     Gemma3TextConfig,
     GemmaConfig,
     GptOssConfig,
     Llama4TextConfig,
     Olmo2Config,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SeedOssConfig,
+    SmolLM3Config,
 )
 
 SIZES = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
@@ -49,6 +53,7 @@ GPT_OSS = dict(num_hidden_layers=4, head_dim=12, sliding_window=6, num_local_exp
 GPT_OSS |= dict(rope_parameters={**YARN, "truncate": False})
 LLAMA4 = dict(num_hidden_layers=4, head_dim=12, intermediate_size=24, intermediate_size_mlp=40, num_local_experts=4)
 LLAMA4 |= dict(attention_chunk_size=6, floor_scale=4)
+VISION = dict(hidden_size=16, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2, image_size=28)
 LLAMA3_ROPE = dict(rope_type="llama3", rope_theta=1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0)
 LLAMA3_ROPE |= dict(original_max_position_embeddings=16)
 
@@ -65,6 +70,11 @@ CONFIGS = [
     Olmo3Config(**{**SIZES, **OLMO3}),
     GptOssConfig(**{**SIZES, **GPT_OSS}),
     Llama4TextConfig(**{**SIZES, **LLAMA4}, rope_parameters=LLAMA3_ROPE),
+    OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+    SeedOssConfig(**SIZES, head_dim=12),
+    SmolLM3Config(**{**SIZES, "num_hidden_layers": 8}),
+    # A text decoder within a model that reads images, of which it gets none here.
+    Gemma3Config(text_config={**SIZES, **GEMMA3}, vision_config=VISION, mm_tokens_per_image=4, image_token_index=60),
 ]
 # As the model with 128 experts; of another of the same family.
 ALTERNATING = Llama4TextConfig(**{**SIZES, **LLAMA4}, interleave_moe_layer_step=2, use_qk_norm=False)

@@ -23,6 +23,8 @@ from paxcli.layers.positions import LearnedPositions
 MODEL = "task.model"
 _LONGEST = 8192  # rows of a model with a longer context are this long, unless the user sets `max_seq_len`
 _LOCAL, _CHUNKED, _GLOBAL = "sliding_attention", "chunked_attention", "full_attention"
+_SAME_FOR_TEXT = {"qwen3_vl_text": "qwen3"}  # `model_type` of a decoder -> of one that computes the same without images
+_ABOVE_TEXT = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")  # keys beside `text_config`
 _LATENT_EPSILON = 1e-6  # of the norms of DeepSeek's latents, whatever `rms_norm_eps` is
 
 
@@ -36,6 +38,21 @@ FAMILIES = {kind: SimpleNamespace(**fields) for kind, fields in read_data("famil
 """Families of models by `model_type`; `data/families.yaml` describes the fields."""
 
 _SCALINGS = read_data("rope_scalings.yaml")
+
+
+def text_decoder(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The family of a model, and its `config.json`; of a model that also reads images, those of the text decoder.
+
+    Raises:
+      ConfigError: Pax does not import this architecture; names what it lacks.
+    """
+    text: dict[str, Any] = config["text_config"] if isinstance(config.get("text_config"), dict) else {}
+    kind = str(text.get("model_type"))
+    kind = _SAME_FOR_TEXT.get(kind, kind)
+    if kind not in FAMILIES:
+        return family_of(config), config
+    above = {key: config[key] for key in _ABOVE_TEXT if key in config}
+    return kind, {**text, **above, "model_type": kind, "architectures": [FAMILIES[kind].architecture]}
 
 
 def family_of(config: Mapping[str, Any]) -> str:
@@ -79,7 +96,7 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
         values |= _gpt2_values(full) if kind == "gpt2" else _llama_values(kind, full)
     except KeyError as error:
         raise DataError(f"config.json has no {error}.", "Use the file that belongs to the weights.") from None
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
         raise DataError(f"config.json is not that of a {kind}: {error}.", "Download it again.") from None
     dtype = config.get("dtype", config.get("torch_dtype"))
     return values | {"fprop_dtype": "float32" if dtype == "float32" else "bfloat16"}
@@ -113,15 +130,15 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         blocks = ["stack.block"]
         values |= {"stack": "Stack", "stack.block": "TransformerBlock"}
     if first:
-        blocks, kinds = [*blocks, "stack.first"], [*kinds, (None, False)]
+        blocks, kinds = [*blocks, "stack.first"], [*kinds, (None, False, True)]
         values |= {"stack.first": "TransformerBlock", "stack.num_first": first}
     values["stack.remat_policy"] = "nothing"
     dense = {"": "FeedForward", ".activation": "gelu" if gemma else "silu", ".gated": True, ".use_bias": False}
-    for block, (window, is_sparse) in zip(blocks, kinds, strict=True):
+    for block, (window, is_sparse, rotates) in zip(blocks, kinds, strict=True):
         values |= {f"{block}.norm{field}": value for field, value in norm.items()}
         values |= {f"{block}.{field}": value for field, value in family.of_block.items()}
         attention = _latent_attention(family, c) if latent else _attention(family, c, window, norm)
-        rotary = _rotary(traits, c, is_local=window is not None)
+        rotary = _rotary(traits, c, is_local=window is not None) if rotates else {"": None}
         attention |= {f".rotary{field}": value for field, value in rotary.items()}
         values |= {f"{block}.attention{field}": value for field, value in attention.items()}
         feed_forward = _experts(family, c) if is_sparse else dense
@@ -160,17 +177,19 @@ def _latent_attention(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str
     }
 
 
-def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None, bool]]:
-    """The window of each of the interleaved kinds of layers, and whether it has experts."""
+def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None, bool, bool]]:
+    """The window of each of the interleaved kinds of layers, whether it has experts, and whether it has RoPE."""
     family, types, window = FAMILIES[kind], c.get("layer_types"), c["sliding_window"]
-    layers, sparse = range(c["num_hidden_layers"]), c.get("moe_layers")
-    sparse = layers[c["interleave_moe_layer_step"] - 1 :: c["interleave_moe_layer_step"]] if sparse is None else sparse
+    layers, step = range(c["num_hidden_layers"]), c["interleave_moe_layer_step"]
+    sparse = c.get("moe_layers") if family.experts else ()
+    sparse = layers[step - 1 :: step] if sparse is None else sparse
     local = family.pattern or [bool(types) and types[0] == _LOCAL or not types and "window" in family.traits]
+    every = c.get("no_rope_layer_interval")
+    rotated = [True] * len(layers) if every is None else c["no_rope_layers"] or [(i + 1) % every for i in layers]
     if "chunks" in family.traits:
-        window, every = c["attention_chunk_size"] or 0, c["no_rope_layer_interval"]
-        local = c["no_rope_layers"] or [(i + 1) % every for i in layers]
-    kinds = [(window if local[i % len(local)] else None, bool(family.experts) and i in sparse) for i in layers]
-    if types and types != _layer_types(family, [window for window, _ in kinds]):
+        window, local = c["attention_chunk_size"] or 0, rotated
+    kinds = [(window if local[i % len(local)] else None, i in sparse, bool(rotated[i])) for i in layers]
+    if types and types != _layer_types(family, [window for window, *_ in kinds]):
         raise ConfigError(f"layer_types={types} of {kind} is not a pattern that pax has.")
     sizes = range(len(family.pattern or (1,)), len(kinds))
     return next((kinds[:n] for n in sizes if all(x == kinds[i % n] for i, x in enumerate(kinds))), kinds)
@@ -195,8 +214,6 @@ def _yarn_factor(factor: float, sharpness: float = 1.0) -> float:
 
 def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> dict[str, Any]:
     scaling = _rope(c)
-    if "chunks" in traits and not is_local:
-        return {"": None}
     if _GLOBAL in scaling:
         scaling = scaling[_LOCAL if is_local else _GLOBAL]
     elif is_local and "rope_local_base_freq" in c:  # as transformers 4 writes it
@@ -333,6 +350,8 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     layers = [blocks[i % len(blocks)] for i in range(model.num_layers)]
     if alternating:
         found["layer_types"] = _layer_types(family, [one.attention.window for one in layers])
+    if "no_rope_layers" in family.defaults:
+        found["no_rope_layers"] = [int(one.attention.rotary is not None) for one in layers]
     if "chunks" in family.traits:
         found |= _new_chunks(layers)
     if "query_pre_attn_scalar" in family.defaults:
@@ -347,14 +366,13 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
 
 
 def _new_chunks(layers: list[fdl.Config]) -> dict[str, Any]:
-    """Llama 4's keys for layers with and without RoPE, and with and without experts."""
+    """Llama 4's keys for its chunks, and for layers with and without experts."""
     tuned = next((one.attention for one in layers if one.attention.temperature_growth is not None), None)
     found = {} if tuned is None else {"attn_scale": tuned.temperature_growth, "floor_scale": tuned.temperature_length}
     return found | {
         "attention_chunk_size": layers[0].attention.window,
         "attn_temperature_tuning": tuned is not None,
         "moe_layers": [i for i, one in enumerate(layers) if has_experts(one)],
-        "no_rope_layers": [int(one.attention.rotary is not None) for one in layers],
         "use_qk_norm": layers[0].attention.qk_norm is not None,
     }
 
@@ -371,10 +389,14 @@ def _nearest(model: fdl.Config, block: fdl.Config, alternating: bool, sparse: bo
         return "gpt_oss"
     if attention.chunked:
         return "llama4_text"
+    if alternating and attention.window is None:
+        return "smollm3"
     if alternating:
         return "gemma2" if attention.qk_norm is None else "gemma3_text"
     if model.embedding.scale_sqrt_depth:
         return "gemma"
+    if attention.qk_norm_joint:
+        return "olmoe"
     if attention.qk_norm is not None:
         return "qwen3_moe" if sparse else "qwen3"
     if attention.use_bias:

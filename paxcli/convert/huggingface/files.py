@@ -95,10 +95,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-      DataError: It is missing, cannot be read, or is not an object.
+      DataError: It is missing, as the weights are pickles or not; it cannot be read, or is not an object.
     """
     if not path.exists():
-        raise DataError(f"{path.parent} has no {path.name}.", "Give a directory of Hugging Face's format.")
+        refuse_pickles(path.parent)
+        fault = f"{path.parent} has no {path.name}" if path.parent.is_dir() else f"There is no directory {path.parent}"
+        raise DataError(f"{fault}.", "Give a directory of Hugging Face's format.")
     return read_object(path)
 
 

@@ -7,7 +7,7 @@ query, key and value as one tensor. Mixtral has tensors of their own for each ex
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Literal
 
 import fiddle as fdl
@@ -40,6 +40,7 @@ _STEPS: dict[str, tuple[Step, ...]] = {  # of fields of families
     "transposed_halves": (*_TRANSPOSED, split(-1)),
 }
 _QKV = ("query", "key", "value")
+_TEXT = "language_model."  # within the names of a model that also reads images
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
 
 
@@ -63,6 +64,11 @@ def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, Arra
     if left := layout.without_rule(params):
         raise ConfigError(f"{family} of Hugging Face has no tensor for {listing(left)}.", "Switch that off.")
     return layout
+
+
+def text_names(names: Iterable[str], is_part: bool) -> dict[str, str]:
+    """Names of the text decoder's tensors in a model of its own → names in a file, where it may be part of another."""
+    return {x.replace(_TEXT, "", 1): x for x in names if not is_part or _TEXT in x or x == "lm_head.weight"}
 
 
 def saved_names(names: Collection[str], family: str, tied: bool, num_layers: int) -> dict[str, str]:

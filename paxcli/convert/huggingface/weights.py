@@ -21,17 +21,10 @@ from paxcli.config.assign import assign
 from paxcli.config.load import load
 from paxcli.config.paths import resolve_path
 from paxcli.convert.huggingface.adapters import write_adapter
-from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, family_of, model_values
-from paxcli.convert.huggingface.files import (
-    CONFIG,
-    Safetensors,
-    read_json,
-    refuse_pickles,
-    write_json,
-    write_safetensors,
-)
+from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, model_values, text_decoder
+from paxcli.convert.huggingface.files import CONFIG, Safetensors, read_json, write_json, write_safetensors
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
-from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names
+from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, text_names
 from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
 from paxcli.convert.runs import (
@@ -44,7 +37,7 @@ from paxcli.convert.runs import (
     read_run,
     state_shapes,
 )
-from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.errors import ConfigError, MissingError
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.tokenizer_copies import copied_folders
 
@@ -63,7 +56,8 @@ def import_huggingface(
     """Starts a run from a Hugging Face directory, at step 0.
 
     Args:
-      source: A directory with `config.json` and safetensors files.
+      source: A directory with `config.json` and safetensors files. Of a model that also reads images, the text decoder
+        is imported.
       run_dir: A run without checkpoints.
       recipe: Name, config and YAML of a recipe of the same model; None = made from `config.json`.
       dry_run: Whether only to compare names and shapes.
@@ -74,12 +68,12 @@ def import_huggingface(
       MissingError: The run cannot be written.
     """
     folder, target = resolve_path(source), resolve_path(run_dir) / FOLDER
-    if not folder.is_dir():
-        refuse_pickles(folder)
-        raise DataError(f"There is no directory {folder}.", "Give a directory of Hugging Face's format.")
-    found = read_json(folder / CONFIG)
-    family = family_of(found)
+    content = read_json(folder / CONFIG)
+    family, found = text_decoder(content)
     tensors = Safetensors(folder)
+    named = text_names(tensors.shapes, is_part=found is not content)
+    others = tensors.shapes.keys() - named.values()
+    left_out = sorted({name.removeprefix("model.").partition(".")[0] for name in others})
     file = folder / GENERATION
     decoding, not_imported = decoding_values(read_json(file) if file.exists() else found)
     name, config, text = recipe or _new_recipe(folder, found, family, target, decoding)
@@ -91,11 +85,11 @@ def import_huggingface(
     shapes = state_shapes(config)
     layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
     model = config.task.model
-    names = saved_names(list(tensors.shapes), family, model.head is None, model.num_layers)
+    names = saved_names(named, family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
-    checkpoint = _Checkpoint(folder, tensors, names)
+    checkpoint = _Checkpoint(folder, tensors, {name: named[saved] for name, saved in names.items()})
     done = import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run)
-    done = dataclasses.replace(done, not_imported=[] if recipe else not_imported)
+    done = dataclasses.replace(done, not_imported=[] if recipe else not_imported, left_out=left_out)
     if dry_run:
         return done
     carried = [CONFIG, *carry_files(folder, target)]
@@ -154,7 +148,7 @@ def export_huggingface(
     if dtype not in DTYPES:
         raise ConfigError(f"`--dtype {dtype}` is unknown.", f"Use one of {', '.join(DTYPES)}.")
     content = config_json(config, carried, dtype)
-    family = family_of(content)
+    family = content["model_type"]
     lora, state = fdl.build(config.task.model).lora, state_shapes(config)
     if adapter and lora is None:
         raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")

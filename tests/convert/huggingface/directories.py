@@ -38,7 +38,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 # Families whose tensors and config.json are stored as transformers saved them.
 with np.load(hf_families.DATA.with_name("hf_more_families.npz")) as _file:
     _SAVED = {name: _file[name] for name in _file}
-CONFIGS |= {name.partition("/")[0]: json.loads(str(x)) for name, x in _SAVED.items() if name.endswith("/config")}
+CONFIGS |= {name.removesuffix("/config"): json.loads(str(x)) for name, x in _SAVED.items() if name.endswith("/config")}
+WITH_IMAGES = CONFIGS.pop("gemma3")
+"""A text decoder within a model that reads images."""
 
 
 def arrays_of(family: str) -> dict[str, np.ndarray]:
@@ -66,7 +68,7 @@ def tensors_of(family: str) -> dict[str, np.ndarray]:
 def write_directory(path: pathlib.Path, family: str, **more: Any) -> pathlib.Path:
     """A directory of one file; `more`: further keys of its config.json."""
     path.mkdir()
-    (path / "config.json").write_text(json.dumps(CONFIGS[family] | more))
+    (path / "config.json").write_text(json.dumps({**CONFIGS, "gemma3": WITH_IMAGES}[family] | more))
     tensors = {name: np.ascontiguousarray(x) for name, x in tensors_of(family).items()}
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
-from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values
+from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.generation import decoding_values
 from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError, DataError
@@ -24,7 +24,15 @@ from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
 from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
-from tests.convert.huggingface.directories import CONFIGS, arrays_of, tensors_of, write_directory, write_tokenizer
+from tests.convert.huggingface.directories import (
+    CONFIGS,
+    SIZES,
+    WITH_IMAGES,
+    arrays_of,
+    tensors_of,
+    write_directory,
+    write_tokenizer,
+)
 
 LOGITS = dict(atol=1e-4, rtol=0)
 
@@ -50,17 +58,53 @@ def test_a_family_has_the_logits_of_transformers_and_is_exported_as_it_was(famil
     run = pax.Run(tmp_path / "run")
     assert (done.family, run.steps) == (CONFIGS[family]["model_type"], [0])
     assert done.num_bytes == sum(x.nbytes for x in tensors_of(family).values())
-    arrays, model = arrays_of(family), fdl.build(run.config.task.model)
-    ids = jnp.asarray(arrays["in/ids"], jnp.int32)
-    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=positions)
-    found = jax.jit(lambda v: model.apply(v, batch, method="compute_predictions"))({"params": run.params()})
-    np.testing.assert_allclose(found.logits, arrays["out/logits"], **LOGITS)
+    arrays = arrays_of(family)
+    np.testing.assert_allclose(_logits(run, arrays["in/ids"]), arrays["out/logits"], **LOGITS)
     assert np.abs(arrays["out/logits"]).max() > 1
     exported = pax.export_weights(run, tmp_path / "back")
     assert exported.dtype == "float32"
     assert json.loads((tmp_path / "back/config.json").read_text()) == CONFIGS[family]
     assert_same(load_file(tmp_path / "back/model.safetensors"), tensors_of(family))
+
+
+def _logits(run: pax.Run, ids: np.ndarray) -> jax.Array:
+    model, ids = fdl.build(run.config.task.model), jnp.asarray(ids, jnp.int32)
+    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
+    batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=positions)
+    return jax.jit(lambda v: model.apply(v, batch, method="compute_predictions"))({"params": run.params()}).logits
+
+
+# As transformers writes them; as some versions did, before they wrote the first names again.
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_of_a_model_that_reads_images_the_text_decoder_is_imported(prefix, tmp_path: pathlib.Path):
+    source, arrays = write_directory(tmp_path / "hf", "gemma3"), arrays_of("gemma3")
+    tensors = load_file(source / "model.safetensors")
+    of_text = {name.removeprefix("language_model."): x for name, x in tensors.items() if name.startswith("language_")}
+    renamed = {name.replace("language_model.model.", prefix): np.ascontiguousarray(x) for name, x in tensors.items()}
+    save_file(renamed, source / "model.safetensors", metadata={"format": "pt"})
+    done = pax.import_weights(source, tmp_path / "run")
+    assert (done.family, done.left_out) == ("gemma3_text", ["multi_modal_projector", "vision_tower"])
+    assert done.num_bytes == sum(x.nbytes for x in of_text.values())
+    run = pax.Run(tmp_path / "run")
+    np.testing.assert_allclose(_logits(run, arrays["in/ids"]), arrays["out/logits"], **LOGITS)
+    pax.export_weights(run, tmp_path / "back")
+    assert_same(load_file(tmp_path / "back/model.safetensors"), of_text)
+    content = json.loads((tmp_path / "back/config.json").read_text())
+    assert content.items() >= WITH_IMAGES["text_config"].items()
+    assert content["architectures"] == ["Gemma3ForCausalLM"]
+
+
+def test_the_smallest_config_of_a_text_decoder(tmp_path: pathlib.Path):
+    """Published files of Gemma 3 leave out what is as in `Gemma3TextConfig`; two models differ only above the text."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    family, found = text_decoder({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text})
+    values = model_values(found)
+    assert (family, found["torch_dtype"], values["vocab_size"]) == ("gemma3_text", "bfloat16", 262208)
+    assert (values["num_heads"], values["num_kv_heads"], values["dims_per_head"]) == (8, 4, 256)
+    vision = {"model_type": "qwen3_vl_text", **SIZES, "tie_word_embeddings": False}
+    family, found = text_decoder({"model_type": "qwen3_vl", "tie_word_embeddings": True, "text_config": vision})
+    assert (family, found["model_type"], found["tie_word_embeddings"]) == ("qwen3", "qwen3", True)
 
 
 @pytest.mark.parametrize("family", CONFIGS)
@@ -71,7 +115,7 @@ def test_a_model_that_was_never_imported_gets_the_config_of_its_family(family, t
     for path, value in model_values(CONFIGS[family]).items():
         assign(config, f"task.model.{path}", value)
     written = config_json(config, None, "float32")
-    nearest = {"phi3": "mistral", "mixtral": "mixtral"}.get(kind, kind)
+    nearest = {"phi3": "mistral", "seed_oss": "qwen2"}.get(kind, kind)
     assert written["model_type"] == nearest and not differing_fields(config, written)
 
 
@@ -200,6 +244,7 @@ def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
             "MambaForCausalLM: it lacks a conversion for it",
         ),
         ({"attention_bias": True}, "attention_bias=True is not supported in llama"),
+        ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "it lacks a conversion for it"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type=longrope is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "quantized .mxfp4.*bfloat16"),
