@@ -13,6 +13,7 @@ import fiddle as fdl
 import numpy as np
 
 from paxcli.config.consent import code_consent
+from paxcli.config.facts import check_range
 from paxcli.config.render import recipe_yaml, render_text
 from paxcli.config.resolve import Resolved, SourcedValue, resolve
 from paxcli.errors import ConfigError, names_hint
@@ -228,8 +229,7 @@ class Run:
             return self._trained.evaluate(step, _several(files), **settings)
         from paxcli.inference.harness import find_tasks
 
-        manager = find_tasks(tasks, settings.pop("tasks_dir", None))
-        return self._trained.run_tasks(step, tasks, manager, **settings)
+        return self._trained.run_tasks(step, tasks, find_tasks(tasks, settings.pop("tasks_dir", None)), **settings)
 
     def generate(
         self,
@@ -340,8 +340,6 @@ def train(
 ) -> Run:
     """Trains a recipe. Resumes from the latest checkpoint in the run directory, if there is one.
 
-    In the main thread, Ctrl-C or SIGTERM saves a checkpoint and raises `Stopped`. The same call then resumes.
-
     Args:
       recipe: What to train: a loaded recipe, or what `load` takes.
       run_dir: Where the run writes: a directory, or `gs://…`. None = `runs/<recipe name>`.
@@ -355,14 +353,14 @@ def train(
       pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
       expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache, and to profile nothing.
       reuse_step: Whether to start with the step that an earlier run compiled, if recipe and source files are the same.
-      on_corrupt: When the newest checkpoint is damaged, refuse to resume, or resume from the newest earlier sound one.
-        None = the recipe's `checkpoint.on_corrupt`, by default `"refuse"`.
+      on_corrupt: When the newest checkpoint is damaged, `"refuse"` to resume, or resume from the `"previous"` sound
+        one. None = the recipe's `checkpoint.on_corrupt`, by default `"refuse"`.
       progress: Receives progress; None = print it.
 
     Raises:
-      Stopped: A signal stopped the run; its state is saved.
+      Stopped: Ctrl-C or SIGTERM, in the main thread, stopped the run. A checkpoint is saved; the same call resumes.
       DivergedError: The loss is not finite.
-      ConfigError: The recipe is wrong, differs from the one that the run started with, or does not fit into memory.
+      ConfigError: The recipe is wrong, not the one that the run started with, or too large; or an argument is wrong.
       DataError: The data or a checkpoint cannot be read.
     """
     from paxcli.checkpoint.warm_start import parse_source
@@ -371,6 +369,7 @@ def train(
     from paxcli.profiling.instruments import Instrumentation
     from paxcli.training import loop
 
+    check_range("on_corrupt", on_corrupt, Literal["refuse", "previous"] | None)
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, reuse_step)
     recipe = _recipe(recipe)
     run = Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)
@@ -432,9 +431,10 @@ def compile(
       ConfigError: The recipe does not match the topology, or has no such step.
       MissingError: Something needed to compile for these devices is not installed.
     """
-    from paxcli.programs.ahead_of_time import compile_ahead, target_of
+    from paxcli.programs.ahead_of_time import Step, compile_ahead, target_of
     from paxcli.programs.topologies import hide_accelerators
 
+    check_range("step", step, Step)
     config = _recipe(recipe).config
     target = target_of(config, topology, slices)
     if not target.is_local_gpu:
@@ -464,6 +464,7 @@ def import_weights(
     """
     from paxcli.convert import formats
 
+    check_range("format", format, formats.Format | None)
     given = None if recipe is None else (recipe.name, recipe.config, recipe.yaml())
     return formats.import_weights(source, run_dir, format, given, dry_run)
 
@@ -494,5 +495,6 @@ def export_weights(
     """
     from paxcli.convert import formats
 
+    check_range("format", format, Literal["hf", "maxtext"])
     run = run if isinstance(run, Run) else Run(run)
     return formats.export_weights(run.config, run.path, directory, format, step, dtype, adapter, dry_run)

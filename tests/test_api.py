@@ -126,6 +126,14 @@ def test_mistakes_are_typed_errors_with_a_hint():
         pax.inspect_input("tiny", host_index=-1)
     with pytest.raises(pax.ConfigError, match="not an accelerator"):
         pax.compile("tiny", "nowhere")
+    with pytest.raises(pax.ConfigError, match="step must be one of train, eval, decode, not test"):
+        pax.compile("tiny", "cpu:1", step="test")
+    with pytest.raises(pax.ConfigError, match="on_corrupt must be one of refuse, previous, not ignore"):
+        pax.train("tiny", "nowhere", on_corrupt="ignore")
+    with pytest.raises(pax.ConfigError, match="format must be one of hf, maxtext, not orbax"):
+        pax.export_weights("nowhere", "elsewhere", format="orbax")
+    with pytest.raises(pax.ConfigError, match="format must be one of hf, paxml, maxtext, not orbax"):
+        pax.import_weights("nowhere", "elsewhere", format="orbax")
     with pytest.raises(pax.DataError, match=r"no recipe.yaml"):
         _ = pax.Run("nowhere").recipe
     with pytest.raises(pax.DataError, match=r"no metrics.jsonl"):
@@ -164,6 +172,24 @@ def test_a_run_generates(run):
     from_inputs, metrics = run.generate_from_inputs(max_tokens=2)
     assert [one.prompt for one in from_inputs] == ["def ", "class ", "import "] and metrics == {}
     assert "input" not in from_inputs[0].to_dict()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_tokens": "4"}, "max_tokens: expected int or null, got '4'"),
+        ({"max_tokens": 2.5}, "max_tokens: expected int or null, got 2.5"),
+        ({"temperature": "hot"}, "temperature: expected float, got 'hot'"),
+        ({"stop": 3}, "stop: expected list, got 3"),
+        ({"top_p": 2}, "top_p must be above 0 and at most 1"),
+        ({"seed": -1}, "seed must be at least 0"),
+        ({"beam_size": 4}, "Sampling has no `beam_size`"),
+    ],
+    ids=str,
+)
+def test_wrong_settings_of_generation_are_named(settings, message, run):
+    with pytest.raises(pax.ConfigError, match=message):
+        run.generate("def ", **settings)
 
 
 def test_a_run_opened_by_its_path_is_the_same(run):

@@ -11,12 +11,8 @@ from paxcli.cli.options import DryRunOption, JsonOption
 from paxcli.cli.output import say_result
 
 RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, compared.")]
-OutOption = Annotated[
-    str | None,
-    typer.Option(
-        "--out", metavar="FILE", help="Page to write. Default: RUN_DIR/report.html for one run, else report.html."
-    ),
-]
+_OUT = "Page to write. Default: RUN_DIR/report.html for one run, else report.html."
+OutOption = Annotated[str | None, typer.Option("--out", metavar="FILE", help=_OUT)]
 
 
 def report(

@@ -6,8 +6,10 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import fiddle as fdl
 import numpy as np
 
+from paxcli.config.assign import assign
 from paxcli.errors import ConfigError
 from paxcli.inference.continuous_batching import Answer, Generator, Request
 from paxcli.inference.prompts import Prompt
@@ -29,15 +31,17 @@ def override(decoding: Decoding, **values: Any) -> Decoding:
     """The recipe's settings with those of `values` that are not None.
 
     Raises:
-      ConfigError: A value is out of range, or its field belongs to another method.
+      ConfigError: A value has the wrong type or is out of range, or its field belongs to another method.
     """
-    given = {name: value for name, value in values.items() if value is not None}
     names = [field.name for field in dataclasses.fields(decoding)]
-    for name in given.keys() - set(names):
-        raise ConfigError(f"{type(decoding).__name__} has no `{name}`.", f"It has: {', '.join(names)}.")
-    if "temperature" in given:
-        given["temperature"] = float(given["temperature"])
-    return dataclasses.replace(decoding, **given)
+    config = fdl.Config(type(decoding), **{name: getattr(decoding, name) for name in names})
+    for name, value in values.items():
+        if value is None:
+            continue
+        if name not in names:
+            raise ConfigError(f"{type(decoding).__name__} has no `{name}`.", f"It has: {', '.join(names)}.")
+        assign(config, name, value)
+    return fdl.build(config)
 
 
 def check_decodes(model: Model) -> None:

@@ -13,6 +13,8 @@ import jax
 
 from paxcli.checkpoint.manager import CheckpointStore, format_steps
 from paxcli.checkpoint.warm_start import load_params
+from paxcli.config.facts import check_range
+from paxcli.config.fields import Seed
 from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inference.decode import OnText, PromptDecoder, check_continues_prompts, check_decodes, override
@@ -210,6 +212,7 @@ class TrainedRun:
 
     def _decoder(self, step: int, source: BaseInput, decoding: Decoding, seed: int) -> PromptDecoder:
         """A decoder with the tokenizer of `source`. The last one is kept, with what it has compiled."""
+        check_range("seed", seed, Seed)
         experiment, params = self._session.experiment, self.params(step)
         key = (step, id(source), decoding, seed)
         if self._last_decoder is None or self._last_decoder[0] != key:
