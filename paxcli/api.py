@@ -452,7 +452,7 @@ def import_weights(
     """Starts a run from weights of Hugging Face, or from a checkpoint of paxml or MaxText.
 
     Args:
-      source: Their directory.
+      source: Their directory; or of Hugging Face, `ORGANIZATION/NAME`, or with `@REVISION`, on the hub.
       run_dir: A run without checkpoints.
       dry_run: Whether only to compare names and shapes.
       recipe: Of the same model. None = made from `config.json`; paxml and MaxText need one.

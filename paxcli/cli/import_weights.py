@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from paxcli.convert.runs import ImportedWeights
 
 HF = "hf:"
-"""Prefix of a Hugging Face directory where a run or a recipe may be named."""
+"""Prefix of a Hugging Face directory, or of a model on the hub, where a run or a recipe may be named."""
+
+_SOURCE = "Weights of Hugging Face, a model on the hub, or a checkpoint."
 
 
 def import_weights(
-    source: Annotated[str, typer.Argument(metavar="DIR", help="Weights of Hugging Face, or a checkpoint.")],
+    source: Annotated[str, typer.Argument(metavar="DIR|ORGANIZATION/NAME", help=_SOURCE)],
     out: Annotated[str, typer.Option("--out", metavar="RUN_DIR", callback=creatable, help="The new run. Required.")],
     format: Annotated[
         Literal["hf", "paxml", "maxtext"] | None,
@@ -48,6 +50,7 @@ def import_weights(
     \b
     Examples:
       pax import Llama-3.1-8B --out runs/llama
+      pax import Qwen/Qwen3-0.6B --out runs/qwen
       pax import gs://mine/c4/checkpoints --recipe C4Spmd1BAdam4Replicas --out runs/c4
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only

@@ -81,7 +81,7 @@ def train(
       pax train tiny
       pax train runs/tiny
       pax train tiny --set num_layers=2 --set num_train_steps=200 --run-dir runs/small
-      pax train hf:Llama-3.1-8B --set num_train_steps=200
+      pax train hf:Qwen/Qwen3-0.6B --set num_train_steps=200
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
     from paxcli.config.paths import default_run_dir

@@ -311,14 +311,15 @@ class Layout:
         return {tensor for name in rule.names(side) for tensor in self.layers(name, side).tensors(name)}
 
 
-def to_pax(layout: Layout, tensors: Source, kind: Kind = "params") -> Iterator[tuple[str, np.ndarray]]:
-    """Name and array of each pax parameter, one rule after the other, so that `tensors` may read from a file."""
-    return _convert(layout, tensors, kind, "pax")
-
-
 def from_pax(layout: Layout, params: Source, kind: Kind = "params") -> Iterator[tuple[str, np.ndarray]]:
-    """Name and array of each foreign tensor."""
-    return _convert(layout, params, kind, "foreign")
+    """Name and array of each foreign tensor, one rule after the other, so that `params` may read from a file."""
+    for rule in layout.rules:
+        names = rule.names("foreign")
+        layers = layout.layers(names[0], "foreign")
+        for numbers in layers.tensors(names[0]).values():
+            arrays = [layout.layers(name, "pax").read(params, name, numbers) for name in rule.names("pax")]
+            for name, x in zip(names, rule.from_pax(arrays, kind), strict=True):
+                yield name.format_map(layers.slots[numbers[0]].fields), layers.arrange(numbers, x)
 
 
 def fill_pax(layout: Layout, tensors: Source, params: Mapping[str, np.ndarray], kind: Kind = "params") -> None:
@@ -369,15 +370,3 @@ class _Shapes(dict):
 
     def __getitem__(self, name: str) -> np.ndarray:
         return np.broadcast_to(np.bool_(0), tuple(super().__getitem__(name).shape))
-
-
-def _convert(layout: Layout, source: Source, kind: Kind, to: Side) -> Iterator[tuple[str, np.ndarray]]:
-    back: Side = "foreign" if to == "pax" else "pax"
-    for rule in layout.rules:
-        from_names, to_names = rule.names(back), rule.names(to)
-        layers = layout.layers(to_names[0], to)
-        for numbers in layers.tensors(to_names[0]).values():
-            arrays = [layout.layers(name, back).read(source, name, numbers) for name in from_names]
-            arrays = rule.to_pax(arrays, kind) if to == "pax" else rule.from_pax(arrays, kind)
-            for name, x in zip(to_names, arrays, strict=True):
-                yield name.format_map(layers.slots[numbers[0]].fields), layers.arrange(numbers, x)

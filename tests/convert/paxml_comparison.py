@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
-from paxcli.convert.layout import Layers, Layout, from_pax, to_pax
+from paxcli.convert.layout import Layers, Layout, from_pax
 from paxcli.convert.paxml import paxml_layout
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.mesh.weights import weights_of
@@ -27,12 +27,13 @@ from paxcli.nested_map import NestedMap
 from paxcli.optim.adam import Adam
 from paxcli.optim.schedules import Constant, LinearRampupCosineDecay, LinearRampupExponentialDecay, Schedule
 from paxcli.training.learner import Learner
+from tests.convert.filling import to_pax
 
 
 def from_paxml(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
     """Pax's parameters as a tree, layers stacked, from `{paxml's name: array}`, such as `lm/final_ln/scale`."""
     foreign = _without_prefix(arrays)
-    return nest_by_name(dict(to_pax(_layout(foreign), foreign)))
+    return nest_by_name(to_pax(_layout(foreign), foreign))
 
 
 def to_paxml(params: Mapping[str, Any], like: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -23,10 +23,10 @@ from paxcli.convert.layout import (
     pax_layers,
     reshape,
     split,
-    to_pax,
     transpose,
     unstack,
 )
+from tests.convert.filling import to_pax
 from tests.models import hf_families
 
 Arrays = dict[str, np.ndarray]
@@ -100,10 +100,10 @@ def test_random_layouts_go_there_and_back(data: st.DataObject) -> None:
         for tensor, numbers in side.tensors(name).items():
             foreign[tensor] = side.arrange(numbers, random.randn(len(numbers), *shape).astype(np.float32))
     for kind in ("params", "mu", "nu"):
-        pax = dict(to_pax(layout, foreign, kind))
+        pax = to_pax(layout, foreign, kind)
         assert_same(dict(from_pax(layout, pax, kind)), foreign)
-        assert_same(dict(to_pax(layout, dict(from_pax(layout, pax, kind)), kind)), pax)
-    pax = dict(to_pax(layout, foreign))
+        assert_same(to_pax(layout, dict(from_pax(layout, pax, kind)), kind), pax)
+    pax = to_pax(layout, foreign)
     differences = compare_to_model(layout, pax, foreign)
     assert not differences and set(differences.matched) == set(foreign)
     assert layout.without_rule(pax) == layout.without_rule(foreign, "foreign") == []
@@ -136,12 +136,10 @@ def test_differences_are_named() -> None:
 
 
 def test_a_stack_is_read_as_a_view_and_one_tensor_at_a_time() -> None:
-    stack = np.zeros((3, 4, 2))
-    layout = Layout(
-        (Rule("{layer}.w", "stack.{layer}.w"),), Layers.of_one_stack(4, axis=1), Layers.of_stacks("layers_{}", 4)
-    )
-    ((_, x),) = to_pax(Layout(layout.rules, layout.foreign, Layers.of_one_stack(4)), {"layers.w": stack})
-    assert np.shares_memory(x, stack)
+    stack = np.zeros((4, 3, 2))
+    rules, ours = (Rule("{layer}.w", "stack.{layer}.w"),), Layers.of_one_stack(4)
+    ((_, x),) = from_pax(Layout(rules, Layers.of_one_stack(4, axis=1), ours), {"stack.layers.w": stack})
+    assert x.shape == (3, 4, 2) and np.shares_memory(x, stack)
     asked = []
 
     class Source:
@@ -149,8 +147,8 @@ def test_a_stack_is_read_as_a_view_and_one_tensor_at_a_time() -> None:
             asked.append(name)
             return stack
 
-    next(iter(to_pax(layout, Source())))
-    assert asked == ["layers.w"]
+    next(iter(from_pax(Layout(rules, Layers.of_stacks("layers_{}", 4), ours), Source())))
+    assert asked == ["stack.layers.w"]
 
 
 def test_layers_of_pax_are_inferred_from_names() -> None:

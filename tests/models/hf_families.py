@@ -12,7 +12,7 @@ import numpy as np
 
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
 from paxcli.convert.huggingface.layouts import huggingface_layout
-from paxcli.convert.layout import Layers, Layout, Rule, Step, reshape, to_pax, transpose, unstack
+from paxcli.convert.layout import Layers, Layout, Rule, Step, reshape, transpose, unstack
 from paxcli.inputs.base_input import language_spec
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
@@ -23,6 +23,7 @@ from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
+from tests.convert.filling import to_pax
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "hf_families.npz"
 
@@ -119,7 +120,7 @@ def params_of(family: str, arrays: dict[str, np.ndarray]) -> dict:
         hf = as_saved(hf)
     layout = layout_of(family)
     assert layout.without_rule(hf, "foreign") == []
-    return nest_by_name(dict(to_pax(layout, hf)))
+    return nest_by_name(to_pax(layout, hf))
 
 
 def layout_of(family: str) -> Layout:

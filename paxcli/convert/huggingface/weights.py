@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import fiddle as fdl
-import ml_dtypes
 import numpy as np
 import yaml
 from etils import epath
@@ -20,28 +19,21 @@ from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
 from paxcli.config.load import load
 from paxcli.config.paths import resolve_path
+from paxcli.convert import runs
 from paxcli.convert.huggingface.adapters import write_adapter
 from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.files import CONFIG, Safetensors, read_json, write_json, write_safetensors
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
+from paxcli.convert.huggingface.hub import find_model
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, text_names
 from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
-from paxcli.convert.runs import (
-    ExperimentConfig,
-    ExportedWeights,
-    ImportedWeights,
-    PathLike,
-    Recipe,
-    import_checkpoint,
-    read_run,
-    state_shapes,
-)
+from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike, Recipe
 from paxcli.errors import ConfigError, MissingError
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.tokenizer_copies import copied_folders
 
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
+DTYPES = ("float32", "bfloat16", "float16")
 _TRAINING = {
     "task.train.percore_batch_size": 1,
     "task.train.num_train_steps": 1000,
@@ -56,8 +48,8 @@ def import_huggingface(
     """Starts a run from a Hugging Face directory, at step 0.
 
     Args:
-      source: A directory with `config.json` and safetensors files. Of a model that also reads images, the text decoder
-        is imported.
+      source: A directory with `config.json` and safetensors files, or the name of a model on the Hugging Face Hub. Of a
+        model that also reads images, the text decoder is imported.
       run_dir: A run without checkpoints.
       recipe: Name, config and YAML of a recipe of the same model; None = made from `config.json`.
       dry_run: Whether only to compare names and shapes.
@@ -65,15 +57,12 @@ def import_huggingface(
     Raises:
       DataError: A file is missing or damaged, or the tensors are not those of the model.
       ConfigError: Pax does not have the architecture, the recipe has another, or the run has checkpoints.
-      MissingError: The run cannot be written.
+      MissingError: The run cannot be written, or the hub does not let this user read the model.
+      RemoteError: The hub cannot be reached.
     """
-    folder, target = resolve_path(source), resolve_path(run_dir) / FOLDER
+    folder, target = find_model(source), resolve_path(run_dir) / FOLDER
     content = read_json(folder / CONFIG)
     family, found = text_decoder(content)
-    tensors = Safetensors(folder)
-    named = text_names(tensors.shapes, is_part=found is not content)
-    others = tensors.shapes.keys() - named.values()
-    left_out = sorted({name.removeprefix("model.").partition(".")[0] for name in others})
     file = folder / GENERATION
     decoding, not_imported = decoding_values(read_json(file) if file.exists() else found)
     name, config, text = recipe or _new_recipe(folder, found, family, target, decoding)
@@ -82,13 +71,15 @@ def import_huggingface(
             f"The recipe {name} is not of the model in {folder}: {'; '.join(differences[:5])}.",
             "Choose the recipe of this model, or leave it out: pax makes one from config.json.",
         )
-    shapes = state_shapes(config)
+    shapes = runs.state_shapes(config)
     layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
-    model = config.task.model
+    model, tensors = config.task.model, Safetensors(find_model(source, with_weights=True))
+    named = text_names(tensors.shapes, is_part=found is not content)
+    left_out = sorted({x.removeprefix("model.").partition(".")[0] for x in tensors.shapes.keys() - named.values()})
     names = saved_names(named, family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
     checkpoint = _Checkpoint(folder, tensors, {name: named[saved] for name, saved in names.items()})
-    done = import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run)
+    done = runs.import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run)
     done = dataclasses.replace(done, not_imported=[] if recipe else not_imported, left_out=left_out)
     if dry_run:
         return done
@@ -144,27 +135,26 @@ def export_huggingface(
     folders = [resolve_path(run_dir) / FOLDER, *map(resolve_path, copied_folders(config, epath.Path(run_dir)))]
     from_import = next((folder for folder in folders if folder.is_dir()), folders[0])
     carried = read_json(from_import / CONFIG) if (from_import / CONFIG).exists() else None
-    dtype = dtype or _dtype_of(carried)
+    dtype = dtype or (carried or {}).get("dtype") or (carried or {}).get("torch_dtype") or "float32"
     if dtype not in DTYPES:
         raise ConfigError(f"`--dtype {dtype}` is unknown.", f"Use one of {', '.join(DTYPES)}.")
     content = config_json(config, carried, dtype)
     family = content["model_type"]
-    lora, state = fdl.build(config.task.model).lora, state_shapes(config)
+    lora, state = fdl.build(config.task.model).lora, runs.state_shapes(config)
     if adapter and lora is None:
         raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     stored = named_leaves(state.params)
     params = without_adapters(stored)
     layout = huggingface_layout(family, config.task.model, params)
-    arrays = read_run(run_dir, step, {f"params.{name}": x for name, x in stored.items()})
+    arrays = runs.read_run(run_dir, step, {f"params.{name}": x for name, x in stored.items()})
     arrays = {name: arrays[f"params.{name}"] for name in stored}
     adapted = adapted_weights(arrays, dict(zip(stored, state.weights, strict=True)), lora)
-    numpy_dtype = np.dtype(DTYPES[dtype])
+    numpy_dtype = np.dtype(dtype)
     count = sum(x.size for x in params.values())
     done = ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, [])
     if dry_run:
         return done
-    shapes = foreign_shapes(layout, params)
-    sizes = {name: math.prod(x.shape) * numpy_dtype.itemsize for name, x in shapes.items()}
+    sizes = {name: math.prod(x.shape) * numpy_dtype.itemsize for name, x in foreign_shapes(layout, params).items()}
     try:
         target.mkdir(parents=True, exist_ok=True)
         if adapter:
@@ -202,7 +192,3 @@ class _Checkpoint:
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.tensors[self.names[name]]
-
-
-def _dtype_of(config: dict[str, Any] | None) -> str:
-    return (config or {}).get("dtype", (config or {}).get("torch_dtype")) or "float32"

@@ -14,22 +14,13 @@ import optax
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.manager import find_step
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
+from paxcli.convert import runs
 from paxcli.convert.layout import Kind, Layout, compare_to_model, from_pax
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_folder, write_maxtext
 from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of, maxtext_layout
 from paxcli.convert.maxtext.recipe_to_launch import decoder_block
-from paxcli.convert.runs import (
-    ExperimentConfig,
-    ExportedWeights,
-    ImportedWeights,
-    PathLike,
-    arrays_per_parameter,
-    import_checkpoint,
-    layer_kinds,
-    read_run,
-    state_shapes,
-)
+from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike
 from paxcli.errors import ConfigError, DataError
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
 from paxcli.layers.rms_norm import RmsNorm
@@ -55,7 +46,7 @@ def import_maxtext(
       ConfigError: The run has checkpoints, or the recipe has parts that MaxText does not have.
       MissingError: The run cannot be written.
     """
-    source, shapes = MaxTextCheckpoint(checkpoint), state_shapes(config)
+    source, shapes = MaxTextCheckpoint(checkpoint), runs.state_shapes(config)
     params = named_leaves(shapes.params)
     optimizer = _optimizer(named_leaves(shapes))
     if source.optimizer not in (None, optimizer):
@@ -65,7 +56,7 @@ def import_maxtext(
         )
     rules = _layout_in(source, config, params)
     hint = "Give the recipe of the launch that it was trained with: `pax maxtext-convert`."
-    return import_checkpoint(source, rules, config, recipe, shapes, run_dir, decoder_block(config), hint, dry_run)
+    return runs.import_checkpoint(source, rules, config, recipe, shapes, run_dir, decoder_block(config), hint, dry_run)
 
 
 def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapping[str, ArrayType]) -> Layout:
@@ -95,7 +86,7 @@ def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapp
 
 def _optimizer(state: Mapping[str, ArrayType]) -> str:
     """MaxText's name of the optimizer with this state."""
-    kept = arrays_per_parameter(state)
+    kept = runs.arrays_per_parameter(state)
     return "sgd" if not kept else "adam_pax" if any(".first_moment." in name for name in kept) else "adamw"
 
 
@@ -115,7 +106,7 @@ def export_maxtext(
       DataError: There is no checkpoint, or it is damaged or not of this recipe.
       ConfigError: The recipe has parts that MaxText does not have, or MaxText's directory has this step.
     """
-    step, shapes = find_step(run_dir, step), state_shapes(config)
+    step, shapes = find_step(run_dir, step), runs.state_shapes(config)
     state, params = named_leaves(shapes), named_leaves(shapes.params)
     if any(name.startswith(("stack.stages.", "stack.repeats.")) for name in params):
         raise ConfigError(
@@ -125,9 +116,9 @@ def export_maxtext(
     model = config.task.model
     layout = maxtext_layout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
     rules = layout_of(layout, params, _differences(config, layout))
-    moments, counts = arrays_per_parameter(state), [name for name in state if name.endswith(".count")]
+    moments, counts = runs.arrays_per_parameter(state), [name for name in state if name.endswith(".count")]
     wanted = {name: state[name] for name in (*moments, *counts)} if step else {}
-    arrays = read_run(run_dir, step, wanted | {f"params.{name}": x for name, x in params.items()})
+    arrays = runs.read_run(run_dir, step, wanted | {f"params.{name}": x for name, x in params.items()})
     target = maxtext_folder(checkpoint, step)
     size = sum(x.size for x in params.values())
     done = ExportedWeights(os.fspath(run_dir), step, target, layout.block, "float32", bool(step), size, [])
@@ -159,7 +150,7 @@ def _their_optimizer(optimizer: str, trees: Mapping[str, Any], count: np.int32) 
 def _differences(config: ExperimentConfig, layout: MaxTextLayout) -> Differences:
     """How the numbers of this recipe's parameters differ from MaxText's."""
     model = config.task.model
-    block = layer_kinds(model)[0][0]
+    block = runs.layer_kinds(model)[0][0]
     attention, norm = block.attention, block.norm
     root = fdl.build(model).head_dims ** -0.5
     ours = attention.query_scale if attention.query_scale is not None else root

@@ -18,10 +18,11 @@ from paxcli.checkpoint.reading import named_leaves, nest_by_name
 from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, model_values
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names
-from paxcli.convert.layout import from_pax, to_pax
+from paxcli.convert.layout import from_pax
 from paxcli.inputs.base_input import language_spec
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
+from tests.convert.filling import to_pax
 from tests.convert.huggingface.directories import CONFIGS, arrays_of, tensors_of
 
 LOGITS = dict(atol=1e-4, rtol=0)
@@ -46,7 +47,7 @@ def case(family: str, scan: bool = True) -> tuple[LanguageModel, dict, jax.Array
     config = config_of(CONFIGS[family])
     config.stack.scan = scan
     layout = huggingface_layout(CONFIGS[family]["model_type"], config, shapes_of(config))
-    params = dict(to_pax(layout, tensors_of(family)))
+    params = to_pax(layout, tensors_of(family))
     for name, x in from_pax(layout, params):
         np.testing.assert_array_equal(x, tensors_of(family)[name])
     params = jax.tree.map(jnp.asarray, nest_by_name(params))

@@ -15,7 +15,7 @@ import pytest
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import named_leaves, nest_by_name, read_manifest
-from paxcli.convert.layout import compare_to_model, from_pax, to_pax
+from paxcli.convert.layout import compare_to_model, from_pax
 from paxcli.convert.maxtext import checkpoint_layout
 from paxcli.convert.maxtext.checkpoint_layout import maxtext_layout
 from paxcli.convert.maxtext.launch import Launch, Pair
@@ -25,6 +25,7 @@ from paxcli.convert.maxtext.weights import _differences, export_maxtext, import_
 from paxcli.convert.runs import ImportedWeights, state_shapes
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
+from tests.convert.filling import to_pax
 from tests.convert.maxtext import maxtext_checkpoints
 from tests.convert.maxtext.maxtext_checkpoints import KEYS, SIZES
 from tests.tolerances import FLOAT32
@@ -143,7 +144,7 @@ def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None
         for kind in ("params", "mu", "nu"):
             theirs = dict(from_pax(rules, ours, kind))
             assert not compare_to_model(rules, params, theirs)
-            again = dict(to_pax(rules, theirs, kind))
+            again = to_pax(rules, theirs, kind)
             assert again.keys() == ours.keys()
             for name, x in ours.items():
                 np.testing.assert_allclose(again[name], x, **FLOAT32)

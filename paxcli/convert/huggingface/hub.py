@@ -1,0 +1,47 @@
+"""Finds models on the Hugging Face Hub, and downloads them."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from paxcli.config.paths import resolve_path
+from paxcli.errors import DataError, MissingError, RemoteError, first_line, machine_fault
+
+_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_OTHERS = ["*/*", "consolidated*"]  # the same weights for other tools
+
+
+def find_model(source: str | os.PathLike[str], with_weights: bool = False) -> Path:
+    """A directory of Hugging Face's format; of a model on the hub, that in the cache of `huggingface_hub`.
+
+    Args:
+      source: A directory, or a model on the hub: `ORGANIZATION/NAME` or `ORGANIZATION/NAME@REVISION`.
+      with_weights: Whether to download the weights, or else config and tokenizer, if they are not in the cache.
+
+    Raises:
+      DataError: There is neither such a directory nor such a model.
+      MissingError: The terms of the model have not been accepted.
+      RemoteError: The hub cannot be reached.
+    """
+    folder, found = resolve_path(source), _NAME.fullmatch(os.fspath(source))
+    if folder.exists() or not found:
+        return folder
+    from huggingface_hub import errors, snapshot_download
+
+    (name, revision), wanted = found.groups(), "*.safetensors" if with_weights else ["*.json", "*.jinja", "*.model"]
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=_OTHERS))
+    except errors.GatedRepoError as error:
+        hint = f"Accept its terms on https://huggingface.co/{name}, and log in with `hf auth login`."
+        raise MissingError(f"{name} is a gated model of the Hugging Face Hub.", hint) from error
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+        problem = f"There is no directory {source}, and the Hugging Face Hub has none of this name and revision."
+        raise DataError(problem, "Check the name. For a private model, log in: `hf auth login`.") from error
+    except (OSError, errors.HTTPError) as error:
+        if machine_fault(error):
+            raise
+        fault = first_line(error).partition(". ")[0].rstrip(".")
+        problem = f"There is no directory {source}, and the Hugging Face Hub cannot be asked: {fault}."
+        raise RemoteError(problem, "Check the path, or the network, and try again.") from error
