@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.util
-import os
 import sys
 import traceback
 from pathlib import Path
@@ -44,13 +43,14 @@ def load(target: str) -> Loaded:
 
     Args:
       target: A name (`c4-1b`, `c4_1b`), a class name of Pax, `./mine.py:my_recipe`, `./mine.py` when it has one
-        recipe, `mine.yaml`, or a run directory, written with a `/` (`./tiny`), because a bare word is a recipe name.
+        recipe, `mine.yaml`, or a run directory, written with a `/` (`./tiny`) if a recipe has the same name.
 
     Raises:
       ConfigError: There is no such recipe, it raises an error, or it is Python code that a run directory names and
         there is no consent to run it.
     """
-    if ("/" in target or os.sep in target) and (of_run := resolve_path(target) / RUN_RECIPE).exists():
+    of_run = resolve_path(target) / RUN_RECIPE
+    if target and of_run.exists() and ("/" in target or recipe_name(target) not in find_recipes()):
         return _load_yaml(of_run)
     if Path(target).suffix in YAML_SUFFIXES:
         return dataclasses.replace(_load_yaml(resolve_path(target)), name=Path(target).stem, pax_name=None)

@@ -82,6 +82,17 @@ def test_a_folder_of_a_bucket_is_none_of_this_machine() -> None:
     assert resolve_path("~/run") == pathlib.Path.home() / "run"
 
 
+def test_a_bare_word_is_a_recipe_or_else_a_run_directory(tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "tiny"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "recipe.yaml").write_text("recipe: tiny\nset: {num_layers: 3}\n")
+    layers = {
+        name: resolve(name).values["task.model.num_layers"].value for name in ("mine", "./mine", "./tiny", "tiny")
+    }
+    assert layers == {"mine": 3, "./mine": 3, "./tiny": 3, "tiny": 4}
+
+
 def test_the_recipe_of_a_run_in_a_bucket(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text("recipe: tiny\nset: {num_layers: 3}\n")
