@@ -370,7 +370,7 @@ def _read_hugging_face(path: str, content: str) -> Any:
 def _file(path: str | None) -> Path:
     found = Path(str(path)).expanduser()
     if not found.is_file():
-        raise DataError(f"There is no tokenizer file {path}.", "Set the tokenizer's path.")
+        raise DataError(f"There is no tokenizer file {path}.", "Set its path; `hf download` fetches one from the hub.")
     return found
 
 
