@@ -9,7 +9,7 @@ from pathlib import Path
 from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, RemoteError, first_line, machine_fault
 
-_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:@([\w./-]+))?")
+_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?")
 _OTHERS = ["*/*", "consolidated*"]  # the same weights for other tools
 
 
@@ -36,7 +36,7 @@ def find_model(source: str | os.PathLike[str], with_weights: bool = False) -> Pa
     except errors.GatedRepoError as error:
         hint = f"Accept its terms on https://huggingface.co/{name}, and log in with `hf auth login`."
         raise MissingError(f"{name} is a gated model of the Hugging Face Hub.", hint) from error
-    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError) as error:
+    except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
         problem = f"There is no directory {source}, and the Hugging Face Hub has none of this name and revision."
         raise DataError(problem, "Check the name. For a private model, log in: `hf auth login`.") from error
     except (OSError, errors.HTTPError) as error:

@@ -70,7 +70,10 @@ def test_a_directory_comes_before_a_model_of_the_same_name(hub, tmp_path: pathli
         ("mine/lama", DataError, "no directory mine/lama, and the Hugging Face Hub has none"),
         ("mine/llama@v2", DataError, "no directory mine/llama@v2, and the Hugging Face Hub has none"),
         ("mine/gated", MissingError, "mine/gated is a gated model"),
-        ("nowhere", DataError, "There is no directory .*nowhere"),
+        ("mine/a--b", DataError, "no directory mine/a--b, and the Hugging Face Hub has none"),
+        ("nowhere", DataError, "There is no directory /.*nowhere"),
+        ("../nowhere", DataError, "There is no directory /.*nowhere"),
+        ("runs/llama/deep", DataError, "There is no directory /.*runs/llama/deep"),
     ],
 )
 def test_what_cannot_be_had_is_named(name, kind, message, hub, tmp_path: pathlib.Path):
