@@ -360,7 +360,7 @@ def train(
     Raises:
       Stopped: Ctrl-C or SIGTERM, in the main thread, stopped the run. A checkpoint is saved; the same call resumes.
       DivergedError: The loss is not finite.
-      ConfigError: The recipe is wrong, not the one that the run started with, or too large; or an argument is wrong.
+      ConfigError: Recipe or argument is wrong, the run started with another recipe, or it does not fit into memory.
       DataError: The data or a checkpoint cannot be read.
     """
     from paxcli.checkpoint.warm_start import parse_source
@@ -452,7 +452,7 @@ def import_weights(
     """Starts a run from weights of Hugging Face, or from a checkpoint of paxml or MaxText.
 
     Args:
-      source: Their directory; or of Hugging Face, `ORGANIZATION/NAME`, or with `@REVISION`, on the hub.
+      source: Their directory, or a model on the Hugging Face Hub: `ORGANIZATION/NAME[@REVISION]`.
       run_dir: A run without checkpoints.
       dry_run: Whether only to compare names and shapes.
       recipe: Of the same model. None = made from `config.json`; paxml and MaxText need one.

@@ -85,7 +85,7 @@ class ImportedWeights:
       tensors: Names that match, are missing, unexpected, or have another shape.
       carried: Names of the files that were copied.
       not_imported: Settings of generation that pax does not have.
-      left_out: Modules beside the text decoder, such as `vision_tower`.
+      left_out: Modules of a multimodal model that were not imported, such as `vision_tower`.
     """
 
     source: str

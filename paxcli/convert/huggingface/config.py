@@ -23,7 +23,7 @@ from paxcli.layers.positions import LearnedPositions
 MODEL = "task.model"
 _LONGEST = 8192  # rows of a model with a longer context are this long, unless the user sets `max_seq_len`
 _LOCAL, _CHUNKED, _GLOBAL = "sliding_attention", "chunked_attention", "full_attention"
-_SAME_FOR_TEXT = {"qwen3_vl_text": "qwen3"}  # `model_type` of a decoder -> of one that computes the same without images
+_SAME_FOR_TEXT = {"qwen3_vl_text": "qwen3"}  # `model_type` of a text decoder -> of one that computes the same
 _ABOVE_TEXT = ("dtype", "torch_dtype", "tie_word_embeddings", "quantization_config")  # keys beside `text_config`
 _LATENT_EPSILON = 1e-6  # of the norms of DeepSeek's latents, whatever `rms_norm_eps` is
 
@@ -41,7 +41,7 @@ _SCALINGS = read_data("rope_scalings.yaml")
 
 
 def text_decoder(config: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The family of a model, and its `config.json`; of a model that also reads images, those of the text decoder.
+    """The family of a model, and its `config.json`; for a multimodal model, those of its text decoder.
 
     Raises:
       ConfigError: Pax does not import this architecture; names what it lacks.

@@ -95,7 +95,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-      DataError: It is missing, as the weights are pickles or not; it cannot be read, or is not an object.
+      DataError: It is missing, perhaps because the weights are pickles; it cannot be read; or it is not an object.
     """
     if not path.exists():
         refuse_pickles(path.parent)

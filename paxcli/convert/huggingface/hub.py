@@ -10,11 +10,11 @@ from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, RemoteError, first_line, machine_fault
 
 _NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?")
-_OTHERS = ["*/*", "consolidated*"]  # the same weights for other tools
+_DUPLICATES = ["*/*", "consolidated*"]  # the same weights in the formats of other tools
 
 
 def find_model(source: str | os.PathLike[str], with_weights: bool = False) -> Path:
-    """A directory of Hugging Face's format; of a model on the hub, that in the cache of `huggingface_hub`.
+    """A directory of Hugging Face's format; for a model on the hub, its directory in the cache of `huggingface_hub`.
 
     Args:
       source: A directory, or a model on the hub: `ORGANIZATION/NAME` or `ORGANIZATION/NAME@REVISION`.
@@ -32,16 +32,16 @@ def find_model(source: str | os.PathLike[str], with_weights: bool = False) -> Pa
 
     (name, revision), wanted = found.groups(), "*.safetensors" if with_weights else ["*.json", "*.jinja", "*.model"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=_OTHERS))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=_DUPLICATES))
     except errors.GatedRepoError as error:
         hint = f"Accept its terms on https://huggingface.co/{name}, and log in with `hf auth login`."
         raise MissingError(f"{name} is a gated model of the Hugging Face Hub.", hint) from error
     except (errors.RepositoryNotFoundError, errors.RevisionNotFoundError, errors.HFValidationError) as error:
-        problem = f"There is no directory {source}, and the Hugging Face Hub has none of this name and revision."
+        problem = f"There is no directory {source}, and no model of this name and revision on the Hugging Face Hub."
         raise DataError(problem, "Check the name. For a private model, log in: `hf auth login`.") from error
     except (OSError, errors.HTTPError) as error:
         if machine_fault(error):
             raise
         fault = first_line(error).partition(". ")[0].rstrip(".")
-        problem = f"There is no directory {source}, and the Hugging Face Hub cannot be asked: {fault}."
+        problem = f"There is no directory {source}, and the Hugging Face Hub cannot be reached: {fault}."
         raise RemoteError(problem, "Check the path, or the network, and try again.") from error

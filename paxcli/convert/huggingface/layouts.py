@@ -40,7 +40,7 @@ _STEPS: dict[str, tuple[Step, ...]] = {  # of fields of families
     "transposed_halves": (*_TRANSPOSED, split(-1)),
 }
 _QKV = ("query", "key", "value")
-_TEXT = "language_model."  # within the names of a model that also reads images
+_TEXT = "language_model."  # in the names of a multimodal model's text decoder
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
 
 
@@ -66,9 +66,9 @@ def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, Arra
     return layout
 
 
-def text_names(names: Iterable[str], is_part: bool) -> dict[str, str]:
-    """Names of the text decoder's tensors in a model of its own → names in a file, where it may be part of another."""
-    return {x.replace(_TEXT, "", 1): x for x in names if not is_part or _TEXT in x or x == "lm_head.weight"}
+def text_names(names: Iterable[str], multimodal: bool) -> dict[str, str]:
+    """Names of tensors in a text-only model → names in a file, which may be that of a multimodal model."""
+    return {x.replace(_TEXT, "", 1): x for x in names if not multimodal or _TEXT in x or x == "lm_head.weight"}
 
 
 def saved_names(names: Collection[str], family: str, tied: bool, num_layers: int) -> dict[str, str]:

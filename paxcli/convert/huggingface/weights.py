@@ -49,7 +49,7 @@ def import_huggingface(
 
     Args:
       source: A directory with `config.json` and safetensors files, or the name of a model on the Hugging Face Hub. Of a
-        model that also reads images, the text decoder is imported.
+        multimodal model, the text decoder is imported.
       run_dir: A run without checkpoints.
       recipe: Name, config and YAML of a recipe of the same model; None = made from `config.json`.
       dry_run: Whether only to compare names and shapes.
@@ -74,7 +74,7 @@ def import_huggingface(
     shapes = runs.state_shapes(config)
     layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
     model, tensors = config.task.model, Safetensors(find_model(source, with_weights=True))
-    named = text_names(tensors.shapes, is_part=found is not content)
+    named = text_names(tensors.shapes, multimodal=found is not content)
     left_out = sorted({x.removeprefix("model.").partition(".")[0] for x in tensors.shapes.keys() - named.values()})
     names = saved_names(named, family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."

@@ -40,7 +40,7 @@ with np.load(hf_families.DATA.with_name("hf_more_families.npz")) as _file:
     _SAVED = {name: _file[name] for name in _file}
 CONFIGS |= {name.removesuffix("/config"): json.loads(str(x)) for name, x in _SAVED.items() if name.endswith("/config")}
 WITH_IMAGES = CONFIGS.pop("gemma3")
-"""A text decoder within a model that reads images."""
+"""A multimodal model."""
 
 
 def arrays_of(family: str) -> dict[str, np.ndarray]:

@@ -67,10 +67,22 @@ def test_a_directory_comes_before_a_model_of_the_same_name(hub, tmp_path: pathli
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("mine/lama", DataError, "no directory mine/lama, and the Hugging Face Hub has none"),
-        ("mine/llama@v2", DataError, "no directory mine/llama@v2, and the Hugging Face Hub has none"),
+        (
+            "mine/lama",
+            DataError,
+            "no directory mine/lama, and no model of this name and revision on the Hugging Face Hub",
+        ),
+        (
+            "mine/llama@v2",
+            DataError,
+            "no directory mine/llama@v2, and no model of this name and revision on the Hugging Face Hub",
+        ),
         ("mine/gated", MissingError, "mine/gated is a gated model"),
-        ("mine/a--b", DataError, "no directory mine/a--b, and the Hugging Face Hub has none"),
+        (
+            "mine/a--b",
+            DataError,
+            "no directory mine/a--b, and no model of this name and revision on the Hugging Face Hub",
+        ),
         ("nowhere", DataError, "There is no directory /.*nowhere"),
         ("../nowhere", DataError, "There is no directory /.*nowhere"),
         ("runs/llama/deep", DataError, "There is no directory /.*runs/llama/deep"),
@@ -90,7 +102,7 @@ def test_a_hub_that_cannot_be_reached(offline, hub, tmp_path: pathlib.Path, monk
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(RemoteError, match="no directory mine/llama, and the Hugging Face Hub cannot be asked: "):
+    with pytest.raises(RemoteError, match="no directory mine/llama, and the Hugging Face Hub cannot be reached: "):
         find_model("mine/llama")
 
 

@@ -76,7 +76,7 @@ def _logits(run: pax.Run, ids: np.ndarray) -> jax.Array:
 
 # As transformers writes them; as some versions did, before they wrote the first names again.
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
-def test_of_a_model_that_reads_images_the_text_decoder_is_imported(prefix, tmp_path: pathlib.Path):
+def test_of_a_multimodal_model_the_text_decoder_is_imported(prefix, tmp_path: pathlib.Path):
     source, arrays = write_directory(tmp_path / "hf", "gemma3"), arrays_of("gemma3")
     tensors = load_file(source / "model.safetensors")
     of_text = {name.removeprefix("language_model."): x for name, x in tensors.items() if name.startswith("language_")}
@@ -94,8 +94,8 @@ def test_of_a_model_that_reads_images_the_text_decoder_is_imported(prefix, tmp_p
     assert content["architectures"] == ["Gemma3ForCausalLM"]
 
 
-def test_the_smallest_config_of_a_text_decoder(tmp_path: pathlib.Path):
-    """Published files of Gemma 3 leave out what is as in `Gemma3TextConfig`; two models differ only above the text."""
+def test_the_config_of_a_text_decoder():
+    """Gemma 3 leaves out defaults of `Gemma3TextConfig`. Qwen3-VL has Qwen3's decoder, tied as its top level says."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
     family, found = text_decoder({"model_type": "gemma3", "torch_dtype": "bfloat16", "text_config": text})
