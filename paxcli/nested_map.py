@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, Self
 
 import jax
@@ -57,6 +57,21 @@ jax.tree_util.register_pytree_with_keys(
 def num_rows(batch: Any) -> int:
     """The batch size of a batch or of its spec: the leading dimension of every field."""
     return jax.tree.leaves(batch)[0].shape[0]
+
+
+def join_rows(sources: np.ndarray, read: Callable[[int, np.ndarray], NestedMap]) -> NestedMap:
+    """A batch whose rows are of several sources.
+
+    Args:
+      sources: The number of each row's source [B].
+      read: From a source and the indices of its rows in the batch to these rows.
+    """
+    indices = {source: np.flatnonzero(sources == source) for source in np.unique(sources).tolist()}
+    parts = [read(source, index) for source, index in indices.items()]
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate(list(indices.values())))
+    return jax.tree.map(lambda *of_field: np.concatenate(of_field)[order], *parts)
 
 
 def digest(arrays: Iterable[np.ndarray]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import shutil
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from etils import epath
 
 from paxcli.checkpoint.local_tier import find_local
-from paxcli.checkpoint.manager import CheckpointStore, delete_step, format_steps
+from paxcli.checkpoint.manager import CheckpointStore, delete_step, find_steps, format_steps
 from paxcli.checkpoint.manifest import ArrayEntry
 from paxcli.checkpoint.reading import read_arrays, read_manifest
 from paxcli.config.paths import resolve_path, sync, sync_tree
@@ -68,7 +69,7 @@ def list_checkpoints(run_dir: str) -> list[CheckpointInfo]:
     """
     if list_local_checkpoints(run_dir) and not CheckpointStore(resolve_path(run_dir) / _CHECKPOINTS).steps():
         return []
-    return [_info(_step_dir(run_dir, step)) for step in _steps(run_dir)]
+    return [_info(_step_dir(run_dir, step)) for step in find_steps(run_dir)]
 
 
 def list_local_checkpoints(run_dir: str) -> list[CheckpointInfo]:
@@ -84,7 +85,7 @@ def verify_checkpoints(run_dir: str, steps: Sequence[int] = ()) -> Iterator[Veri
     Raises:
       DataError: There is no such checkpoint.
     """
-    for step in _select_steps(run_dir, steps):
+    for step in find_steps(run_dir, steps):
         try:
             yield _verify(_step_dir(run_dir, step))
         except DataError as error:
@@ -98,8 +99,8 @@ def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False
       DataError: There is no such checkpoint.
       ConfigError: No checkpoint would be left.
     """
-    chosen = _select_steps(run_dir, steps)
-    if chosen == _steps(run_dir):
+    chosen = find_steps(run_dir, steps)
+    if chosen == find_steps(run_dir):
         hint = "Leave at least one, or delete the run directory itself."
         raise ConfigError(f"That would delete every checkpoint of {resolve_path(run_dir)}.", hint)
     deleted = [_info(_step_dir(run_dir, step)) for step in chosen]
@@ -121,7 +122,7 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
       ConfigError: `out` has a checkpoint of one of these steps already.
     """
     target = epath.Path(resolve_path(out))
-    chosen = _select_steps(run_dir, steps) if steps else _steps(run_dir)[-1:]
+    chosen = find_steps(run_dir, steps) if steps else find_steps(run_dir)[-1:]
     if present := [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]:
         hint = "Copy to another directory."
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
@@ -132,22 +133,6 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
         for file in epath.Path(resolve_path(run_dir)).glob(pattern):
             file.copy(target / file.name, overwrite=True)
     return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
-
-
-def _steps(run_dir: str) -> list[int]:
-    path = resolve_path(run_dir)
-    steps = CheckpointStore(path / _CHECKPOINTS).steps()
-    if not steps:
-        raise DataError(f"There is no checkpoint in {path}.", "Give the directory of a run that was trained in.")
-    return steps
-
-
-def _select_steps(run_dir: str, steps: Sequence[int]) -> list[int]:
-    present = _steps(run_dir)
-    if unknown := sorted(set(steps) - set(present)):
-        hint = f"There are {format_steps(present)}."
-        raise DataError(f"There is no checkpoint of step {format_steps(unknown)} in {resolve_path(run_dir)}.", hint)
-    return sorted(set(steps)) or present
 
 
 def _step_dir(run_dir: str, step: int) -> epath.Path:
@@ -188,17 +173,11 @@ def _bytes(entry: ArrayEntry) -> int:
 
 
 def _chunks(arrays: dict[str, ArrayEntry]) -> Iterator[dict[str, ArrayEntry]]:
-    """Splits `arrays` into groups of at most `_CHUNK_BYTES`, or of one array that is larger."""
-    chunk: dict[str, ArrayEntry] = {}
-    size = 0
-    for name, entry in arrays.items():
-        if chunk and size + _bytes(entry) > _CHUNK_BYTES:
-            yield chunk
-            chunk, size = {}, 0
-        chunk[name] = entry
-        size += _bytes(entry)
-    if chunk:
-        yield chunk
+    """Splits `arrays` into groups that end at about each multiple of `_CHUNK_BYTES`."""
+    ends = itertools.accumulate(map(_bytes, arrays.values()))
+    groups = {name: end // _CHUNK_BYTES for name, end in zip(arrays, ends, strict=True)}
+    for _, names in itertools.groupby(arrays, groups.__getitem__):
+        yield {name: arrays[name] for name in names}
 
 
 def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:

@@ -9,7 +9,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -355,18 +355,28 @@ def _empty_directory(trash: epath.Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
+def find_steps(run_dir: str | os.PathLike[str], steps: Collection[int] = ()) -> list[int]:
+    """Steps of a run that have a checkpoint, oldest first: the given ones, or all.
+
+    Raises:
+      DataError: There is no such checkpoint.
+    """
+    present = CheckpointStore(epath.Path(run_dir) / "checkpoints").steps()
+    missing = sorted({*steps} - {*present})
+    if missing or not present:
+        problem = f"no checkpoint of step {format_steps(missing)}" if present else "no checkpoint"
+        hint = f"It has: {format_steps(present)}." if present else "Train in it first, or name another run directory."
+        raise DataError(f"{os.fspath(run_dir)} has {problem}.", hint)
+    return sorted({*steps}) or present
+
+
 def find_step(run_dir: str | os.PathLike[str], step: int | None) -> int:
     """A step of a run that has a checkpoint; None = the latest.
 
     Raises:
       DataError: There is no such checkpoint.
     """
-    steps = CheckpointStore(epath.Path(run_dir) / "checkpoints").steps()
-    if not steps or (step is not None and step not in steps):
-        problem = f"no checkpoint of step {step}" if steps else "no checkpoint"
-        hint = f"It has: {format_steps(steps)}." if steps else "Train in it first, or name another run directory."
-        raise DataError(f"{os.fspath(run_dir)} has {problem}.", hint)
-    return steps[-1] if step is None else step
+    return find_steps(run_dir, () if step is None else (step,))[-1]
 
 
 def format_steps(steps: list[int]) -> str:

@@ -84,11 +84,11 @@ def rm(
       pax checkpoints rm runs/tiny --step 100 --step 200 --dry-run
     """
     from paxcli.checkpoint.maintenance import delete_checkpoints
+    from paxcli.checkpoint.manager import find_steps
     from paxcli.training.run_dir import RunDir
 
-    directory = RunDir(run_dir)
-    directory.require_checkpoint()
-    with directory.lock():
+    find_steps(run_dir)
+    with RunDir(run_dir).lock():
         deleted = [dataclasses.asdict(info) for info in delete_checkpoints(run_dir, steps, dry_run)]
     verb = "Would delete" if dry_run else "Deleted"
     say_result({"deleted": deleted}, "\n".join(f"{verb} {_line(one)}" for one in deleted), as_json)

@@ -27,7 +27,7 @@ OutOption = Annotated[
 ]
 TokenizerOption = Annotated[
     str,
-    typer.Option("--tokenizer", metavar="NAME", help="byte, hf:DIR, spm:FILE, tiktoken:FILE, or a *.model or *.json."),
+    typer.Option("--tokenizer", metavar="NAME", help="byte, hf:DIR|NAME, spm:FILE, tiktoken:FILE, *.model or *.json."),
 ]
 EosOption = Annotated[
     str | None,

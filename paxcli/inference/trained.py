@@ -11,7 +11,7 @@ from typing import Any
 import fiddle as fdl
 import jax
 
-from paxcli.checkpoint.manager import CheckpointStore, format_steps
+from paxcli.checkpoint.manager import CheckpointStore, find_steps, format_steps
 from paxcli.checkpoint.warm_start import load_params
 from paxcli.config.facts import check_range
 from paxcli.config.fields import Seed
@@ -43,7 +43,7 @@ def open_trained(config: fdl.Config[Experiment], run_dir: RunDir) -> TrainedRun:
     Raises:
       DataError: The run has no checkpoint.
     """
-    run_dir.require_checkpoint()
+    find_steps(run_dir.path)
     return TrainedRun(build_session(with_copied_tokenizers(config, run_dir.path)), run_dir)
 
 

@@ -87,10 +87,8 @@ class ChatReading(Reading):
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
         found = [name for name in (str(self.text_field), PROMPT, *RESPONSES) if name in schema.names]
         if not found:
-            raise DataError(
-                f"{file.path} has no column `{self.text_field}`, nor `{PROMPT}`; it has {', '.join(schema.names)}.",
-                "Set the input's text_field to the column with the messages.",
-            )
+            has, hint = ", ".join(schema.names), "Set the input's text_field to the column with the messages."
+            raise DataError(f"{file.path} has no column `{self.text_field}`, nor `{PROMPT}`; it has {has}.", hint)
         return found
 
     @functools.cached_property

@@ -22,7 +22,7 @@ from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.token_files import TokenFileInfo, check_contents, dtype_for, identity, open_token_file, read_info
 from paxcli.inputs.tokenizers import Tokenizer
 from paxcli.inputs.tokenizing import Tokenizing, plan_parts, tokenize_files
-from paxcli.nested_map import NestedMap
+from paxcli.nested_map import NestedMap, join_rows
 
 _SPARE_FILES = 256
 _CHECKED_BYTES = 2**32  # the ids of this many bytes of token files, read in a few seconds, are checked at the start
@@ -62,12 +62,7 @@ class Corpus:
     def rows(self, numbers: np.ndarray) -> NestedMap:
         """A language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
         packs = np.searchsorted(self.first_rows, np.maximum(numbers, 0), side="right") - 1
-        if (packs == packs[0]).all():
-            return self._read_rows(packs[0], numbers)
-        indices = {pack: np.flatnonzero(packs == pack) for pack in np.unique(packs).tolist()}
-        parts = [self._read_rows(pack, numbers[in_pack]) for pack, in_pack in indices.items()]
-        inverse = np.argsort(np.concatenate(list(indices.values())))
-        return NestedMap({name: np.concatenate([part[name] for part in parts])[inverse] for name in parts[0]})
+        return join_rows(packs, lambda pack, index: self._read_rows(pack, numbers[index]))
 
     def _read_rows(self, pack: int, numbers: np.ndarray) -> NestedMap:
         batch = self.packs[pack].rows(np.where(numbers < 0, -1, numbers - self.first_rows[pack]))

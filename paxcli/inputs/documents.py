@@ -194,10 +194,9 @@ def _decode_text(content: bytes, place: str) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{place} is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}.",
-            "Convert it (iconv -t utf-8), or remove it from the input's `files`.",
-        ) from None
+        problem = f"is not UTF-8 text: byte {error.start} is 0x{content[error.start]:02x}."
+        hint = "Convert it (iconv -t utf-8), or remove it from the input's `files`."
+        raise DataError(f"{place} {problem}", hint) from None
 
 
 @contextlib.contextmanager

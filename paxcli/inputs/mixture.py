@@ -14,7 +14,7 @@ import numpy as np
 
 from paxcli.config.fields import Derived, PositiveFloat, PositiveInt, Tokens
 from paxcli.inputs.base_input import RandomAccessInput
-from paxcli.nested_map import NestedMap
+from paxcli.nested_map import NestedMap, join_rows
 
 _SHARED_FIELDS = ("batch_size", "is_training", "reset_for_eval", "eval_loop_num_batches", "repeat")
 _INFINITE = 2**48
@@ -126,10 +126,7 @@ class MixtureInput(RandomAccessInput):
         # The first input provides rows of padding.
         child = np.where(numbers < 0, 0, numbers % len(self.inputs))
         row = np.where(numbers < 0, -1, numbers // len(self.inputs))
-        indices = [np.flatnonzero(child == number) for number in range(len(self.inputs))]
-        parts = [each.rows(row[index]) for each, index in zip(self.inputs, indices, strict=True) if len(index)]
-        inverse = np.argsort(np.concatenate(indices))
-        return jax.tree.map(lambda *of_name: np.concatenate(of_name)[inverse], *parts)
+        return join_rows(child, lambda number, index: self.inputs[number].rows(row[index]))
 
     @functools.cached_property
     def _mixed(self) -> Any:

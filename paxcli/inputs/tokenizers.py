@@ -16,6 +16,7 @@ import numpy as np
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import TokenizerFile
 from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.inputs.hub import find_model
 from paxcli.inputs.tokenizer_files import read_text, special_tokens
 
 # Those of Llama 3, whose `tokenizer.model` contains neither.
@@ -284,17 +285,20 @@ class TiktokenTokenizer(_NamedTokens):
 def find_tokenizer(name: str) -> tuple[type[Any], dict[str, Any]] | None:
     """The class and the fields of a tokenizer's short form; None for other names.
 
-    `byte`, `hf:DIR` with a `tokenizer.json` and the names of its special tokens, `spm:FILE` or `tiktoken:FILE`.
+    `byte`, `hf:DIR` with a `tokenizer.json` and the names of its special tokens, `spm:FILE` or `tiktoken:FILE`. `DIR`
+    may also be the name of a model on the Hugging Face Hub (`find_model`), whose files are downloaded.
 
     Raises:
-      DataError: A file of `hf:` cannot be read.
+      DataError: A file of `hf:` cannot be read, or the hub has no such model.
+      MissingError: The hub does not let this user read the model.
+      RemoteError: The hub cannot be reached.
     """
     kind, _, path = name.partition(":")
     if name == "byte":
         return ByteTokenizer, {}
     if kind in ("spm", "tiktoken") and path:
         return SentencePieceTokenizer if kind == "spm" else TiktokenTokenizer, {"path": path}
-    return (HuggingFaceTokenizer, hugging_face_fields(Path(path))) if kind == "hf" and path else None
+    return (HuggingFaceTokenizer, hugging_face_fields(Path(find_model(path)))) if kind == "hf" and path else None
 
 
 def hugging_face_fields(path: Path) -> dict[str, str]:
@@ -370,7 +374,9 @@ def _read_hugging_face(path: str, content: str) -> Any:
 def _file(path: str | None) -> Path:
     found = Path(str(path)).expanduser()
     if not found.is_file():
-        raise DataError(f"There is no tokenizer file {path}.", "Set its path; `hf download` fetches one from the hub.")
+        raise DataError(
+            f"There is no tokenizer file {path}.", "Set its path, or `tokenizer=hf:ORGANIZATION/NAME` for the hub's."
+        )
     return found
 
 

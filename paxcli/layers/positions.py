@@ -56,10 +56,8 @@ class LearnedPositions(Positions):
     def setup(self) -> None:
         rows = self.max_seq_len if self.num_positions is None else self.num_positions
         if rows < self.max_seq_len:
-            raise ConfigError(
-                f"The position table has num_positions={rows}, fewer than max_seq_len={self.max_seq_len}.",
-                "Raise `num_positions`, or set it to null.",
-            )
+            hint = "Raise `num_positions`, or set it to null."
+            raise ConfigError(f"num_positions={rows} is less than max_seq_len={self.max_seq_len}.", hint)
         self.table = self.lookup_table("table", self.params_init, (rows, self.model_dims), (None, "embed"))
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:

@@ -186,10 +186,8 @@ class TrainingRun:
         try:
             return self.input.get_next()
         except StopIteration:
-            raise DataError(
-                f"Input `{self.input.name}` ended before step {step} of {self.num_train_steps}.",
-                "Leave its repeat unset, or train fewer steps.",
-            ) from None
+            hint = "Leave its repeat unset, or train fewer steps."
+            self.input.refuse(f"it ended before step {step} of {self.num_train_steps}.", hint, DataError)
 
     def _compile(self, warm_start: WarmStart | None) -> tuple[TrainStep, TrainState, NestedMap | None]:
         """The compiled step, the initial state and the first batch, each in a thread of its own.

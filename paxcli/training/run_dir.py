@@ -76,19 +76,11 @@ class RunDir:
         """
         directory = resolve_path(self.path)
         if not (directory / "recipe.yaml").exists():
-            is_model = (directory / "config.json").exists()
-            raise DataError(
-                f"{self.path} is not a run directory: it has no recipe.yaml.",
-                f"It is a Hugging Face directory: `pax import {self.path} --out RUN_DIR`."
-                if is_model
-                else "Give a directory that `pax train` wrote.",
-            )
+            hint = "Give a directory that `pax train` wrote."
+            if (directory / "config.json").exists():
+                hint = f"It is a Hugging Face directory: `pax import {self.path} --out RUN_DIR`."
+            raise DataError(f"{self.path} is not a run directory: it has no recipe.yaml.", hint)
         return str(directory)
-
-    def require_checkpoint(self) -> None:
-        """Raises DataError when the directory has no checkpoint. Starts no device."""
-        if not self.checkpoints.exists() or not any(path.name.isdigit() for path in self.checkpoints.iterdir()):
-            raise DataError(f"There is no checkpoint in {self.path}.", "Train first, or give the run with `--run-dir`.")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -74,10 +74,8 @@ def _check_batch(config: Any, sizes: dict[str, int], devices: int) -> None:
         arithmetic += f" × expert={sizes[Axis.EXPERT]}" if sizes[Axis.EXPERT] > 1 else ""
         arithmetic += f" × {microbatches} microbatches" if microbatches > 1 else ""
         nearest = max(1, round(batch / (shards * microbatches))) * shards * microbatches
-        raise MeshError(
-            f"A global batch of {batch} does not divide over {arithmetic} = {shards * microbatches}.",
-            f"The nearest batch that divides: `--set global_batch_size={nearest}`.",
-        )
+        hint = f"The nearest batch that divides: `--set global_batch_size={nearest}`."
+        raise MeshError(f"A global batch of {batch} does not divide over {arithmetic} = {shards * microbatches}.", hint)
 
 
 def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int, log_it: bool) -> None:

@@ -24,12 +24,12 @@ from paxcli.convert.huggingface.adapters import write_adapter
 from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.files import CONFIG, Safetensors, read_json, write_json, write_safetensors
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
-from paxcli.convert.huggingface.hub import find_model
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, text_names
 from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
 from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike, Recipe
 from paxcli.errors import ConfigError, MissingError
+from paxcli.inputs.hub import find_model
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.tokenizer_copies import copied_folders
 
@@ -60,7 +60,7 @@ def import_huggingface(
       MissingError: The run cannot be written, or the hub does not let this user read the model.
       RemoteError: The hub cannot be reached.
     """
-    folder, target = find_model(source), resolve_path(run_dir) / FOLDER
+    folder, target = resolve_path(find_model(source)), resolve_path(run_dir) / FOLDER
     content = read_json(folder / CONFIG)
     family, found = text_decoder(content)
     file = folder / GENERATION
@@ -73,7 +73,7 @@ def import_huggingface(
         )
     shapes = runs.state_shapes(config)
     layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
-    model, tensors = config.task.model, Safetensors(find_model(source, with_weights=True))
+    model, tensors = config.task.model, Safetensors(resolve_path(find_model(source, folder.name)))
     named = text_names(tensors.shapes, multimodal=found is not content)
     left_out = sorted({x.removeprefix("model.").partition(".")[0] for x in tensors.shapes.keys() - named.values()})
     names = saved_names(named, family, model.head is None, model.num_layers)

@@ -17,6 +17,8 @@ COMMIT = "0" * 39 + "1"
 def fake_hub(models: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
     """Serves `models/ORGANIZATION/NAME/…`; a model with a file `gated` is, and files of one with `cut` come in half.
 
+    One with `moved` has a branch `main` until its `config.json` is sent.
+
     Yields its address, and the names of the files that it sent.
     """
     sent: list[str] = []
@@ -37,7 +39,8 @@ def fake_hub(models: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
                 return self._fail(404, "RepoNotFound")
             if (folder / "gated").exists():
                 return self._fail(403, "GatedRepo")
-            if what[:1] == ["revision"] and what[1] not in ("main", COMMIT):
+            has_main = not (folder / "moved").exists() or "config.json" not in sent
+            if what[:1] == ["revision"] and what[1] not in (COMMIT, *["main"] * has_main):
                 return self._fail(404, "RevisionNotFound")
             names = {str(path.relative_to(folder)): path.stat().st_size for path in files}
             if what[:1] == ["tree"]:

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 import paxcli as pax
-from paxcli.convert.huggingface.hub import find_model
+from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError, DataError, MissingError, RemoteError
+from paxcli.inputs.hub import find_model
 from tests.convert.huggingface.directories import write_directory, write_tokenizer
 from tests.convert.huggingface.fake_hub import COMMIT, fake_hub
 
@@ -60,8 +61,8 @@ def test_an_architecture_that_pax_does_not_have_is_refused_before_the_weights_co
 
 def test_a_directory_comes_before_a_model_of_the_same_name(hub, tmp_path: pathlib.Path):
     (tmp_path / "mine").mkdir()
-    here = write_directory(tmp_path / "mine/llama", "llama2")
-    assert find_model("mine/llama") == here and not hub
+    write_directory(tmp_path / "mine/llama", "llama2")
+    assert find_model("mine/llama") == "mine/llama" and not hub
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,30 @@ def test_a_hub_that_cannot_be_reached(offline, hub, tmp_path: pathlib.Path, monk
 def test_a_download_that_breaks_is_continued_by_the_next(hub, tmp_path: pathlib.Path):
     (tmp_path / "models/mine/llama/cut").touch()
     with pytest.raises(RemoteError, match="peer closed connection"):
-        find_model("mine/llama", with_weights=True)
+        find_model("mine/llama", COMMIT)
     (tmp_path / "models/mine/llama/cut").unlink()
-    assert (find_model("mine/llama", with_weights=True) / "model.safetensors").exists()
+    assert pathlib.Path(find_model("mine/llama", COMMIT), "model.safetensors").exists()
+
+
+def test_the_weights_are_those_of_the_commit_of_the_description(hub: list[str], tmp_path: pathlib.Path):
+    (tmp_path / "models/mine/llama/moved").touch()
+    done = pax.import_weights("mine/llama", tmp_path / "run", dry_run=True)
+    assert done.source.endswith(COMMIT) and hub[-1] == "model.safetensors"
+    with pytest.raises(DataError, match="no model of this name and revision"):
+        find_model("mine/llama")
+
+
+def test_a_tokenizer_of_the_hub(hub: list[str], tmp_path: pathlib.Path):
+    def tokenizer(name: str) -> dict:
+        values = resolve("tiny", sets=[f"tokenizer=hf:{name}"]).values
+        return {field: values[f"train_input.tokenizer.{field}"].value for field in ("path", "bos_token", "eos_token")}
+
+    found = tokenizer("mine/llama")
+    assert (found["bos_token"], found["eos_token"]) == ("<s>", "</s>")
+    assert pathlib.Path(found["path"]).parent.name == COMMIT and "model.safetensors" not in hub
+    count = len(hub)
+    assert tokenizer(f"mine/llama@{COMMIT}") == found and len(hub) == count
+    with pytest.raises(DataError, match="no directory mine/lama, and no model of this name"):
+        tokenizer("mine/lama")
+    with pytest.raises(DataError, match="no tokenizer file mine/tokenizer.json"):
+        tokenizer("mine/tokenizer.json")

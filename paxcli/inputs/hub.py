@@ -1,38 +1,37 @@
-"""Finds models on the Hugging Face Hub, and downloads them."""
+"""Finds models on the Hugging Face Hub, and downloads their files."""
 
 from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
-from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, RemoteError, first_line, machine_fault
 
-_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?")
+_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?<!\.json)(?:@([\w./-]+))?")
 _DUPLICATES = ["*/*", "consolidated*"]  # the same weights in the formats of other tools
 
 
-def find_model(source: str | os.PathLike[str], with_weights: bool = False) -> Path:
+def find_model(source: str | os.PathLike[str], commit: str | None = None) -> str:
     """A directory of Hugging Face's format; for a model on the hub, its directory in the cache of `huggingface_hub`.
 
     Args:
       source: A directory, or a model on the hub: `ORGANIZATION/NAME` or `ORGANIZATION/NAME@REVISION`.
-      with_weights: Whether to download the weights, or else config and tokenizer, if they are not in the cache.
+      commit: The commit whose weights to download, which is the name of the directory; None: config and tokenizer.
 
     Raises:
       DataError: There is neither such a directory nor such a model.
       MissingError: The terms of the model have not been accepted.
       RemoteError: The hub cannot be reached.
     """
-    folder, found = resolve_path(source), _NAME.fullmatch(os.fspath(source))
-    if folder.exists() or not found:
-        return folder
+    path = os.fspath(source)
+    found = _NAME.fullmatch(path)
+    if not found or os.path.exists(path):
+        return path
     from huggingface_hub import errors, snapshot_download
 
-    (name, revision), wanted = found.groups(), "*.safetensors" if with_weights else ["*.json", "*.jinja", "*.model"]
+    (name, revision), wanted = found.groups(), "*.safetensors" if commit else ["*.json", "*.jinja", "*.model"]
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=wanted, ignore_patterns=_DUPLICATES))
+        return snapshot_download(name, revision=commit or revision, allow_patterns=wanted, ignore_patterns=_DUPLICATES)
     except errors.GatedRepoError as error:
         hint = f"Accept its terms on https://huggingface.co/{name}, and log in with `hf auth login`."
         raise MissingError(f"{name} is a gated model of the Hugging Face Hub.", hint) from error
