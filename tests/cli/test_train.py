@@ -225,14 +225,17 @@ def test_decode_several_prompts_like_one_by_one(trained, tmp_path, pax):
         (("decode", "nowhere/at/all"), 2, "nowhere"),
     ],
 )
-def test_mistakes(arguments, exit_code, named, pax):
-    done = pax(*arguments, "--json")
-    assert done.returncode == exit_code, done.stdout + done.stderr
-    error = _error(done)
+def test_mistakes(arguments, exit_code, named, tmp_path, monkeypatch, capsys):
+    from paxcli.cli.main import app, run
+
+    monkeypatch.chdir(tmp_path)
+    assert run(app, [*arguments, "--json"]) == exit_code
+    error = json.loads(capsys.readouterr().out)["error"]
     assert named in error["message"] + (error["hint"] or "")
-    text = pax(*arguments)
-    assert text.returncode == exit_code and "goodput" not in text.stderr  # it refuses before it compiles
-    assert len(text.stderr.splitlines()) <= 24 and text.stdout == ""
+    assert run(app, [*arguments]) == exit_code
+    text = capsys.readouterr()
+    assert "goodput" not in text.err and "Traceback" not in text.err  # it refuses before it compiles
+    assert len(text.err.splitlines()) <= 24 and text.out == ""
 
 
 @pytest.mark.parametrize(("content", "named"), [(b"", "empty"), (b"fine \xff", "0xff"), (None, "There is no file")])
