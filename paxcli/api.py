@@ -177,7 +177,6 @@ class Run:
         """Draws the run's curves, and those of other runs beside them.
 
         Args:
-          *others: Other runs.
           metrics: One panel for each. Empty = `loss`, and `log_pplx` where it differs.
           path: An image to write; its suffix chooses the format.
           smoothing: Weight of the past in a moving average of the training values, below 1; 0 = off.
@@ -201,7 +200,7 @@ class Run:
     def report(self, *others: PathLike, path: PathLike, dry_run: bool = False) -> dict[str, Any]:
         """Writes one HTML page about the run, and other runs beside it: it needs no server and no network.
 
-        Returns `path`, `bytes`, and `runs`: name → `run_dir`, the last `step`, and the last value of each main metric.
+        Returns `path`, `bytes`, and `runs`: name → `run_dir`, the last `step`, the last value of each main metric.
         """
         from paxcli.report.page import write_report
 
@@ -342,7 +341,7 @@ def train(
 
     Args:
       recipe: What to train: a loaded recipe, or what `load` takes.
-      run_dir: Where the run writes: a directory, or `gs://…`. None = `runs/<recipe name>`.
+      run_dir: Where the run writes: a directory, or `gs://…`. None = `recipe`, if that is a run; `runs/<recipe name>`.
       init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: parameters to start a new run with. None = random ones.
       with_optimizer: Whether to restore that checkpoint's optimizer state and step as well.
       allow_changed: Whether to resume although the recipe changed, if all changed fields are safe to change.
@@ -353,28 +352,29 @@ def train(
       pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
       expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache, and to profile nothing.
       reuse_step: Whether to start with the step that an earlier run compiled, if recipe and source files are the same.
-      on_corrupt: When the newest checkpoint is damaged, `"refuse"` to resume, or resume from the `"previous"` sound
-        one. None = the recipe's `checkpoint.on_corrupt`, by default `"refuse"`.
+      on_corrupt: With a damaged newest checkpoint, `"refuse"` to resume or use the `"previous"`; None = the recipe's.
       progress: Receives progress; None = print it.
 
     Raises:
-      Stopped: Ctrl-C or SIGTERM, in the main thread, stopped the run. A checkpoint is saved; the same call resumes.
+      Stopped: A signal, in the main thread, stopped the run. A checkpoint is saved; the same call resumes.
       DivergedError: The loss is not finite.
       ConfigError: Recipe or argument is wrong, the run started with another recipe, or it does not fit into memory.
       DataError: The data or a checkpoint cannot be read.
     """
-    from paxcli.checkpoint.warm_start import parse_source
+    from paxcli.config.load import is_run_dir
     from paxcli.config.paths import default_run_dir
     from paxcli.inference.sampler import Sampler
     from paxcli.profiling.instruments import Instrumentation
     from paxcli.training import loop
 
+    if run_dir is None and not isinstance(recipe, Recipe) and is_run_dir(os.fspath(recipe)):
+        run_dir = recipe
     check_range("on_corrupt", on_corrupt, Literal["refuse", "previous"] | None)
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, reuse_step)
     recipe = _recipe(recipe)
     run = Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)
     directory = run._directory
-    warm_start = loop.WarmStart(*parse_source(init_from), everything=with_optimizer) if init_from else None
+    warm_start = loop.warm_start_from(init_from, with_optimizer)
     instrument = observed.instrument(recipe.config, directory)
     run.result = loop.train(
         recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt, Sampler

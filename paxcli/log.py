@@ -19,6 +19,11 @@ def setup_logging(verbose: bool = False) -> None:
     log.setLevel(logging.DEBUG if verbose else logging.INFO)
 
 
+def silence(stream: TextIO) -> None:
+    """Drops all that is written to `stream` from here on: its reader, a pipe or a terminal, is gone."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
 def use_color(stream: TextIO) -> bool:
     """Whether control codes may be written to `stream`: it is a terminal, and `NO_COLOR` is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -119,19 +119,22 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
 
     Raises:
       DataError: There is no such checkpoint.
-      ConfigError: `out` has a checkpoint of one of these steps already.
+      ConfigError: `out` is another run, or has a checkpoint of one of these steps already.
     """
     target = epath.Path(resolve_path(out))
     chosen = find_steps(run_dir, steps) if steps else find_steps(run_dir)[-1:]
+    hint = "Copy to another directory."
     if present := [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]:
-        hint = "Copy to another directory."
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
+    files = [file for pattern in _RUN_FILES for file in epath.Path(resolve_path(run_dir)).glob(pattern)]
+    for file, copy in [(file, target / file.name) for file in files]:
+        if copy.exists() and copy.read_bytes() != file.read_bytes():
+            raise ConfigError(f"{target} is another run: its {file.name} differs.", hint)
     if dry_run:
         return [_info(_step_dir(run_dir, step)) for step in chosen]
     (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    for pattern in _RUN_FILES:
-        for file in epath.Path(resolve_path(run_dir)).glob(pattern):
-            file.copy(target / file.name, overwrite=True)
+    for file in files:
+        file.copy(target / file.name, overwrite=True)
     return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
 
 

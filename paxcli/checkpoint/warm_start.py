@@ -78,7 +78,8 @@ def load_params(
         matching = {name: leaves[name] for name in report.arrays.matched}
         loaded = read_arrays(step_dir, manifest, matching) if matching else {}
     except DataError as error:
-        hint = f"Steps there: {format_steps(store.steps())}; choose one with --from {run_dir}@STEP."
+        others = format_steps([other for other in store.steps() if str(other) != step_dir.name])
+        hint = f"Its other checkpoints: {others}. `--step`, or `--from {run_dir}@STEP`, names one."
         raise DataError(f"The checkpoint {step_dir} is unusable: {error.message}.", hint) from error
     if not loaded:
         raise DataError(f"No array in {step_dir} matches this model.", report.text())

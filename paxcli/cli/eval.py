@@ -18,18 +18,12 @@ WatchOption = Annotated[
 ]
 FilesOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--files",
-        metavar="PATH",
-        help="Evaluate on all text of this file or glob instead; repeatable. Default: the recipe's evaluation inputs.",
-    ),
+    typer.Option("--files", metavar="PATH", help="Evaluate on this file or glob; repeatable. Default: the recipe's."),
 ]
 TasksOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--tasks",
-        metavar="NAME,…",
-        help="Evaluate on these tasks of lm-eval instead; repeatable. Default: the recipe's evaluation inputs.",
+        "--tasks", metavar="NAME,…", help="Evaluate on lm-eval's tasks; repeatable. Default: the recipe's inputs."
     ),
 ]
 TasksDirOption = Annotated[
@@ -39,9 +33,7 @@ TasksDirOption = Annotated[
 LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Examples of each task. Default: all.")]
 FewShotOption = Annotated[
     int | None,
-    typer.Option(
-        "--num-fewshot", min=0, help="Solved examples in each task's prompts. Default: the task's own number."
-    ),
+    typer.Option("--num-fewshot", min=0, help="Solved examples in each prompt of a task. Default: the task's own."),
 ]
 ChatOption = Annotated[
     bool, typer.Option("--apply-chat-template", help="Render tasks' prompts as conversations. Default: as plain text.")

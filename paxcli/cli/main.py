@@ -96,6 +96,7 @@ def main() -> None:
     interrupts.install(lambda code: say_interrupted(arguments, code))
     errors.report_exit = lambda error: say_failure(arguments, error)
     setup_logging()
+    sys.stdout.reconfigure(errors="backslashreplace")  # pyrefly: ignore - as stderr: a locale may lack letters
     code = run(app, arguments)
     if interrupts.exit_code or code == errors.RemoteError.exit_code:
         # The usual exit waits for threads, which may still ask a bucket, and a library may crash in it.

@@ -17,7 +17,7 @@ from paxcli.cli.interrupts import interrupts
 from paxcli.cli.usage_hints import import_hint, usage_hint
 from paxcli.cli.user_code import explain
 from paxcli.errors import MissingError, PaxError, first_line, machine_fault
-from paxcli.log import use_color
+from paxcli.log import silence, use_color
 from paxcli.metrics.text import values_text
 
 _BUG_HINT = "Please report it with the lines above."
@@ -84,7 +84,7 @@ def say(text: str, end: str = "\n") -> None:
     try:
         print(text, end=end, flush=True)
     except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit fails again
+        silence(sys.stdout)  # else the exit fails again
         if isinstance(error, BrokenPipeError):
             raise typer.Exit(0) from None
         fault = machine_fault(error) or first_line(error)
@@ -93,7 +93,7 @@ def say(text: str, end: str = "\n") -> None:
 
 def say_result(result: Any, text: str, as_json: bool) -> None:
     """Prints a command's result: one JSON value with `--json`, else `text`."""
-    say(json.dumps(_strict(result), ensure_ascii=False) if as_json else text)
+    say(json.dumps(_strict(result), ensure_ascii=sys.stdout.encoding.lower() != "utf-8") if as_json else text)
 
 
 def fail_with_result(result: Mapping[str, Any], error: PaxError, as_json: bool) -> NoReturn:
@@ -116,7 +116,10 @@ def _fail(message: str, hint: str | None, exit_code: int, as_json: bool) -> int:
             say_result({"error": {"message": message, "hint": hint, "exit_code": exit_code}}, "", as_json=True)
     else:
         red, plain = ("\x1b[31m", "\x1b[0m") if use_color(sys.stderr) else ("", "")
-        print(f"{red}error:{plain} {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr)
+        try:
+            print(f"{red}error:{plain} {message}" + (f"\nhint: {hint}" if hint else ""), file=sys.stderr, flush=True)
+        except OSError:
+            silence(sys.stderr)
     return exit_code
 
 

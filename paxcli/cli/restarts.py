@@ -11,6 +11,7 @@ import threading
 import typer
 
 from paxcli.log import log
+from paxcli.training.signals import stop_signals
 
 _CHILD = "PAX_RESTARTED"  # set in the environment of the process that does the work
 _RESTARTABLE = (4, 75)  # of the exit codes; a process that was killed by a signal is restarted too
@@ -20,8 +21,8 @@ _LONGEST_PAUSE = 60.0
 def keep_restarting(restarts: int, pause: float = 1.0) -> None:
     """Runs this command in a process of its own, and again up to `restarts` times; returns in that process.
 
-    SIGINT and SIGTERM are passed on, and nothing is restarted after them. Standard output is that of the last run, so
-    that `--json` prints one object.
+    SIGINT, SIGTERM and SIGHUP are passed on, and nothing is restarted after them. Standard output is that of the last
+    run, so that `--json` prints one object.
 
     Args:
       restarts: The most restarts.
@@ -42,7 +43,7 @@ def keep_restarting(restarts: int, pause: float = 1.0) -> None:
         else:
             child.send_signal(received)
 
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in stop_signals():
         signal.signal(name, forward)
     for number in range(restarts + 1):
         command = [sys.executable, *sys.orig_argv[1:]]

@@ -19,13 +19,6 @@ def load_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str]
     return pax.load(recipe, overlays or (), parse_assignments(sets or ()))
 
 
-def is_run_dir(target: str) -> bool:
-    """Whether `target` is a directory that `pax train` wrote."""
-    from paxcli.config.paths import resolve_path
-
-    return bool(target) and (resolve_path(target) / "recipe.yaml").is_file()
-
-
 def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
     """The run in a directory, or the run of a recipe."""
     from paxcli.config.paths import resolve_path

@@ -14,13 +14,14 @@ from paxcli.cli.import_weights import HF, import_once
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.restarts import keep_restarting
-from paxcli.cli.runs import is_run_dir, load_recipe
+from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError
 from paxcli.metrics.text import values_text
 
 if TYPE_CHECKING:
     from paxcli.api import Recipe
     from paxcli.profiling.instruments import Instrumentation
+    from paxcli.training.loop import WarmStart
 
 _FROM = "Initialize parameters from another run or from Hugging Face. Default: random initialization."
 _ON_CORRUPT = "If the newest checkpoint is damaged: refuse to resume, or use an earlier one. Default: refuse."
@@ -84,6 +85,7 @@ def train(
       pax train hf:Qwen/Qwen3-0.6B --set num_train_steps=200
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
+    from paxcli.config.load import is_run_dir
     from paxcli.config.paths import default_run_dir
     from paxcli.profiling.instruments import Instrumentation
 
@@ -104,9 +106,12 @@ def train(
         source = None
     if run_dir is None and is_run_dir(recipe):
         run_dir = recipe
-    loaded = load_recipe(recipe if run_dir != recipe else f"{recipe}/recipe.yaml", overlays, sets)
+    loaded = load_recipe(recipe, overlays, sets)
     if dry_run:
-        return say_result(*_describe(loaded, run_dir, source, allow_changed, observed), as_json)
+        from paxcli.training.loop import warm_start_from
+
+        warm_start = warm_start_from(source, with_optimizer)
+        return say_result(*_describe(loaded, run_dir, warm_start, allow_changed, observed), as_json)
     run = pax.train(
         loaded,
         run_dir,
@@ -121,14 +126,13 @@ def train(
 
 
 def _describe(
-    recipe: Recipe, run_dir: str | None, source: str | None, allow_changed: bool, observed: Instrumentation
+    recipe: Recipe, run_dir: str | None, warm_start: WarmStart | None, allow_changed: bool, observed: Instrumentation
 ) -> tuple[dict[str, Any], str]:
     """Whether training would start, resume or do nothing, and on what: as values and as text. Writes nothing.
 
     Raises what training would raise before it reads data or compiles.
     """
     from paxcli.checkpoint.manager import find_step
-    from paxcli.checkpoint.warm_start import parse_source
     from paxcli.config.paths import default_run_dir
     from paxcli.mesh.mesh import describe
     from paxcli.training.loop import resume_step
@@ -142,8 +146,8 @@ def _describe(
     if is_finished:
         would = "do nothing: the run is finished"
     observed.instrument(recipe.config, RunDir(run_dir))
-    if source is not None:
-        find_step(*parse_source(source))
+    if warm_start is not None:
+        find_step(warm_start.run_dir, warm_start.step)
     session = build_session(recipe.config)
     sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir}
     sizes |= {"steps": recipe.config.task.train.num_train_steps}
@@ -158,7 +162,8 @@ def _describe(
 
 def run_text(result: dict[str, Any]) -> str:
     """The summary of a training run, as text."""
-    lines = [f"{result['run_dir']}: {result['steps']} steps, loss {result['loss']:.4f}"]
+    loss = "not finite" if result["loss"] is None else f"{result['loss']:.4f}"
+    lines = [f"{result['run_dir']}: {result['steps']} steps, loss {loss}"]
     lines += [f"eval {name}: {values_text(metrics)}" for name, metrics in result["eval"].items()]
     run_dir = shlex.quote(result["run_dir"])
     lines.append(f"Next: pax plot {run_dir}, pax decode {run_dir}")

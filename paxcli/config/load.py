@@ -49,14 +49,19 @@ def load(target: str) -> Loaded:
       ConfigError: There is no such recipe, it raises an error, or it is Python code that a run directory names and
         there is no consent to run it.
     """
-    of_run = resolve_path(target) / RUN_RECIPE
-    if target and of_run.exists() and ("/" in target or recipe_name(target) not in find_recipes()):
-        return _load_yaml(of_run)
+    if is_run_dir(target):
+        return _load_yaml(resolve_path(target) / RUN_RECIPE)
     if Path(target).suffix in YAML_SUFFIXES:
         return dataclasses.replace(_load_yaml(resolve_path(target)), name=Path(target).stem, pax_name=None)
     entry = find_entry(target)
     own_target = entry.name if entry.module else f"{entry.path.resolve()}:{entry.function}"
     return Loaded(entry.name, entry.pax_name, own_target, _call(entry))
+
+
+def is_run_dir(target: str) -> bool:
+    """Whether `target` is a run directory, written with a `/` if a recipe has the same name."""
+    has_recipe = bool(target) and (resolve_path(target) / RUN_RECIPE).exists()
+    return has_recipe and ("/" in target or recipe_name(target) not in find_recipes())
 
 
 def find_entry(target: str) -> RecipeEntry:

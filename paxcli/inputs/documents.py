@@ -6,9 +6,10 @@ import contextlib
 import dataclasses
 import gzip
 import json
-import zlib
+import lzma
+import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 from paxcli.errors import DataError, MissingError, did_you_mean
 from paxcli.inputs.array_records import read_records
@@ -17,7 +18,7 @@ from paxcli.log import log
 
 TEXT, JSONL, PARQUET, ARRAY_RECORD, TOKENS = ("text", "jsonl", "parquet", "arrayrecord", "tokens")
 _SUFFIXES = {
-    JSONL: (".jsonl", ".jsonl.gz", ".json.gz", ".ndjson"),  # C4's .json.gz files have one object per line
+    JSONL: (".jsonl", ".json", ".ndjson"),  # C4's .json.gz files have one object per line
     PARQUET: (".parquet",),
     ARRAY_RECORD: (".arrayrecord", ".array_record"),
     TOKENS: (".bin",),
@@ -26,8 +27,9 @@ _RECORDS_PER_READ = 1024
 
 
 def format_of(name: str) -> str:
-    """The format of a file by its suffix; `text` for an unknown suffix."""
-    return next((format for format, suffixes in _SUFFIXES.items() if name.lower().endswith(suffixes)), TEXT)
+    """The format of a file by its suffix, before that of compression; `text` for an unknown suffix."""
+    name = re.sub(r"\.(gz|xz|zst)$", "", name.lower())
+    return next((format for format, suffixes in _SUFFIXES.items() if name.endswith(suffixes)), TEXT)
 
 
 @dataclasses.dataclass
@@ -209,7 +211,19 @@ def _open_stream(file: SourceFile) -> Iterator[Any]:
             hint = "Use a pattern for the files in it, such as DIR/**/*.txt."
         raise DataError(f"Cannot read {file.path}: {error.strerror or error}.", hint) from None
     with stream:
-        yield gzip.GzipFile(fileobj=stream) if file.name.lower().endswith(".gz") else stream
+        unpack = _UNPACKERS.get(file.path.suffix.lower())
+        yield unpack(stream) if unpack else stream
+
+
+def _unpack_zstd(stream: BinaryIO) -> Any:
+    try:
+        from backports import zstd
+    except ImportError:
+        raise MissingError("Reading *.zst needs the package `backports.zstd`.", "pip install backports.zstd") from None
+    return zstd.open(stream)
+
+
+_UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _unpack_zstd}
 
 
 def _read_lines(file: SourceFile) -> Iterator[tuple[str, Any]]:
@@ -229,13 +243,14 @@ def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> by
     try:
         return read()
     except EOFError:
-        raise DataError(
-            f"{file.path} is truncated: its gzip stream ends{where} without an end-of-stream marker.", _DOWNLOAD_HINT
-        ) from None
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{file.path} is damaged{where}: {error}.", _DOWNLOAD_HINT) from None
+        problem = f"is truncated: its compressed data ends{where} without an end-of-stream marker."
     except OSError as error:
-        raise DataError(f"Cannot read {file.path}{where}: {error.strerror or error}.") from None
+        if not isinstance(error, gzip.BadGzipFile):
+            raise DataError(f"Cannot read {file.path}{where}: {error.strerror or error}.") from None
+        problem = f"is damaged{where}: {error}."
+    except Exception as error:  # each compression has its own type
+        problem = f"is damaged{where}: {error}."
+    raise DataError(f"{file.path} {problem}", _DOWNLOAD_HINT)
 
 
 _DOWNLOAD_HINT = "Download the file again."

@@ -148,12 +148,16 @@ def identity(path: epath.Path, info: TokenFileInfo, cache_dir: str | None) -> li
     """
     if info.checksum is not None and info.index_checksum is not None:
         return [info.checksum, info.index_checksum]
-    local = local_copy(path, cache_dir)
-    size = local.stat().st_size
-    with local.open("rb") as file:
+    return [edges_checksum(epath.Path(local_copy(path, cache_dir)))]
+
+
+def edges_checksum(path: epath.Path) -> int:
+    """CRC-32 of a file's size and of its first and last 64 KiB."""
+    size = path.stat().length
+    with path.open("rb") as file:
         total = zlib.crc32(file.read(_EDGE), size & 0xFFFFFFFF)
         file.seek(max(size - _EDGE, 0))
-        return [zlib.crc32(file.read(_EDGE), total)]
+        return zlib.crc32(file.read(_EDGE), total)
 
 
 def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: TokenFileInfo, bad: list[str]) -> int:

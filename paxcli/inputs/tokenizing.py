@@ -16,7 +16,7 @@ from etils import epath
 from paxcli.errors import ConfigError, MissingError
 from paxcli.inputs.documents import BadRecords, Reading
 from paxcli.inputs.files import SourceFile
-from paxcli.inputs.token_files import TokenFileInfo, dtype_for, read_info, write_token_file
+from paxcli.inputs.token_files import TokenFileInfo, dtype_for, edges_checksum, read_info, write_token_file
 from paxcli.inputs.tokenizers import Tokenizer
 
 BYTES_PER_PART = 2**26
@@ -104,9 +104,11 @@ class Tokenizing:
         return info
 
     def _provenance(self, part: Part) -> dict[str, object]:
+        tokenizer = self.tokenizer()
         return {
-            "files": [[file.name, file.path.stat().length] for file in part.files],
-            "tokenizer": repr(self.tokenizer()),
+            "files": [[file.name, edges_checksum(file.path)] for file in part.files],
+            "tokenizer": repr(tokenizer),
+            "tokenizer_checksum": tokenizer.path and edges_checksum(epath.Path(tokenizer.path).expanduser()),
             "format": self.reading.format,
             "text_field": self.reading.text_field,
         }

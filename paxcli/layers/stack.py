@@ -20,7 +20,6 @@ from paxcli.layers.block import EncoderBlock, TransformerBlock
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.init import Init, Xavier
-from paxcli.layers.lora import current_lora
 from paxcli.layers.remat import Activation, RematPolicy, saveable
 from paxcli.layers.summaries import SUMMARIES
 
@@ -123,11 +122,10 @@ class Stack(LayerStack):
         return functools.partial(nn.remat(block.func, policy=policy, prevent_cse=not is_loop), **block.keywords)
 
     def _scan(self, block_class: Any, length: int) -> Any:
-        lora = current_lora()
         return nn.scan(
             block_class,
             variable_axes={"params": 0, "metrics": 0, SUMMARIES: 0, FP8_STATE: 0},
-            split_rngs={"params": True, **({"dropout": True} if lora is not None and lora.dropout else {})},
+            split_rngs={"params": True, "dropout": True},
             in_axes=(0, *(nn.broadcast,) * self._num_broadcast),
             out_axes=0,
             length=length,

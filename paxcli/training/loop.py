@@ -22,11 +22,11 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 from paxcli.checkpoint.local_tier import newest_local_step
 from paxcli.checkpoint.manager import CheckpointStore, find_step
 from paxcli.checkpoint.policy import OnCorrupt
-from paxcli.checkpoint.warm_start import Report, load_params
+from paxcli.checkpoint.warm_start import Report, load_params, parse_source
 from paxcli.config.bucket import count_retries, repeat_operations
 from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
-from paxcli.errors import DataError, Stopped
+from paxcli.errors import ConfigError, DataError, Stopped
 from paxcli.inputs.base_input import BaseInput
 from paxcli.layers.lora import REFERENCE
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
@@ -75,6 +75,19 @@ class WarmStart:
     run_dir: str
     step: int | None = None
     everything: bool = False
+
+
+def warm_start_from(source: str | None, with_optimizer: bool) -> WarmStart | None:
+    """What `--from RUN_DIR[@STEP]` means; None without it.
+
+    Raises:
+      ConfigError: There is no source of the optimizer state.
+    """
+    if source is not None:
+        return WarmStart(*parse_source(source), everything=with_optimizer)
+    if with_optimizer:
+        raise ConfigError("There is no checkpoint to take the optimizer state from.", "Name its run: `--from RUN_DIR`.")
+    return None
 
 
 class TrainingRun:

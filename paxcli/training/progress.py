@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from paxcli.log import use_color
+from paxcli.log import silence, use_color
 from paxcli.metrics.meter import Record
 from paxcli.metrics.text import values_text
 
@@ -38,13 +38,26 @@ def in_notebook() -> bool:
     return Console().is_jupyter
 
 
+class _Console(Console):
+    """A console whose reader may go: a closed pipe or terminal ends no run."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            silence(sys.stderr)
+
+    def on_broken_pipe(self) -> None:
+        silence(sys.stderr)
+
+
 def progress_console() -> Console:
     """A console for progress: stderr; in a notebook stdout, since notebooks show stderr like an error."""
     if in_notebook():
         return Console(file=sys.stdout, force_jupyter=False, force_terminal=False, width=_UNWRAPPED, highlight=False)
     is_terminal, no_color = sys.stderr.isatty(), not use_color(sys.stderr)
     width = None if is_terminal else _UNWRAPPED
-    return Console(
+    return _Console(
         file=sys.stderr, force_terminal=is_terminal, no_color=no_color, highlight=False, soft_wrap=True, width=width
     )
 

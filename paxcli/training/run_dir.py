@@ -15,6 +15,7 @@ import yaml
 from etils import epath
 
 import paxcli
+from paxcli.checkpoint.local_tier import find_local
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.config.diff import changed_lines
 from paxcli.config.facts import is_at_or_below, marked_paths
@@ -152,13 +153,14 @@ class RunDir:
     def check_same_recipe(self, config, allow_changed: bool) -> None:
         """Refuses to resume with a recipe that differs from the one that this run started with.
 
-        A field that is newer than the run and has its default is not a difference: the run behaved so without it.
+        A field that is newer than the run and has its default is not a difference: the run behaved so without it. A
+        run without a checkpoint has nothing to resume, and takes any recipe.
 
         Raises:
           ConfigError: Fields differ, and `allow_changed` is false or they are not safe to change. Names them.
         """
         before = self.original_config()
-        if not before:
+        if not before or not (CheckpointStore(self.checkpoints).steps() or find_local(self.checkpoints)):
             return
         now = parse_config_text(config_text(config))
         new = {node.path for node in walk(config) if not node.is_set} - before.keys()

@@ -1,4 +1,4 @@
-"""Stops a run on SIGINT or SIGTERM: the first signal saves and stops, the second stops at once."""
+"""Stops a run on SIGINT, SIGTERM or SIGHUP: the first signal saves and stops, the second stops at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-from paxcli.training.progress import in_notebook
+
+def stop_signals() -> list[signal.Signals]:
+    """SIGINT, SIGTERM, and SIGHUP, that of a closed terminal, unless it is ignored, as by `nohup`."""
+    hangup = [signal.SIGHUP] if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN else []
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 class StopRequest:
-    """A context in which SIGINT and SIGTERM ask the run to save and stop; a second one ends the process at once.
+    """A context in which `stop_signals` ask the run to save and stop; a second one ends the process at once.
 
     Python delivers signals to the main thread only: a run in another thread handles none.
     """
@@ -26,7 +30,7 @@ class StopRequest:
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is not threading.main_thread():
             return self
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -36,6 +40,10 @@ class StopRequest:
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         if self.signal_name is not None:
+            if number == signal.SIGHUP:
+                return  # the kernel and the shell both send one
+            from paxcli.training.progress import in_notebook  # here, since it loads JAX
+
             if in_notebook():
                 raise KeyboardInterrupt  # the kernel and its variables survive
             signal.signal(number, signal.SIG_DFL)

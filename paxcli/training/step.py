@@ -12,6 +12,7 @@ import optax
 from paxcli.errors import ConfigError
 from paxcli.layers.fp8 import accumulating
 from paxcli.layers.scopes import GRADIENT_ACCUMULATION, METRICS, OPTIMIZER
+from paxcli.metrics.meter import RESERVED
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.learner import replace_trained
 from paxcli.training.state import TrainState
@@ -67,7 +68,10 @@ def make_train_step(
         skipped = state.skipped_steps + ~valid
         with jax.named_scope(METRICS):
             norm = optax.tree.norm(params)
-        metrics = task.metrics.select_reported(metrics) | learned | {"param_norm": norm, "skipped_steps": skipped}
+        reported, own = task.metrics.select_reported(metrics), learned | {"param_norm": norm, "skipped_steps": skipped}
+        if taken := sorted(reported.keys() & {*own, *RESERVED}):
+            raise ConfigError(f"The model's metric `{taken[0]}` has the name of a metric of pax.", "Rename it.")
+        metrics = reported | own
         if task.summary_verbosity:
             metrics |= {"num_predictions": num_predictions, "grad_scale": learner.grad_scale(metrics["grad_norm"])}
             metrics |= step_summaries(task.summary_verbosity, batch, grads, state.params, params, activations)

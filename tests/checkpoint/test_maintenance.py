@@ -108,6 +108,9 @@ def test_a_copy_restores_the_same_bits(run_dir: pathlib.Path, tmp_path: pathlib.
     assert [info.step for info in maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "newest"))] == [3]
     with pytest.raises(ConfigError, match="already has checkpoints of steps 1"):
         maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [1])
+    (tmp_path / "copy" / "recipe.yaml").write_text("recipe: tiny-synthetic\n")
+    with pytest.raises(ConfigError, match="copy is another run: its recipe.yaml differs"):
+        maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [2], dry_run=True)
 
 
 def test_an_interrupted_copy_is_not_a_checkpoint(

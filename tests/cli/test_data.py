@@ -52,6 +52,25 @@ def test_tokenizes_what_training_reads_from_text(pax, corpus):
     assert "another value of `files`" in as_json(other)["error"]["message"]
 
 
+def test_tokens_of_other_contents_are_not_taken_for_done(tmp_path, capsys, monkeypatch):
+    from paxcli.cli.main import app, run
+    from tests.convert.huggingface.directories import write_tokenizer
+
+    def tokenize(tokenizer: str) -> str:
+        run(app, ["data", "tokenize", "a.jsonl", "--out", tokenizer, f"--tokenizer={tokenizer}", "--json"])
+        return json.loads(capsys.readouterr().out).get("error", {"message": ""})["message"]
+
+    monkeypatch.chdir(tmp_path)
+    write_tokenizer(tmp_path)
+    text = json.dumps({"text": "a" * 100}) + "\n"
+    (tmp_path / "a.jsonl").write_text(text)
+    assert tokenize("byte") == tokenize("hf:.") == tokenize("hf:.") == ""
+    (tmp_path / "tokenizer.json").write_text((tmp_path / "tokenizer.json").read_text() + "\n")
+    assert "another value of `tokenizer_checksum`" in tokenize("hf:.")
+    (tmp_path / "a.jsonl").write_text(text.replace("a", "b"))
+    assert "another value of `files`" in tokenize("byte")
+
+
 @pytest.mark.parametrize(
     ("arguments", "exit_code", "says"),
     [

@@ -50,6 +50,12 @@ def test_json_report(trained):
     assert result["loss"] == losses(run_dir)[20]
 
 
+def test_the_summary_of_a_loss_that_is_not_finite():
+    from paxcli.cli.train import run_text
+
+    assert run_text({"run_dir": "a", "steps": 2, "loss": None, "eval": {}}).startswith("a: 2 steps, loss not finite\n")
+
+
 def test_a_pipe_gets_no_control_codes(trained):
     *_, done = trained
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f]", done.stdout + done.stderr)
@@ -106,6 +112,7 @@ def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys)
         (["--set=ici_mesh_shape={data: 8}", "--allow-changed"], 2, "needs 8 devices"),
         (["--profile-steps=5"], 2, "--profile-steps 5 is not a range"),
         (["--from=nowhere"], 5, "nowhere has no checkpoint"),
+        (["--with-optimizer"], 2, "no checkpoint to take the optimizer state from"),
         (["--from=mine@99"], 5, "mine has no checkpoint of step 99"),
         (["--set=eval_inputs=[TextInput]", "--set=eval_inputs.0.files=[no.txt]", "--allow-changed"], 5, "no.txt"),
     ):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import pathlib
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 from array_record.python.array_record_module import ArrayRecordWriter
+from backports import zstd
 from etils import epath
 
 from paxcli.inputs.documents import Reading
@@ -19,8 +21,9 @@ from paxcli.inputs.tokenizing import Tokenizing, plan_parts
 
 
 def write_formats(directory: pathlib.Path, texts: list[str]) -> None:
-    """`all.jsonl.gz`, `all.parquet`, `all.arrayrecord`, token files of pax's (`part-*.bin`), and `foreign.bin`."""
-    write_jsonl(directory / "all.jsonl.gz", texts)
+    """`all` as JSON lines, packed and not, Parquet and ArrayRecord; `part-*.bin`, token files; and `foreign.bin`."""
+    for name in ("jsonl.gz", "json", "jsonl.xz", "ndjson.zst"):
+        write_jsonl(directory / f"all.{name}", texts)
     table = pyarrow.table({"url": ["u"] * len(texts), "text": texts})
     pyarrow.parquet.write_table(table, directory / "all.parquet", row_group_size=3)
     write_array_record(directory / "all.arrayrecord", [json.dumps({"text": text}).encode() for text in texts])
@@ -36,7 +39,8 @@ def write_formats(directory: pathlib.Path, texts: list[str]) -> None:
 def write_jsonl(path: pathlib.Path, texts: list[str]) -> None:
     """An object a line, as C4's shards have."""
     lines = "".join(json.dumps({"text": text, "url": "u"}) + "\n" for text in texts).encode()
-    path.write_bytes(gzip.compress(lines) if path.suffix == ".gz" else lines)
+    pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd.compress}.get(path.suffix, bytes)
+    path.write_bytes(pack(lines))
 
 
 def write_array_record(path: pathlib.Path, records: list[bytes]) -> None:

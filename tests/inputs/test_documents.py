@@ -37,7 +37,19 @@ def directory(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("files", ["all.jsonl.gz", "all.parquet", "all.arrayrecord", "foreign.bin", "part-*.bin"])
+@pytest.mark.parametrize(
+    "files",
+    [
+        "all.jsonl.gz",
+        "all.json",
+        "all.jsonl.xz",
+        "all.ndjson.zst",
+        "all.parquet",
+        "all.arrayrecord",
+        "foreign.bin",
+        "part-*.bin",
+    ],
+)
 @pytest.mark.parametrize("packing", ["concat", "first_fit"])
 def test_every_format_has_the_same_documents(directory, files, packing):
     plain = text_input(directory / "*.txt", packing=packing)
@@ -156,11 +168,25 @@ class TestBadFiles:
         write_jsonl(tmp_path / "a.jsonl.gz", TEXTS * 1000)
         whole = (tmp_path / "a.jsonl.gz").read_bytes()
         (tmp_path / "a.jsonl.gz").write_bytes(whole[:-20])
-        self.check(r"a.jsonl.gz is truncated: its gzip stream ends after line \d+", tmp_path / "a.jsonl.gz")
+        self.check(r"a.jsonl.gz is truncated: its compressed data ends after line \d+", tmp_path / "a.jsonl.gz")
         (tmp_path / "a.jsonl.gz").write_bytes(b"no gzip")
         self.check("a.jsonl.gz is damaged after line 0", tmp_path / "a.jsonl.gz")
         (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"x" * 100)[:-4])
         self.check("b.txt.gz is truncated", tmp_path / "b.txt.gz")
+
+    @pytest.mark.parametrize("suffix", ["xz", "zst"])
+    def test_other_compressions(self, suffix, tmp_path):
+        write_jsonl(tmp_path / f"a.jsonl.{suffix}", TEXTS * 1000)
+        whole = (tmp_path / f"a.jsonl.{suffix}").read_bytes()
+        (tmp_path / f"a.jsonl.{suffix}").write_bytes(whole[:-5])
+        self.check(rf"a.jsonl.{suffix} is truncated", tmp_path / f"a.jsonl.{suffix}")
+        (tmp_path / f"a.jsonl.{suffix}").write_bytes(b"no archive")
+        self.check(f"a.jsonl.{suffix} is damaged after line 0", tmp_path / f"a.jsonl.{suffix}")
+
+    def test_a_json_array_is_not_json_lines(self, tmp_path):
+        (tmp_path / "a.json").write_text('[{"text": "a"}]')
+        with pytest.raises(DataError, match="a.json, line 1 is a JSON list, not an object"):
+            text_input(tmp_path / "a.json").check_data()
 
     def test_parquet(self, tmp_path):
         pyarrow.parquet.write_table(pyarrow.table({"txt": ["a"], "number": [1]}), tmp_path / "a.parquet")

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import functools
 import re
 import typing
 
+import flax.linen as nn
 import jax
 import jax.ad_checkpoint
 import jax.numpy as jnp
@@ -142,6 +144,27 @@ def test_xla_may_not_undo_the_remat_of_a_scan_of_one_iteration(inputs, in_turns,
     params = _unboxed(stack.init(jax.random.key(1), *inputs))["params"]
     jaxpr = jax.make_jaxpr(jax.grad(lambda params: jnp.sum(stack.apply({"params": params}, *inputs)[0])))
     assert (f"prevent_cse={prevented}") in str(jaxpr(params))
+
+
+class _Dropped(nn.Module):
+    """A feed-forward layer that knows nothing of pax."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dropout(0.5, deterministic=not self.has_rng("dropout"))(x)
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_own_layers_have_random_keys_in_training(scan, inputs):
+    stack = Stack(
+        **WIDTHS, scan=scan, block=functools.partial(TransformerBlock, feed_forward=functools.partial(_Dropped))
+    )
+    variables = _unboxed(stack.init(jax.random.key(1), *inputs))
+    evaluated = [stack.apply(variables, *inputs)[0] for _ in range(2)]
+    trained = [stack.apply(variables, *inputs, rngs={"dropout": jax.random.key(seed)})[0] for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(*evaluated)
+    np.testing.assert_array_equal(*trained[:2])
+    assert not np.allclose(trained[0], evaluated[0]) and not np.allclose(trained[0], trained[2])
 
 
 def test_each_layer_starts_different(scanned_params):

@@ -71,12 +71,20 @@ def test_sigkill_at_three_steps(straight, tmp_path):
     _assert_same(run_dir, straight)
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        signal.SIGHUP,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
 def test_one_signal_saves_and_stops(straight, tmp_path, number):
     run_dir = tmp_path / "c"
     with _start(run_dir) as process:
         _wait_for_step(process, run_dir, 10)
-        process.send_signal(number)
+        for _ in range(1 + (number == signal.SIGHUP)):  # of which a closed terminal sends several
+            process.send_signal(number)
         _, report = process.communicate(timeout=300)
     assert process.returncode == 75, report
     assert f"Received {number.name}" in report and "Traceback" not in report
@@ -95,6 +103,14 @@ def test_two_signals_stop_at_once(tmp_path):
         _, report = process.communicate(timeout=300)
     assert process.returncode in (75, -signal.SIGINT), report  # the kernel may merge two signals into one
     assert "Traceback" not in report
+
+
+def test_a_reader_of_its_output_that_goes_away_ends_no_run(tmp_path):
+    with _start(tmp_path / "q", num_train_steps=20) as process:
+        process.stderr.readline()
+        process.stderr.close()
+        assert process.wait(300) == 0
+    assert (tmp_path / "q/checkpoints/20").exists()
 
 
 def test_a_finished_run_says_so(straight):

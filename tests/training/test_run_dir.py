@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+
 import fiddle as fdl
 import pytest
 
@@ -22,6 +24,13 @@ def _alternating() -> fdl.Config:
     return config
 
 
+def _started(path: pathlib.Path, config: str) -> RunDir:
+    """A run directory that has this config and a checkpoint."""
+    (path / "config.txt").write_text(config)
+    (path / "checkpoints/10").mkdir(parents=True, exist_ok=True)
+    return RunDir(path)
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
@@ -33,8 +42,7 @@ def _alternating() -> fdl.Config:
     ],
 )
 def test_what_may_change_with_consent(tmp_path, path, value):
-    run_dir = RunDir(tmp_path)
-    (tmp_path / "config.txt").write_text(config_text(_alternating()))
+    run_dir = _started(tmp_path, config_text(_alternating()))
     changed = _alternating()
     (full,) = assign(changed, path, value)
     with pytest.raises(ConfigError, match=full) as caught:
@@ -48,16 +56,16 @@ def test_what_may_change_with_consent(tmp_path, path, value):
     [("num_layers", 2), ("random_seed", 5), ("train_input.batch_size", 2), ("turns.1.attention.logit_cap", 50.0)],
 )
 def test_what_may_not(tmp_path, path, value):
-    (tmp_path / "config.txt").write_text(config_text(_alternating()))
+    run_dir = _started(tmp_path, config_text(_alternating()))
     changed = _alternating()
     (full,) = assign(changed, path, value)
     with pytest.raises(ConfigError, match=full):
-        RunDir(tmp_path).check_same_recipe(changed, allow_changed=True)
+        run_dir.check_same_recipe(changed, allow_changed=True)
 
 
 def test_a_run_of_an_earlier_version_resumes(tmp_path):
     """Its config lacks the fields that are newer than it, and has those that were removed since."""
-    config, run_dir = resolve("tiny").config, RunDir(tmp_path)
+    config, run_dir = resolve("tiny").config, _started(tmp_path, "")
     lines = config_text(config).splitlines()
     newer = "task.model.stack.block.attention.qk_norm = null"
     assert newer in lines
@@ -73,6 +81,11 @@ def test_a_run_of_an_earlier_version_resumes(tmp_path):
 def test_a_newer_field_that_the_recipe_sets_is_a_change(tmp_path):
     text = config_text(resolve("tiny").config)
     line = "task.model.stack.block.attention.window = null\n"
-    (tmp_path / "config.txt").write_text(text.replace(line, ""))
+    run_dir = _started(tmp_path, text.replace(line, ""))
     with pytest.raises(ConfigError, match="window: unset → 8"):
-        RunDir(tmp_path).check_same_recipe(resolve("tiny", (), ["window=8"]).config, allow_changed=True)
+        run_dir.check_same_recipe(resolve("tiny", (), ["window=8"]).config, allow_changed=True)
+
+
+def test_a_run_without_a_checkpoint_takes_any_recipe(tmp_path):
+    (tmp_path / "config.txt").write_text(config_text(_alternating()))
+    RunDir(tmp_path).check_same_recipe(resolve("tiny").config, allow_changed=False)

@@ -13,6 +13,7 @@ import pytest
 
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
+from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.dp_sgd import DpSgd
 from paxcli.optim.schedules import Constant
@@ -234,6 +235,19 @@ def test_metrics_are_chosen_and_combined():
     config.task.metrics.names = ("f1",)
     with pytest.raises(ConfigError, match="no metric `f1`"):
         _run(config, 1)
+
+
+@pytest.mark.parametrize("name", ["step", "grad_norm", "tokens_per_second"])
+def test_a_metric_may_not_have_the_name_of_one_of_pax(name, monkeypatch):
+    loss_and_metrics = LanguageModel.loss_and_metrics
+
+    def with_another(self, *arguments, **options):
+        metrics, examples = loss_and_metrics(self, *arguments, **options)
+        return metrics | {name: metrics["loss"]}, examples
+
+    monkeypatch.setattr(LanguageModel, "loss_and_metrics", with_another)
+    with pytest.raises(ConfigError, match=f"metric `{name}` has the name of a metric of pax"):
+        _run(_small())
 
 
 def test_a_config_used_twice_is_one_object():
