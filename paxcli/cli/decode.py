@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
-from paxcli.cli.output import metrics_text, say, say_result
+from paxcli.cli.output import json_text, metrics_text, say, say_result
 from paxcli.cli.runs import open_run
 from paxcli.errors import ConfigError
 
@@ -99,8 +98,7 @@ def decode(
         generations, metrics = run.generate_from_inputs(max_tokens=max_tokens, on_text=printer, **settings)
     if printer is None:
         outputs = [generation.to_dict() for generation in generations]
-        lines = "\n".join(json.dumps(output, ensure_ascii=False) for output in outputs)
-        say_result({"step": step, "outputs": outputs, "metrics": metrics}, lines, as_json)
+        say_result({"step": step, "outputs": outputs, "metrics": metrics}, "\n".join(map(json_text, outputs)), as_json)
     else:
         printer.finish(generations)
     if metrics and not as_json:

@@ -93,7 +93,12 @@ def say(text: str, end: str = "\n") -> None:
 
 def say_result(result: Any, text: str, as_json: bool) -> None:
     """Prints a command's result: one JSON value with `--json`, else `text`."""
-    say(json.dumps(_strict(result), ensure_ascii=sys.stdout.encoding.lower() != "utf-8") if as_json else text)
+    say(json_text(result) if as_json else text)
+
+
+def json_text(value: Any) -> str:
+    """A value as strict JSON, in characters that stdout can encode."""
+    return json.dumps(_strict(value), ensure_ascii=sys.stdout.encoding.lower() != "utf-8")
 
 
 def fail_with_result(result: Mapping[str, Any], error: PaxError, as_json: bool) -> NoReturn:

@@ -74,6 +74,8 @@ def parse_prompt(row: str | Mapping[str, Any] | Prompt, place: str = "") -> Prom
         config.place = place
         found = fdl.build(config)
         check_fields(found)
+        if any("\ud800" <= x <= "\udfff" for x in json.dumps(dataclasses.asdict(found), ensure_ascii=False)):
+            raise ConfigError("A prompt has half a character, a surrogate without the other.", "Write it in UTF-8.")
         if [found.prompt, found.ids, found.messages].count(None) != 2:
             raise ConfigError("A prompt has one of `prompt`, `ids` and `messages`.", "Give it exactly one of them.")
         if found.messages is not None:
@@ -90,7 +92,7 @@ def read_prompts(path: Path) -> list[Prompt]:
       ConfigError: The file cannot be read or has no prompt, or a line is not one; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {path}: {first_line(error)}.", "Give a UTF-8 text file of prompts.") from None
     places = {f"{path}, line {number}: ": line for number, line in enumerate(lines, 1) if line.strip()}

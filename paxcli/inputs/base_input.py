@@ -19,6 +19,7 @@ from paxcli.config.configurable import Configurable
 from paxcli.config.facts import check_fields
 from paxcli.config.fields import Derived, Examples, NonNegativeInt, PositiveInt, Seed
 from paxcli.errors import ConfigError, DataError, PaxError
+from paxcli.log import log
 from paxcli.nested_map import NestedMap
 
 _DEFAULT_SEED = 42
@@ -243,6 +244,9 @@ class BaseInput(Configurable, abc.ABC):
         if vocab_size is not None and num_ids > vocab_size:
             hint = f"Set the model's vocab_size to {num_ids} or more, or use the model's tokenizer."
             self.refuse(f"{what} {num_ids} ids, but the model's vocab_size is {vocab_size}.", hint)
+        if vocab_size is not None and 2 * num_ids < vocab_size:
+            message = "Input %s: %s only %d ids, and the model's vocab_size is %d. Is it the model's tokenizer?"
+            log.warning(message, self.name, what, num_ids, vocab_size)
 
     def check_data(self) -> None:
         """Reads and checks the data, and loads libraries, before training starts its threads. Raises DataError."""

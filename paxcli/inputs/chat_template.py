@@ -65,7 +65,7 @@ class ChatTemplate:
         if len(source) > _MAX_SOURCE:
             raise ConfigError(f"The chat template of {origin} has {len(source)} characters.", f"At most {_MAX_SOURCE}.")
         self._environment = _Environment(date)
-        self._variables = {"tools": None, "documents": None, **variables}
+        self._variables = {"documents": None, **variables}
         self._origin, self.is_default = origin, source is DEFAULT_TEMPLATE
         try:
             self._template = self._environment.from_string(_Limits().visit(self._environment.parse(source)))
@@ -76,7 +76,7 @@ class ChatTemplate:
         except RecursionError:
             raise ConfigError(f"The chat template of {origin} is nested too deeply.", "Set chat_template.") from None
 
-    def render(self, messages: Sequence[Message], place: str) -> RenderedChat:
+    def render(self, messages: Sequence[Message], place: str, tools: Any = None) -> RenderedChat:
         """Renders a conversation, and finds its assistant turns, each with the token that ends it.
 
         Turns are the template's `{% generation %}` blocks. In a template without them, a turn is the text that an
@@ -85,13 +85,14 @@ class ChatTemplate:
         Args:
           messages: The conversation.
           place: File and line of the conversation, for errors.
+          tools: The functions that the assistant may call, as the template reads them.
 
         Raises:
           DataError: The template fails or exceeds its limits, or its text does not show where assistant turns are.
         """
-        text, spans = self._render(messages, False, place)
+        text, spans = self._render(messages, False, place, tools)
         if not self._environment.has_generation_block:
-            spans = self._spans_by_prefix(messages, text, place)
+            spans = self._spans_by_prefix(messages, text, place, tools)
         return RenderedChat(text, spans)
 
     def render_prompt(self, messages: Sequence[Message]) -> str:
@@ -102,13 +103,14 @@ class ChatTemplate:
         """
         return self._render(messages, True, "The conversation")[0]
 
-    def _render(self, messages: Sequence[Message], prompt: bool, place: str) -> tuple[str, list[tuple[int, int]]]:
+    def _render(
+        self, messages: Sequence[Message], prompt: bool, place: str, tools: Any = None
+    ) -> tuple[str, list[tuple[int, int]]]:
         environment, chunks = self._environment, []
+        variables = self._variables | {"messages": list(messages), "add_generation_prompt": prompt, "tools": tools}
         environment.restart()
         try:
-            for chunk in self._template.generate(
-                messages=list(messages), add_generation_prompt=prompt, **self._variables
-            ):
+            for chunk in self._template.generate(variables):
                 environment.count_characters(len(chunk))
                 chunks.append(chunk)
         except _LimitExceededError as error:
@@ -122,19 +124,19 @@ class ChatTemplate:
             raise self._error(place, "has a generation block inside a macro or `set` block.", hint)
         return text, [(start, start + len(turn)) for start, turn in environment.turns]
 
-    def _spans_by_prefix(self, messages: Sequence[Message], text: str, place: str) -> list[tuple[int, int]]:
+    def _spans_by_prefix(self, messages: Sequence[Message], text: str, place: str, tools: Any) -> list[tuple[int, int]]:
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._render(messages[:number], True, place)[0] if number else ""
-            after = self._render(messages[: number + 1], False, place)[0]
+            before = self._render(messages[:number], True, place, tools)[0] if number else ""
+            after = self._render(messages[: number + 1], False, place, tools)[0]
             content = message.get("content", "").strip()
             if not (after.startswith(before) and text.startswith(after)):
                 problem = f"leaves the loss mask unknown: the text up to message {number} does not begin all text."
                 raise self._error(place, problem, _MARK_TURNS_HINT)
             turn = after[len(before) :]
-            if number == 0 or before == self._render(messages[:number], False, place)[0]:
+            if number == 0 or before == self._render(messages[:number], False, place, tools)[0]:
                 # Without a generation prompt, the turn includes its header, if the template writes one.
                 if not turn.lstrip().startswith(content):
                     problem = f"writes no generation prompt before message {number}, so its loss mask is unknown."

@@ -1,7 +1,8 @@
-"""Reads the messages of a conversation from a record: messages with roles, or a prompt and its response."""
+"""Reads the messages of a conversation from a record, in the layouts in which chat datasets are published."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,20 +10,24 @@ from paxcli.errors import DataError, names_hint
 from paxcli.inputs.documents import FIX_HINT
 
 PROMPT, RESPONSES = "prompt", ("response", "completion")
+CONVERSATIONS, TOOLS = "conversations", "tools"  # of ShareGPT, and of function calling
 ROLES = ("system", "developer", "user", "assistant", "tool")
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
-    """The messages of a record: its field `field`, or else its `prompt` and its `response` or `completion`.
+    """The messages of a record: its `field` or `conversations`, or its `prompt` and its `response` or `completion`.
 
     Args:
       record: A JSON object, or a row of a Parquet file.
-      field: Field with the list of messages, each with a `role` and a `content`.
+      field: Field with the list of messages, each with a `role` and a `content`; as in ShareGPT, `from` and `value`.
       place: File and line of the record, for errors.
 
     Raises:
       DataError: The record has neither, or an invalid message, or no assistant message.
     """
+    if record.get(field) is None and record.get(CONVERSATIONS) is not None:
+        field = CONVERSATIONS
     if record.get(field) is None:
         return _prompt_and_response(record, field, place)
     messages = record[field]
@@ -43,10 +48,27 @@ def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> l
             f"{place} has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; fields: {fields}.",
             f"Set text_field to the field with the messages. {FIX_HINT}",
         )
+    parts = (("user", PROMPT), ("assistant", answer))
     return [
-        _check_message({"role": role, "content": record[name]}, f"{place}, `{name}`")
-        for role, name in (("user", PROMPT), ("assistant", answer))
+        _check_message(message, f"{place}, `{name}`")
+        for role, name in parts
+        for message in as_messages(record[name], role)
     ]
+
+
+def as_messages(content: Any, role: str) -> list[Any]:
+    """A text as a message of `role`; messages as they are."""
+    is_list = isinstance(content, list) and all(isinstance(message, dict) for message in content)
+    return content if is_list else [{"role": role, "content": content}]
+
+
+def tools_of(record: Mapping[str, Any], place: str) -> Any:
+    """The functions that the assistant may call, for chat templates: the field `tools`, which may be JSON as text."""
+    tools = record.get(TOOLS)
+    try:
+        return json.loads(tools) if isinstance(tools, str) else tools
+    except ValueError as error:
+        raise DataError(f"{place}: `{TOOLS}` is not JSON: {error}.", FIX_HINT) from None
 
 
 def _check_message(message: Any, place: str) -> dict[str, Any]:
@@ -58,7 +80,12 @@ def _check_message(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise DataError(f"{place} is {type(message).__name__}, not an object with `role` and `content`.", FIX_HINT)
     message = {name: value for name, value in message.items() if value is not None}
+    if "from" in message and "role" not in message:
+        role = _SHAREGPT_ROLES.get(str(message["from"]), message["from"])
+        message = {"role": role, **({"content": message["value"]} if "value" in message else {})}
     role, content = message.get("role"), message.get("content")
+    if isinstance(content, list) and all(isinstance(x, dict) and isinstance(x.get("text"), str) for x in content):
+        content = message["content"] = "".join(part["text"] for part in content)
     if role not in ROLES:
         hint = names_hint(str(role), ROLES)
         raise DataError(f"{place} has " + ("no role." if role is None else f"the unknown role {role!r}."), hint)

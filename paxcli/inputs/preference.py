@@ -10,7 +10,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat import ChatInput, ChatReading
-from paxcli.inputs.conversations import PROMPT, messages_of
+from paxcli.inputs.conversations import PROMPT, TOOLS, as_messages, messages_of
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import FIX_HINT
 from paxcli.inputs.packing import ONE_PER_ROW
@@ -28,12 +28,12 @@ class PairReading(ChatReading):
         for name in (CHOSEN, REJECTED):
             if record.get(name) is None:
                 raise DataError(f"{place} has no `{name}`; fields: {', '.join(record) or 'none'}.", FIX_HINT)
-        parts = ((record.get(PROMPT), "user"), (record[side], "assistant"))
-        found = [part if isinstance(part, list) else [{"role": role, "content": part}] for part, role in parts if part]
-        return messages_of({side: sum(found, [])}, side, place)
+        prompt, found = as_messages(record.get(PROMPT) or [], "user"), as_messages(record[side], "assistant")
+        is_complete = len(found) > 1 and found[: len(prompt)] == prompt  # the conversation begins with its prompt
+        return messages_of({side: found if is_complete else prompt + found}, side, place)
 
     def columns(self, schema: Any, file: Any) -> list[str]:
-        return [name for name in (PROMPT, CHOSEN, REJECTED) if name in schema.names]
+        return [name for name in (PROMPT, CHOSEN, REJECTED, TOOLS) if name in schema.names]
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import os
+import re
 import secrets
 import sys
 import time
@@ -28,7 +29,7 @@ from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
 from paxcli.errors import ConfigError, DataError, Stopped
 from paxcli.inputs.base_input import BaseInput
-from paxcli.layers.lora import REFERENCE
+from paxcli.layers.lora import ADAPTERS, REFERENCE
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
@@ -387,7 +388,9 @@ def train(
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
-        if warm_start is not None and not run.resumes:
+        if warm_start is not None and run.resumes:
+            report.message(f"{run_dir.path} has checkpoints, so nothing is taken from {warm_start.run_dir}.")
+        elif warm_start is not None:
             find_step(warm_start.run_dir, warm_start.step)  # a missing one is found before the step is compiled
         if make_sampler and session.experiment.sample_prompts:
             run.sample = make_sampler(session, run_dir)
@@ -492,5 +495,8 @@ def _load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> 
         return load_params(source.run_dir, source.step, state, "all")
     start = {name: x for name, x in state.params.items() if name != REFERENCE}
     params, report = load_params(source.run_dir, source.step, start)
+    if unused := [name for name in report.arrays.unexpected if re.search(ADAPTERS, name)]:
+        hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."
+        raise ConfigError(f"{source.run_dir} has adapters that this model has not, such as `{unused[0]}`.", hint)
     params = task.model.with_reference(params)
     return state.replace(params=params, opt_state=task.train.learner.warm_start(params, state.opt_state)), report

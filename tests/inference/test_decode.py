@@ -303,10 +303,12 @@ def test_eight_devices_equal_one():
         ({"prompt": "x", "seed": 2**32}, "seed must be at least 0"),
         ({}, "one of `prompt`"),
         ({"messages": ["hello"]}, "messages: expected dict or null, got"),
+        ({"prompt": "x\ud800"}, "half a character"),
+        ({"prompt": "x", "continuation": "\ud800"}, "half a character"),
     ],
 )
 def test_rows_of_a_prompts_file_are_checked(row, message, tmp_path):
     file = tmp_path / "prompts.jsonl"
-    file.write_text('{"prompt": "good"}\n\n' + json.dumps(row))
+    file.write_text('{"prompt": "good"}\n\n' + json.dumps(row), encoding="utf-8-sig")
     with pytest.raises(ConfigError, match=f"prompts.jsonl, line 3.*({message})"):
         read_prompts(file)

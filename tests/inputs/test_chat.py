@@ -215,11 +215,25 @@ def test_invalid_settings_are_named(tmp_path, fields, message):
         chat_input(write(tmp_path / "a.jsonl", RECORDS), **fields).check_data()
 
 
+@pytest.mark.parametrize("template", ["{% generation %}{{ m.content }}{% endgeneration %}", "{{ m.content }}"])
+def test_tools_are_part_of_the_text(template, tmp_path):
+    start, end = "{{ tools | tojson if tools }}{% for m in messages %}{{ m.role }}:", "{% endfor %}"
+    template = start + template + end + "{{ 'assistant:' if add_generation_prompt }}"
+    tools, chat = [{"name": "add"}], [{"role": "user", "content": "a"}, {"role": "assistant", "content": "xyz"}]
+    records = [{"messages": chat}, {"messages": chat, "tools": tools}, {"messages": chat, "tools": json.dumps(tools)}]
+    data = chat_input(write(tmp_path / "a.jsonl", records), chat_template=template, packing="one_per_row")
+    texts = data.ids_to_strings(data.get_next().labels[:3], [40, 40, 40])
+    assert ["add" in text for text in texts] == [False, True, True]
+    assert texts[1] == texts[2] and all("user:aassistant:xyz" in f"u{text}" for text in texts)
+    with pytest.raises(DataError, match="line 1: `tools` is not JSON"):
+        chat_input(write(tmp_path / "b.jsonl", [{"messages": chat, "tools": "add"}])).check_data()
+
+
 def test_files_of_other_formats_are_rejected(tmp_path):
-    for name in ("a.json", "a.bin"):
+    for name in ("a.txt", "a.bin"):
         with pytest.raises(ConfigError, match=f"{name} has no suffix"):
             chat_input(write(tmp_path / name, RECORDS)).check_data()
-    chat_input(tmp_path / "a.json", format="jsonl", seq_len=512).check_data()
+    chat_input(tmp_path / "a.txt", format="jsonl", seq_len=512).check_data()
 
 
 def test_a_position_saved_with_another_template_is_rejected(tmp_path):

@@ -16,6 +16,9 @@ CALL = {"role": "assistant", "tool_calls": [{"name": "f"}]}
         {"messages": None, "prompt": "Hi", "response": "Hello", "completion": None},
         {"prompt": "Hi", "completion": "Hello"},
         {"messages": [USER | {"tool_calls": None, "name": None}, ASSISTANT]},
+        {"prompt": [USER], "completion": [ASSISTANT]},
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]},
+        {"messages": [USER, ASSISTANT | {"content": [{"type": "text", "text": text} for text in ("He", "llo")]}]},
     ],
 )
 def test_forms_of_a_conversation(record):
@@ -38,6 +41,9 @@ def test_a_tool_call_needs_no_content():
         ({"messages": []}, "`messages` is empty"),
         ({"messages": ["Hi"]}, "message 0 is str, not an object"),
         ({"messages": [USER]}, "no assistant message"),
+        ({"conversations": [{"from": "robot", "value": "Hi"}]}, "message 0 has the unknown role 'robot'"),
+        ({"conversations": [{"from": ["gpt"], "value": "Hi"}]}, "unknown role"),
+        ({"conversations": [{"from": "gpt"}]}, "message 0 has no `content`"),
         ({"messages": [{"content": "Hi"}]}, "message 0 has no role"),
         ({"messages": [USER, {"role": "gpt", "content": "Hi"}]}, "message 1 has the unknown role 'gpt'"),
         ({"messages": [USER, {"role": ["assistant"], "content": "Hi"}]}, "unknown role"),

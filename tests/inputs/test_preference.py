@@ -34,13 +34,15 @@ def write(path: pathlib.Path, records: list) -> list[str]:
     return [str(path)]
 
 
-@pytest.mark.parametrize("kind", ["text", "messages", "conversations", "parquet"])
+@pytest.mark.parametrize("kind", ["text", "messages", "conversations", "both", "parquet"])
 def test_both_sides_are_what_a_chat_input_reads(kind: str, tmp_path: pathlib.Path) -> None:
     if kind == "parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(PAIRS), tmp_path / "a.parquet")
         files = [str(tmp_path / "a.parquet")]
     else:
         records = PAIRS if kind == "text" else [as_messages(pair, kind == "messages") for pair in PAIRS]
+        if kind == "both":  # the layout of ultrafeedback_binarized
+            records = [record | {"prompt": pair["prompt"]} for record, pair in zip(records, PAIRS, strict=True)]
         files = write(tmp_path / "a.jsonl", records)
     data = PreferenceInput(files=files, batch_size=4, **EPOCH)
     batch = data.get_next()

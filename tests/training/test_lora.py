@@ -10,14 +10,26 @@ import numpy as np
 import pytest
 
 import paxcli as pax
-from paxcli.config.resolve import resolve
+from paxcli.config.resolve import parse_assignments, resolve
 from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import name_of
+from paxcli.training.progress import Reporter
 from paxcli.training.session import build_session, open_session
 from paxcli.training.step import make_train_step
 from tests.training.runs import on_meshes
 
 SMALL = ["num_layers=2", "model_dims=32", "hidden_dims=64", "max_seq_len=16"]
+
+
+class Messages(Reporter):
+    """Keeps the messages of a run."""
+
+    text = ""
+
+    def message(self, text: str) -> None:
+        self.text += text
+
+
 LORA = ["task.model.lora=Lora", "lora.targets=attention/|feed_forward/", "lora.rank=4"]
 
 
@@ -59,6 +71,18 @@ def test_dropout_where_it_would_have_no_effect_is_refused() -> None:
     lora = ["task.model.lora=Lora", "lora.dropout=0.1", "task.model.head=OutputHead", "lora.targets=head"]
     with pytest.raises(ConfigError, match="does not apply to head/w"):
         build_session(resolve("tiny-synthetic", sets=lora).config)
+
+
+def test_a_model_without_adapters_does_not_start_from_one_that_has_some(tmp_path: pathlib.Path) -> None:
+    def recipe(*sets: str) -> pax.Recipe:
+        return pax.load("tiny-synthetic", set=parse_assignments([*SMALL, "num_train_steps=1", "eval_inputs=[]", *sets]))
+
+    pax.train(recipe(*LORA), tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"has adapters that this model has not, such as `.*_lora_a`"):
+        pax.train(recipe(), tmp_path / "b", init_from=f"{tmp_path}/a")
+    messages = Messages()
+    pax.train(recipe(*LORA), tmp_path / "a", init_from="nowhere", progress=messages)
+    assert "so nothing is taken from nowhere" in messages.text
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from paxcli.config.assign import assign
 from paxcli.config.load import load
 from paxcli.config.paths import resolve_path
 from paxcli.convert import runs
-from paxcli.convert.huggingface.adapters import write_adapter
+from paxcli.convert.huggingface.adapters import ADAPTER_CONFIG, write_adapter
 from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.files import CONFIG, Safetensors, read_json, write_json, write_safetensors
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
@@ -28,12 +28,14 @@ from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, 
 from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
 from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike, Recipe
-from paxcli.errors import ConfigError, MissingError
+from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.inputs.hub import find_model
 from paxcli.layers.lora import adapted_weights, without_adapters
+from paxcli.training.experiment import with_derived_sizes
 from paxcli.training.tokenizer_copies import copied_folders
 
 DTYPES = ("float32", "bfloat16", "float16")
+_TIED = ("model.embed_tokens.weight", "lm_head.weight")
 _TRAINING = {
     "task.train.percore_batch_size": 1,
     "task.train.num_train_steps": 1000,
@@ -61,6 +63,9 @@ def import_huggingface(
       RemoteError: The hub cannot be reached.
     """
     folder, target = resolve_path(find_model(source)), resolve_path(run_dir) / FOLDER
+    if (folder / ADAPTER_CONFIG).exists():
+        hint = "Merge it into its base in Python: `peft_model.merge_and_unload().save_pretrained(DIR)`; import that."
+        raise ConfigError(f"{folder} has an adapter of PEFT, {ADAPTER_CONFIG}, which pax does not import.", hint)
     content = read_json(folder / CONFIG)
     family, found = text_decoder(content)
     file = folder / GENERATION
@@ -76,6 +81,10 @@ def import_huggingface(
     model, tensors = config.task.model, Safetensors(resolve_path(find_model(source, folder.name)))
     named = text_names(tensors.shapes, multimodal=found is not content)
     left_out = sorted({x.removeprefix("model.").partition(".")[0] for x in tensors.shapes.keys() - named.values()})
+    tied = [tensors[named[name]] for name in _TIED if model.head is None and name in named]
+    if len(tied) == 2 and not np.array_equal(tied[0], tied[1]):
+        hint = "If it is the model's output projection, set `tie_word_embeddings` to false in config.json."
+        raise DataError(f"{folder}: config.json ties `{_TIED[1]}` to `{_TIED[0]}`, and the file has another.", hint)
     names = saved_names(named, family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
     checkpoint = _Checkpoint(folder, tensors, {name: named[saved] for name, saved in names.items()})
@@ -145,6 +154,10 @@ def export_huggingface(
         raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     stored = named_leaves(state.params)
     params = without_adapters(stored)
+    learner = fdl.build(with_derived_sizes(config, 1).task.train.learner)
+    if adapter and (others := sorted(named_leaves(learner.select_trained(state.params)).keys() & params.keys())):
+        hint = "Export the merged weights: leave `--adapter` out."
+        raise ConfigError(f"The run trains `{others[0]}` too, which the files of an adapter do not hold.", hint)
     layout = huggingface_layout(family, config.task.model, params)
     arrays = runs.read_run(run_dir, step, {f"params.{name}": x for name, x in stored.items()})
     arrays = {name: arrays[f"params.{name}"] for name in stored}

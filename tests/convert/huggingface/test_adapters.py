@@ -84,6 +84,9 @@ def test_logits_and_files_are_those_of_peft(kind: str, tmp_path: pathlib.Path) -
     assert content.pop("target_modules") == sorted(names)  # PEFT's file has only the last part of each
     assert content == {name: peft_config[name] for name in content}
 
+    others = pax.load(f"{tmp_path}/run", set={"bprop_variable_inclusion": ["lora", "final_norm"]})
+    with pytest.raises(ConfigError, match="The run trains `final_norm.scale` too"):
+        pax.export_weights(pax.Run(tmp_path / "run", others), tmp_path / "adapters", adapter=True)
     pax.export_weights(run, tmp_path / "merged")
     pax.import_weights(tmp_path / "merged", tmp_path / "again")
     assert load_file(tmp_path / "merged/model.safetensors").keys() == tensors_of("llama31").keys()

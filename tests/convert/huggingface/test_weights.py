@@ -227,6 +227,17 @@ def test_a_hugging_face_directory_in_place_of_a_run_is_named(tmp_path: pathlib.P
     assert f"`pax import {source} --out RUN_DIR`" in str(caught.value.hint)
 
 
+def test_weights_that_would_be_lost_are_named(tmp_path: pathlib.Path):
+    with pytest.raises(
+        DataError, match="ties `lm_head.weight` to `model.embed_tokens.weight`, and the file has another"
+    ):
+        pax.import_weights(write_directory(tmp_path / "tied", "llama2", tie_word_embeddings=True), tmp_path / "run")
+    source = write_directory(tmp_path / "hf", "llama2")
+    (source / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match="has an adapter of PEFT"):
+        pax.import_weights(source, tmp_path / "run")
+
+
 @pytest.mark.parametrize("keys", [{"num_attention_heads": 0}, {"hidden_size": "x"}, {"rope_scaling": 3}], ids=str)
 def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
     with pytest.raises((ConfigError, DataError)):
