@@ -365,7 +365,7 @@ def train(
     from paxcli.config.paths import default_run_dir
     from paxcli.inference.sampler import Sampler
     from paxcli.profiling.instruments import Instrumentation
-    from paxcli.training import loop
+    from paxcli.training import loop, start_from
 
     if run_dir is None and not isinstance(recipe, Recipe) and is_run_dir(os.fspath(recipe)):
         run_dir = recipe
@@ -374,7 +374,7 @@ def train(
     recipe = _recipe(recipe)
     run = Run(default_run_dir(recipe.name) if run_dir is None else run_dir, recipe)
     directory = run._directory
-    warm_start = loop.warm_start_from(init_from, with_optimizer)
+    warm_start = start_from.warm_start_from(init_from, with_optimizer)
     instrument = observed.instrument(recipe.config, directory)
     run.result = loop.train(
         recipe.config, recipe.yaml(), directory, progress, warm_start, allow_changed, instrument, on_corrupt, Sampler

@@ -166,7 +166,8 @@ def test_a_run_generates(run):
     assert [one.prompt for one in several] == ["def ", "x"]
     alone = run.generate("def ", 4, temperature=0)[0]
     assert several[0].log_probs == pytest.approx(alone.log_probs, abs=1e-5)  # XLA adds in another order
-    assert dataclasses.replace(several[0], log_probs=alone.log_probs) == alone
+    assert several[0].score == pytest.approx(alone.score, abs=1e-5)
+    assert dataclasses.replace(several[0], log_probs=alone.log_probs, score=alone.score) == alone
     assert run.generate([]) == []
     assert len(several[0].ids) == len(several[0].log_probs) <= 4 and several[0].finish_reason in ("eos", "length")
     from_inputs, metrics = run.generate_from_inputs(max_tokens=2)

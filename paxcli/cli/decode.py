@@ -47,9 +47,7 @@ TopKOption = Annotated[
 ]
 TopPOption = Annotated[
     float | None,
-    typer.Option(
-        "--top-p", min=0.0, max=1.0, help="Sample from the likeliest tokens that sum to p. Default: the recipe's."
-    ),
+    typer.Option("--top-p", min=0.0, max=1.0, help="Sample from the nucleus of probability p. Default: the recipe's."),
 ]
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of the sampling.")]
 

@@ -11,6 +11,7 @@ from paxcli.cli.install import FromOption
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption, file_option
 from paxcli.cli.output import say_result
 from paxcli.errors import ConfigError
+from paxcli.log import log
 
 TargetOption = Annotated[
     Literal["gke", "slurm", "skypilot", "image"],
@@ -51,7 +52,9 @@ def emit(
     import fiddle as fdl
 
     from paxcli.cloud.emit import TARGETS, Task, find_machine
+    from paxcli.config.overlay import YAML_SUFFIXES
     from paxcli.config.resolve import resolve
+    from paxcli.training.validate import validate
 
     resolved = resolve(recipe, overlays or (), sets or ())
     words = ["pax", "train", *(f"--set={item}" for item in sets or ())]
@@ -66,10 +69,13 @@ def emit(
     text = TARGETS[target](task)
     wanted = fdl.build(resolved.config.mesh).num_devices()
     if wanted not in (None, task.devices):
-        raise ConfigError(
-            f"The recipe's mesh needs {wanted} devices, but {slices} x {accelerator} has {task.devices}.",
-            "Change --slices or --accelerator, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape.",
-        )
+        hint = "Change --slices or --accelerator, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape."
+        has = f"{slices} x {accelerator} has {task.devices}"
+        raise ConfigError(f"The recipe's mesh needs {wanted} devices, but {has}.", hint)
+    validate(resolved.config, task.devices, reads_data=False)
+    for file in (recipe, *(overlays or ())) if target != "slurm" else ():
+        if Path(file.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES):
+            log.warning("The job reads %s: it has to be in the image, or in the directory of the task.", file)
     if out is not None:
         out.write_text(text, encoding="utf-8")
     result = {"target": target, "devices": task.devices, "path": out and str(out), "text": text}

@@ -22,9 +22,7 @@ FilesOption = Annotated[
 ]
 TasksOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--tasks", metavar="NAME,…", help="Evaluate on lm-eval's tasks; repeatable. Default: the recipe's inputs."
-    ),
+    typer.Option("--tasks", metavar="NAME,…", help="Evaluate on tasks of lm-eval; repeatable. Default: the recipe's."),
 ]
 TasksDirOption = Annotated[
     str | None,

@@ -55,9 +55,7 @@ VerboseOption = Annotated[
 ]
 BackOption = Annotated[
     str | None,
-    typer.Option(
-        "--to-maxtext", metavar="RECIPE|RUN_DIR", help="Print the MaxText command of a recipe instead. Default: none."
-    ),
+    typer.Option("--to-maxtext", metavar="RECIPE|RUN_DIR", help="Print its MaxText command instead. Default: none."),
 ]
 
 

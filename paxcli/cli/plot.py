@@ -26,7 +26,7 @@ MetricOption = Annotated[
 OutOption = Annotated[
     str | None,
     typer.Option(
-        "--out", metavar="FILE", help="Image to write. Default: RUN_DIR/loss.png for one run, plot.png for several."
+        "--out", metavar="FILE", help="Image to write. Default: RUN_DIR/loss.png, or plot.png for several runs."
     ),
 ]
 SmoothingOption = Annotated[

@@ -21,7 +21,7 @@ from paxcli.metrics.text import values_text
 if TYPE_CHECKING:
     from paxcli.api import Recipe
     from paxcli.profiling.instruments import Instrumentation
-    from paxcli.training.loop import WarmStart
+    from paxcli.training.start_from import WarmStart
 
 _FROM = "Initialize parameters from another run or from Hugging Face. Default: random initialization."
 _ON_CORRUPT = "If the newest checkpoint is damaged: refuse to resume, or use an earlier one. Default: refuse."
@@ -108,7 +108,7 @@ def train(
         run_dir = recipe
     loaded = load_recipe(recipe, overlays, sets)
     if dry_run:
-        from paxcli.training.loop import warm_start_from
+        from paxcli.training.start_from import warm_start_from
 
         warm_start = warm_start_from(source, with_optimizer)
         return say_result(*_describe(loaded, run_dir, warm_start, allow_changed, observed), as_json)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import dataclasses
 import enum
 import functools
 import types
 import typing
+from collections.abc import Iterator
 from typing import Any
 
 import fiddle as fdl
+import numpy as np
 import yaml
 
 from paxcli.config.classes import choices, class_of
@@ -62,20 +65,38 @@ def assign_in(nodes: collections.abc.Sequence[Node], path: str, value: Any) -> l
 
 def _assign(node: Node, item: str | int | None, value: Any, given: Any) -> list[str]:
     name = node.path if item is None else f"{node.path}.{item}"
-    try:
+    with _explain_mismatch(name, str(value) if isinstance(value, Text) else given):
         if item is None:
             typed = _fit_text(value, given, node)
         else:
             typed = _fit(_with_item(node.value, item, given), _type(node), node)
-    except _Mismatch as mismatch:
-        shown = str(value) if isinstance(value, Text) else given
-        hint = did_you_mean(str(shown), mismatch.names)
-        raise ConfigError(f"{name}: expected {mismatch.expected}, got {shown!r}.", hint) from None
     check_range(node.path, typed, node.annotation)
     _put(node, typed)
     held = class_of(typed) if isinstance(typed, fdl.Buildable) and isinstance(given, str) else None
     fields = typed.__arguments__ if held is not None and given not in choices(held) else ()
     return [name, *(f"{name}.{field}" for field in fields)]
+
+
+def check_types(config: fdl.Buildable) -> None:
+    """Raises a ConfigError for a value, set in Python, that its field does not take."""
+    for node in walk(config):
+        kinds = {type(node.value), node.declared[0] if node.declared else None}
+        if kinds == {fdl.Config, fdl.Partial} and class_of(node.value):
+            wrong, right = ("partial", "config") if isinstance(node.value, fdl.Partial) else ("config", "partial")
+            raise ConfigError(f"{node.path} is made by `.{wrong}(…)`.", f"Make it by `.{right}(…)`.")
+        if node.is_shown:
+            value = node.value.item() if isinstance(node.value, np.generic) else node.value
+            with _explain_mismatch(node.path, value):
+                _fit(value, _type(node), node)
+
+
+@contextlib.contextmanager
+def _explain_mismatch(path: str, value: Any) -> Iterator[None]:
+    try:
+        yield
+    except _Mismatch as mismatch:
+        hint = did_you_mean(str(value), mismatch.names)
+        raise ConfigError(f"{path}: expected {mismatch.expected}, got {value!r}.", hint) from None
 
 
 def split_assignment(text: str) -> tuple[str, Text]:

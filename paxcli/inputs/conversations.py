@@ -57,7 +57,7 @@ def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> l
 
 
 def as_messages(content: Any, role: str) -> list[Any]:
-    """A text as a message of `role`; messages as they are."""
+    """A text as a message of `role`; a list of messages is returned unchanged."""
     is_list = isinstance(content, list) and all(isinstance(message, dict) for message in content)
     return content if is_list else [{"role": role, "content": content}]
 

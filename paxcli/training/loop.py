@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import dataclasses
 import os
-import re
 import secrets
 import sys
 import time
@@ -23,13 +21,11 @@ from jax.profiler import StepTraceAnnotation, TraceAnnotation
 from paxcli.checkpoint.local_tier import newest_local_step
 from paxcli.checkpoint.manager import CheckpointStore, find_step
 from paxcli.checkpoint.policy import OnCorrupt
-from paxcli.checkpoint.warm_start import Report, load_params, parse_source
 from paxcli.config.bucket import count_retries, repeat_operations
 from paxcli.config.render import with_set
 from paxcli.config.values import plain_values
-from paxcli.errors import ConfigError, DataError, Stopped
+from paxcli.errors import DataError, Stopped
 from paxcli.inputs.base_input import BaseInput
-from paxcli.layers.lora import ADAPTERS, REFERENCE
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
@@ -50,10 +46,10 @@ from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
+from paxcli.training.start_from import WarmStart, load_warm_start
 from paxcli.training.state import TrainState, count_parameters
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
-from paxcli.training.task import SingleTask
 from paxcli.training.tokenizer_copies import copy_tokenizers
 from paxcli.training.watchdog import Watchdog
 
@@ -61,34 +57,6 @@ _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed
 # From a step and its parameters to each of the `sample_prompts` with its continuation.
 Sample = Callable[[int, dict], list[tuple[str, str]]]
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
-
-
-@dataclasses.dataclass(frozen=True)
-class WarmStart:
-    """The checkpoint that initializes a new run's parameters (`--from RUN_DIR[@STEP]`).
-
-    Attributes:
-      run_dir: The run that has the checkpoint.
-      step: The checkpoint's step; None = the latest.
-      everything: Whether to restore the optimizer state and the step as well.
-    """
-
-    run_dir: str
-    step: int | None = None
-    everything: bool = False
-
-
-def warm_start_from(source: str | None, with_optimizer: bool) -> WarmStart | None:
-    """What `--from RUN_DIR[@STEP]` means; None without it.
-
-    Raises:
-      ConfigError: There is no source of the optimizer state.
-    """
-    if source is not None:
-        return WarmStart(*parse_source(source), everything=with_optimizer)
-    if with_optimizer:
-        raise ConfigError("There is no checkpoint to take the optimizer state from.", "Name its run: `--from RUN_DIR`.")
-    return None
 
 
 class TrainingRun:
@@ -126,7 +94,7 @@ class TrainingRun:
             return state
         state = created.result()
         if warm_start is not None:
-            state, report = _load_warm_start(state, warm_start, self.task)
+            state, report = load_warm_start(state, warm_start, self.task)
             self.report.message(report.text())
         return state
 
@@ -487,16 +455,3 @@ def _facts(session: Session, run: TrainingRun, first_step: int) -> dict[str, Any
         "first_step": first_step,
         "num_train_steps": run.num_train_steps,
     }
-
-
-def _load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> tuple[TrainState, Report]:
-    """`state` with the parameters, or everything, of another run's checkpoint."""
-    if source.everything:
-        return load_params(source.run_dir, source.step, state, "all")
-    start = {name: x for name, x in state.params.items() if name != REFERENCE}
-    params, report = load_params(source.run_dir, source.step, start)
-    if unused := [name for name in report.arrays.unexpected if re.search(ADAPTERS, name)]:
-        hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."
-        raise ConfigError(f"{source.run_dir} has adapters that this model has not, such as `{unused[0]}`.", hint)
-    params = task.model.with_reference(params)
-    return state.replace(params=params, opt_state=task.train.learner.warm_start(params, state.opt_state)), report

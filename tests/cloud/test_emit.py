@@ -251,3 +251,30 @@ def test_hostile_arguments_stay_arguments(tmp_path):
     )
     assert [call["words"] for call in calls + more] == [["train", *words]] * 2
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--set=num_heads=3"], "num_heads=3"),
+        (["--set=global_batch_size=6", "--set=percore_batch_size=null"], "A global batch of 6 does not divide"),
+        (["--set=mesh.ici_mesh_shape={data: 3}"], "mesh needs 3 devices, but 1 x h100:4 has 4"),
+    ],
+)
+def test_a_job_that_can_only_fail_is_refused(words, message, capsys):
+    from paxcli.cli.main import app, run
+
+    command = ["provision", "emit", "tiny", "--target=slurm", "--accelerator=h100:4", "--json"]
+    assert run(app, [*command, *words]) == 2
+    assert message in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_files_that_a_job_reads_are_named(tmp_path, caplog, capsys):
+    from paxcli.cli.main import app, run
+
+    (tmp_path / "mine.yaml").write_text("recipe: tiny\n")
+    command = ["provision", "emit", f"{tmp_path}/mine.yaml", "--accelerator=h100:4", "--target"]
+    with caplog.at_level("WARNING", "pax"):
+        assert run(app, [*command, "slurm"]) == 0 and not caplog.text
+        assert run(app, [*command, "skypilot"]) == 0
+    assert "mine.yaml: it has to be in the image, or in the directory of the task" in caplog.text

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
+import optax
 import pytest
 
 import paxcli as pax
+from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError, MeshError
+from paxcli.layers.feed_forward import FeedForward
+from paxcli.optim.adamw import AdamW
 from paxcli.training.session import build_session
+from paxcli.training.validate import validate
 
 
 @pytest.mark.parametrize(
@@ -22,6 +28,34 @@ from paxcli.training.session import build_session
 def test_values_that_a_run_overwrites_are_refused(path: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"{path}={value} has no effect"):
         pax.load("tiny", set={path: value}).validate()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("task.train.learner.learning_rate", "fast", "expected float, got 'fast'"),
+        ("task.train.learner.schedule", optax.cosine_decay_schedule(1.0, 10), "expected one of .*Cosine"),
+        ("task.train.learner.optimizer", AdamW.partial(), r"is made by `.partial\(…\)`"),
+        ("task.model", None, "expected one of .*LanguageModel"),
+        ("task.model.stack.block.feed_forward", FeedForward, "expected one of FeedForward, MoeFeedForward"),
+        ("task.model.stack.block.feed_forward", FeedForward.config(model_dims=1), r"is made by `.config\(…\)`"),
+        ("train_input", [1], "expected one of .*TextInput"),
+    ],
+)
+def test_values_of_python_recipes_have_the_types_of_their_fields(path: str, value: object, message: str) -> None:
+    config = holder = tiny_synthetic()
+    *names, field = path.split(".")
+    for name in names:
+        holder = getattr(holder, name)
+    setattr(holder, field, value)
+    with pytest.raises(ConfigError, match=f"{path}:? {message}"):
+        validate(config)
+
+
+def test_numpy_scalars_are_numbers_in_python_recipes() -> None:
+    config = tiny_synthetic()
+    config.task.train.learner.learning_rate = np.float32(0.5)
+    validate(config)
 
 
 @pytest.mark.parametrize(("shape", "axes"), [([3, 2, 1], "data=3 × fsdp=2"), ([1, 3, 2], "fsdp=3 × tensor=2")])

@@ -1,0 +1,53 @@
+"""The checkpoint of another run that a new run starts from: `--from RUN_DIR[@STEP]`."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+from paxcli.checkpoint.warm_start import Report, load_params, parse_source
+from paxcli.errors import ConfigError
+from paxcli.layers.lora import ADAPTERS, REFERENCE
+from paxcli.training.state import TrainState
+from paxcli.training.task import SingleTask
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmStart:
+    """The checkpoint that initializes a new run's parameters (`--from RUN_DIR[@STEP]`).
+
+    Attributes:
+      run_dir: The run that has the checkpoint.
+      step: The checkpoint's step; None = the latest.
+      everything: Whether to restore the optimizer state and the step as well.
+    """
+
+    run_dir: str
+    step: int | None = None
+    everything: bool = False
+
+
+def warm_start_from(source: str | None, with_optimizer: bool) -> WarmStart | None:
+    """What `--from RUN_DIR[@STEP]` means; None without it.
+
+    Raises:
+      ConfigError: There is no source of the optimizer state.
+    """
+    if source is not None:
+        return WarmStart(*parse_source(source), everything=with_optimizer)
+    if with_optimizer:
+        raise ConfigError("There is no checkpoint to take the optimizer state from.", "Name its run: `--from RUN_DIR`.")
+    return None
+
+
+def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> tuple[TrainState, Report]:
+    """`state` with the parameters, or everything, of another run's checkpoint."""
+    if source.everything:
+        return load_params(source.run_dir, source.step, state, "all")
+    start = {name: x for name, x in state.params.items() if name != REFERENCE}
+    params, report = load_params(source.run_dir, source.step, start)
+    if unused := [name for name in report.arrays.unexpected if re.search(ADAPTERS, name)]:
+        hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."
+        raise ConfigError(f"{source.run_dir} has adapters that this model has not, such as `{unused[0]}`.", hint)
+    params = task.model.with_reference(params)
+    return state.replace(params=params, opt_state=task.train.learner.warm_start(params, state.opt_state)), report
