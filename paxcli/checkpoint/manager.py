@@ -209,11 +209,9 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             arrays = read_arrays(step_dir, manifest, wanted)
         states = manifest.input_states
         if len(states) not in (1, jax.process_count()):
-            raise DataError(
-                f"The checkpoint of step {step} has input positions for {len(states)} processes, and this job has "
-                f"{jax.process_count()}.",
-                "Resume with the same number of processes, or start another run from these weights with --from.",
-            )
+            has = f"has input positions for {len(states)} processes, and this job has {jax.process_count()}"
+            hint = "Resume with the same number of processes, or start another run from these weights with --from."
+            raise DataError(f"The checkpoint of step {step} {has}.", hint)
         return _like(abstract_state, arrays), states[jax.process_index() if len(states) > 1 else 0]
 
     def recipe(self, step: int) -> Mapping[str, Any]:

@@ -48,10 +48,8 @@ class Checkpoint(Configurable):
     def validate(self) -> None:
         """Raises ConfigError when a duration cannot be read, or half of the local tier is missing."""
         if (self.local_directory is None) != (self.local_save_interval_steps is None):
-            raise ConfigError(
-                "checkpoint.local_directory and checkpoint.local_save_interval_steps need each other.",
-                "Set both, or none of them.",
-            )
+            fields = "checkpoint.local_directory and checkpoint.local_save_interval_steps"
+            raise ConfigError(f"{fields} need each other.", "Set both, or none of them.")
         if self.save_keep_interval_duration is not None:
             parse_duration(self.save_keep_interval_duration)
 

@@ -18,6 +18,10 @@ from paxcli.config.overlay import YAML_SUFFIXES, Assignments, read_overlay, read
 from paxcli.config.paths import resolve_path
 from paxcli.errors import ConfigError, MissingError, PaxError, did_you_mean, names_hint
 
+# Of files that were imported: their directories, on `sys.path`, and the modules that they imported from there.
+_directories: list[str] = []
+_beside_recipes: set[str] = set()
+
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
@@ -114,15 +118,27 @@ def _call(entry: RecipeEntry) -> fdl.Config:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Imports a file as a module; it may import modules from its own directory."""
+    """Imports a file as a module; it may import modules from its own directory.
+
+    Those are imported again for each file, as the file is: they may have changed, and a file in another directory may
+    have others of the same names.
+    """
     resolved = path.resolve()
-    if str(resolved.parent) not in sys.path:
-        sys.path.append(str(resolved.parent))
+    own, others = str(resolved.parent), [one for one in _directories if one != str(resolved.parent)]
+    if own not in sys.path or own in _directories:
+        sys.path[:] = [*(one for one in sys.path if one not in _directories), own, *others]
+        _directories[:] = [own, *others]
+    for beside in _beside_recipes:
+        sys.modules.pop(beside, None)
+    known = {*sys.modules}
     name = f"{RECIPE_FILE}{resolved.stem}"
     spec = importlib.util.spec_from_file_location(name, resolved)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
     sys.modules[name] = module
-    spec.loader.exec_module(module)  # type: ignore[union-attr]
+    try:
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+    finally:
+        _beside_recipes.update(one for one in sys.modules.keys() - known if resolved.with_name(f"{one}.py").is_file())
     return module
 
 

@@ -93,10 +93,9 @@ class Learner(Configurable):
         """Raises a ConfigError when fields contradict each other."""
         for optimizer, schedule in self._optimizers():
             if not isinstance(optimizer, Optimizer):
-                raise ConfigError(
-                    f"`optimizer` is a {type(optimizer).__name__}, which is not an Optimizer of pax.",
-                    "Wrap an optax optimizer: `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`.",
-                )
+                kind = type(optimizer).__name__
+                hint = "Wrap an optax optimizer: `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`."
+                raise ConfigError(f"`optimizer` is a {kind}, which is not an Optimizer of pax.", hint)
             optimizer.validate()
             schedule.validate()
         if self.clip_gradient_norm_to_value is not None and self.clip_gradient_single_norm_to_value is not None:
@@ -104,18 +103,15 @@ class Learner(Configurable):
             raise ConfigError("Gradients are clipped by their global norm or each by its own, not both.", hint)
         clips = self.clip_gradient_norm_to_value or self.clip_gradient_single_norm_to_value
         if self.clip_each_microbatch and (self.stochastic_gradient is not None or not clips):
-            raise ConfigError(
-                "`clip_each_microbatch` has no effect: gradients are not clipped, or those of examples are.",
-                "Set it to false, or `clip_gradient_norm_to_value` without `stochastic_gradient`.",
-            )
+            problem = "`clip_each_microbatch` has no effect: gradients are not clipped, or those of examples are."
+            hint = "Set it to false, or `clip_gradient_norm_to_value` without `stochastic_gradient`."
+            raise ConfigError(problem, hint)
         if self.bprop_variable_exclusion and self.bprop_variable_inclusion:
             hint = "Keep one of them."
             raise ConfigError("Both `bprop_variable_exclusion` and `bprop_variable_inclusion` are set.", hint)
         if self.skip_step_gradient_norm_value is not None and not self.skip_invalid_gradients:
-            raise ConfigError(
-                "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false.",
-                "Set `skip_invalid_gradients` to true.",
-            )
+            problem = "`skip_step_gradient_norm_value` has no effect while `skip_invalid_gradients` is false."
+            raise ConfigError(problem, "Set `skip_invalid_gradients` to true.")
 
     @property
     def selects_parameters(self) -> bool:
@@ -239,11 +235,9 @@ class Learner(Configurable):
             matches = match_parameters(f"parameter_groups.{number - 1}.regex", group.regex, names)
             for index in (index for index, match in enumerate(matches) if match):
                 if owners[index] != _MAIN:
-                    raise ConfigError(
-                        f"Two of `parameter_groups` match `{names[index]}`: "
-                        f"{self.parameter_groups[owners[index] - 1].regex!r} and {group.regex!r}.",
-                        "Change one of the expressions.",
-                    )
+                    both = f"{self.parameter_groups[owners[index] - 1].regex!r} and {group.regex!r}"
+                    problem = f"Two of `parameter_groups` match `{names[index]}`: {both}."
+                    raise ConfigError(problem, "Change one of the expressions.")
                 owners[index] = number
         exclusion = ("bprop_variable_exclusion", self.bprop_variable_exclusion, False)
         inclusion = ("bprop_variable_inclusion", self.bprop_variable_inclusion, True)
@@ -301,10 +295,9 @@ def _scale_by_initial_norm(path: Any, update: jax.Array, weight: Weight) -> jax.
     if len(weight.axes) < 2:
         return update
     if weight.init_scale is None:
-        raise ConfigError(
-            f"`scale_update_by_var_norm`: the scale of the initial values of `{'/'.join(path_of(path))}` is unknown.",
-            "Initialize it by an `Init` that has a `scale`.",
-        )
+        problem = f"the scale of the initial values of `{'/'.join(path_of(path))}` is unknown"
+        hint = "Initialize it by an `Init` that has a `scale`."
+        raise ConfigError(f"`scale_update_by_var_norm`: {problem}.", hint)
     return weight.init_scale * update
 
 

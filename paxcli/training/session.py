@@ -112,10 +112,9 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
             spec = experiment.train_input.element_spec()
         rows, hosts = num_rows(spec), experiment.train_input.num_infeed_hosts
         if rows * hosts != batch:
-            raise ConfigError(
-                f"train_input yields batches of {rows} rows on each of {hosts} hosts, but the global batch is {batch}.",
-                f"Change the input's batch size, or `--set global_batch_size={rows * hosts}`.",
-            )
+            yields = f"train_input yields batches of {rows} rows on each of {hosts} hosts"
+            hint = f"Change the input's batch size, or `--set global_batch_size={rows * hosts}`."
+            raise ConfigError(f"{yields}, but the global batch is {batch}.", hint)
         return Session(config, experiment, mesh, spec, batch, *abstract_state(experiment.task, spec, mesh, rules))
 
 

@@ -84,24 +84,19 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
     on_mesh = sizes[Axis.STAGE]
     pipelined = {path: stack for path, stack in model.stacks().items() if isinstance(stack, PipelinedStack)}
     if not pipelined and on_mesh > 1:
-        raise ConfigError(
-            f"The mesh has stage={on_mesh}, but the model has no pipeline stages: devices would repeat work.",
-            "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe.",
-        )
+        hint = "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe."
+        has = f"The mesh has stage={on_mesh}, but the model has no pipeline stages"
+        raise ConfigError(f"{has}: devices would repeat work.", hint)
     if config.task.summary_verbosity >= ACTIVATIONS and (pipelined or config.task.train.learner.stochastic_gradient):
-        raise ConfigError(
-            f"task.summary_verbosity={config.task.summary_verbosity} logs statistics of activations, which "
-            f"{'pipeline stages do' if pipelined else 'DP-SGD does'} not report.",
-            f"Set it to {ACTIVATIONS - 1} at most.",
-        )
+        field, who = f"task.summary_verbosity={config.task.summary_verbosity}", "pipeline stages do"
+        problem = f"{field} logs statistics of activations, which {who if pipelined else 'DP-SGD does'} not report."
+        raise ConfigError(problem, f"Set it to {ACTIVATIONS - 1} at most.")
     for path, stack in pipelined.items():
         stack.pipeline.layers_per_group(stack.num_layers)
         if on_mesh not in (1, stack.num_stages):
-            raise ConfigError(
-                f"task.model.{path}.num_stages={stack.num_stages}, but the mesh has stage={on_mesh}.",
-                f"Make the product of `stage` in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape` {stack.num_stages}; "
-                "with 1, each device runs all stages.",
-            )
+            problem = f"task.model.{path}.num_stages={stack.num_stages}, but the mesh has stage={on_mesh}."
+            product = "the product of `stage` in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`"
+            raise ConfigError(problem, f"Make {product} {stack.num_stages}; with 1, each device runs all stages.")
         _check_microbatches(config, stack.pipeline, sizes, batch, log_it)
 
 

@@ -64,6 +64,32 @@ def test_the_line_of_a_mistake_is_the_recipes_own(mine: pathlib.Path) -> None:
         load(f"{mine}:broken")
 
 
+def test_modules_beside_a_recipe_are_its_own_and_imported_again(tmp_path: pathlib.Path) -> None:
+    recipe = """
+from paxcli.config.recipe import recipe
+from pax_recipes.tiny import tiny
+import parts
+
+@recipe()
+def mine():
+    config = tiny()
+    config.task.train.learner.learning_rate = parts.RATE
+    return config
+"""
+    for name, rate in (("a", 0.125), ("b", 0.5)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.py").write_text(recipe)
+        (tmp_path / name / "parts.py").write_text(f"RATE = {rate}")
+
+    def rates() -> list[float]:
+        found = (load(str(tmp_path / name / "mine.py")).config for name in ("a", "b", "a"))
+        return [config.task.train.learner.learning_rate for config in found]
+
+    assert rates() == [0.125, 0.5, 0.125]
+    (tmp_path / "a" / "parts.py").write_text("RATE = 0.25  # edited")
+    assert rates() == [0.25, 0.5, 0.25]
+
+
 def test_a_class_name_of_pax(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pax_extra_three.py").write_text("@recipe('C4Foo')\ndef c4_foo():\n    pass\n")
     metadata = tmp_path / "pax_extra_three-1.0.dist-info"
