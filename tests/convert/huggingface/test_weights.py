@@ -122,6 +122,9 @@ def test_a_model_that_was_never_imported_gets_the_config_of_its_family(family, t
 def test_a_tied_llama_trains_decodes_and_is_exported_with_its_tokenizer(tmp_path: pathlib.Path):
     source = write_directory(tmp_path / "hf", "llama31", tie_word_embeddings=True)
     write_tokenizer(source)
+    tensors = tensors_of("llama31")
+    copy = {"lm_head.weight": tensors["model.embed_tokens.weight"].copy()}
+    save_file(tensors | copy, source / "model.safetensors", metadata={"format": "pt"})
     done = pax.import_weights(source, tmp_path / "run")  # the file has a copy of the table, which is not read
     assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} < set(done.carried)
     small = {"global_batch_size": 2, "num_train_steps": 2, "max_seq_len": 32, "eval_inputs": []}
