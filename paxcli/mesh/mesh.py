@@ -109,11 +109,10 @@ def build_mesh(config: Mesh, devices: Sequence[Any] | None = None) -> jax.shardi
     devices = list(jax.devices() if devices is None else devices)
     dcn = _sizes(config.dcn_mesh_shape, "mesh.dcn_mesh_shape")
     slices = math.prod(dcn.values())
-    ici_shape = config.ici_mesh_shape
-    if ici_shape is None:
-        ici_shape = {"data": max(len(devices) // slices, 1)}
+    found = len(devices)
+    ici_shape = {"data": max(found // slices, 1)} if config.ici_mesh_shape is None else config.ici_mesh_shape
     ici = _sizes(ici_shape, "mesh.ici_mesh_shape")
-    sizes, found = axis_sizes(ici, dcn), len(devices)
+    sizes = axis_sizes(ici, dcn)
     if (needed := math.prod(sizes.values())) != found:
         fit = f"--set mesh.ici_mesh_shape='{{data: {found // slices}}}'"
         if found % slices:
@@ -129,11 +128,9 @@ def _sizes(shape: Shape | None, where: str) -> dict[str, int]:
         return dict.fromkeys(MESH_AXES, 1)
     if not isinstance(shape, Mapping):
         if len(shape) not in _LIST_AXES:
-            raise ConfigError(
-                f"`{where}` has {len(shape)} numbers; expected 3 ([data, fsdp, tensor]) "
-                "or 4 ([stage, data, fsdp, tensor]).",
-                f"Or name the axes: --set {where}='{{fsdp: 4, tensor: 2}}'",
-            )
+            expected = "expected 3 ([data, fsdp, tensor]) or 4 ([stage, data, fsdp, tensor])"
+            hint = f"Or name the axes: --set {where}='{{fsdp: 4, tensor: 2}}'"
+            raise ConfigError(f"`{where}` has {len(shape)} numbers; {expected}.", hint)
         shape = dict(zip(_LIST_AXES[len(shape)], shape, strict=True))
     for axis, size in shape.items():
         check_mesh_axis(axis, where)
@@ -147,10 +144,8 @@ def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:
     wanted = math.prod(dcn)
     found = len({getattr(device, "slice_index", 0) for device in devices})
     if devices[0].platform == "tpu" and wanted != found:
-        raise ConfigError(
-            f"mesh.dcn_mesh_shape asks for {wanted} slice{'s' * (wanted > 1)}, but the TPU devices form {found}.",
-            f"--set mesh.dcn_mesh_shape='{{data: {found}}}'",
-        )
+        asked, hint = f"{wanted} slice{'s' * (wanted > 1)}", f"--set mesh.dcn_mesh_shape='{{data: {found}}}'"
+        raise ConfigError(f"mesh.dcn_mesh_shape asks for {asked}, but the TPU devices form {found}.", hint)
     if wanted == 1:
         try:
             return mesh_utils.create_device_mesh(ici, devices)
@@ -158,7 +153,6 @@ def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:
             return mesh_utils.create_device_mesh(ici, devices, allow_split_physical_axes=True)
     if wanted == found:
         return mesh_utils.create_hybrid_device_mesh(ici, dcn, devices, allow_split_physical_axes=True)
-    groups = np.asarray(devices).reshape(dcn + ici)
-    rank = len(ici)
-    pairs = [axis for pair in zip(range(rank), range(rank, 2 * rank), strict=True) for axis in pair]
-    return groups.transpose(pairs).reshape([inner * outer for inner, outer in zip(ici, dcn, strict=True)])
+    pairs = np.arange(2 * len(ici)).reshape(2, -1).T.ravel()  # DCN and ICI of the first axis, of the second, …
+    groups = np.asarray(devices).reshape(dcn + ici).transpose(pairs)
+    return groups.reshape([inner * outer for inner, outer in zip(ici, dcn, strict=True)])

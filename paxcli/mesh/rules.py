@@ -44,11 +44,8 @@ def merge_rules(overrides: Mapping[str, str | Sequence[str] | None] | None) -> R
 def check_mesh_axis(name: str, where: str) -> None:
     """Raises a ConfigError unless `name` is a mesh axis."""
     if name not in MESH_AXES:
-        raise ConfigError(
-            f"`{where}`: there is no mesh axis `{name}`.",
-            did_you_mean(name, MESH_AXES)
-            or f"Mesh axes: {', '.join(MESH_AXES)}. Pax's replica, data, mdl are data, fsdp, tensor here.",
-        )
+        known = f"Mesh axes: {', '.join(MESH_AXES)}. Pax's replica, data, mdl are data, fsdp, tensor here."
+        raise ConfigError(f"`{where}`: there is no mesh axis `{name}`.", did_you_mean(name, MESH_AXES) or known)
 
 
 def spec(logical_axes: Sequence[str | None], rules: Rules = DEFAULT_RULES) -> PartitionSpec:

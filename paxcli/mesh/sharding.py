@@ -237,11 +237,9 @@ def put_batch(batch: Any, mesh: jax.sharding.Mesh) -> Any:
     num_shards = _num_shards(BATCH_AXES, mesh.shape)
     rows = {leaf.shape[0] * hosts for leaf in jax.tree.leaves(batch)}
     if any(count % num_shards for count in rows):
-        raise ConfigError(
-            f"A global batch of {min(rows)} examples does not divide over "
-            f"{describe({axis: mesh.shape[axis] for axis in BATCH_AXES})}.",
-            f"Choose a global_batch_size that is a multiple of {num_shards}, or a smaller mesh.",
-        )
+        over = describe({axis: mesh.shape[axis] for axis in BATCH_AXES})
+        hint = f"Choose a global_batch_size that is a multiple of {num_shards}, or a smaller mesh."
+        raise ConfigError(f"A global batch of {min(rows)} examples does not divide over {over}.", hint)
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
 
 
