@@ -63,8 +63,7 @@ def start_distributed(timeout_seconds: float = 300, libtpu: str = "", heartbeat_
     job = _detect_job(os.environ) if count is None else f"process {index} of {count} at {address}"
     if not job or count == 1:
         return
-    limits = {"initialization_timeout": int(timeout_seconds) + 60}
-    limits["heartbeat_timeout_seconds"] = heartbeat_timeout_seconds
+    limits = dict(initialization_timeout=int(timeout_seconds) + 60, heartbeat_timeout_seconds=heartbeat_timeout_seconds)
     failure: list[BaseException] = []
 
     def connect() -> None:
@@ -113,19 +112,16 @@ def _explicit_job(env: Mapping[str, str]) -> tuple[str, int, int] | None:
         return "", 1, 0
     parts = {_ADDRESS: address, _COUNT[0]: count, _INDEX[0]: index}
     if missing := [name for name, value in parts.items() if not value]:
-        given = [name for name in parts if name not in missing]
-        raise ConfigError(
-            f"{' and '.join(given)} set up a multi-process job, but {' and '.join(missing)} is not set.",
-            f"Set all of {', '.join(parts)} on every process, or none of them.",
-        )
+        given = " and ".join(name for name in parts if name not in missing)
+        hint = f"Set all of {', '.join(parts)} on every process, or none of them."
+        raise ConfigError(f"{given} set up a multi-process job, but {' and '.join(missing)} is not set.", hint)
     assert address and count and index
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(f"{_ADDRESS} is `{address}`; expected host:port, such as 10.0.0.1:8476.")
     if not count.isdigit() or not index.isdigit() or not int(index) < int(count):
-        raise ConfigError(
-            f"{_INDEX[0]}={index} does not match {_COUNT[0]}={count}: the index must be from 0 to the count minus 1."
-        )
+        place = f"{_INDEX[0]}={index} does not match {_COUNT[0]}={count}"
+        raise ConfigError(f"{place}: the index must be from 0 to the count minus 1.")
     return address, int(count), int(index)
 
 
@@ -169,10 +165,8 @@ def _read_metadata(server: str, key: str) -> str:
 
 
 def _lost_process(cause: str) -> Stopped:
-    return Stopped(
-        f"Another process of this job ended or cannot be reached: {cause}",
-        "Start all processes again: they resume from the latest checkpoint.",
-    )
+    hint = "Start all processes again: they resume from the latest checkpoint."
+    return Stopped(f"Another process of this job ended or cannot be reached: {cause}", hint)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
