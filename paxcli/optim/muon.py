@@ -61,8 +61,5 @@ def _matrix(weight: Weight) -> optax.contrib.MuonDimensionNumbers | None:
     """The row and column dimensions of the matrix that Muon orthogonalizes; None if Adam updates the parameter."""
     if not weight.is_matrix or weight.is_table or "vocab" in weight.axes:
         return None
-    lead = weight.num_stacked
-    return optax.contrib.MuonDimensionNumbers(
-        reduction_axis=tuple(lead + dim for dim in weight.contracts),
-        output_axis=tuple(lead + dim for dim in weight.produces),
-    )
+    rows, columns = (tuple(weight.num_stacked + dim for dim in dims) for dims in (weight.contracts, weight.produces))
+    return optax.contrib.MuonDimensionNumbers(reduction_axis=rows, output_axis=columns)

@@ -53,11 +53,10 @@ def elastic_weight_consolidation(weight: float) -> optax.GradientTransformationE
 def move_anchor(state: Any, params: Any) -> Any:
     """`state`, an optimizer's, with `params` as the anchor of every EWC penalty in it."""
 
+    def anchor(param: Any, old: Any) -> Any:
+        return old if isinstance(old, optax.MaskedNode) else jnp.copy(param)
+
     def with_new_anchor(node: Any) -> Any:
-        if not isinstance(node, EwcState):
-            return node
-        return EwcState(
-            jax.tree.map(lambda p, a: a if isinstance(a, optax.MaskedNode) else jnp.copy(p), params, node.anchor)
-        )
+        return EwcState(jax.tree.map(anchor, params, node.anchor)) if isinstance(node, EwcState) else node
 
     return jax.tree.map(with_new_anchor, state, is_leaf=lambda node: isinstance(node, EwcState))

@@ -67,13 +67,11 @@ class Lars(Optimizer):
     decay_norms_and_biases: bool = True
 
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
-        return optax.with_extra_args_support(
-            optax.chain(
-                optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases)),
-                _scale_by_trust_ratio(weights, self.trust_coefficient, self.epsilon),
-                optax.GradientTransformationExtraArgs(optax.init_empty_state, multiply_by_learning_rate),
-                optax.trace(self.momentum, self.nesterov),
-            )
+        return optax.chain(
+            optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases)),
+            _scale_by_trust_ratio(weights, self.trust_coefficient, self.epsilon),
+            optax.GradientTransformationExtraArgs(optax.init_empty_state, multiply_by_learning_rate),
+            optax.trace(self.momentum, self.nesterov),
         )
 
 
