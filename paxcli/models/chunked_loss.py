@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
+from jax.custom_derivatives import SymbolicZero, custom_vjp_primal_tree_values
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
@@ -103,11 +103,7 @@ def _sums(
 
 
 def _forward(settings: _Settings, params: Any, x: Any, labels: Any, weights: Any):
-    params, x, labels, weights = jax.tree.map(
-        lambda primal: primal.value,
-        (params, x, labels, weights),
-        is_leaf=lambda leaf: isinstance(leaf, CustomVJPPrimal),
-    )
+    params, x, labels, weights = custom_vjp_primal_tree_values((params, x, labels, weights))
     *sums, param_grads, x_grads = _on_shards(settings, True, params, x, labels, weights)
     param_grads = {name: constrain(grad, *settings.axes[name]) for name, grad in param_grads.items()}
     # Empty arrays carry the dtypes: gradients of parameters are summed in float32.
