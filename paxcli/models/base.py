@@ -251,10 +251,9 @@ def check_mesh_divides(mesh: Mapping[str, int], axis: Axis, **fields: int | None
     Raises:
       MeshError: It does not divide one.
     """
+    ways = mesh[axis]
     for field, size in fields.items():
-        if size and size % mesh[axis]:
-            raise MeshError(
-                f"task.model.{field}={size} does not divide over mesh axis {axis}={mesh[axis]} "
-                f"({size} / {mesh[axis]} = {size / mesh[axis]:g}).",
-                f"Change `{field}` or the size of `{axis}` in `mesh.ici_mesh_shape`.",
-            )
+        if size and size % ways:
+            share = f"{size} / {ways} = {size / ways:g}"
+            hint = f"Change `{field}` or the size of `{axis}` in `mesh.ici_mesh_shape`."
+            raise MeshError(f"task.model.{field}={size} does not divide over mesh axis {axis}={ways} ({share}).", hint)

@@ -117,9 +117,8 @@ def beam_search(
         parents = picked // per_beam
         token, log_prob = (array.reshape(batch, -1)[rows, picked] for array in (tokens, likely))
         longer = _append(_take(live, parents), token, log_prob, step)._replace(scores=scores)
-        live = jax.vmap(lambda is_within, *choice: jax.tree.map(functools.partial(jnp.where, is_within), *choice))(
-            step < limits, longer, live
-        )
+        choose = jax.vmap(lambda is_within, *choice: jax.tree.map(functools.partial(jnp.where, is_within), *choice))
+        live = choose(step < limits, longer, live)
         flat = (rows * beams + parents).reshape(-1)
         cache = jax.tree.map(lambda array, axis: jnp.take(array, flat, axis=axis), search.cache, axes)
         positions = jnp.repeat(prompts.starts + step, beams)[:, None]

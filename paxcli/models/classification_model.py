@@ -70,9 +70,7 @@ class ClassificationModel(Model):
         in_top5 = jnp.sum(predictions.logits > label_logit, axis=-1) < 5
         means = {"loss": xent, "accuracy": correct, "accuracy_top5": in_top5}
         weight = jnp.sum(batch.weights)
-        metrics = {
-            name: (weighted_mean(value.astype(jnp.float32), batch.weights), weight) for name, value in means.items()
-        }
+        metrics = {name: (weighted_mean(x.astype(jnp.float32), batch.weights), weight) for name, x in means.items()}
         return metrics, NestedMap(xent=xent, scores=jax.nn.log_softmax(predictions.logits.astype(jnp.float32)))
 
 

@@ -144,9 +144,8 @@ def advance(
 ) -> DecodeState:
     """Generates up to `steps` tokens of each sequence; returns early when all are done. `candidates`: of `choose`."""
     rows, size, settings = jnp.arange(len(state.ids)), state.ids.shape[1], state.settings
-    row_keys = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))(
-        settings.seed, settings.number
-    )
+    make_key = jax.vmap(lambda seed, number: jax.random.fold_in(jax.random.key(seed), number))
+    row_keys = make_key(settings.seed, settings.number)
 
     def is_unfinished(carry: tuple[Any, DecodeState]) -> jax.Array:
         step, state = carry

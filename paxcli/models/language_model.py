@@ -167,10 +167,9 @@ class LanguageModel(TransformerLm, CausalModel):
         return functools.partial(TokenPredictor, stack=stack, norm=self.final_norm, **same)
 
     def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
-        if not self.mtp_num_layers:
-            return super()._predict(ids, batch)
         x, _ = self._hidden(ids, self._segment_ids(batch), batch.segment_pos, None)
-        self.sow("metrics", "mtp_loss", self._mtp_loss(x, batch))
+        if self.mtp_num_layers:
+            self.sow("metrics", "mtp_loss", self._mtp_loss(x, batch))
         return self._predict_from(x)
 
     def _mtp_loss(self, x: Float[jax.Array, "B T D"], batch: NestedMap) -> jax.Array:

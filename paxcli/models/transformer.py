@@ -55,15 +55,13 @@ class TransformerModel(Model):
 
     @nn.nowrap
     def validate(self, mesh: Mapping[str, int]) -> None:
-        if not self.dims_per_head and self.model_dims % self.num_heads:
-            raise ConfigError(
-                f"model_dims={self.model_dims} does not divide into num_heads={self.num_heads} heads.",
-                "Change one of them, or set `dims_per_head`.",
-            )
-        if self.num_kv_heads and self.num_heads % self.num_kv_heads:
-            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={self.num_heads}.")
-        heads = dict(num_heads=self.num_heads, num_kv_heads=self.num_kv_heads)
-        check_mesh_divides(mesh, Axis.TENSOR, **heads, hidden_dims=self.hidden_dims)
+        dims, heads = self.model_dims, self.num_heads
+        if not self.dims_per_head and dims % heads:
+            hint = "Change one of them, or set `dims_per_head`."
+            raise ConfigError(f"model_dims={dims} does not divide into num_heads={heads} heads.", hint)
+        if self.num_kv_heads and heads % self.num_kv_heads:
+            raise ConfigError(f"num_kv_heads={self.num_kv_heads} does not divide num_heads={heads}.")
+        check_mesh_divides(mesh, Axis.TENSOR, **self.named_fields("num_heads", "num_kv_heads", "hidden_dims"))
         check_mesh_divides(mesh, Axis.FSDP, model_dims=self.model_dims)
 
     @property
