@@ -113,17 +113,10 @@ class ShardedAdafactor(Optimizer):
         return updates, AdafactorState(count, *moments)
 
     def _update_group(
-        self,
-        decay: Any,
-        learning_rate: Any,
-        weight: Weight,
-        grads: list[jax.Array],
-        params: list[jax.Array],
-        momentum: list,
-        momentum_scale: list,
-        *second_moments: list,
+        self, decay: Any, rate: Any, weight: Weight, grads: list[jax.Array], params: list[jax.Array], *moments: list
     ) -> tuple[list, ...]:
-        """The updates, to subtract, of tensors that count as one, and their new moments."""
+        """The updates at this learning rate, to subtract, of tensors that count as one, and their new moments."""
+        momentum, momentum_scale, *second_moments = moments
         scaled = [self._scale(weight, decay, *one) for one in zip(grads, *second_moments, strict=True)]
         updates, *new_second_moments = map(list, zip(*scaled, strict=True))
         if self.clipping_threshold is not None:
@@ -132,13 +125,13 @@ class ShardedAdafactor(Optimizer):
         if self.multiply_by_parameter_scale:
             scale = jnp.maximum(rms(params), self.epsilon2_param_scale_reg)
             updates = [update * scale for update in updates]
-        updates = [learning_rate * update for update in updates]
+        updates = [rate * update for update in updates]
         if self.beta1:
             past = self._momenta(weight, momentum, momentum_scale)
             updates = [self.beta1 * m + (1 - self.beta1) * u for m, u in zip(past, updates, strict=True)]
             momentum, momentum_scale = self._store_momenta(weight, updates)
         weight_decay = self.weight_decay if self.decay_norms_and_biases or weight.is_matrix else 0.0
-        updates = [u + learning_rate * weight_decay * param for u, param in zip(updates, params, strict=True)]
+        updates = [u + rate * weight_decay * param for u, param in zip(updates, params, strict=True)]
         return updates, momentum, momentum_scale, *new_second_moments
 
     def _scale(self, weight: Weight, decay: Any, grad: jax.Array, row: Any, column: Any, full: Any) -> tuple[Any, ...]:
