@@ -122,10 +122,8 @@ class Attention(SelfAttention):
         if self.chunked and (self.window is None or not self.segmented):
             raise ConfigError("chunked=true requires `window`, the size of chunks, and `segmented`.")
         if not (self.segmented or self.causal):
-            raise ConfigError(
-                "segmented=false: attention that is not causal would also see the padding of its row.",
-                "Set `segmented` or `causal` to true.",
-            )
+            cause = "attention that is not causal would also see the padding of its row"
+            raise ConfigError(f"segmented=false: {cause}.", "Set `segmented` or `causal` to true.")
         dims, zeros = self.dims_per_head, nn.initializers.zeros
         start = 1.0 if self.query_scale is None else dims**-0.5 / self.query_scale
         self.query, self.query_bias = self._projection("query", self.num_heads, "heads", start)
@@ -144,9 +142,8 @@ class Attention(SelfAttention):
             query_heads, key_heads = (self.num_heads, self._kv_heads) if self.qk_norm_joint else (1, 1)
             self.query_norm, self.key_norm = self.qk_norm(dims=query_heads * dims), self.qk_norm(dims=key_heads * dims)
         if self.relative_bias is not None:
-            self._distance_bias = self.relative_bias(
-                name="relative_bias", num_heads=self.num_heads, bidirectional=not self.causal
-            )
+            sizes = dict(num_heads=self.num_heads, bidirectional=not self.causal)
+            self._distance_bias = self.relative_bias(name="relative_bias", **sizes)
         if self.rotary is not None:
             self.rotate = self.rotary(dims_per_head=dims)
 

@@ -11,7 +11,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.scopes import ATTENTION_CORE
@@ -111,8 +111,12 @@ def _visible(segment_ids: jax.Array, queries: slice, keys: slice, window: int | 
     """The mask [B, 1, queries, keys]: same segment, not later, not before the window."""
     same = segment_ids[:, queries, None] == segment_ids[:, None, keys]
     distance = jnp.arange(queries.start, queries.stop)[:, None] - jnp.arange(keys.start, keys.stop)
-    seen = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    return (same & seen)[:, None]
+    return (same & is_visible(distance, window))[:, None]
+
+
+def is_visible(distance: Int[jax.Array, "... T S"], window: int | jax.Array | None) -> Bool[jax.Array, "... T S"]:
+    """Whether a causal query sees the key `distance` positions before it."""
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
 
 
 def _rows_by_rows(a: jax.Array, b: jax.Array) -> jax.Array:

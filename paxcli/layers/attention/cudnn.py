@@ -87,9 +87,7 @@ def cudnn_attention(
       causal: Whether a position sees only itself and earlier ones.
       window: Number of positions seen, the query's own included; None = all.
     """
-    mask = None
-    if segment_ids is not None:
-        mask = (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
+    mask = None if segment_ids is None else (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
     context = jax.nn.dot_product_attention(
         *(jnp.swapaxes(part, 1, 2) for part in (query, key, value)),
         mask=mask,

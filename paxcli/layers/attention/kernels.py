@@ -14,9 +14,7 @@ from paxcli.log import log
 from paxcli.mesh.sharding import current_device
 
 XLA = XlaAttention()
-BACKENDS: dict[str, AttentionBackend] = {
-    backend.name: backend for backend in (XLA, SplashAttention(), CudnnAttention())
-}
+BACKENDS: dict[str, AttentionBackend] = {one.name: one for one in (XLA, SplashAttention(), CudnnAttention())}
 
 Kernel = Literal["auto", "xla", "splash", "cudnn"]
 

@@ -116,14 +116,13 @@ class LatentAttention(SelfAttention):
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
-        query_latent, heads = self.query_latent_dims, self.num_heads
-        matrices = (query_latent or self.model_dims) * heads * self.dims_per_head
-        matrices += self.model_dims * ((query_latent or 0) + self.latent_dims + self.rotary_dims)
-        matrices += heads * (self.latent_dims * (self._content_dims + self._value_dims))
-        matrices += heads * self._value_dims * self.model_dims
-        pairs = batch * visible_pairs(length, causal=True)
-        attention = Flops(attention=2 * pairs * heads * (self.dims_per_head + self._value_dims))
-        return matrix_flops(shape, matrices) + attention
+        latents = (self.query_latent_dims or 0) + self.latent_dims + self.rotary_dims
+        query = (self.query_latent_dims or self.model_dims) * self.dims_per_head
+        key_and_value = self.latent_dims * (self._content_dims + self._value_dims)
+        per_head = query + key_and_value + self._value_dims * self.model_dims
+        pairs = batch * self.num_heads * visible_pairs(length, causal=True)
+        attention = Flops(attention=2 * pairs * (self.dims_per_head + self._value_dims))
+        return matrix_flops(shape, self.model_dims * latents + self.num_heads * per_head) + attention
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> LatentCache:

@@ -38,9 +38,7 @@ class Rotary(Layer):
             return x
         steps = jnp.arange(half, dtype=jnp.float32) / half
         frequencies = (self.max_timescale / self.min_timescale) ** -steps / self.min_timescale
-        factor = 1.0
-        if self.scaling is not None:
-            frequencies, factor = self.scaling(frequencies)
+        frequencies, factor = (frequencies, 1.0) if self.scaling is None else self.scaling(frequencies)
         angles = positions[:, None, :, None].astype(jnp.float32) * frequencies  # [B, 1, T, R/2]
         sin, cos = factor * jax.lax.platform_dependent(angles, cpu=_behind_a_condition, default=_sine_and_cosine)
         if current_device().platform == "tpu":

@@ -57,8 +57,7 @@ class Llama31Scaling(RotaryScaling):
 
     def __call__(self, frequencies: Float[jax.Array, " R"]) -> tuple[Float[jax.Array, " R"], float]:
         periods = self.original_max_seq_len * frequencies / (2 * math.pi)
-        kept = (periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
-        kept = jnp.clip(kept, 0, 1)
+        kept = jnp.clip((periods - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor), 0, 1)
         return frequencies * (kept + (1 - kept) / self.factor), 1.0
 
 
@@ -96,7 +95,5 @@ class YarnScaling(RotaryScaling):
             low, high = jnp.floor(low), jnp.ceil(high)
         low, high = jnp.maximum(low, 0), jnp.minimum(high, 2 * count - 1)
         slowed = jnp.clip((jnp.arange(count) - low) / jnp.maximum(high - low, 1e-3), 0, 1)
-        factor = self.attention_factor
-        if factor is None:
-            factor = 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
-        return frequencies * (1 - slowed + slowed / self.factor), factor
+        factor = 0.1 * math.log(self.factor) + 1 if self.factor > 1 else 1.0
+        return frequencies * (1 - slowed + slowed / self.factor), self.attention_factor or factor

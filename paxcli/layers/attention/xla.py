@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 
 from paxcli.layers.activations import soft_cap
 from paxcli.layers.attention.backend import AttentionBackend, Demand, Operands
-from paxcli.layers.attention.causal import causal_attention
+from paxcli.layers.attention.causal import causal_attention, is_visible
 from paxcli.layers.scopes import ATTENTION_CORE
 
 
@@ -63,8 +63,3 @@ class XlaAttention(AttentionBackend):
 def distances(length: int) -> Int[jax.Array, "T T"]:
     """Query position minus key position, in the row; inside a packed segment it is the same."""
     return jnp.arange(length)[:, None] - jnp.arange(length)
-
-
-def is_visible(distance: Int[jax.Array, "... T S"], window: int | jax.Array | None) -> Bool[jax.Array, "... T S"]:
-    """Whether a causal query sees the key `distance` positions before it."""
-    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
