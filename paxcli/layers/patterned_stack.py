@@ -48,11 +48,9 @@ class PatternedStack(Stack):
             hint = "Set both or neither."
             raise ConfigError(f"num_first={self.num_first}, and `first` is {'set' if self.first else 'null'}.", hint)
         if not turns or (self.scan and len(turns) % len(self.turns)):
-            raise ConfigError(
-                f"num_layers={self.num_layers} (num_first={self.num_first}) does not divide into `turns` of "
-                f"{len(self.turns)} layers.",
-                "Choose a multiple, or set `scan=false`.",
-            )
+            layers = f"num_layers={self.num_layers} (num_first={self.num_first})"
+            hint = "Choose a multiple, or set `scan=false`."
+            raise ConfigError(f"{layers} does not divide into `turns` of {len(self.turns)} layers.", hint)
         if first:
             self._first = self._first_stack(name="first")
         if self.scan:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.errors import ConfigError
+from paxcli.layers.stack import entry_at
 from paxcli.mesh.sharding import constrain, vmap_along
 
 _ROWS = ("activation_microbatch", "activation_length", "activation_embed")
@@ -52,12 +53,10 @@ class Pipeline:
             parts = f"num_stages={self.num_stages}"
             if self.circular_repeat > 1:
                 parts += f" × circular_repeat={self.circular_repeat} = {groups}"
-            raise ConfigError(
-                f"num_layers={num_layers} does not divide into {parts} ({num_layers} / {groups} = "
-                f"{num_layers / groups:g}).",
-                f"Choose a multiple of {groups} layers, such as "
-                f"`--set num_layers={max(1, round(num_layers / groups)) * groups}`, or another `num_stages`.",
-            )
+            near = max(1, round(num_layers / groups)) * groups
+            hint = f"Choose a multiple of {groups} layers, such as `--set num_layers={near}`, or another `num_stages`."
+            cause = f"does not divide into {parts} ({_quotient(num_layers, groups)})"
+            raise ConfigError(f"num_layers={num_layers} {cause}.", hint)
         return num_layers // groups
 
     def count_microbatches(self, rows: int) -> int:
@@ -74,23 +73,19 @@ class Pipeline:
             raise ConfigError(f"A pipelined stack takes `num_microbatches` or `microbatch_size`; {found} set.", hint)
         if rows % parts:
             nearest = max((n for n in range(1, rows + 1) if rows % n == 0), key=lambda n: -abs(n - parts))
-            raise ConfigError(
-                f"A batch of {rows} rows does not divide by {field}={parts} ({rows} / {parts} = {rows / parts:g}).",
-                f"The nearest that divides: `--set stack.{field}={nearest}`.",
-            )
+            hint = f"The nearest that divides: `--set stack.{field}={nearest}`."
+            cause = f"does not divide by {field}={parts} ({_quotient(rows, parts)})"
+            raise ConfigError(f"A batch of {rows} rows {cause}.", hint)
         count = parts if field == "num_microbatches" else rows // parts
-        if self.circular_repeat > 1 and count < self.num_stages:
-            raise ConfigError(
-                f"circular_repeat={self.circular_repeat} needs as many microbatches as stages: {rows} rows make "
-                f"{count}, and num_stages={self.num_stages}.",
-                "Use more microbatches, or set `circular_repeat=1`.",
-            )
-        if self.stream_io and count % self.num_stages:
-            raise ConfigError(
-                f"stream_io spreads the microbatches over the stages: {rows} rows make {count}, which num_stages="
-                f"{self.num_stages} does not divide ({count} / {self.num_stages} = {count / self.num_stages:g}).",
-                "Use another number of microbatches, or set `stream_io=false`.",
-            )
+        stages, made = self.num_stages, f"{rows} rows make {count}"
+        if self.circular_repeat > 1 and count < stages:
+            hint = "Use more microbatches, or set `circular_repeat=1`."
+            need = f"circular_repeat={self.circular_repeat} needs as many microbatches as stages"
+            raise ConfigError(f"{need}: {made}, and num_stages={stages}.", hint)
+        if self.stream_io and count % stages:
+            hint = "Use another number of microbatches, or set `stream_io=false`."
+            cause = f"{made}, which num_stages={stages} does not divide ({_quotient(count, stages)})"
+            raise ConfigError(f"stream_io spreads the microbatches over the stages: {cause}.", hint)
         return count
 
     def work_with_bubble(self, rows: int) -> float:
@@ -193,10 +188,12 @@ def to_layers(params: Any) -> dict[str, Any]:
         return {"layers": jax.tree.map(lambda p: p.reshape(-1, *p.shape[lead + 1 :]), stages["layers"])}
     groups = [jax.tree.map(lambda p: p.reshape(-1, *p.shape[lead:]), stages[f"layers_{k}"]) for k in range(len(stages))]
     num_layers = len(groups) * jax.tree.leaves(groups)[0].shape[0]
-    return {
-        f"layers_{i}": jax.tree.map(lambda p, i=i: p[i // len(groups)], groups[i % len(groups)])
-        for i in range(num_layers)
-    }
+    return {f"layers_{i}": entry_at(groups[i % len(groups)], i // len(groups)) for i in range(num_layers)}
+
+
+def _quotient(size: int, parts: int) -> str:
+    """A division as errors show it: `7 / 2 = 3.5`."""
+    return f"{size} / {parts} = {size / parts:g}"
 
 
 def _microbatches(rows: jax.Array, count: int) -> jax.Array:
