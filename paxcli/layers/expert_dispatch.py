@@ -90,20 +90,18 @@ def dropless(
         experts = experts._replace(w_gate=w_gate, w_in=gather(w_in, 1), w_out=gather(w_out, 2))
         if split and b_out is not None:  # each device adds its share to the sum
             experts = experts._replace(b_out=b_out / jax.lax.axis_size(split))
-        if not on:
-            y = _dropless(x, routing, experts, act)
-            return jax.lax.psum(y, split) if split else y
-        x, routing = jax.tree.map(lambda rows: jax.lax.all_gather(rows, on, axis=0, tiled=True), (x, routing))
-        y = _dropless(x, routing, experts, act, jax.lax.axis_index(on) * experts.w_in.shape[0])
+        if on:
+            x, routing = jax.tree.map(lambda rows: jax.lax.all_gather(rows, on, axis=0, tiled=True), (x, routing))
+        first = jax.lax.axis_index(on) * experts.w_in.shape[0] if on else None
+        y = _dropless(x, routing, experts, act, first)
         y = jax.lax.psum(y, split) if split else y
-        return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True)
+        return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True) if on else y
 
     specs = jax.tree.map(lambda array: wide if array.ndim == 3 else PartitionSpec(wide[0], wide[2]), experts)
     specs = specs._replace(w_out=PartitionSpec(wide[0], wide[2], wide[1]))
     specs = specs if experts.b_out is None else specs._replace(b_out=PartitionSpec(wide[0]))
-    return jax.shard_map(on_device, in_specs=(tokens, tokens, specs), out_specs=tokens, check_vma=False)(
-        x, routing, experts
-    )
+    run = jax.shard_map(on_device, in_specs=(tokens, tokens, specs), out_specs=tokens, check_vma=False)
+    return run(x, routing, experts)
 
 
 def _dropless(

@@ -82,19 +82,14 @@ class MoeFeedForward(FeedForwardLayer):
     scale_inputs: bool = False
 
     def setup(self) -> None:
-        if self.num_experts_per_token > self.num_experts:
-            raise ConfigError(
-                f"num_experts_per_token={self.num_experts_per_token} is more than num_experts={self.num_experts}."
-            )
-        in_groups = self.num_experts // self.num_groups * self.groups_per_token
-        if self.num_experts % self.num_groups or self.num_experts_per_token > in_groups:
-            raise ConfigError(
-                f"num_groups={self.num_groups} of num_experts={self.num_experts}, groups_per_token="
-                f"{self.groups_per_token} and num_experts_per_token={self.num_experts_per_token} do not fit together.",
-                "`num_groups` divides `num_experts`, and the groups of a token hold all its experts.",
-            )
-        experts, dims, hidden = self.num_experts, self.model_dims, self._expert_dims
-        init = self.params_init
+        experts, chosen, groups = self.num_experts, self.num_experts_per_token, self.num_groups
+        if chosen > experts:
+            raise ConfigError(f"num_experts_per_token={chosen} is more than num_experts={experts}.")
+        if experts % groups or chosen > experts // groups * self.groups_per_token:
+            grouping = f"num_groups={groups} of num_experts={experts}, groups_per_token={self.groups_per_token}"
+            hint = "`num_groups` divides `num_experts`, and the groups of a token hold all its experts."
+            raise ConfigError(f"{grouping} and num_experts_per_token={chosen} do not fit together.", hint)
+        dims, hidden, init = self.model_dims, self._expert_dims, self.params_init
         self.router = self.weight("router", init, (dims, experts), ("embed", None), contracts=(0,), produces=(1,))
         weight = functools.partial(self.weight, init=init, contracts=(1,), produces=(2,))
         wide, wide_axes = (experts, dims, hidden), ("expert", "embed", "mlp")
