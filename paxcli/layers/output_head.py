@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -27,12 +27,12 @@ class Scorer(NamedTuple):
     Attributes:
       score: `(params, x) -> logits`, [B, T, D] to [B, T, V].
       params: The arrays that it reads.
-      axes: Their logical axes.
+      axes: The logical axes of these, and perhaps of others.
     """
 
     score: Callable[[dict[str, Any], jax.Array], jax.Array]
     params: dict[str, Any]
-    axes: dict[str, tuple[str, ...]]
+    axes: Mapping[str, tuple[str, ...]]
 
 
 class Head(Layer):
@@ -82,9 +82,7 @@ class OutputHead(Head):
 
     def scorer(self) -> Scorer:
         params = {"w": self.w} | ({"b": self.b} if self.use_bias else {})
-        return Scorer(
-            functools.partial(_score, logit_cap=self.logit_cap), params, {name: _AXES[name] for name in params}
-        )
+        return Scorer(functools.partial(_score, logit_cap=self.logit_cap), params, _AXES)
 
 
 def _score(params: dict[str, Any], x: jax.Array, logit_cap: float | None) -> jax.Array:

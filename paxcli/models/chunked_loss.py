@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -90,7 +90,7 @@ class _Settings:
     """
 
     chunk_loss: Callable[..., tuple[jax.Array, Any]]
-    axes: dict[str, tuple[str, ...]]
+    axes: Mapping[str, tuple[str, ...]]
     chunk: int
 
 
