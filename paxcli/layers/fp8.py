@@ -63,9 +63,8 @@ def recomputing_fp8(policy: Callable[..., bool]) -> Callable[..., bool]:
     """A remat policy that saves no FP8 arrays: JAX rounds saved arrays by an operation that does not support E4M3."""
 
     def is_saveable(primitive: Any, *avals: Any, **params: Any) -> bool:
-        return params.get("new_dtype") not in (jnp.float8_e4m3fn, jnp.float8_e5m2) and policy(
-            primitive, *avals, **params
-        )
+        is_fp8 = params.get("new_dtype") in (jnp.float8_e4m3fn, jnp.float8_e5m2)
+        return not is_fp8 and policy(primitive, *avals, **params)
 
     return is_saveable
 
@@ -80,14 +79,12 @@ def of_round(state: Any, number: Int[jax.Array, ""], in_bubble: Bool[jax.Array, 
     return jax.tree.map(entry, state)
 
 
-def _of_round_forward(state: Any, number: jax.Array, in_bubble: jax.Array) -> tuple[Any, tuple]:
+def _of_round_forward(state: Any, number: jax.Array, in_bubble: jax.Array) -> tuple[Any, jax.Array]:
     is_mine = jnp.arange(jax.tree.leaves(state)[0].shape[0]) == number
-    return of_round(state, number, in_bubble), (is_mine & ~in_bubble,)
+    return of_round(state, number, in_bubble), is_mine & ~in_bubble
 
 
-def _of_round_backward(residuals: tuple, new: Any) -> tuple[Any, None, None]:
-    (is_used,) = residuals
-
+def _of_round_backward(is_used: jax.Array, new: Any) -> tuple[Any, None, None]:
     def spread(x: jax.Array) -> jax.Array:
         mask = is_used.reshape(-1, *[1] * x.ndim)
         return _as_maximum(jnp.where(mask, _as_float(x), -jnp.inf))

@@ -61,14 +61,11 @@ def megablox_matmul(
     def matmul(x: jax.Array, w: jax.Array, sizes: jax.Array) -> jax.Array:
         return gmm(x, w, sizes, x.dtype, tiling, interpret=interpret)
 
-    def forward(x: jax.Array, w: jax.Array, sizes: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        return matmul(x, w, sizes), (x, w, sizes)
-
     def backward(kept: tuple[jax.Array, ...], dy: jax.Array) -> tuple[jax.Array, jax.Array, None]:
         x, w, sizes = kept
         dx = gmm(dy, w, sizes, x.dtype, tiling, transpose_rhs=True, interpret=interpret)
         dw = tgmm(x.T, dy, sizes, w.dtype, tiling, num_actual_groups=len(w), interpret=interpret)
         return dx, dw, None
 
-    matmul.defvjp(forward, backward)
+    matmul.defvjp(lambda *operands: (matmul(*operands), operands), backward)
     return matmul(x, w, sizes)

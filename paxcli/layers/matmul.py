@@ -79,10 +79,6 @@ def einsum(equation: str, x: jax.Array, w: jax.Array) -> jax.Array:
     return _in_order(equation, x, w)
 
 
-def _forward(equation: str, x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _in_order(equation, x, w), (x, w)
-
-
 def _backward(equation: str, operands: tuple[jax.Array, jax.Array], grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = operands
     rows, weight, output = letters(equation)
@@ -94,7 +90,7 @@ def _backward(equation: str, operands: tuple[jax.Array, jax.Array], grad: jax.Ar
     return x_grad.astype(x.dtype), w_grad.astype(w.dtype)
 
 
-einsum.defvjp(_forward, _backward)
+einsum.defvjp(lambda equation, *operands: (_in_order(equation, *operands), operands), _backward)
 
 
 def _in_order(equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
