@@ -60,11 +60,10 @@ class DecoderBlock(TransformerBlock):
     ) -> tuple[Float[jax.Array, "B T D"], DecoderCache | None]:
         x = as_residual(x)
         report_activation(self, x, segment_ids)
-        attended, own = self._attend(self.attention_norm(x), cache.own if cache else None, segment_ids, segment_pos)
+        own, keys = cache or (None, None)
+        attended, own = self._attend(self.attention_norm(x), own, segment_ids, segment_pos)
         x = x + attended
-        read, keys = self._cross_attention(
-            self.cross_attention_norm(x), segment_ids, source, source_segment_ids, cache and cache.source
-        )
+        read, keys = self._cross_attention(self.cross_attention_norm(x), segment_ids, source, source_segment_ids, keys)
         x = x + (self.cross_attention_post_norm(read) if self.post_norms is True else read)
         x = x + self._feed(self.feed_forward_norm(x), segment_ids)
         return x, None if own is None else DecoderCache(own, keys)

@@ -47,6 +47,7 @@ class FeedForward(FeedForwardLayer):
         matrix = functools.partial(self.weight, init=self.params_init, shape=shape, axes=axes, factored=True)
         if self.gated:
             self.w_gate = matrix("w_gate", contracts=(0,), produces=(1,))
+            self.gate_product = product(self.precision)
         self.w_in = matrix("w_in", contracts=(0,), produces=(1,))
         # [D, F] like the others: XLA then runs the matmul of its gradient faster on a CPU.
         self.w_out = matrix("w_out", contracts=(1,), produces=(0,))
@@ -54,8 +55,6 @@ class FeedForward(FeedForwardLayer):
             self.b_in = self.weight("b_in", nn.initializers.zeros, (self.hidden_dims,), ("mlp",))
             self.b_out = self.weight("b_out", nn.initializers.zeros, (self.model_dims,), ("norm",))
         self.in_product, self.out_product = product(self.precision), product(self.precision)
-        if self.gated:
-            self.gate_product = product(self.precision)
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:

@@ -39,10 +39,7 @@ class Mlp(Layer):
     params_init: Init = Xavier()
 
     def setup(self) -> None:
-        self.layers = [
-            Linear(input_dims=before, output_dims=after, use_bias=True, params_init=self.params_init)
-            for before, after in self._shapes
-        ]
+        self.layers = [Linear(*shape, use_bias=True, params_init=self.params_init) for shape in self._shapes]
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:

@@ -90,12 +90,11 @@ class BaseLayer(Layer):
         own = cls.__dict__.get("HParams")
         if own is not None and not issubclass(own, BaseHParams):
             raise TypeError(f"{cls.__name__}.HParams must inherit BaseHParams.")
-        annotations = dict(cls.__dict__.get("__annotations__", {}))
-        for name, annotation in (own.__dict__.get("__annotations__", {}) if own else {}).items():
-            annotations[name] = annotation
+        fields = own.__dict__.get("__annotations__", {}) if own else {}
+        for name in fields:
             if name in own.__dict__:
                 setattr(cls, name, own.__dict__[name])
-        cls.__annotations__ = annotations
+        cls.__annotations__ = cls.__dict__.get("__annotations__", {}) | fields
         # A subclass of HParams for each layer, which refers to the layer it configures.
         cls.HParams = type("HParams", (own or cls.HParams,), {"layer": cls, "__module__": cls.__module__})
         super().__init_subclass__(**kwargs)
@@ -123,8 +122,7 @@ class BaseLayer(Layer):
         last = len(shape) - 1
         dims: dict[str, Any] = dict(contracts=tuple(range(last)), produces=(last,)) if last > 0 else {}
         init = spec.init or (WeightInit.Xavier() if last > 0 else WeightInit.Constant())
-        weight = self.weight(name, init, shape, (None,) * len(shape), **dims)
-        setattr(self, _THETA + name, weight)
+        setattr(self, _THETA + name, self.weight(name, init, shape, (None,) * len(shape), **dims))
 
     def create_child(self, name: str, template: Template | fdl.Buildable | nn.Module) -> None:
         """Creates a sub-layer, available as `self.<name>`. A config used twice makes one layer."""

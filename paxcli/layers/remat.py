@@ -66,11 +66,9 @@ def saveable(policy: RematPolicy, offload: Sequence[str] = (), save: Sequence[st
       ConfigError: Activations are offloaded, but these devices have no pinned host memory; or the three contradict.
     """
     if (offload or policy.endswith("_offloaded")) and _HOST not in memory_kinds():
-        raise ConfigError(
-            f"{f'offload={list(offload)}' if offload else f'remat_policy={policy}'} saves activations in pinned host "
-            "memory, which these devices do not have.",
-            "Set `offload` to [], and a policy that recomputes them, such as `nothing`.",
-        )
+        field = f"offload={list(offload)}" if offload else f"remat_policy={policy}"
+        hint = "Set `offload` to [], and a policy that recomputes them, such as `nothing`."
+        raise ConfigError(f"{field} saves activations in pinned host memory, which these devices do not have.", hint)
     if both := [name for name in save if name in offload]:
         raise ConfigError(f"`save` and `offload` both name {', '.join(both)}.", "Leave each in one of them.")
     if policy == "everything":
@@ -79,12 +77,9 @@ def saveable(policy: RematPolicy, offload: Sequence[str] = (), save: Sequence[st
             raise ConfigError("remat_policy=everything leaves nothing to offload or save.", hint)
         return None
     on_device = {*save, *_NAMES.get(policy, ())} - {*offload}
-    by_name = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=sorted(on_device),
-        names_which_can_be_offloaded=list(offload),
-        offload_src="device",
-        offload_dst=_HOST,
-    )
+    names = dict(names_which_can_be_saved=sorted(on_device), names_which_can_be_offloaded=list(offload))
+    to_host = dict(offload_src="device", offload_dst=_HOST)
+    by_name = jax.checkpoint_policies.save_and_offload_only_these_names(**names, **to_host)
     dots = _DOTS.get(policy, jax.checkpoint_policies.nothing_saveable)
 
     def decide(primitive: Any, *args: Any, **params: Any) -> Any:

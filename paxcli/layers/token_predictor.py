@@ -7,10 +7,10 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.fields import PositiveInt
-from paxcli.layers.base import Layer, flops_of
+from paxcli.layers.base import Ids, Layer, flops_of
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.linear import Linear
@@ -49,11 +49,7 @@ class TokenPredictor(Layer):
         return sum_flops(flops_of(part(parent=None), *shape) for part in (self._projection_template, self.stack))
 
     def __call__(
-        self,
-        x: Float[jax.Array, "B T D"],
-        embedded: Float[jax.Array, "B T D"],
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
+        self, x: Float[jax.Array, "B T D"], embedded: Float[jax.Array, "B T D"], segment_ids: Ids, segment_pos: Ids
     ) -> Float[jax.Array, "B T D"]:
         """Hidden states of the next prediction.
 

@@ -93,12 +93,10 @@ class VisionTransformer(Layer):
         return functools.partial(Linear, input_dims=self.model_dims, use_bias=True, output_axis="vocab", **fields)
 
     def __call__(self, image: Float[jax.Array, "B height width channels"]) -> Float[jax.Array, "B classes"]:
-        expected = (self.image_size, self.image_size, self.num_channels)
-        if image.shape[1:] != expected:
-            raise ConfigError(
-                f"The network reads images of shape {expected}, but the input makes {image.shape[1:]}.",
-                "Set the same `image_size` and `num_channels` for the network and the input.",
-            )
+        expected, found = (self.image_size, self.image_size, self.num_channels), image.shape[1:]
+        if found != expected:
+            hint = "Set the same `image_size` and `num_channels` for the network and the input."
+            raise ConfigError(f"The network reads images of shape {expected}, but the input makes {found}.", hint)
         x = self.patches(_patches(image, self.patch_size))
         one_segment = jnp.ones(x.shape[:2], jnp.int32)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
