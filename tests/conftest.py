@@ -81,6 +81,26 @@ def pax(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[str
 
 
 @pytest.fixture
+def pax_here(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Runs `pax ARGS…` in this process, in `tmp_path`: seconds faster than `pax`, for commands that train nothing."""
+    from paxcli.cli.main import app
+    from paxcli.cli.main import run as run_command_line
+    from paxcli.log import log, setup_logging
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        setup_logging()
+        code = run_command_line(app, args)
+        return subprocess.CompletedProcess(args, code, *capsys.readouterr())
+
+    monkeypatch.chdir(tmp_path)
+    handlers, propagates = log.handlers[:], log.propagate
+    yield run
+    log.handlers[:], log.propagate = handlers, propagates
+
+
+@pytest.fixture
 def cloud(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> FakeCloud:
     """A cloud with nothing in it, whose `gcloud` is first on PATH."""
     return FakeCloud(tmp_path / "cloud", monkeypatch)

@@ -84,10 +84,10 @@ def test_tokens_of_other_contents_are_not_taken_for_done(tmp_path, capsys, monke
         (["*.jsonl", "--tokenizer", "bytes"], 2, "no tokenizer `bytes`"),
     ],
 )
-def test_mistakes_are_named(pax, corpus, arguments, exit_code, says):
+def test_mistakes_are_named(pax_here, corpus, arguments, exit_code, says):
     (corpus / "0.jsonl.model").write_bytes(b"no model")
     tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a")).save(str(corpus / "tokenizer.json"))
-    result = pax("data", "tokenize", *arguments, "--out", "tokens", "--json")
+    result = pax_here("data", "tokenize", *arguments, "--out", "tokens", "--json")
     error = as_json(result)["error"]
     assert (result.returncode, error["exit_code"]) == (exit_code, exit_code)
     assert says in error["message"]
@@ -95,9 +95,9 @@ def test_mistakes_are_named(pax, corpus, arguments, exit_code, says):
     assert not list(corpus.glob("tokens/*.json"))
 
 
-def test_what_is_not_text_or_not_a_token_file_is_refused(pax, corpus):
-    assert pax("data", "tokenize", "*.jsonl", "--out=tokens").returncode == 0
-    again = pax("data", "tokenize", "tokens/*.bin", "--out=more")
+def test_what_is_not_text_or_not_a_token_file_is_refused(pax_here, corpus):
+    assert pax_here("data", "tokenize", "*.jsonl", "--out=tokens").returncode == 0
+    again = pax_here("data", "tokenize", "tokens/*.bin", "--out=more")
     assert again.returncode == 2 and "token files" in again.stderr and not (corpus / "more").exists()
-    directory = pax("data", "verify", "tokens")
+    directory = pax_here("data", "verify", "tokens")
     assert directory.returncode == 5 and "is a directory" in directory.stderr and "/tokens/*.bin'" in directory.stderr

@@ -49,8 +49,8 @@ def as_json(result: subprocess.CompletedProcess) -> dict:
     return json.loads(result.stdout)
 
 
-def test_json_describes_the_saved_batches(pax, tmp_path):
-    report = as_json(pax("inspect-input", "tiny", "--num-batches", "3", "--save", "batch.npz", "--json"))
+def test_json_describes_the_saved_batches(pax_here, tmp_path):
+    report = as_json(pax_here("inspect-input", "tiny", "--num-batches", "3", "--save", "batch.npz", "--json"))
     (train,) = report["inputs"]
     saved = np.load(tmp_path / "batch.npz")
     assert report["saved"] == "batch.npz"
@@ -65,19 +65,21 @@ def test_json_describes_the_saved_batches(pax, tmp_path):
     assert train["warnings"] == []
 
 
-def test_a_batch_is_sharded_over_hosts(pax, tmp_path):
-    pax("inspect-input", "tiny", "--save", "all.npz")
+def test_a_batch_is_sharded_over_hosts(pax_here, tmp_path):
+    pax_here("inspect-input", "tiny", "--save", "all.npz")
     for host in range(2):
         report = as_json(
-            pax("inspect-input", "tiny", "--hosts", "2", "--host-index", str(host), "--save", f"{host}.npz", "--json")
+            pax_here(
+                "inspect-input", "tiny", "--hosts", "2", "--host-index", str(host), "--save", f"{host}.npz", "--json"
+            )
         )
         assert report["inputs"][0]["warnings"] == []
     parts = [np.load(tmp_path / f"{host}.npz")["ids"] for host in range(2)]
     np.testing.assert_array_equal(np.concatenate(parts), np.load(tmp_path / "all.npz")["ids"])
 
 
-def test_text_has_one_line_per_row_and_no_control_codes(pax):
-    result = pax("inspect-input", "tiny", "--split", "eval", "--num-batches", "40")
+def test_text_has_one_line_per_row_and_no_control_codes(pax_here):
+    result = pax_here("inspect-input", "tiny", "--split", "eval", "--num-batches", "40")
     assert result.returncode == 0, result.stderr
     assert "\x1b" not in result.stdout
     assert "│<bos>" in result.stdout
@@ -85,10 +87,10 @@ def test_text_has_one_line_per_row_and_no_control_codes(pax):
     assert result.stdout.count("… 4 more rows") == 40
 
 
-def test_prompts_are_shown_as_ids(pax, recipe):
-    report = as_json(pax("inspect-input", recipe, "--split", "decode", "--json"))
+def test_prompts_are_shown_as_ids(pax_here, recipe):
+    report = as_json(pax_here("inspect-input", recipe, "--split", "decode", "--json"))
     assert report["prompts"][0] == {"prompt": "def f", "ids": [2, *(byte + 3 for byte in b"def f")]}
-    assert "4 ids  a\\nb" in pax("inspect-input", recipe, "--split", "decode").stdout
+    assert "4 ids  a\\nb" in pax_here("inspect-input", recipe, "--split", "decode").stdout
 
 
 @pytest.mark.parametrize(
@@ -104,8 +106,10 @@ def test_prompts_are_shown_as_ids(pax, recipe):
         ("differs", ["--split", "eval"], 5, "no tokenizer file missing.model"),
     ],
 )
-def test_mistakes_are_named(pax, recipe, name, args, exit_code, message):
-    result = pax("inspect-input", recipe.replace("mine", name).replace(f"./{name}.py", "./mine.py"), *args, "--json")
+def test_mistakes_are_named(pax_here, recipe, name, args, exit_code, message):
+    result = pax_here(
+        "inspect-input", recipe.replace("mine", name).replace(f"./{name}.py", "./mine.py"), *args, "--json"
+    )
     error = json.loads(result.stdout)["error"]
     assert (result.returncode, error["exit_code"]) == (exit_code, exit_code)
     assert message in error["message"]

@@ -79,12 +79,12 @@ def test_recipe_yaml_is_the_run_again(trained, tmp_path, pax):
     assert config[0] == config[1] and "train_input.input_random_seed = null" not in config[0]
 
 
-def test_dry_run_touches_nothing(tmp_path, pax):
-    done = pax("train", "tiny", "--dry-run", "--json")
+def test_dry_run_touches_nothing(tmp_path, pax_here):
+    done = pax_here("train", "tiny", "--dry-run", "--json")
     assert done.returncode == 0 and json.loads(done.stdout)["parameters"] == 824_448
     assert json.loads(done.stdout)["would"] == "start"
     assert not list(tmp_path.iterdir())
-    empty = pax("train", "tiny", "--run-dir=", "--dry-run", "--json")
+    empty = pax_here("train", "tiny", "--run-dir=", "--dry-run", "--json")
     assert empty.returncode == 2 and "is empty" in _error(empty)["message"]
 
 
@@ -246,7 +246,7 @@ def test_mistakes(arguments, exit_code, named, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("content", "named"), [(b"", "empty"), (b"fine \xff", "0xff"), (None, "There is no file")])
-def test_bad_text(content, named, tmp_path, pax):
+def test_bad_text(content, named, tmp_path, pax_here):
     if content is not None:
         (tmp_path / "text.txt").write_bytes(content)
     (tmp_path / "mine.py").write_text(
@@ -264,15 +264,15 @@ def test_bad_text(content, named, tmp_path, pax):
             """
         )
     )
-    done = pax("train", "./mine.py:mine", "--json")
+    done = pax_here("train", "./mine.py:mine", "--json")
     assert done.returncode == 5, done.stdout + done.stderr
     error = _error(done)
     assert "text.txt" in error["message"] and named in error["message"]
 
 
-def test_run_directory_is_a_file(tmp_path, pax):
+def test_run_directory_is_a_file(tmp_path, pax_here):
     (tmp_path / "file").write_text("")
-    done = pax("train", "tiny", "--run-dir=file", "--json")
+    done = pax_here("train", "tiny", "--run-dir=file", "--json")
     assert done.returncode == 2 and "is a file" in _error(done)["message"]
 
 
@@ -282,22 +282,22 @@ def test_run_directory_cannot_be_written(pax):
     assert done.returncode == 3 and "cannot be written" in _error(done)["message"]
 
 
-def test_run_directory_is_in_use(tmp_path, pax):
+def test_run_directory_is_in_use(tmp_path, pax_here):
     (tmp_path / "run").mkdir()
     with open(tmp_path / "run" / ".lock", "a+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        done = pax("train", "tiny", "--run-dir=run", "--json")
+        done = pax_here("train", "tiny", "--run-dir=run", "--json")
     assert done.returncode == 2 and "in use" in _error(done)["message"]
 
 
-def test_checkpoint_of_another_recipe(trained, tmp_path, pax):
+def test_checkpoint_of_another_recipe(trained, tmp_path, pax_here):
     """Without `config.txt`, the checkpoint's own record of the recipe tells."""
     import shutil
 
     run_dir, *_ = trained
     shutil.copytree(run_dir, tmp_path / "copy")
     (tmp_path / "copy" / "config.txt").unlink()
-    done = pax("train", "tiny", *quick(num_train_steps=30, hidden_dims=128), "--run-dir=copy", "--json")
+    done = pax_here("train", "tiny", *quick(num_train_steps=30, hidden_dims=128), "--run-dir=copy", "--json")
     assert done.returncode == 2, done.stdout + done.stderr
     assert "hidden_dims" in _error(done)["message"]
 

@@ -32,14 +32,14 @@ def test_a_bare_value_is_shown_with_set() -> None:
     assert usage_hint(["train", "--sett=a"], "pax train") == "See `pax train --help`."
 
 
-def test_the_command_line_says_so(pax: Pax) -> None:
-    assert "--set num_layers=3" in pax("train", "tiny", "num_layers=3").stderr
-    assert "`pax decode`" in pax("chat", "--json").stdout
+def test_the_command_line_says_so(pax_here: Pax) -> None:
+    assert "--set num_layers=3" in pax_here("train", "tiny", "num_layers=3").stderr
+    assert "`pax decode`" in pax_here("chat", "--json").stdout
 
 
-def test_recipes_that_differ_exit_with_one_when_asked(pax: Pax, tmp_path: pathlib.Path) -> None:
-    assert pax("recipes", "diff", "tiny", "tiny-synthetic", "--exit-code").returncode == 1
-    assert pax("recipes", "diff", "tiny", "tiny", "--exit-code").returncode == 0
+def test_recipes_that_differ_exit_with_one_when_asked(pax_here: Pax, tmp_path: pathlib.Path) -> None:
+    assert pax_here("recipes", "diff", "tiny", "tiny-synthetic", "--exit-code").returncode == 1
+    assert pax_here("recipes", "diff", "tiny", "tiny", "--exit-code").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -256,9 +256,9 @@ def _turn(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def test_set_replaces_the_input_of_a_recipe(pax, tmp_path):
+def test_set_replaces_the_input_of_a_recipe(pax_here, tmp_path):
     write(tmp_path / "chats.jsonl", [{"prompt": "Hi", "response": "Hello"}])
     sets = ["train_input=ChatInput", "train_input.files=[chats.jsonl]", "train_input.packing=one_per_row"]
-    done = pax("inspect-input", "tiny", *(word for each in sets for word in ("--set", each)), "--num-batches", "1")
+    done = pax_here("inspect-input", "tiny", *(word for each in sets for word in ("--set", each)), "--num-batches", "1")
     assert done.returncode == 0, done.stderr
     assert "<bos><|user|>\\nHi\\n<|assistant|>\\n⟦Hello<eos>⟧\\n│<pad>×" in done.stdout

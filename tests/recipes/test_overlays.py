@@ -40,8 +40,8 @@ def test_recipes_for_gpus_fit_theirs(overlay: str, devices: int) -> None:
         assert global_batch_size(config, devices) == devices * config.task.train.percore_batch_size
 
 
-def test_too_few_devices(pax) -> None:
-    done = pax("train", "c4-1b", "--overlay", "synthetic-data", "--json")
+def test_too_few_devices(pax_here) -> None:
+    done = pax_here("train", "c4-1b", "--overlay", "synthetic-data", "--json")
     error = json.loads(done.stdout)["error"]
     assert done.returncode == 2 and error["message"] == "mesh fsdp=4 needs 4 devices, found 1."
     assert "--overlay cpu" in error["hint"]
@@ -59,8 +59,8 @@ def test_no_data(tmp_path: pathlib.Path, pax) -> None:
     assert done.returncode == 2 and "c4.tokenizer_path" in json.loads(done.stdout)["error"]["hint"]
 
 
-def test_the_fields_in_which_1b_and_2b_differ(pax) -> None:
-    done = pax("recipes", "diff", "c4-1b", "C4Spmd2BAdam4Replicas", "--json")
+def test_the_fields_in_which_1b_and_2b_differ(pax_here) -> None:
+    done = pax_here("recipes", "diff", "c4-1b", "C4Spmd2BAdam4Replicas", "--json")
     assert json.loads(done.stdout)["differences"] == {
         "parameters": {"a": 1_104_619_904, "b": 2_137_273_856},
         "flops_per_step": {"a": pytest.approx(8.95e14, rel=0.01), "b": pytest.approx(1.72e15, rel=0.01)},

@@ -406,12 +406,12 @@ def test_a_converted_recipe_trains(pax, tmp_path: pathlib.Path) -> None:
     assert both.stdout.strip() == "They do not differ.", both.stdout + both.stderr
 
 
-def test_two_trainings_are_two_recipes(pax, tmp_path: pathlib.Path) -> None:
+def test_two_trainings_are_two_recipes(pax_here, tmp_path: pathlib.Path) -> None:
     line = "python3 MaxText/train.py base.yml model_name=gpt3-52k run_name="
     (tmp_path / "two.sh").write_text(f"{line}a\nfor i in 1 2; do ls; done\n{line}'\x1b[31mb'\n")
-    done = pax("maxtext-convert", "two.sh", "--date", "2024-10-01")
+    done = pax_here("maxtext-convert", "two.sh", "--date", "2024-10-01")
     assert done.returncode == 2 and "2 trainings" in done.stderr
-    done = pax("maxtext-convert", "two.sh", "--date", "2024-10-01", "--out", "two.yaml")
+    done = pax_here("maxtext-convert", "two.sh", "--date", "2024-10-01", "--out", "two.yaml")
     assert done.returncode == 0 and "line 2: for i in" in done.stderr and "\x1b" not in done.stderr + done.stdout
     names = [yaml.safe_load((tmp_path / file).read_text())["set"]["task.name"] for file in ("two.yaml", "two-2.yaml")]
     assert names == ["a", "\x1b[31mb"]
