@@ -84,7 +84,7 @@ def check_types(config: fdl.Buildable) -> None:
         if kinds == {fdl.Config, fdl.Partial} and class_of(node.value):
             wrong, right = ("partial", "config") if isinstance(node.value, fdl.Partial) else ("config", "partial")
             raise ConfigError(f"{node.path} is made by `.{wrong}(…)`.", f"Make it by `.{right}(…)`.")
-        if node.is_shown:
+        if node.is_shown and not isinstance(node.value, fdl.Buildable):
             value = node.value.item() if isinstance(node.value, np.generic) else node.value
             with _explain_mismatch(node.path, value):
                 _fit(value, _type(node), node)

@@ -115,7 +115,8 @@ class Reading:
             problem = "is null" if text is None else f"is {type(text).__name__}, not text"
             problem = problem if self.text_field in record else "is missing"
             fields = ", ".join(map(str, record)) or "none"
-            raise DataError(f"{place}: `{self.text_field}` {problem}; fields: {fields}.", f"Set text_field. {FIX_HINT}")
+            hint = f"Set text_field (`--text-field`). {FIX_HINT}"
+            raise DataError(f"{place}: `{self.text_field}` {problem}; fields: {fields}.", hint)
         return text
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
@@ -131,7 +132,7 @@ class Reading:
             raise DataError(f"{file.path} has no column `{self.text_field}`; it has {', '.join(schema.names)}.", hint)
         kind = schema.field(self.text_field).type
         if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
-            hint = "Set text_field to another column."
+            hint = "Set text_field (`--text-field`) to another column."
             raise DataError(f"{file.path}: column `{self.text_field}` has type {kind}, not text.", hint)
         return [str(self.text_field)]
 
@@ -181,7 +182,7 @@ class Reading:
         return self.document_of(found, place)
 
 
-FIX_HINT = "Fix it, or set on_bad_record=skip and a bad_record_budget."
+FIX_HINT = "Fix it, or skip it: on_bad_record=skip (`pax data tokenize --on-bad-record skip`)."
 
 
 def _read_text(file: SourceFile) -> Iterator[tuple[str, Any]]:

@@ -88,8 +88,9 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
         has = f"The mesh has stage={on_mesh}, but the model has no pipeline stages"
         raise ConfigError(f"{has}: devices would repeat work.", hint)
     if config.task.summary_verbosity >= ACTIVATIONS and (pipelined or config.task.train.learner.stochastic_gradient):
-        field, who = f"task.summary_verbosity={config.task.summary_verbosity}", "pipeline stages do"
-        problem = f"{field} logs statistics of activations, which {who if pipelined else 'DP-SGD does'} not report."
+        field = f"task.summary_verbosity={config.task.summary_verbosity}"
+        lacking = "pipeline stages do" if pipelined else "DP-SGD does"
+        problem = f"{field} logs statistics of activations, which {lacking} not report."
         raise ConfigError(problem, f"Set it to {ACTIVATIONS - 1} at most.")
     for path, stack in pipelined.items():
         stack.pipeline.layers_per_group(stack.num_layers)

@@ -64,12 +64,12 @@ def test_the_shell_completes_recipes(pax: Pax) -> None:
     assert pax(env=words).stdout.split() == ["tiny-synthetic"]
 
 
-def test_a_stdout_without_unicode_has_escapes(pax: Pax) -> None:
+def test_a_stdout_without_unicode_has_escapes(pax: Pax, pax_here: Pax) -> None:
     command, env = ["recipes", "show", "tiny", "--set=task.name=naïve"], {"PYTHONIOENCODING": "ascii"}
     text, as_json = pax(*command, env=env), pax(*command, "--json", env=env)
     assert (text.returncode, text.stderr) == (as_json.returncode, as_json.stderr) == (0, "")
-    assert r"na\xefve" in text.stdout and "naïve" in pax(*command).stdout
-    assert json.loads(as_json.stdout) == json.loads(pax(*command, "--json").stdout)
+    assert r"na\xefve" in text.stdout and "naïve" in pax_here(*command).stdout
+    assert json.loads(as_json.stdout) == json.loads(pax_here(*command, "--json").stdout)
 
 
 def test_version(pax: Pax) -> None:

@@ -386,12 +386,12 @@ def test_a_comment_cannot_end_a_recipe() -> None:
     compile(recipe_python(converted), "x.py", "exec")
 
 
-def test_a_converted_recipe_trains(pax, tmp_path: pathlib.Path) -> None:
+def test_a_converted_recipe_trains(pax, pax_here, tmp_path: pathlib.Path) -> None:
     (tmp_path / "run.sh").write_text(
         "python3 MaxText/train.py MaxText/configs/base.yml model_name=gpt3-52k steps=60 per_device_batch_size=8 \\\n"
         "  learning_rate=1e-2 max_target_length=128 log_period=10 enable_checkpointing=false stepz=3\n"
     )
-    done = pax("maxtext-convert", "run.sh", "--date", "2024-10-01", "--out", "out.yaml", "--check", "--json")
+    done = pax_here("maxtext-convert", "run.sh", "--date", "2024-10-01", "--out", "out.yaml", "--check", "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["parameters"] == result["maxtext_parameters"] and result["dropped"][0]["key"] == "stepz"
@@ -400,9 +400,9 @@ def test_a_converted_recipe_trains(pax, tmp_path: pathlib.Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert losses[-1] < losses[0] - 0.5
-    python = pax("maxtext-convert", "run.sh", "--date", "2024-10-01", "--python", "--out", "out.py")
+    python = pax_here("maxtext-convert", "run.sh", "--date", "2024-10-01", "--python", "--out", "out.py")
     assert python.returncode == 0, python.stderr
-    both = pax("recipes", "diff", "out.yaml", "out.py")
+    both = pax_here("recipes", "diff", "out.yaml", "out.py")
     assert both.stdout.strip() == "They do not differ.", both.stdout + both.stderr
 
 
