@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from paxcli.training.run_dir import RunDir
 
 PathLike = str | os.PathLike[str]
+Paths = PathLike | Sequence[str]
 
 
 class Recipe:
@@ -79,7 +80,7 @@ class Recipe:
 
 
 def load(
-    recipe: PathLike, overlays: str | Sequence[str] = (), set: Mapping[str, Any] | None = None, trust_code: bool = False
+    recipe: PathLike, overlays: Paths = (), set: Mapping[str, Any] | None = None, trust_code: bool = False
 ) -> Recipe:
     """Loads a recipe and applies overlays, in order, and then `set`.
 
@@ -95,9 +96,8 @@ def load(
     if not (set is None or isinstance(set, Mapping)):
         raise ConfigError(f"`set` is a {type(set).__name__}, not a dict.", 'Give paths and values: {"num_layers": 4}.')
     values = {path: value.item() if isinstance(value, np.generic) else value for path, value in (set or {}).items()}
-    for path, value in values.items():
-        if isinstance(value, fdl.Buildable):
-            raise ConfigError(f"`{path}`: `set` takes plain values, not a config.", "Assign it in a recipe function.")
+    if configs := [path for path, value in values.items() if isinstance(value, fdl.Buildable)]:
+        raise ConfigError(f"`{configs[0]}`: `set` takes plain values, not a config.", "Assign it in a recipe function.")
     context = contextvars.copy_context()
     if trust_code:
         context.run(code_consent.set, lambda question: True)
@@ -108,8 +108,8 @@ def _recipe(recipe: Recipe | PathLike) -> Recipe:
     return recipe if isinstance(recipe, Recipe) else load(recipe)
 
 
-def _several(values: str | Sequence[Any]) -> Sequence[Any]:
-    return [values] if isinstance(values, str) else values
+def _several(values: PathLike | Sequence[Any]) -> Sequence[Any]:
+    return [os.fspath(values)] if isinstance(values, str | os.PathLike) else values
 
 
 class Run:
@@ -207,7 +207,7 @@ class Run:
         return write_report([self, *others], path, dry_run)
 
     def evaluate(
-        self, step: int | None = None, files: str | Sequence[str] = (), tasks: str | Sequence[str] = (), **settings: Any
+        self, step: int | None = None, files: Paths = (), tasks: str | Sequence[str] = (), **settings: Any
     ) -> dict[str, dict[str, float]]:
         """Evaluates a checkpoint on the recipe's evaluation inputs. Also writes the metrics to `eval/`.
 
@@ -324,7 +324,7 @@ def train(
     recipe: Recipe | PathLike,
     run_dir: PathLike | None = None,
     *,
-    init_from: str | None = None,
+    init_from: PathLike | None = None,
     with_optimizer: bool = False,
     allow_changed: bool = False,
     compiled: PathLike | None = None,

@@ -205,6 +205,15 @@ def test_parameters_are_arrays_by_name(run):
     assert set(run.params()) == {"embedding", "final_norm", "stack"}
 
 
+def test_paths_may_be_path_objects(run, tmp_path):
+    (tmp_path / "small.yaml").write_text("task.model.num_layers: 1\n")
+    assert pax.load("tiny", overlays=tmp_path / "small.yaml").values["task.model.num_layers"].value == 1
+    (tmp_path / "a.txt").write_text("def f(): pass\n" * 20)
+    assert set(run.evaluate(files=tmp_path / "a.txt")) == {"files"}
+    with pytest.raises(pax.DataError, match="nowhere has no checkpoint"):
+        pax.train("tiny-synthetic", tmp_path / "run", init_from=tmp_path / "nowhere", progress=Reporter())
+
+
 def test_a_run_is_plotted(run, tmp_path):
     figure = run.plot(run.path, metrics=["loss", "learning_rate"], path=tmp_path / "curves.png")
     assert [axes.get_ylabel() for axes in figure.axes] == ["loss", "learning_rate"]

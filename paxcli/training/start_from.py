@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 
 from paxcli.checkpoint.warm_start import Report, load_params, parse_source
@@ -27,14 +28,14 @@ class WarmStart:
     everything: bool = False
 
 
-def warm_start_from(source: str | None, with_optimizer: bool) -> WarmStart | None:
+def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool) -> WarmStart | None:
     """What `--from RUN_DIR[@STEP]` means; None without it.
 
     Raises:
       ConfigError: There is no source of the optimizer state.
     """
     if source is not None:
-        return WarmStart(*parse_source(source), everything=with_optimizer)
+        return WarmStart(*parse_source(os.fspath(source)), everything=with_optimizer)
     if with_optimizer:
         raise ConfigError("There is no checkpoint to take the optimizer state from.", "Name its run: `--from RUN_DIR`.")
     return None
