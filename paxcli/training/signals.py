@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
@@ -50,7 +51,9 @@ class StopRequest:
             os.kill(os.getpid(), number)
             return
         self.signal_name = signal.Signals(number).name
-        self._announce(f"Received {self.signal_name}: saving, then stopping. A second signal stops at once.")
+        text = f"Received {self.signal_name}: saving, then stopping. A second signal stops at once."
+        # In a thread, started without locks: the code that this interrupts may hold those of the console or of threads.
+        _thread.start_new_thread(self._announce, (text,))
 
     def should_stop(self, at_sync_point: bool) -> bool:
         """Whether to stop now. Several processes decide together, at sync points, so that all save the same step."""

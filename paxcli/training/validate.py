@@ -88,10 +88,9 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
         has = f"The mesh has stage={on_mesh}, but the model has no pipeline stages"
         raise ConfigError(f"{has}: devices would repeat work.", hint)
     if config.task.summary_verbosity >= ACTIVATIONS and (pipelined or config.task.train.learner.stochastic_gradient):
-        field = f"task.summary_verbosity={config.task.summary_verbosity}"
         lacking = "pipeline stages do" if pipelined else "DP-SGD does"
-        problem = f"{field} logs statistics of activations, which {lacking} not report."
-        raise ConfigError(problem, f"Set it to {ACTIVATIONS - 1} at most.")
+        problem = f"task.summary_verbosity={config.task.summary_verbosity} logs statistics of activations"
+        raise ConfigError(f"{problem}, which {lacking} not report.", f"Set it to {ACTIVATIONS - 1} at most.")
     for path, stack in pipelined.items():
         stack.pipeline.layers_per_group(stack.num_layers)
         if on_mesh not in (1, stack.num_stages):

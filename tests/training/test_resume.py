@@ -105,6 +105,29 @@ def test_two_signals_stop_at_once(tmp_path):
     assert "Traceback" not in report
 
 
+def test_a_closed_terminal_saves_and_stops(tmp_path):
+    """While it writes there, with a progress bar, whose thread has locks of the console."""
+    run_dir = tmp_path / "r"
+    command = [
+        sys.executable,
+        "-m",
+        "paxcli",
+        "train",
+        "tiny",
+        *small(num_train_steps=100_000, summary_interval_steps=1),
+    ]
+    ours, theirs = os.openpty()
+    terminal = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    with subprocess.Popen(["setsid", "--ctty", *command, "--run-dir", run_dir], **terminal) as process:
+        os.close(theirs)
+        shown = b""
+        while b"step 10 " not in shown:
+            shown += os.read(ours, 4096)
+        os.close(ours)
+        assert process.wait(100) == 75, shown.decode()
+    assert list((run_dir / "checkpoints").iterdir())
+
+
 def test_a_reader_of_its_output_that_goes_away_ends_no_run(tmp_path):
     with _start(tmp_path / "q", num_train_steps=20) as process:
         process.stderr.readline()
