@@ -341,7 +341,7 @@ def train(
 
     Args:
       recipe: What to train: a loaded recipe, or what `load` takes.
-      run_dir: Where the run writes: a directory, or `gs://…`. None = `recipe`, if that is a run; `runs/<recipe name>`.
+      run_dir: Where the run writes: a directory or `gs://…`. None = `recipe` if it is a run, else `runs/<recipe name>`.
       init_from: `"RUN_DIR"` or `"RUN_DIR@STEP"`: parameters to start a new run with. None = random ones.
       with_optimizer: Whether to restore that checkpoint's optimizer state and step as well.
       allow_changed: Whether to resume although the recipe changed, if all changed fields are safe to change.
@@ -352,7 +352,7 @@ def train(
       pgle_percentile: The percentile of an instruction's costs that `auto_pgle` uses; None = 90.
       expect_pgle: Whether to use the program that `auto_pgle` left in JAX's cache, and to profile nothing.
       reuse_step: Whether to start with the step that an earlier run compiled, if recipe and source files are the same.
-      on_corrupt: With a damaged newest checkpoint, `"refuse"` to resume or use the `"previous"`; None = the recipe's.
+      on_corrupt: If the newest checkpoint is damaged: `"refuse"`, or use the `"previous"` one. None = the recipe's.
       progress: Receives progress; None = print it.
 
     Raises:

@@ -127,7 +127,8 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
     if present := [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]:
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
     files = [file for pattern in _RUN_FILES for file in epath.Path(resolve_path(run_dir)).glob(pattern)]
-    for file, copy in [(file, target / file.name) for file in files]:
+    for file in files:
+        copy = target / file.name
         if copy.exists() and copy.read_bytes() != file.read_bytes():
             raise ConfigError(f"{target} is another run: its {file.name} differs.", hint)
     if dry_run:

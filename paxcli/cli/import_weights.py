@@ -102,9 +102,9 @@ def _text(done: ImportedWeights, dry_run: bool) -> str:
         rate = done.num_bytes / 1e9 / max(done.seconds, 1e-9)
         speed = f"{done.num_bytes / 1e9:.2f} GB, {rate:.2f} GB/s"
         lacks = f"Settings of generation that pax does not have: {', '.join(done.not_imported)}.\n"
-        has_text = not done.carried or "tokenizer.json" in done.carried
-        text = "" if has_text else "It has no tokenizer.json: set `tokenizer` to train on text.\n"
-        return f"Imported {size}: {speed}.\n{lacks * bool(done.not_imported)}{text}To train: pax train {done.run_dir}"
+        has_tokenizer = not done.carried or "tokenizer.json" in done.carried
+        note = "" if has_tokenizer else "It has no tokenizer.json: set `tokenizer` to train on text.\n"
+        return f"Imported {size}: {speed}.\n{lacks * bool(done.not_imported)}{note}To train: pax train {done.run_dir}"
     return f"Would import {size}.\n{_names_text(done.tensors)}"
 
 

@@ -124,7 +124,8 @@ def _import_file(path: Path) -> ModuleType:
     have others of the same names.
     """
     resolved = path.resolve()
-    own, others = str(resolved.parent), [one for one in _directories if one != str(resolved.parent)]
+    own = str(resolved.parent)
+    others = [one for one in _directories if one != own]
     if own not in sys.path or own in _directories:
         sys.path[:] = [*(one for one in sys.path if one not in _directories), own, *others]
         _directories[:] = [own, *others]

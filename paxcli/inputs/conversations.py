@@ -82,7 +82,7 @@ def _check_message(message: Any, place: str) -> dict[str, Any]:
     message = {name: value for name, value in message.items() if value is not None}
     if "from" in message and "role" not in message:
         role = _SHAREGPT_ROLES.get(str(message["from"]), message["from"])
-        message = {"role": role, **({"content": message["value"]} if "value" in message else {})}
+        message = {"role": role, "content": message.get("value")}
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list) and all(isinstance(x, dict) and isinstance(x.get("text"), str) for x in content):
         content = message["content"] = "".join(part["text"] for part in content)

@@ -245,11 +245,9 @@ def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> by
         return read()
     except EOFError:
         problem = f"is truncated: its compressed data ends{where} without an end-of-stream marker."
-    except OSError as error:
-        if not isinstance(error, gzip.BadGzipFile):
-            raise DataError(f"Cannot read {file.path}{where}: {error.strerror or error}.") from None
-        problem = f"is damaged{where}: {error}."
     except Exception as error:  # each compression has its own type
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise DataError(f"Cannot read {file.path}{where}: {error.strerror or error}.") from None
         problem = f"is damaged{where}: {error}."
     raise DataError(f"{file.path} {problem}", _DOWNLOAD_HINT)
 

@@ -16,7 +16,8 @@ def find_model(source: str | os.PathLike[str], commit: str | None = None) -> str
 
     Args:
       source: A directory, or a model on the hub: `ORGANIZATION/NAME` or `ORGANIZATION/NAME@REVISION`.
-      commit: The commit whose weights to download, which is the name of the directory; None: config and tokenizer.
+      commit: Download the weights of this commit, the last part of the path that an earlier call returned. None:
+        download config and tokenizer.
 
     Raises:
       DataError: There is neither such a directory nor such a model.

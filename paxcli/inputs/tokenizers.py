@@ -374,9 +374,8 @@ def _read_hugging_face(path: str, content: str) -> Any:
 def _file(path: str | None) -> Path:
     found = Path(str(path)).expanduser()
     if not found.is_file():
-        raise DataError(
-            f"There is no tokenizer file {path}.", "Set its path, or `tokenizer=hf:ORGANIZATION/NAME` for the hub's."
-        )
+        hint = "Set its path; `tokenizer=hf:ORGANIZATION/NAME` downloads one from the Hugging Face Hub."
+        raise DataError(f"There is no tokenizer file {path}.", hint)
     return found
 
 

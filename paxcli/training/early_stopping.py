@@ -38,8 +38,8 @@ class EarlyStopping(Configurable):
           ConfigError: There is no such input, or there are several and none is chosen.
         """
         if self._is_on and inputs and self.input not in (inputs if len(inputs) > 1 else (None, *inputs)):
-            field, hint = "task.early_stopping_fn.input", "Set it to one, or set `target` and `patience` to null."
-            raise ConfigError(f"{field}={self.input} is not one of the eval inputs: {', '.join(inputs)}.", hint)
+            problem = f"task.early_stopping_fn.input={self.input} is not one of the eval inputs: {', '.join(inputs)}."
+            raise ConfigError(problem, "Set it to the name of one, or set `target` and `patience` to null.")
 
     def reason(self, lines: Iterable[Mapping[str, Any]], last_step: int) -> str | None:
         """Why a run ends, given its lines of metrics; those of later steps do not count. None = it continues.

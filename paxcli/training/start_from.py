@@ -29,10 +29,10 @@ class WarmStart:
 
 
 def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool) -> WarmStart | None:
-    """What `--from RUN_DIR[@STEP]` means; None without it.
+    """The warm start from `RUN_DIR` or `RUN_DIR@STEP`; None if no source is given.
 
     Raises:
-      ConfigError: There is no source of the optimizer state.
+      ConfigError: `with_optimizer` is set, and no source is given.
     """
     if source is not None:
         return WarmStart(*parse_source(os.fspath(source)), everything=with_optimizer)
@@ -49,6 +49,6 @@ def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> t
     params, report = load_params(source.run_dir, source.step, start)
     if unused := [name for name in report.arrays.unexpected if re.search(ADAPTERS, name)]:
         hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."
-        raise ConfigError(f"{source.run_dir} has adapters that this model has not, such as `{unused[0]}`.", hint)
+        raise ConfigError(f"{source.run_dir} has adapters that this model lacks, such as `{unused[0]}`.", hint)
     params = task.model.with_reference(params)
     return state.replace(params=params, opt_state=task.train.learner.warm_start(params, state.opt_state)), report

@@ -85,8 +85,8 @@ def _check_pipeline(config: Any, model: Model, sizes: dict[str, int], batch: int
     pipelined = {path: stack for path, stack in model.stacks().items() if isinstance(stack, PipelinedStack)}
     if not pipelined and on_mesh > 1:
         hint = "Use another axis in `mesh.ici_mesh_shape` and `mesh.dcn_mesh_shape`, or a pipelined recipe."
-        has = f"The mesh has stage={on_mesh}, but the model has no pipeline stages"
-        raise ConfigError(f"{has}: devices would repeat work.", hint)
+        problem = f"The mesh has stage={on_mesh}, but the model has no pipeline stages: devices would repeat work."
+        raise ConfigError(problem, hint)
     if config.task.summary_verbosity >= ACTIVATIONS and (pipelined or config.task.train.learner.stochastic_gradient):
         lacking = "pipeline stages do" if pipelined else "DP-SGD does"
         problem = f"task.summary_verbosity={config.task.summary_verbosity} logs statistics of activations"

@@ -14,6 +14,7 @@ import textwrap
 
 import pytest
 
+from paxcli.metrics.meter import RESERVED
 from tests.training.runs import losses, small
 
 
@@ -68,6 +69,9 @@ def test_the_run_directory(trained):
         assert (run_dir / name).exists(), name
     environment = json.loads((run_dir / "environment.json").read_text())
     assert {"pax", "python", "jax", "device_kind", "num_devices"} <= environment.keys()
+    line = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
+    of_step = {"loss", "log_pplx", "accuracy", "learning_rate", "grad_norm", "param_norm", "skipped_steps"}
+    assert line.keys() - RESERVED == of_step, "a model's metric may have no name that pax writes"
 
 
 def test_recipe_yaml_is_the_run_again(trained, tmp_path, pax):

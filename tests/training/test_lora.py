@@ -78,7 +78,7 @@ def test_a_model_without_adapters_does_not_start_from_one_that_has_some(tmp_path
         return pax.load("tiny-synthetic", set=parse_assignments([*SMALL, "num_train_steps=1", "eval_inputs=[]", *sets]))
 
     pax.train(recipe(*LORA), tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"has adapters that this model has not, such as `.*_lora_a`"):
+    with pytest.raises(ConfigError, match=r"has adapters that this model lacks, such as `.*_lora_a`"):
         pax.train(recipe(), tmp_path / "b", init_from=f"{tmp_path}/a")
     messages = Messages()
     pax.train(recipe(*LORA), tmp_path / "a", init_from="nowhere", progress=messages)

@@ -72,12 +72,7 @@ def test_sigkill_at_three_steps(straight, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
-        signal.SIGHUP,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-    ],
+    "number", [*(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGHUP)), signal.SIGTERM]
 )
 def test_one_signal_saves_and_stops(straight, tmp_path, number):
     run_dir = tmp_path / "c"

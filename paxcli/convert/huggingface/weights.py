@@ -154,10 +154,11 @@ def export_huggingface(
         raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     stored = named_leaves(state.params)
     params = without_adapters(stored)
-    learner = fdl.build(with_derived_sizes(config, 1).task.train.learner)
-    if adapter and (others := sorted(named_leaves(learner.select_trained(state.params)).keys() & params.keys())):
-        hint = "Export the merged weights: leave `--adapter` out."
-        raise ConfigError(f"The run trains `{others[0]}` too, which the files of an adapter do not hold.", hint)
+    if adapter:
+        learner = fdl.build(with_derived_sizes(config, 1).task.train.learner)
+        if others := sorted(named_leaves(learner.select_trained(state.params)).keys() & params.keys()):
+            hint = "Export the merged weights: leave `--adapter` out."
+            raise ConfigError(f"The run trains `{others[0]}` too, which the files of an adapter do not hold.", hint)
     layout = huggingface_layout(family, config.task.model, params)
     arrays = runs.read_run(run_dir, step, {f"params.{name}": x for name, x in stored.items()})
     arrays = {name: arrays[f"params.{name}"] for name in stored}

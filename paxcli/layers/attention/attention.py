@@ -142,8 +142,9 @@ class Attention(SelfAttention):
             query_heads, key_heads = (self.num_heads, self._kv_heads) if self.qk_norm_joint else (1, 1)
             self.query_norm, self.key_norm = self.qk_norm(dims=query_heads * dims), self.qk_norm(dims=key_heads * dims)
         if self.relative_bias is not None:
-            sizes = dict(num_heads=self.num_heads, bidirectional=not self.causal)
-            self._distance_bias = self.relative_bias(name="relative_bias", **sizes)
+            self._distance_bias = self.relative_bias(
+                name="relative_bias", num_heads=self.num_heads, bidirectional=not self.causal
+            )
         if self.rotary is not None:
             self.rotate = self.rotary(dims_per_head=dims)
 
