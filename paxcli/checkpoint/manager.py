@@ -363,7 +363,7 @@ def find_steps(run_dir: str | os.PathLike[str], steps: Collection[int] = ()) -> 
     missing = sorted({*steps} - {*present})
     if missing or not present:
         problem = f"no checkpoint of step {format_steps(missing)}" if present else "no checkpoint"
-        hint = f"It has: {format_steps(present)}." if present else "Train in it first, or name another run directory."
+        hint = f"It has: {format_steps(present)}." if present else "Train in it first, or `pax import` weights into it."
         raise DataError(f"{os.fspath(run_dir)} has {problem}.", hint)
     return sorted({*steps}) or present
 

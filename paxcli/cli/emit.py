@@ -10,6 +10,7 @@ import typer
 from paxcli.cli.install import FromOption
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption, file_option
 from paxcli.cli.output import say_result
+from paxcli.cli.runs import check_devices
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
@@ -68,10 +69,7 @@ def emit(
     task = Task(name or resolved.name, [*words, "--", recipe], machine, slices, image, run_dir, source)
     text = TARGETS[target](task)
     wanted = fdl.build(resolved.config.mesh).num_devices()
-    if wanted not in (None, task.devices):
-        hint = "Change --slices or --accelerator, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape."
-        has = f"{slices} x {accelerator} has {task.devices}"
-        raise ConfigError(f"The recipe's mesh needs {wanted} devices, but {has}.", hint)
+    check_devices(wanted, task.devices, f"{slices} x {accelerator}", "Change --slices or --accelerator")
     validate(resolved.config, task.devices, reads_data=False)
     for file in (recipe, *(overlays or ())) if target != "slurm" else ():
         if Path(file.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES):

@@ -63,9 +63,9 @@ def evaluate(
       pax eval runs/tiny --tasks arc_easy,hellaswag --num-fewshot 5
     """
     names = [name for names in tasks or () for name in names.split(",") if name]
-    settings: dict[str, Any] = {"tasks_dir": tasks_dir, "limit": limit, "num_fewshot": num_fewshot}
-    settings = {name: value for name, value in settings.items() if value is not None}
-    settings |= {"apply_chat_template": True} if apply_chat_template else {}
+    given = {"tasks_dir": tasks_dir, "limit": limit, "num_fewshot": num_fewshot}
+    given |= {"apply_chat_template": apply_chat_template or None}
+    settings: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not names and (tasks is not None or settings):
         raise ConfigError("There is no task to run.", "Name one: `--tasks NAME`.")
     if names and files:

@@ -20,7 +20,7 @@ from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
 from paxcli.cloud.values import check_worker
 from paxcli.cloud.workers import find_workers, select
-from paxcli.errors import MissingError, RemoteError
+from paxcli.errors import ConfigError, MissingError, RemoteError
 from paxcli.log import log
 
 OnOption = Annotated[
@@ -58,6 +58,8 @@ def install(
     """
     chosen = extra or ("tpu" if on else detect_extra())
     node, index = check_worker(worker)
+    if on is None and worker != "all":
+        raise ConfigError(f"`--worker {worker}` is of a TPU VM, and none is named.", "Name it with `--on`.")
     target = find(on, dry_run=dry_run) if on else None
     with tempfile.TemporaryDirectory() as folder:
         package = make_package(source, chosen, Path(folder), dry_run)

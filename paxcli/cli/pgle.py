@@ -160,7 +160,6 @@ def _comparison(measured: dict[str, Any], recipe: str) -> str:
     for name in ("before", "after"):
         one = measured[name]
         lines.append(f"{name:<8}{one['median_step_seconds'] * 1e3:>12.2f}{one['exposed_communication']:>24.1%}")
-    lines += [
-        f"speedup {measured['speedup']:.3f}: medians of {measured['after']['steps']} steps each, in alternating rounds"
-    ]
-    return "\n".join([*lines, f"Next: pax pgle apply {shlex.quote(recipe)}"])
+    rounds = f"medians of {measured['after']['steps']} steps each, in alternating rounds"
+    lines += [f"speedup {measured['speedup']:.3f}: {rounds}", f"Next: pax pgle apply {shlex.quote(recipe)}"]
+    return "\n".join(lines)

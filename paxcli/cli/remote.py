@@ -15,6 +15,7 @@ import typer
 
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.provision import find, say_commands
+from paxcli.cli.runs import check_devices
 from paxcli.cloud import commands
 from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.gcloud import Gcloud
@@ -55,8 +56,10 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
     arguments, files = retype(ctx)
     devices = _needed_devices(params)
     target = find(name, dry_run=bool(params.get("dry_run")))
-    if ctx.info_name == "train":
-        _check_devices(devices, target)
+    if ctx.info_name == "train" and target.accelerator is not None:
+        there = find_accelerator(target.accelerator).devices * target.slices
+        machine = f"{target.name}, {target.slices} x {target.accelerator},"
+        check_devices(devices, there, machine, "Create other TPUs: pax provision create --help")
     job_name = f"{ctx.info_name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     if params.get("dry_run"):
         which = "all" if everywhere else "0"
@@ -142,18 +145,6 @@ def _needed_devices(params: dict[str, Any]) -> int | None:
 
     config = resolve(params["recipe"], params.get("overlays") or (), params.get("sets") or ()).config
     return fdl.build(config.mesh).num_devices()
-
-
-def _check_devices(wanted: int | None, target: commands.Target) -> None:
-    if target.accelerator is None:
-        return
-    there = find_accelerator(target.accelerator).devices * target.slices
-    if wanted not in (None, there):
-        raise ConfigError(
-            f"The recipe's mesh needs {wanted} devices, but {target.name} has {there} ({target.slices} x "
-            f"{target.accelerator}).",
-            "Set mesh.ici_mesh_shape and mesh.dcn_mesh_shape, or create other TPUs: pax provision create --help",
-        )
 
 
 def _require_shared_disk(verb: str, params: dict[str, Any], workers: list[Worker]) -> None:

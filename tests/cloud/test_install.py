@@ -139,3 +139,8 @@ def test_a_slice_has_the_devices_of_its_type():
     checked = _count_devices(target, results)
     assert [result.failed for result in checked] == [False, False, True, True]
     assert checked[3].result == "slice 1 has 7 devices, not 8"
+
+
+def test_a_worker_of_no_machine_is_refused(pax_here):
+    done = pax_here("install", "--worker", "1.3", "--dry-run")
+    assert done.returncode == 2 and "`--worker 1.3`" in done.stderr and "--on" in done.stderr

@@ -17,7 +17,7 @@ def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Laun
     """The configurations of a file: calls with `model_name`, `model_type` and `tuning_params`.
 
     Raises:
-      ConfigError: It is not Python, or has no such configuration.
+      ConfigError: It is not Python, has no such configuration, or the arguments name something else.
     """
     try:
         tree = ast.parse(text)
@@ -31,6 +31,8 @@ def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Laun
             found[_text(fields.get("model_name"))] = _launch(node.lineno, fields, params)  # pyrefly: ignore[missing-attribute]
     if not found:
         raise ConfigError(f"{path} has no configuration.", "One has `model_type` and a dictionary `tuning_params`.")
+    for name in arguments.keys() - {CHOICE}:
+        raise ConfigError(f"A file of benchmarks has no variable `{name}`.", f"Choose one: `--arg {CHOICE}=…`.")
     chosen = arguments.get(CHOICE)
     if chosen is not None and chosen not in found:
         raise ConfigError(f"{path} has no configuration `{chosen}`.", did_you_mean(chosen, found) or _names(found))

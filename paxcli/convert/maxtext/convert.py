@@ -45,6 +45,8 @@ def convert_script(
     """
     if bool(words) == (model is not None):
         raise ConfigError("Give one of: a script, keys, `--model`.", "For example `pax maxtext-convert run.sh`.")
+    if arguments and len(words) != 1:
+        raise ConfigError("Only a script has variables, which `--arg` sets.", "Give the keys as `key=value`.")
     if model is not None:
         file, name = LaunchFile([Launch(1, pairs=[Pair("model_name", model, 1)])]), model
     else:

@@ -26,7 +26,7 @@ from paxcli.convert.maxtext.launch import (
     read_arguments,
 )
 from paxcli.convert.maxtext.shell_words import Variables, Word, expand, expand_unsplit, join, source, value_of
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, did_you_mean
 
 OpenScript = Callable[[str], str | None]
 """Returns the text of another script that a script names, or None if there is no such file."""
@@ -48,6 +48,7 @@ _MAX_SCRIPTS = 8  # scripts and commands in strings, inside each other
 _MAX_DEPTH = 40
 _MAX_SECONDS = 1.0
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=")
+_NAMES = re.compile(r"[A-Za-z_]\w*")
 _MAX_ITEMS = 4096  # of an array
 
 
@@ -62,14 +63,22 @@ def read_script(
       open_script: Finds scripts that this one calls.
 
     Raises:
-      ConfigError: A launch has a syntax error, or the parser gives up on the script.
+      ConfigError: A launch has a syntax error, the parser gives up on the script, or the script has no such variable.
     """
-    arguments = dict(arguments or {})
+    arguments, names = dict(arguments or {}), set(_NAMES.findall(text))
+
+    def other_script(name: str) -> str | None:
+        other = open_script(name)
+        names.update(_NAMES.findall(other or ""))
+        return other
+
     numbers = [int(name[:4]) for name in arguments if name.isdigit()]
     positional = [Word(arguments.get(str(i), "")) for i in range(1, max(numbers, default=0) + 1)]
     pinned = {name: [Word(value)] for name, value in arguments.items() if not name.isdigit()}
-    evaluator = _Evaluator({**pinned, "@": positional}, pinned, open_script)
+    evaluator = _Evaluator({**pinned, "@": positional}, pinned, other_script)
     evaluator.run(_parse(text))
+    for name in pinned.keys() - names:
+        raise ConfigError(f"The script has no variable `{name}`, which `--arg` sets.", did_you_mean(name, names))
     return evaluator.found
 
 

@@ -24,10 +24,10 @@ from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.recipe_to_launch import command_line, to_maxtext
 from paxcli.convert.maxtext.render import recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.shell import read_script
-from paxcli.convert.maxtext.source import read_file
 from paxcli.convert.maxtext.topology import devices_of
 from paxcli.errors import ConfigError
 from paxcli.training.summary import summarize
+from tests.convert.maxtext.test_sizes import launch_with_bucket
 
 HERE = pathlib.Path(__file__).parent
 GOLDEN = {
@@ -63,8 +63,7 @@ OF_EACH_FAMILY += ("gpt-oss-20b", "llama4-17b-16e", "llama4-17b-128e", "envy-tes
 
 
 def of_script(name: str, date: str | None = None, **options) -> Conversion:
-    (launch,) = read_file(HERE / "scripts" / name, {"OUTPUT_PATH": "gs://b", "BASE": "gs://b"}).launches
-    return convert(launch, name, date=datetime.date.fromisoformat(date) if date else None, **options)
+    return convert(launch_with_bucket(name), name, date=datetime.date.fromisoformat(date) if date else None, **options)
 
 
 def of_keys(date: str = "2026-01-01", topology: str | None = None, **keys: object) -> Conversion:

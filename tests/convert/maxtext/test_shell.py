@@ -247,7 +247,7 @@ def in_a_folder_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch
 def test_no_script_of_the_grammar_breaks_it_or_runs(pieces: list[tuple[str, str]]) -> None:
     text = "".join(word + blank for word, blank in pieces)
     try:
-        read_script(text, {"A": "7", "1": "one"}, lambda _: f"{TOUCH}\n$1")
+        read_script("A=1\n" + text, {"A": "7", "1": "one"}, lambda _: f"{TOUCH}\n$1")
     except ConfigError as error:
         assert error.hint and "not valid shell syntax" in error.message
     assert not os.path.exists(CANARY)

@@ -17,14 +17,21 @@ from paxcli.errors import ConfigError
 SCRIPTS = pathlib.Path(__file__).parent / "scripts"
 
 
+def launch_with_bucket(name: str) -> Launch:
+    """The launch of a script, with a bucket in the variables that it asks for."""
+    path = SCRIPTS / name
+    asked = [variable for variable in ("OUTPUT_PATH", "BASE") if variable in path.read_text(encoding="utf-8")]
+    (launch,) = read_file(path, dict.fromkeys(asked, "gs://b")).launches
+    return launch
+
+
 def of(date: str, **keys: object) -> Settings:
     launch = Launch(1, pairs=[Pair(key, str(value), 1) for key, value in keys.items()])
     return settings_of(launch, datetime.date.fromisoformat(date))
 
 
 def of_script(name: str, date: str | None = None) -> Settings:
-    (launch,) = read_file(SCRIPTS / name, {"OUTPUT_PATH": "gs://b"}).launches
-    return settings_of(launch, datetime.date.fromisoformat(date) if date else None)
+    return settings_of(launch_with_bucket(name), datetime.date.fromisoformat(date) if date else None)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from paxcli.convert.maxtext.convert import convert_script
 from paxcli.convert.maxtext.launch_to_recipe import convert
 from paxcli.convert.maxtext.render import report
 from paxcli.convert.maxtext.settings import settings_of
@@ -133,7 +134,21 @@ def test_a_python_file_of_benchmarks_is_read_as_syntax(tmp_path: pathlib.Path, m
     assert read_file(tmp_path / "b.py", {"name": "basic-2"}).launches[0].diagnostics[0].text == "more"
     with pytest.raises(ConfigError, match="has 2 configurations"):
         read_file(tmp_path / "b.py")
+    with pytest.raises(ConfigError, match="no variable `steps`"):
+        read_file(tmp_path / "b.py", {"name": "basic-1", "steps": "3"})
     assert not os.path.exists(CANARY)
+
+
+def test_a_variable_that_no_script_has_is_an_error(tmp_path: pathlib.Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "env.sh").write_text("export BATCH=${BATCH:-4}\n")
+    (tmp_path / "run.sh").write_text("source env.sh\npython3 MaxText/train.py base.yml steps=$STEPS\n")
+    assert keys(read_file(tmp_path / "run.sh", {"STEPS": "3", "BATCH": "8", "1": "x"}).launches[0]) == {"steps": "3"}
+    with pytest.raises(ConfigError, match="no variable `STEPZ`") as caught:
+        read_file(tmp_path / "run.sh", {"STEPZ": "3"})
+    assert "STEPS" in caught.value.hint
+    with pytest.raises(ConfigError, match="Only a script has variables"):
+        convert_script(["steps=3", "model_name=llama2-7b"], arguments={"steps": "4"})
 
 
 def test_a_sourced_file_sets_variables_and_is_not_run(tmp_path: pathlib.Path, monkeypatch) -> None:
