@@ -24,9 +24,8 @@ def template(cls: type[T], /, **fields: Any) -> Any:
 
 def part(cls: type[T], /, **fields: Any) -> Any:
     """A dataclass field that holds a `cls`. Default: `cls(**fields)`."""
-    return dataclasses.field(
-        default_factory=functools.partial(cls, **fields), metadata={EXPAND: (fdl.Config, cls, fields)}
-    )
+    make = functools.partial(cls, **fields)
+    return dataclasses.field(default_factory=make, metadata={EXPAND: (fdl.Config, cls, fields)})
 
 
 class Configurable:

@@ -58,13 +58,11 @@ def _import_text(node: ast.stmt, lines: list[str], entry: RecipeEntry) -> str:
 
 def _text(node: ast.stmt, lines: list[str], function: str) -> str:
     """The source of a statement with the comments above it. Only `function` keeps its `@recipe` decorator."""
-    start = node.lineno
-    decorators = [d for d in getattr(node, "decorator_list", []) if not is_recipe_decorator(d)]
-    own = [f"@{ast.unparse(decorator)}" for decorator in decorators]
+    decorators = getattr(node, "decorator_list", [])
+    own = [f"@{ast.unparse(decorator)}" for decorator in decorators if not is_recipe_decorator(decorator)]
     if getattr(node, "name", None) == function:
         own.append("@recipe()")
-    first = min([d.lineno for d in getattr(node, "decorator_list", [])], default=start)
-    comment = first
+    comment = first = min([decorator.lineno for decorator in decorators], default=node.lineno)
     while comment > 1 and lines[comment - 2].startswith("#"):
         comment -= 1
-    return "\n".join([*lines[comment - 1 : first - 1], *own, *lines[start - 1 : node.end_lineno]])
+    return "\n".join([*lines[comment - 1 : first - 1], *own, *lines[node.lineno - 1 : node.end_lineno]])

@@ -14,16 +14,12 @@ from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Assignments, read_overlay
 from paxcli.config.paths import resolve_path
-from paxcli.config.tree import Node, find, find_all, is_common, missing_values, walk
+from paxcli.config.tree import Node, find, find_all, is_common, walk
 from paxcli.config.values import plain, plain_values
 from paxcli.errors import ConfigError
 
-RIVALS = {
-    "global_batch_size": "percore_batch_size",
-    "percore_batch_size": "global_batch_size",
-    "num_microbatches": "microbatch_size",
-    "microbatch_size": "num_microbatches",
-}
+RIVALS = {"global_batch_size": "percore_batch_size", "num_microbatches": "microbatch_size"}
+RIVALS |= {other: one for one, other in RIVALS.items()}
 """Pairs of mutually exclusive fields. Setting one in a later source sets the other, from an earlier source, to None."""
 
 
@@ -82,7 +78,8 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Map
     for assignments in (*loaded.assignments, *layers):
         set_paths = _apply(config, assignments, sources)
     nodes = walk(config)
-    if missing := missing_values(nodes):
+    # Required fields without a value, which would make the build fail.
+    if missing := [node.path for node in nodes if node.value is fdl.NO_VALUE and not node.in_template]:
         raise ConfigError(f"{loaded.name}: `{missing[0]}` has no value.", f"Give it one: `--set {missing[0]}=…`.")
     return Resolved(
         name=loaded.name,
@@ -107,6 +104,7 @@ def parse_assignments(sets: Sequence[str]) -> dict[str, Any]:
 
 def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]) -> list[str]:
     """Applies the assignments of one source, records it in `sources`, and returns their full paths."""
+    source = assignments.source
     done: list[str] = []
     common: dict[str, Any] = {}  # for every input, also one that a later assignment creates
     of_common: set[str] = set()
@@ -121,30 +119,27 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
             paths = assign_in(nodes, path, value)
             again = _assign_again(config, common, paths)
         except ConfigError as error:
-            prefix = "" if assignments.source == "--set" else f"{assignments.source}: "
+            prefix = "" if source == "--set" else f"{source}: "
             raise ConfigError(prefix + error.message, error.hint) from None
         for full in paths:
             if full in done:
-                raise ConfigError(
-                    f"{assignments.source} sets `{full}` twice, the second time as `{path}`.", "Keep one."
-                )
+                raise ConfigError(f"{source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")
             for below in [old for old in sources if old.startswith(full + ".")]:
                 if below in done and below not in of_common:
-                    hint = "Set it before."
-                    raise ConfigError(f"{assignments.source} sets `{full}` after `{below}`, which is part of it.", hint)
+                    raise ConfigError(f"{source} sets `{full}` after `{below}`, which is part of it.", "Set it before.")
                 del sources[below]
                 done = [path for path in done if path != below]
         if of_all_inputs:
             common[path] = value
             of_common.update(paths)
         of_common.update(again)
-        sources |= dict.fromkeys([*paths, *again], assignments.source)
+        sources |= dict.fromkeys([*paths, *again], source)
         done = list(dict.fromkeys([*done, *paths, *again]))
     for full in done:
         rival = _rival(config, full)
         if rival and rival not in done:
             assign(config, rival, None)
-            sources[rival] = assignments.source
+            sources[rival] = source
     return done
 
 

@@ -96,11 +96,6 @@ def _is_common(node: Node) -> bool:
     return Mark.COMMON in marks_of(node.annotation)
 
 
-def missing_values(nodes: Iterable[Node]) -> list[str]:
-    """Paths of required fields without a value, which would make the build fail."""
-    return [node.path for node in nodes if node.value is fdl.NO_VALUE and not node.in_template]
-
-
 def _walk_fields(
     owner: fdl.Buildable, prefix: str, outer: Mapping[str, str], defaults: Mapping[str, Any], in_template: bool
 ) -> Iterator[Node]:
