@@ -28,10 +28,8 @@ def read_records(path: str) -> Iterator[bytes]:
                 record = process.stdout.read(length)
                 if len(header) < _LENGTH_BYTES or len(record) < length:
                     reason = process.stderr.read().decode(errors="replace").strip().rpartition("\n")[2]
-                    raise DataError(
-                        f"{path} is damaged, or is not an ArrayRecord file: {reason or 'reading it ends a process'}.",
-                        "Download or write the file again.",
-                    )
+                    problem = f"is damaged, or is not an ArrayRecord file: {reason or 'reading it ends a process'}"
+                    raise DataError(f"{path} {problem}.", "Download or write the file again.")
                 yield record
         finally:
             process.kill()

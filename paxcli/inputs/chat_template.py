@@ -164,11 +164,8 @@ def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.
     directory = Path(tokenizer.path).expanduser().parent if tokenizer.path is not None else None
     config_path = directory / "tokenizer_config.json" if directory is not None else None
     config = read_object(config_path) if config_path is not None and config_path.is_file() else {}
-    variables = {
-        name: text
-        for name, value in config.items()
-        if name.endswith("_token") and (text := token_text(value)) is not None
-    } | tokenizer.special_tokens
+    named = {name: token_text(value) for name, value in config.items() if name.endswith("_token")}
+    variables = {name: text for name, text in named.items() if text is not None} | tokenizer.special_tokens
     if source is not None and source.endswith(".jinja"):
         return ChatTemplate(read_text(Path(source).expanduser()), variables, date, source)
     if source is not None:

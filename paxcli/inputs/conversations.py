@@ -44,10 +44,8 @@ def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> l
     answer = next((name for name in RESPONSES if record.get(name) is not None), None)
     if record.get(PROMPT) is None or answer is None:
         fields = ", ".join(map(str, record)) or "none"
-        raise DataError(
-            f"{place} has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; fields: {fields}.",
-            f"Set text_field to the field with the messages. {FIX_HINT}",
-        )
+        problem = f"has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; fields: {fields}"
+        raise DataError(f"{place} {problem}.", f"Set text_field to the field with the messages. {FIX_HINT}")
     parts = (("user", PROMPT), ("assistant", answer))
     return [
         _check_message(message, f"{place}, `{name}`")

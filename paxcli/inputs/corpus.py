@@ -91,9 +91,8 @@ def tokenize_text(
             bad.found += [record for part in parts for record in infos[part].bad_records]
             documents = (open_token_file(part.path, infos[part], None) for part in parts)
         else:
-            start = np.zeros(1, np.int64)
             ids_of_documents = tokenize_files(files, tokenizing.reading, tokenizer, bad)
-            documents = ((ids, np.append(start, len(ids) - 1)) for ids in ids_of_documents)
+            documents = ((ids, np.array([0, len(ids) - 1])) for ids in ids_of_documents)
         tokens, starts = _concatenate(documents, dtype)
     pack = make_pack(tokens, starts, tokenizer.pad_id)
     num_dropped = len(starts) - 1 - pack.num_documents

@@ -127,15 +127,15 @@ class LanguageModelFeatures(Features):
         """Shifts a row left by one position within each segment: its labels become the ids."""
         tf = load("tensorflow")
 
-        def shift(array: Any, last: Any) -> Any:
-            return tf.concat([array[1:], tf.cast([last], array.dtype)], axis=0)
+        def shift(array: Any) -> Any:
+            return tf.pad(array[1:], [[0, 1]])
 
         segments = row["segment_ids"]
-        has_next = (shift(segments, 0) == segments) & (segments > 0)
+        has_next = (shift(segments) == segments) & (segments > 0)
         names = row.keys() & {"weights", "inputs_indicator"}
-        shifted = {name: tf.where(has_next, shift(row[name], 0), 0) for name in names}
+        shifted = {name: tf.where(has_next, shift(row[name]), 0) for name in names}
         last_label = tf.where(segments > 0, self.eos_id, 0)
-        labels = tf.where(has_next, shift(row["labels"], 0), last_label)
+        labels = tf.where(has_next, shift(row["labels"]), last_label)
         return row | shifted | {"ids": row["labels"], "labels": labels}
 
 
@@ -173,14 +173,13 @@ class SequenceModelFeatures(Features):
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         tf = load("tensorflow")
         source, is_target = row["encoder_input_tokens"], row["decoder_loss_weights"] > 0
-        source_segments = _segments(row, "encoder", source != 0)
         return {
             "ids": row["decoder_input_tokens"],
             "labels": row["decoder_target_tokens"],
             "weights": tf.cast(is_target, tf.float32),
             **_segments(row, "decoder", is_target),
             "source_ids": source,
-            **{f"source_{name}": value for name, value in source_segments.items()},
+            **{f"source_{name}": value for name, value in _segments(row, "encoder", source != 0).items()},
         }
 
 

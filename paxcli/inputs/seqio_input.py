@@ -99,9 +99,7 @@ class SeqIOInput(StreamInput):
         """The task's examples of one epoch as a `tf.data.Dataset`, before the feature converter."""
         seqio = load("seqio")
         shard = seqio.ShardInfo(self.infeed_host_index, self.num_infeed_hosts) if self.is_sharded else None
-        seed = self.seed
-        if epoch > 0:
-            seed = int(np.random.default_rng([self.seed, epoch]).integers(2**31))
+        seed = int(np.random.default_rng([self.seed, epoch]).integers(2**31)) if epoch else self.seed
         return self.task.get_dataset(
             sequence_length=self.lengths,
             split=self.split_name,
@@ -121,10 +119,9 @@ class SeqIOInput(StreamInput):
     def set_state(self, state: dict[str, Any]) -> None:
         for name, value in self._position_context().items():
             if state[name] != value:
+                problem = f"its position was saved with {name} {state[name]}, and now it is {value}."
                 hint = "Resume with the old settings, or start a new run from the old one's parameters (--from)."
-                self.refuse(
-                    f"its position was saved with {name} {state[name]}, and now it is {value}.", hint, DataError
-                )
+                self.refuse(problem, hint, DataError)
         if state["row"]:
             log.info("Input `%s` resumes: skipping the %d rows of this epoch already read.", self.name, state["row"])
         self.seek((state["pass"], state["row"]))

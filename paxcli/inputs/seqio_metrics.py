@@ -54,7 +54,14 @@ class TaskMetrics:
             raise DataError(f"{self.where}: there are {len(outputs)} outputs for {len(targets)} examples.", hint)
         metrics: dict[str, float] = {}
         for function in self.functions:
-            self._add(metrics, function(targets, answers))
+            for name, value in function(targets, answers).items():
+                value = getattr(value, "value", value)  # seqio.metrics.Scalar
+                if f"seqio/{name}" in metrics:
+                    raise ConfigError(f"{self.where}: two metric functions of the task return `{name}`.", "Rename one.")
+                if isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0:
+                    metrics[f"seqio/{name}"] = float(value)
+                else:
+                    log.warning("%s: metric `%s` is not a number; skipped.", self.where, name)
         return metrics
 
     @property
@@ -67,16 +74,6 @@ class TaskMetrics:
         if text is None:
             text = self._vocabulary.decode([int(token) for token in example["targets"]])
         return text.decode("utf-8") if isinstance(text, bytes) else text
-
-    def _add(self, metrics: dict[str, float], new: Mapping[str, Any]) -> None:
-        for name, value in new.items():
-            value = getattr(value, "value", value)  # seqio.metrics.Scalar
-            if f"seqio/{name}" in metrics:
-                raise ConfigError(f"{self.where}: two metric functions of the task return `{name}`.", "Rename one.")
-            if isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0:
-                metrics[f"seqio/{name}"] = float(value)
-            else:
-                log.warning("%s: metric `%s` is not a number; skipped.", self.where, name)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -312,10 +312,8 @@ def hugging_face_fields(path: Path) -> dict[str, str]:
     """
     file = path.expanduser()
     file = file if file.suffix == ".json" else file / "tokenizer.json"
-    return {
-        "path": str(file),
-        **special_tokens(file.parent, _read_hugging_face(str(file), read_text(_file(str(file))))),
-    }
+    model = _read_hugging_face(str(file), read_text(_file(str(file))))
+    return {"path": str(file), **special_tokens(file.parent, model)}
 
 
 def tokenizer_template(
