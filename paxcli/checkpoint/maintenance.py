@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,6 @@ from etils import epath
 
 from paxcli.checkpoint.local_tier import find_local
 from paxcli.checkpoint.manager import CheckpointStore, delete_step, find_steps, format_steps
-from paxcli.checkpoint.manifest import ArrayEntry
 from paxcli.checkpoint.reading import read_arrays, read_manifest
 from paxcli.config.paths import resolve_path, sync, sync_tree
 from paxcli.errors import ConfigError, DataError
@@ -162,21 +160,20 @@ def _info(directory: epath.Path) -> CheckpointInfo:
 def _verify(directory: epath.Path) -> Verified:
     manifest = read_manifest(directory)
     on_cpu = jax.sharding.SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
-    for chunk in _chunks(manifest.arrays):
-        wanted = {
-            name: jax.ShapeDtypeStruct(entry.shape, jnp.dtype(entry.dtype), sharding=on_cpu)
-            for name, entry in chunk.items()
-        }
-        read_arrays(directory, manifest, wanted)
-    total = sum(_bytes(entry) for entry in manifest.arrays.values())
-    return Verified(manifest.step, len(manifest.arrays), total, None)
+    wanted = {
+        name: jax.ShapeDtypeStruct(entry.shape, jnp.dtype(entry.dtype), sharding=on_cpu)
+        for name, entry in manifest.arrays.items()
+    }
+    for chunk in _chunks(wanted):
+        read_arrays(directory, manifest, chunk)
+    return Verified(manifest.step, len(wanted), sum(map(_bytes, wanted.values())), None)
 
 
-def _bytes(entry: ArrayEntry) -> int:
-    return math.prod(entry.shape) * jnp.dtype(entry.dtype).itemsize
+def _bytes(array: jax.ShapeDtypeStruct) -> int:
+    return array.size * array.dtype.itemsize
 
 
-def _chunks(arrays: dict[str, ArrayEntry]) -> Iterator[dict[str, ArrayEntry]]:
+def _chunks(arrays: dict[str, jax.ShapeDtypeStruct]) -> Iterator[dict[str, jax.ShapeDtypeStruct]]:
     """Splits `arrays` into groups that end at about each multiple of `_CHUNK_BYTES`."""
     ends = itertools.accumulate(map(_bytes, arrays.values()))
     groups = {name: end // _CHUNK_BYTES for name, end in zip(arrays, ends, strict=True)}

@@ -115,11 +115,10 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         if not (self.should_save(step) or force):
             return False
         arrays = named_leaves(state)
-        if self._local is not None and not force and step % self._policy.save_interval_steps:
-            with self._translate_write_errors():
-                self._local.save(step, arrays, input_state, recipe or {})
-            return True
         with self._translate_write_errors():
+            if self._local is not None and not force and step % self._policy.save_interval_steps:
+                self._local.save(step, arrays, input_state, recipe or {})
+                return True
             self._manager.wait_until_finished()
             if step in self.steps():
                 return False
@@ -201,10 +200,9 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         with self._translate_read_errors(step):
             manifest = read_manifest(step_dir)
         if differences := compare_arrays(wanted, manifest.arrays):
-            raise DataError(
-                f"The checkpoint of step {step} does not match this model and optimizer: {differences.text()}.",
-                "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights.",
-            )
+            problem = f"does not match this model and optimizer: {differences.text()}"
+            hint = "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights."
+            raise DataError(f"The checkpoint of step {step} {problem}.", hint)
         with self._translate_read_errors(step), deadline(self._timeout):
             arrays = read_arrays(step_dir, manifest, wanted)
         states = manifest.input_states
@@ -234,15 +232,14 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
     def close(self) -> None:
         """Waits for the save in progress and releases all resources. Call it also after an error."""
         manager, self._open = self._open, None
-        if manager is not None:
-            with self._translate_write_errors():
+        with self._translate_write_errors():
+            if manager is not None:
                 manager.close()
                 if self._cleanup is not None:
                     self._cleanup.join()
                 if jax.process_index() == 0:
                     shutil.rmtree(self.directory / _TRASH, ignore_errors=True)
-        if self._local is not None:
-            with self._translate_write_errors():
+            if self._local is not None:
                 self._local.close(max(self.steps(), default=0))
 
     def _start_cleanup(self) -> None:
@@ -296,10 +293,9 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         except Exception as error:
             kept = f"Complete checkpoints there: {format_steps(self.steps())}."
             if fault := machine_fault(error):
+                place = getattr(error, "filename", None) or self.directory
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
-                raise MissingError(
-                    f"Cannot write a checkpoint to {getattr(error, 'filename', None) or self.directory}: {fault}.", hint
-                ) from error
+                raise MissingError(f"Cannot write a checkpoint to {place}: {fault}.", hint) from error
             message = f"Saving a checkpoint to {self.directory} failed: {first_line(error)}"
             kind = RemoteError if self._is_remote else DataError
             jump = time.time() - time.monotonic() - self._clock

@@ -13,7 +13,6 @@ from paxcli.errors import DataError
 
 FORMAT = 3
 _FIRST = 1  # version 0.1.0, which recorded neither the recipe nor the positions of eval inputs
-_INCOMPLETE = "its manifest is damaged: a part is missing or has the wrong type"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +78,10 @@ def from_json(saved: Any) -> Manifest:
             input_states=content["input_states"],
             recipe=content["recipe"] if content["format"] != _FIRST else {},
         )
-        is_well_formed = _is_well_formed(manifest)
+        if not _is_well_formed(manifest):
+            raise TypeError("a part has the wrong type")
     except (KeyError, TypeError, AttributeError) as error:
-        raise DataError(_INCOMPLETE) from error
-    if not is_well_formed:
-        raise DataError(_INCOMPLETE)
+        raise DataError("its manifest is damaged: a part is missing or has the wrong type") from error
     if content["format"] == _FIRST:
         by_split = [{"train": state} if state else {} for state in manifest.input_states]
         manifest = dataclasses.replace(manifest, input_states=by_split)
