@@ -104,9 +104,7 @@ def _of_perplexity(log_pplx: float, weight: float, counts: dict[str, int]) -> di
 
 def _by_example(batches: list[dict[str, jax.Array]]) -> dict[int, float]:
     """`example_id` → score; rows with a negative id are padding."""
-    pairs = [
-        (int(number), float(score))
-        for batch in jax.device_get(batches)
-        for number, score in zip(batch["example_id"], batch["scores"], strict=True)
-    ]
-    return {number: score for number, score in pairs if number >= 0}
+    found = jax.device_get(batches)
+    numbers, scores = (np.concatenate([batch[name] for batch in found]) for name in ("example_id", "scores"))
+    is_example = numbers >= 0
+    return dict(zip(numbers[is_example].tolist(), scores[is_example].astype(float).tolist(), strict=True))

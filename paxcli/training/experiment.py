@@ -10,6 +10,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.checkpoint.policy import Checkpoint
+from paxcli.config.classes import class_of
 from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import NotCompiled, SafeOnResume
 from paxcli.errors import ConfigError
@@ -107,8 +108,7 @@ def with_derived_sizes(
 
 def data_of(decode_inputs: Iterable[Any]) -> list[Any]:
     """The entries of `decode_inputs`, or their configs, that are inputs rather than prompts."""
-    kinds = [(fdl.get_callable(one) if isinstance(one, fdl.Buildable) else type(one), one) for one in decode_inputs]
-    return [one for kind, one in kinds if isinstance(kind, type) and issubclass(kind, BaseInput)]
+    return [one for one in decode_inputs if issubclass(class_of(one) or object, BaseInput)]
 
 
 def _fill_batch_size(source: fdl.Config[BaseInput], batch_size: int) -> None:

@@ -91,7 +91,7 @@ class Learner(Configurable):
 
     def validate(self) -> None:
         """Raises a ConfigError when fields contradict each other."""
-        for optimizer, schedule in self._optimizers():
+        for optimizer, schedule, _ in self._optimizers():
             if not isinstance(optimizer, Optimizer):
                 kind = type(optimizer).__name__
                 hint = "Wrap an optax optimizer: `Optax.config(factory=fdl.Partial(optax.lion, b1=0.95))`."
@@ -168,17 +168,14 @@ class Learner(Configurable):
         valid = jnp.isfinite(grad_norm)
         if self.skip_step_gradient_norm_value is not None:
             valid &= grad_norm < self.skip_step_gradient_norm_value
-        learning_rate = self.learning_rate * self.schedule(step)
-        learning_rates = [learning_rate]
-        for group, (_, schedule) in zip(self.parameter_groups, self._optimizers()[1:], strict=True):
-            learning_rates.append(group.learning_rate_multiplier * self.learning_rate * schedule(step))
+        rates = [multiplier * self.learning_rate * schedule(step) for _, schedule, multiplier in self._optimizers()]
 
         def apply_update(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old = self._optimizer_state(opt_state)
             # Cast inside: the operands of the `cond` below are materialized in memory.
             updates, states = self._clip(optax.tree.cast(grads, jnp.float32), grad_norm, weights), []
             olds = old if self.parameter_groups else (old,)
-            for one, state, rate in zip(self._transformations(params, weights), olds, learning_rates, strict=True):
+            for one, state, rate in zip(self._transformations(params, weights), olds, rates, strict=True):
                 updates, state = one.update(updates, state, params, learning_rate=rate)
                 states.append(state)
             new_state = tuple(states) if self.parameter_groups else states[0]
@@ -195,21 +192,22 @@ class Learner(Configurable):
             new_params, new_opt_state = jax.lax.cond(valid, apply_update, lambda *old: old, params, opt_state)
         else:
             new_params, new_opt_state = apply_update(params, opt_state)
-        return new_params, new_opt_state, {"learning_rate": learning_rate, "grad_norm": grad_norm, "valid": valid}
+        return new_params, new_opt_state, {"learning_rate": rates[0], "grad_norm": grad_norm, "valid": valid}
 
-    def _optimizers(self) -> list[tuple[Optimizer, Schedule]]:
-        """The optimizer and the schedule of the learner, then those of each parameter group."""
+    def _optimizers(self) -> list[tuple[Optimizer, Schedule, float]]:
+        """Optimizer, schedule, and factor of the learning rate: those of the learner, then of each parameter group."""
         groups = [
-            (group.optimizer or self.optimizer, group.schedule or self.schedule) for group in self.parameter_groups
+            (group.optimizer or self.optimizer, group.schedule or self.schedule, group.learning_rate_multiplier)
+            for group in self.parameter_groups
         ]
-        return [(self.optimizer, self.schedule), *groups]
+        return [(self.optimizer, self.schedule, 1.0), *groups]
 
     def _transformations(self, params: dict, weights: Any) -> list[optax.GradientTransformationExtraArgs]:
         """The transformation of each of `_optimizers`, which leaves the gradients of other parameters unchanged."""
         if not self.selects_parameters:
             return [self._with_penalties(self.optimizer, weights)]
         owners, found = self._owners(params), []
-        for number, (optimizer, _) in enumerate(self._optimizers()):
+        for number, (optimizer, *_) in enumerate(self._optimizers()):
             own = self._with_penalties(optimizer, _where(number.__eq__, owners, weights))
             found.append(optax.masked(own, jax.tree.map(number.__eq__, owners)))
         return found
@@ -239,10 +237,8 @@ class Learner(Configurable):
                     problem = f"Two of `parameter_groups` match `{names[index]}`: {both}."
                     raise ConfigError(problem, "Change one of the expressions.")
                 owners[index] = number
-        exclusion = ("bprop_variable_exclusion", self.bprop_variable_exclusion, False)
-        inclusion = ("bprop_variable_inclusion", self.bprop_variable_inclusion, True)
-        for field, regexes, is_trained in (exclusion, inclusion):
-            matches = [match_parameters(field, regex, names) for regex in regexes]
+        for field, is_trained in (("bprop_variable_exclusion", False), ("bprop_variable_inclusion", True)):
+            matches = [match_parameters(field, regex, names) for regex in getattr(self, field)]
             if matches:
                 kept = [any(found) == is_trained for found in zip(*matches, strict=True)]
                 owners = [owner if keep else _FROZEN for owner, keep in zip(owners, kept, strict=True)]
@@ -296,8 +292,7 @@ def _scale_by_initial_norm(path: Any, update: jax.Array, weight: Weight) -> jax.
         return update
     if weight.init_scale is None:
         problem = f"the scale of the initial values of `{'/'.join(path_of(path))}` is unknown"
-        hint = "Initialize it by an `Init` that has a `scale`."
-        raise ConfigError(f"`scale_update_by_var_norm`: {problem}.", hint)
+        raise ConfigError(f"`scale_update_by_var_norm`: {problem}.", "Initialize it by an `Init` that has a `scale`.")
     return weight.init_scale * update
 
 

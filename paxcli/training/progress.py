@@ -76,20 +76,19 @@ class ProgressPrinter(Reporter, contextlib.AbstractContextManager["ProgressPrint
     def start(self, facts: dict[str, Any]) -> None:
         """Prints sizes and devices, and on a terminal starts the progress bar."""
         tokens, peak = facts["tokens_per_step"], facts["peak_flops_per_device"]
+        first, last = facts["first_step"], facts["num_train_steps"]
         parts = [
             f"{facts['parameters']:,} parameters",
             f"global batch {facts['global_batch_size']:,}" + (f" = {tokens:,} tokens" if tokens else ""),
             f"{facts['devices']} as {facts['mesh']}" + (f", {peak / 1e12:,.0f} TFLOP/s each" if peak else ""),
             f"data seed {facts['data_seed']}",
-            f"steps {facts['first_step']} → {facts['num_train_steps']}",
+            f"steps {first} → {last}",
         ]
         self.message(" · ".join(parts))
         if self._console.is_terminal:
             columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
             self._progress = Progress(*columns, console=self._console, transient=True)
-            self._task = self._progress.add_task(
-                "compiling", total=facts["num_train_steps"], completed=facts["first_step"]
-            )
+            self._task = self._progress.add_task("compiling", total=last, completed=first)
             self._progress.start()
 
     def step(self, record: Record) -> None:

@@ -17,11 +17,11 @@ from paxcli.errors import ConfigError, MeshError
 from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import build_mesh
 from paxcli.mesh.rules import merge_rules
-from paxcli.mesh.sharding import global_spec, infeed_shard, use_mesh
+from paxcli.mesh.sharding import current_device, global_spec, infeed_shard, use_mesh
 from paxcli.metrics.peaks import peak_flops
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
-from paxcli.training.state import TrainState, abstract_state, jit_init
+from paxcli.training.state import TrainState, abstract_state
 from paxcli.training.validate import validate
 from paxcli.training.watchdog import Watchdog
 
@@ -37,7 +37,7 @@ class Session:
       spec: Shapes of a batch on this process.
       global_batch_size: Examples in a step, over all processes.
       abstract: Shapes and shardings of the training state.
-      init_fn: Creates the training state from a seed, its parameters in boxes.
+      init_fn: Creates the training state from a seed, its parameters in boxes; JAX has traced it for `abstract`.
     """
 
     config: fdl.Config[Experiment]
@@ -54,8 +54,14 @@ class Session:
         return np.uint32(self.experiment.task.train.random_seed or 0)
 
     def jit_init(self) -> jax.stages.Wrapped:
-        """The jitted function of the seed that creates the training state, its parameters in boxes."""
-        return jit_init(self.init_fn, self.abstract)
+        """The jitted function of the seed that creates each array of the training state on the devices that hold it.
+
+        The parameters are in boxes.
+        """
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+        # Runs once, so on a CPU more optimization takes longer than it saves.
+        options = {"xla_backend_optimization_level": 1} if current_device().platform == "cpu" else None
+        return jax.jit(self.init_fn, out_shardings=shardings, compiler_options=options)
 
     def new_state(self, init: Callable[[np.uint32], TrainState] | None = None) -> TrainState:
         """A new training state, created by `init`, the compiled `jit_init`; None = compile it."""

@@ -20,7 +20,7 @@ from paxcli.config.consent import RECIPE_FILE
 from paxcli.errors import ConfigError, first_line
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.mesh.rules import Rules
-from paxcli.mesh.sharding import current_device, param_shardings, shardings_like_params
+from paxcli.mesh.sharding import param_shardings, shardings_like_params
 from paxcli.mesh.weights import Weight, weights_of
 from paxcli.nested_map import NestedMap
 from paxcli.training.task import SingleTask
@@ -104,19 +104,6 @@ def abstract_state(task: SingleTask, spec: NestedMap, mesh: Mesh, rules: Rules) 
     state = nn.meta.unbox(boxed)
     shardings = shardings_like_params(state, state.params, param_shardings(mesh, rules, boxed.params), mesh)
     return jax.tree.map(lambda leaf, sharding: leaf.update(sharding=sharding), state, shardings), init_fn
-
-
-def jit_init(init_fn: Callable[[Any], TrainState], abstract: TrainState) -> jax.stages.Wrapped:
-    """The jitted function of a seed that creates each array of the state on the devices that hold it.
-
-    Args:
-      init_fn: From `abstract_state`, for which JAX has traced it already.
-      abstract: From `abstract_state`.
-    """
-    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    # Runs once, so on a CPU more optimization takes longer than it saves.
-    options = {"xla_backend_optimization_level": 1} if current_device().platform == "cpu" else None
-    return jax.jit(init_fn, out_shardings=shardings, compiler_options=options)
 
 
 def bytes_per_device(tree: Any) -> int:

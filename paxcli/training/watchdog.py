@@ -20,7 +20,6 @@ class Watchdog(contextlib.AbstractContextManager):
     def __init__(self, seconds: float | None):
         """`seconds`: The longest time between two beats; None = no limit."""
         self._seconds = seconds
-        self._ended = threading.Event()
 
     def __enter__(self) -> Watchdog:
         self._ticks, self._ended = 0, threading.Event()
