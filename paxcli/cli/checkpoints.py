@@ -8,23 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from paxcli.cli.options import DryRunOption, JsonOption, creatable
+from paxcli.cli.options import DryRunOption, JsonOption, directory_option
 from paxcli.cli.output import say_result
 from paxcli.errors import DataError
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, delete and copy the checkpoints of a run.")
 
 RunDirArgument = Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory, local or in a bucket.")]
-StepsOption = Annotated[
-    list[int] | None, typer.Option("--step", min=0, help="A checkpoint's step. Repeatable. Default: all.")
-]
-NewestStepsOption = Annotated[
-    list[int] | None, typer.Option("--step", min=0, help="A checkpoint's step. Repeatable. Default: the newest.")
-]
-DoomedStepsOption = Annotated[list[int], typer.Option("--step", min=0, help="A checkpoint's step. Repeatable.")]
-OutOption = Annotated[
-    str, typer.Option("--out", metavar="DIR", callback=creatable, help="The run directory to copy into.")
-]
+
+
+def _steps_option(default: str = "") -> Any:
+    return typer.Option("--step", min=0, help=f"A checkpoint's step. Repeatable.{default}")
+
+
+StepsOption = Annotated[list[int] | None, _steps_option(" Default: all.")]
+NewestStepsOption = Annotated[list[int] | None, _steps_option(" Default: the newest.")]
+DoomedStepsOption = Annotated[list[int], _steps_option()]
+OutOption = Annotated[str, directory_option("The run directory to copy into.")]
 
 
 @app.command("ls")
@@ -65,11 +65,10 @@ def verify(run_dir: RunDirArgument, steps: StepsOption = None, as_json: JsonOpti
     if not damaged:
         return say_result({"checkpoints": results}, "\n".join(lines), as_json)
     intact = [str(one["step"]) for one in results if not one["problem"]]
-    raise DataError(
-        f"{len(damaged)} of {len(results)} checkpoints of {run_dir} cannot be used:\n  " + "\n  ".join(lines),
-        f"Intact: {', '.join(intact) or 'none'}. Delete a damaged one: `pax checkpoints rm {run_dir} --step "
-        f"{damaged[0]['step']}`.",
-    )
+    problem = f"{len(damaged)} of {len(results)} checkpoints of {run_dir} cannot be used:"
+    delete = f"pax checkpoints rm {run_dir} --step {damaged[0]['step']}"
+    hint = f"Intact: {', '.join(intact) or 'none'}. Delete a damaged one: `{delete}`."
+    raise DataError("\n  ".join([problem, *lines]), hint)
 
 
 @app.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from paxcli.cli.options import DryRunOption, JsonOption, creatable
+from paxcli.cli.options import DryRunOption, JsonOption, directory_option
 from paxcli.cli.output import say_result
 from paxcli.errors import ConfigError, DataError
 from paxcli.log import use_color
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Write token files for training, and check them.")
 
 FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
-OutOption = Annotated[
-    str, typer.Option("--out", metavar="DIR", callback=creatable, help="The directory for the token files. Required.")
-]
+OutOption = Annotated[str, directory_option("The directory for the token files. Required.")]
 TokenizerOption = Annotated[
     str,
     typer.Option("--tokenizer", metavar="NAME", help="byte, hf:DIR|NAME, spm:FILE, tiktoken:FILE, *.model or *.json."),

@@ -9,13 +9,13 @@ from typing import Annotated, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import DryRunOption, JsonOption, StepOption, creatable
+from paxcli.cli.options import DryRunOption, JsonOption, StepOption, directory_option
 from paxcli.cli.output import say_result
 
 
 def export_weights(
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", callback=creatable, help="The new directory. Required.")],
+    out: Annotated[str, directory_option("The new directory. Required.")],
     format: Annotated[Literal["hf", "maxtext"], typer.Option("--format", help="hf: Hugging Face. Default: hf.")] = "hf",
     step: StepOption = None,
     dtype: Annotated[
@@ -43,6 +43,5 @@ def export_weights(
     done = pax.export_weights(run_dir, out, step, dtype, format, adapter, dry_run)
     what = "the adapters" if adapter else f"{done.parameters:,} parameters"
     what += " and the optimizer's state" if done.with_optimizer else ""
-    what = f"{'Would write' if dry_run else 'Wrote'} {what}"
-    text = f"{what} of step {done.step} as {done.family} in {done.dtype} to {done.directory}."
-    say_result(dataclasses.asdict(done), text, as_json)
+    what += f" of step {done.step} as {done.family} in {done.dtype} to {done.directory}."
+    say_result(dataclasses.asdict(done), f"{'Would write' if dry_run else 'Wrote'} {what}", as_json)

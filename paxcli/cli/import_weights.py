@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import paxcli as pax
-from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption, creatable
+from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, SetOption, directory_option
 from paxcli.cli.output import fail_with_result, say, say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError, DataError
@@ -29,7 +29,7 @@ _SOURCE = "Weights of Hugging Face, a model on the hub, or a checkpoint."
 
 def import_weights(
     source: Annotated[str, typer.Argument(metavar="DIR|ORGANIZATION/NAME", help=_SOURCE)],
-    out: Annotated[str, typer.Option("--out", metavar="RUN_DIR", callback=creatable, help="The new run. Required.")],
+    out: Annotated[str, directory_option("The new run. Required.", "RUN_DIR")],
     format: Annotated[
         Literal["hf", "paxml", "maxtext"] | None,
         typer.Option("--format", help="hf: Hugging Face. Default: inferred from the files."),

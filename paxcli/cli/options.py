@@ -65,14 +65,22 @@ def file_option(name: str, help: str) -> Any:
     return typer.Option(name, metavar="FILE", callback=writable, help=help)
 
 
+def directory_option(help: str, metavar: str = "DIR") -> Any:
+    """The option `--out` of a command that fills a directory."""
+    return typer.Option("--out", metavar=metavar, callback=creatable, help=help)
+
+
+def recipe_argument(metavar: str, help: str) -> Any:
+    """An argument that names a recipe."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete_recipe)
+
+
 _RECIPE = "A name from `pax recipes ls`, ./mine.py:my_recipe, or mine.yaml."
 _RUN_OR_RECIPE = "A run directory, or a recipe that was trained in runs/RECIPE."
 _OVERLAY = "Apply an overlay, such as cpu. Repeatable, in order. Default: none."
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help=_RECIPE, autocompletion=complete_recipe)]
-RunOrRecipeArgument = Annotated[
-    str, typer.Argument(metavar="RUN_DIR|RECIPE", help=_RUN_OR_RECIPE, autocompletion=complete_recipe)
-]
+RecipeArgument = Annotated[str, recipe_argument("RECIPE", _RECIPE)]
+RunOrRecipeArgument = Annotated[str, recipe_argument("RUN_DIR|RECIPE", _RUN_OR_RECIPE)]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Set a value, such as num_layers=4. Repeatable. Default: none."),

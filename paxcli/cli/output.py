@@ -23,7 +23,6 @@ from paxcli.metrics.text import values_text
 _BUG_HINT = "Please report it with the lines above."
 _BUCKET_HINT = "Check that it exists and is yours to use: `gcloud storage ls`, `gcloud auth application-default login`."
 _BUCKET_CLIENTS = {"gcsfs", "s3fs", "google", "aiohttp", "botocore"}
-_REMOTE = 4
 _INTERRUPTED, _TERMINATED = 130, 143  # What a shell reports for Ctrl-C and for SIGTERM.
 _MACHINE_HINT = "Fix that, and run the same command again."
 
@@ -49,7 +48,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         if fault is not None:
             return _fail(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT, 3, as_json)
         if _is_bucket_error(error):
-            return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, _REMOTE, as_json)
+            return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, 4, as_json)
         explained = explain(error)
         if explained is None or os.environ.get("PAX_DEBUG"):
             traceback.print_exc()
@@ -66,8 +65,7 @@ def say_interrupted(arguments: Sequence[str], exit_code: int) -> int:
 
 def say_failure(arguments: Sequence[str], error: PaxError) -> int:
     """Prints a failure, as text or as JSON, and returns its exit code."""
-    hint = import_hint(error.__cause__) or error.hint
-    return _fail(error.message, hint, error.exit_code, _wants_json(arguments))
+    return _fail(error.message, import_hint(error.__cause__) or error.hint, error.exit_code, _wants_json(arguments))
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from paxcli.cli.options import (
     OverlayOption,
     RecipeArgument,
     SetOption,
-    complete_recipe,
+    recipe_argument,
     writable,
 )
 from paxcli.cli.output import say_result
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, print, copy and compare recipes.", rich_markup_mode=None)
 
-OtherRecipe = Annotated[
-    str, typer.Argument(metavar="OTHER", help="The recipe to compare with.", autocompletion=complete_recipe)
-]
+OtherRecipe = Annotated[str, recipe_argument("OTHER", "The recipe to compare with.")]
 NewFile = Annotated[Path, typer.Argument(metavar="FILE", callback=writable, help="The new .py file.")]
 ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if they differ, as `git diff` does.")]
 
@@ -76,8 +74,7 @@ def show(
 
     validate(loaded.config, reads_data=False)
     sizes = loaded.sizes()
-    values = to_json_values(loaded.values)
-    result = {"name": loaded.name, "pax_name": loaded.pax_name, **sizes, "values": values}
+    result = {"name": loaded.name, "pax_name": loaded.pax_name, **sizes, "values": to_json_values(loaded.values)}
     say_result(result, f"{_title(loaded, sizes)}\n\n{loaded.text(use_color(sys.stdout))}", as_json)
 
 
