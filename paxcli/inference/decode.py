@@ -209,10 +209,9 @@ class PromptDecoder:
         if length == 0:
             raise ConfigError("A prompt is empty, and the tokenizer has no BOS token.", "Give a prompt with text.")
         if max_tokens > fit:
-            raise ConfigError(
-                f"{name} has {length} tokens; with {max_tokens} more it is longer than max_seq_len={self.max_length}.",
-                f"Shorten it, or give `--max-tokens {fit}`." if fit > 0 else "Shorten it.",
-            )
+            more = f"with {max_tokens} more it is longer than max_seq_len={self.max_length}"
+            hint = f"Shorten it, or give `--max-tokens {fit}`." if fit > 0 else "Shorten it."
+            raise ConfigError(f"{name} has {length} tokens; {more}.", hint)
         return fit
 
     def _check_vocabulary(self, name: str, ids: Sequence[int] | np.ndarray) -> None:

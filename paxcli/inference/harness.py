@@ -86,10 +86,8 @@ class HarnessModel(TemplateLM):
         if rest:
             raise ConfigError(f"A task sets `{[*rest][0]}` in its generation_kwargs, which pax does not have.")
         if max_tokens >= self._max_length:
-            raise ConfigError(
-                f"A task generates {max_tokens} tokens; the model has max_seq_len={self._max_length}.",
-                "Set `max_gen_toks` in the generation_kwargs of its YAML file.",
-            )
+            problem = f"A task generates {max_tokens} tokens; the model has max_seq_len={self._max_length}."
+            raise ConfigError(problem, "Set `max_gen_toks` in the generation_kwargs of its YAML file.")
         return Prompt(
             ids=self.tok_encode(context)[max_tokens - self._max_length :],
             max_tokens=max_tokens,
@@ -146,10 +144,9 @@ def run_tasks(
     except (PaxError, jax.errors.JaxRuntimeError):
         raise
     except Exception as error:  # of a task's YAML, data, templates, metrics and own code
-        raise DataError(
-            f"lm-eval cannot run {', '.join(names)}: {type(error).__name__}: {first_line(error)}.",
-            "Check the tasks' YAML files and data; lm-eval's own tasks download theirs.",
-        ) from error
+        problem = f"lm-eval cannot run {', '.join(names)}: {type(error).__name__}: {first_line(error)}."
+        hint = "Check the tasks' YAML files and data; lm-eval's own tasks download theirs."
+        raise DataError(problem, hint) from error
     return {
         name: {
             "num_examples" if key == "sample_len" else key.removesuffix(",none"): value

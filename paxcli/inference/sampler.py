@@ -30,10 +30,8 @@ class Sampler:
         experiment = session.experiment
         check_continues_prompts(experiment.task.model)
         if not experiment.eval_inputs:
-            raise ConfigError(
-                "`sample_prompts` are continued after each evaluation, and the recipe has no `eval_inputs`.",
-                "Give it one, or leave out `sample_prompts`.",
-            )
+            problem = "`sample_prompts` are continued after each evaluation, and the recipe has no `eval_inputs`."
+            raise ConfigError(problem, "Give it one, or leave out `sample_prompts`.")
         self._prompts = [Prompt(text) for text in experiment.sample_prompts]
         tokenizer = tokenizer_of(experiment.train_input)
         self._decoder = PromptDecoder(experiment.task.model, {}, tokenizer, experiment.decoding, seed=0)

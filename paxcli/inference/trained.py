@@ -247,9 +247,8 @@ class TrainedRun:
         """Appends metrics to `metrics.jsonl` and the TensorBoard events of `folder`, beside those of training."""
         if jax.process_index() != 0 or not metrics:
             return
-        path = self._run_dir.path / folder
         for kind, file in ((JsonlWriter, "metrics.jsonl"), (TensorBoardWriter, "tensorboard")):
-            writer = kind(path / file, _EVERY_STEP)
+            writer = kind(self._run_dir.path / folder / file, _EVERY_STEP)
             for name, values in metrics.items():
                 writer.write(step, values, split=f"{folder}/{name}")
             writer.close()

@@ -116,8 +116,7 @@ def chart_groups(runs: Sequence[ReportedRun]) -> dict[str, list[str]]:
 
 def differing_values(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
     """The paths whose values are not the same in all recipes, with the value in each run."""
-    first = runs[0].values
-    paths = {path: None for run in runs[1:] for path, _, _ in diff(first, run.values)}
+    paths = {path: None for run in runs[1:] for path, _, _ in diff(runs[0].values, run.values)}
     return [
         (path, [value_text(run.values[path]) if path in run.values else "not set" for run in runs]) for path in paths
     ]

@@ -71,8 +71,7 @@ def _inspect(
     host_input = functools.partial(_input, config, split, number, hosts)
     found = inspect_batches(host_input(host_index), batches, _argument(config.task.model, "vocab_size"))
     if hosts > 1:
-        makers = [functools.partial(host_input, host) for host in range(hosts)]
-        found.shared_rows = count_shared_rows(makers, batches)
+        found.shared_rows = count_shared_rows([functools.partial(host_input, host) for host in range(hosts)], batches)
     if found.shared_rows:
         found.warnings.append(f"{found.shared_rows} rows are in the batches of more than one of {hosts} hosts.")
     if _argument(_sources(config, split)[number], "tokenizer") != _argument(config.train_input, "tokenizer"):

@@ -13,7 +13,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.base_input import BaseInput
-from paxcli.nested_map import NestedMap, digest
+from paxcli.nested_map import NestedMap, digest, num_rows
 
 Leaves = dict[str, np.ndarray]  # a batch: dotted path of each field to its array
 
@@ -88,7 +88,7 @@ def inspect_batches(data: BaseInput, num_batches: int, vocab_size: int | None = 
         name=data.name or "",
         batches=batches,
         fields={path: _describe_field([batch[path] for batch in leaves]) for path in leaves[0]},
-        rows=[[_describe_row(data, batch, texts, row) for row in range(_num_rows(batch))] for batch in leaves],
+        rows=[[_describe_row(data, batch, texts, row) for row in range(num_rows(batch))] for batch in leaves],
         weights={path: float(np.mean([batch[path] != 0 for batch in leaves])) for path in _weight_fields(leaves[0])},
         padding_share=_padding_share(leaves, texts),
         lengths=_count_lengths(leaves, texts),
@@ -111,7 +111,7 @@ def count_shared_rows(makers: Sequence[Callable[[], BaseInput]], num_batches: in
     for host, make_input in enumerate(makers):
         for batch in _take(make_input(), num_batches):
             leaves = dict(batch.flatten_items())
-            for row in range(_num_rows(leaves)):
+            for row in range(num_rows(batch)):
                 if _has_weight(leaves, row):
                     hosts[_digest(leaves, row)].add(host)
     return sum(len(seen) > 1 for seen in hosts.values())
@@ -119,10 +119,6 @@ def count_shared_rows(makers: Sequence[Callable[[], BaseInput]], num_batches: in
 
 def _take(data: BaseInput, count: int) -> list[NestedMap]:
     return list(itertools.islice(data.remaining_batches(), count))
-
-
-def _num_rows(leaves: Leaves) -> int:
-    return len(next(iter(leaves.values())))
 
 
 def _companion(field: str, name: str) -> str:
@@ -243,7 +239,7 @@ def _measure_rows_per_second(data: BaseInput) -> float:
     began, rows, seconds = time.perf_counter(), 0, 0.0
     data.reset()
     for batch in data.remaining_batches():
-        rows += _num_rows(dict(batch.flatten_items()))
+        rows += num_rows(batch)
         seconds = time.perf_counter() - began
         if seconds > _RATE_SECONDS:
             break
