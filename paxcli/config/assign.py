@@ -24,7 +24,6 @@ from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean
 
 _SCALARS = (bool, int, str, types.NoneType)
-_NONE_OF_PYTHON = "None"
 
 
 class Text(str):
@@ -109,7 +108,7 @@ def split_assignment(text: str) -> tuple[str, Text]:
 
 
 def _parse(text: Text) -> Any:
-    if text == _NONE_OF_PYTHON:
+    if text == "None":  # as in Python
         return None
     try:
         return parse_yaml(text)
@@ -220,9 +219,8 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
         names = [*sorted(allowed), *held.short_forms]
         raise _Mismatch(f"one of {', '.join(names)}" if allowed else held.__name__, allowed)
     present = type(node.value) if isinstance(node.value, fdl.Buildable) else declared_kind
-    is_template = present is fdl.Partial or (
-        present is None and (typing.get_origin(kind) or kind) in (functools.partial, collections.abc.Callable)
-    )
+    templates = (functools.partial, collections.abc.Callable)
+    is_template = present is fdl.Partial or (present is None and (typing.get_origin(kind) or kind) in templates)
     made = cls.partial(**fields) if is_template else cls.config(**fields)
     for name, kept in fdl.ordered_arguments(node.value).items() if isinstance(node.value, fdl.Buildable) else ():
         if Mark.COMMON in marks_of(annotation_of(cls, name)):

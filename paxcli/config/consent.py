@@ -25,9 +25,8 @@ def require_consent(recipe: Path, code: str) -> None:
     Raises:
       ConfigError: There is no consent to run it.
     """
-    if not code_consent.get()(f"{recipe} names Python code: {code}. Run it?"):
-        raise ConfigError(
-            f"{recipe} names Python code: {code}. A run directory is data: its code runs only with your consent.",
-            "Read the code. To run it, write `pax --trust-code …`; in Python, `pax.load(…, trust_code=True)`.",
-        )
+    fact = f"{recipe} names Python code: {code}."
+    if not code_consent.get()(f"{fact} Run it?"):
+        hint = "Read the code. To run it, write `pax --trust-code …`; in Python, `pax.load(…, trust_code=True)`."
+        raise ConfigError(f"{fact} A run directory is data: its code runs only with your consent.", hint)
     log.warning("Running Python code that %s names: %s", recipe, code)

@@ -73,8 +73,7 @@ def find_entry(target: str) -> RecipeEntry:
     path, _, function = target.rpartition(":") if ":" in target else (target, "", "")
     if path.endswith(".py"):
         return _entry_in_file(Path(path), function)
-    entries = find_recipes()
-    by_name = {name: entry for entry in entries.values() for name in (entry.name, entry.pax_name) if name}
+    by_name = {name: entry for entry in find_recipes().values() for name in (entry.name, entry.pax_name) if name}
     entry = by_name.get(recipe_name(target)) or by_name.get(target.rpartition(".")[2])
     if entry is None and (resolve_path(target) / "config.json").is_file():
         hint = f"It is a Hugging Face directory: `pax import {target} --out RUN_DIR`, or `pax train hf:{target}`."
@@ -146,15 +145,15 @@ def _import_file(path: Path) -> ModuleType:
 def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
     if path in inside:
         raise ConfigError(f"{path} is based on itself.", "Name another recipe in its `recipe:` line.")
-    content = read_yaml_recipe(path)
-    target = _beside(path, content.recipe)
+    name, overlays, values = read_yaml_recipe(path)
+    target = _beside(path, name)
     of_runs = [recipe for recipe in (*inside, path) if recipe.name == RUN_RECIPE]
     if of_runs and target.partition(":")[0].endswith(".py"):
         require_consent(of_runs[0], target)
     is_yaml = Path(target).suffix in YAML_SUFFIXES
     base = _load_yaml(resolve_path(target), (*inside, path)) if is_yaml else load(target)
-    overlays = [read_overlay(_beside(path, overlay)) for overlay in content.overlays]
-    assignments = (*base.assignments, *overlays, Assignments("recipe", content.values))
+    layers = [read_overlay(_beside(path, overlay)) for overlay in overlays]
+    assignments = (*base.assignments, *layers, Assignments("recipe", values))
     return dataclasses.replace(base, target=str(path), assignments=assignments)
 
 

@@ -27,15 +27,6 @@ class Assignments:
     values: Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class YamlRecipe:
-    """The contents of a YAML recipe."""
-
-    recipe: str
-    overlays: list[str]
-    values: dict[str, Any]
-
-
 def read_overlay(name_or_path: str) -> Assignments:
     """Reads an overlay by its name in `recipes/overlays/`, or from a file.
 
@@ -50,8 +41,12 @@ def read_overlay(name_or_path: str) -> Assignments:
     return Assignments(f"overlay {name_or_path}", _read_mapping(overlays[name_or_path]))
 
 
-def read_yaml_recipe(path: Path) -> YamlRecipe:
-    """Reads a YAML recipe: `recipe: NAME`, optionally `overlays: [...]` and `set: {path: value}`."""
+def read_yaml_recipe(path: Path) -> tuple[str, list[str], dict[str, Any]]:
+    """Base recipe, overlays and values of a YAML recipe: `recipe: NAME`, optionally `overlays: [...]` and `set: {…}`.
+
+    Raises:
+      ConfigError: The file cannot be read, or is not a YAML recipe.
+    """
     content = _read_mapping(path)
     keys = ("recipe", "overlays", "set")
     for key in content:
@@ -64,7 +59,7 @@ def read_yaml_recipe(path: Path) -> YamlRecipe:
         raise ConfigError(f"{path}: `overlays` is not a list of names.", "Write `overlays: [cpu]`.")
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise ConfigError(f"{path}: `set` is not a mapping of paths to values.", "Write `set: {num_layers: 4}`.")
-    return YamlRecipe(recipe, overlays, values)
+    return recipe, overlays, values
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
