@@ -148,11 +148,10 @@ def _files(directory: epath.Path) -> list[epath.Path]:
 
 def _info(directory: epath.Path) -> CheckpointInfo:
     stats = [path.stat() for path in _files(directory)]
-    times = [stat.mtime for stat in stats if stat.mtime]
     return CheckpointInfo(
         step=int(directory.name),
         bytes=sum(stat.length for stat in stats),
-        saved_at=max(times, default=None),
+        saved_at=max([stat.mtime for stat in stats if stat.mtime], default=None),
         path=os.fspath(directory),
     )
 

@@ -23,8 +23,6 @@ from paxcli.inputs.tokenizers import Tokenizer
 from paxcli.inputs.tokenizing import map_in_processes
 from paxcli.log import log
 
-_FORMATS = (JSONL, PARQUET, ARRAY_RECORD)
-
 
 class TokenizedChats(NamedTuple):
     """Tokenized conversations.
@@ -154,7 +152,7 @@ class ChatInput(TextInput):
     def _read_corpus(self) -> Corpus:
         assert self.seq_len is not None
         for file in self._files:
-            if self.format is None and format_of(file.name) not in _FORMATS:
+            if self.format is None and format_of(file.name) not in (JSONL, PARQUET, ARRAY_RECORD):
                 hint = "If every file has a JSON object on each line, set format=jsonl."
                 self.refuse(f"{file.path} has no suffix of JSON lines, Parquet or ArrayRecord.", hint)
         tokenizer, limit = self.text_tokenizer, self.drop_longer_than

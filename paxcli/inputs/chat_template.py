@@ -103,9 +103,7 @@ class ChatTemplate:
         """
         return self._render(messages, True, "The conversation")[0]
 
-    def _render(
-        self, messages: Sequence[Message], prompt: bool, place: str, tools: Any = None
-    ) -> tuple[str, list[tuple[int, int]]]:
+    def _render(self, messages: Sequence[Message], prompt: bool, place: str, tools: Any = None) -> RenderedChat:
         environment, chunks = self._environment, []
         variables = self._variables | {"messages": list(messages), "add_generation_prompt": prompt, "tools": tools}
         environment.restart()
@@ -122,7 +120,7 @@ class ChatTemplate:
         if any(text[start : start + len(turn)] != turn for start, turn in environment.turns):
             hint = "Move {% generation %} to the template's top level."
             raise self._error(place, "has a generation block inside a macro or `set` block.", hint)
-        return text, [(start, start + len(turn)) for start, turn in environment.turns]
+        return RenderedChat(text, [(start, start + len(turn)) for start, turn in environment.turns])
 
     def _spans_by_prefix(self, messages: Sequence[Message], text: str, place: str, tools: Any) -> list[tuple[int, int]]:
         spans = []

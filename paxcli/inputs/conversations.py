@@ -46,10 +46,9 @@ def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> l
         fields = ", ".join(map(str, record)) or "none"
         problem = f"has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; fields: {fields}"
         raise DataError(f"{place} {problem}.", f"Set text_field to the field with the messages. {FIX_HINT}")
-    parts = (("user", PROMPT), ("assistant", answer))
     return [
         _check_message(message, f"{place}, `{name}`")
-        for role, name in parts
+        for role, name in (("user", PROMPT), ("assistant", answer))
         for message in as_messages(record[name], role)
     ]
 

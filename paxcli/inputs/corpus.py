@@ -81,7 +81,6 @@ def tokenize_text(
       DataError: A file cannot be read, or there are more bad records than the budget.
     """
     bad = BadRecords(tokenizing.reading.policy, tokenizing.reading.budget)
-    dtype = dtype_for(tokenizer.vocab_size)
     with contextlib.ExitStack() as stack:
         documents: Iterable[tuple[np.ndarray, np.ndarray]]
         if num_workers:
@@ -93,7 +92,7 @@ def tokenize_text(
         else:
             ids_of_documents = tokenize_files(files, tokenizing.reading, tokenizer, bad)
             documents = ((ids, np.array([0, len(ids) - 1])) for ids in ids_of_documents)
-        tokens, starts = _concatenate(documents, dtype)
+        tokens, starts = _concatenate(documents, dtype_for(tokenizer.vocab_size))
     pack = make_pack(tokens, starts, tokenizer.pad_id)
     num_dropped = len(starts) - 1 - pack.num_documents
     return Corpus([pack], bad.found, num_dropped, [], tokenizer.vocab_size, pack.checksum)

@@ -85,13 +85,12 @@ class Reading:
         Raises:
           DataError: The file cannot be read, or a bad record must not be skipped.
         """
-        format = self.format or format_of(file.name)
         read, parse = {
             TEXT: (_read_text, _decode_text),
             JSONL: (_read_lines, self._parse_record),
             PARQUET: (self._read_rows, self.document_of),
             ARRAY_RECORD: (self._read_array_records, self._parse_record),
-        }[format]
+        }[self.format or format_of(file.name)]
         for place, record in read(file):
             try:
                 document = parse(record, place)
@@ -249,10 +248,7 @@ def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> by
         if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
             raise DataError(f"Cannot read {file.path}{where}: {error.strerror or error}.") from None
         problem = f"is damaged{where}: {error}."
-    raise DataError(f"{file.path} {problem}", _DOWNLOAD_HINT)
-
-
-_DOWNLOAD_HINT = "Download the file again."
+    raise DataError(f"{file.path} {problem}", "Download the file again.")
 
 
 def _example_field(record: bytes, field: str, place: str) -> str:

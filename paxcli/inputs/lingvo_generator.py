@@ -101,9 +101,8 @@ class LingvoGenerator:
         tokenizers = getattr(self._lingvo, "tokenizer_dict", {})
         if not tokenizers:
             return [" ".join(map(str, row[:length])) for row, length in zip(ids, lengths, strict=True)]
-        texts = self._lingvo.IdsToStrings(
-            np.asarray(ids, np.int32), np.asarray(lengths, np.int32), key=key if key in tokenizers else None
-        )
+        name = key if key in tokenizers else None
+        texts = self._lingvo.IdsToStrings(np.asarray(ids, np.int32), np.asarray(lengths, np.int32), key=name)
         return [text.decode("utf-8", errors="replace") for text in np.asarray(texts).tolist()]
 
 

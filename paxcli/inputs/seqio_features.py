@@ -108,11 +108,9 @@ class LanguageModelFeatures(Features):
         is_token = is_target
         if "decoder_causal_attention" in row:
             is_token = is_token | (row["decoder_causal_attention"] > 0)
-        has_weight = is_token
+        has_weight = is_target if self.weights_on_targets_only else is_token
         if self.weights_on_targets_only is not False:
             has_weight = has_weight & (labels >= 0)
-        if self.weights_on_targets_only:
-            has_weight = has_weight & is_target
         out = {
             "ids": tf.abs(row["decoder_input_tokens"]),
             "labels": tf.abs(labels),

@@ -16,7 +16,7 @@ from paxcli.errors import DataError, did_you_mean
 from paxcli.inputs.base_input import ExampleMetrics, StreamInput
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_library import load, translate_errors
-from paxcli.inputs.seqio_metrics import TaskMetrics, VocabularyTokenizer
+from paxcli.inputs.seqio_metrics import VocabularyTokenizer, task_metrics
 from paxcli.log import log
 from paxcli.nested_map import NestedMap, num_rows
 
@@ -99,12 +99,11 @@ class SeqIOInput(StreamInput):
         """The task's examples of one epoch as a `tf.data.Dataset`, before the feature converter."""
         seqio = load("seqio")
         shard = seqio.ShardInfo(self.infeed_host_index, self.num_infeed_hosts) if self.is_sharded else None
-        seed = int(np.random.default_rng([self.seed, epoch]).integers(2**31)) if epoch else self.seed
         return self.task.get_dataset(
             sequence_length=self.lengths,
             split=self.split_name,
             shuffle=self.is_training if self.shuffle is None else self.shuffle,
-            seed=seed,
+            seed=int(np.random.default_rng([self.seed, epoch]).integers(2**31)) if epoch else self.seed,
             shard_info=shard,
             num_epochs=None if isinstance(self.task, seqio.Mixture) and self.repeats else 1,
             use_cached=self.use_cached,
@@ -284,7 +283,7 @@ class SeqIOInput(StreamInput):
         if of == "scores" and "inputs" in self.lengths and not on_targets:
             hint = "Set weights_on_targets_only=True."
             self.refuse(f"{metrics} need the scores of targets, but inputs have weights too.", hint)
-        return TaskMetrics(self.task, tuple(functions), of, self._where, self._targets)
+        return functools.partial(task_metrics, self.task, functions, of, self._where, self._targets)
 
     def _targets(self) -> Iterator[Mapping[str, Any]]:
         """The examples of an eval epoch, ordered by `example_id`."""

@@ -12,68 +12,61 @@ from paxcli.errors import ConfigError, DataError
 from paxcli.log import log
 
 
-@dataclasses.dataclass(frozen=True)
-class TaskMetrics:
-    """A function from a model's outputs to the metrics of a task.
+def task_metrics(
+    task: Any,
+    functions: Iterable[Callable[..., Mapping[str, Any]]],
+    of: Literal["scores", "predictions"],
+    where: str,
+    examples: Callable[[], Iterable[Mapping[str, Any]]],
+    outputs: Mapping[int, Any],
+) -> dict[str, float]:
+    """Computes the metrics of a task, named `seqio/NAME`.
 
-    Attributes:
+    Args:
       task: The `seqio.Task`.
       functions: `(targets, scores)` or `(targets, predictions)` → metrics by name.
       of: Kind of outputs: `scores` or `predictions`.
       where: Prefix of error messages.
       examples: Iterates over the task's examples, ordered by `example_id`.
+      outputs: For each `example_id`, the log-probability of its targets, or the generated ids [T].
+
+    Raises:
+      DataError: There is not exactly one output per example.
+      ConfigError: Two functions return a metric of the same name.
     """
+    vocabulary = task.output_features["targets"].vocabulary
+    targets, answers = [], []
+    for number, example in enumerate(examples()):
+        if number not in outputs:
+            raise DataError(f"{where}: example {number} was not evaluated.", "Evaluate full epochs.")
+        targets.append(task.postprocess_fn(_target(example, vocabulary), example=example, is_target=True))
+        answer = outputs[number]
+        if of == "predictions":
+            text = vocabulary.decode([int(token) for token in np.asarray(answer)])
+            answer = task.postprocess_fn(text, example=example, is_target=False)
+        answers.append(answer)
+    if len(targets) != len(outputs):
+        hint = "The feature converter must return one row per example."
+        raise DataError(f"{where}: there are {len(outputs)} outputs for {len(targets)} examples.", hint)
+    metrics: dict[str, float] = {}
+    for function in functions:
+        for name, value in function(targets, answers).items():
+            value = getattr(value, "value", value)  # seqio.metrics.Scalar
+            if f"seqio/{name}" in metrics:
+                raise ConfigError(f"{where}: two metric functions of the task return `{name}`.", "Rename one.")
+            if isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0:
+                metrics[f"seqio/{name}"] = float(value)
+            else:
+                log.warning("%s: metric `%s` is not a number; skipped.", where, name)
+    return metrics
 
-    task: Any
-    functions: tuple[Callable[..., Mapping[str, Any]], ...]
-    of: Literal["scores", "predictions"]
-    where: str
-    examples: Callable[[], Iterable[Mapping[str, Any]]]
 
-    def __call__(self, outputs: Mapping[int, Any]) -> dict[str, float]:
-        """Computes the metrics, named `seqio/NAME`.
-
-        Args:
-          outputs: For each `example_id`, the log-probability of its targets, or the generated ids [T].
-
-        Raises:
-          DataError: There is not exactly one output per example.
-        """
-        targets, answers = [], []
-        for number, example in enumerate(self.examples()):
-            if number not in outputs:
-                raise DataError(f"{self.where}: example {number} was not evaluated.", "Evaluate full epochs.")
-            targets.append(self.task.postprocess_fn(self._target(example), example=example, is_target=True))
-            answer = outputs[number]
-            if self.of == "predictions":
-                text = self._vocabulary.decode([int(token) for token in np.asarray(answer)])
-                answer = self.task.postprocess_fn(text, example=example, is_target=False)
-            answers.append(answer)
-        if len(targets) != len(outputs):
-            hint = "The feature converter must return one row per example."
-            raise DataError(f"{self.where}: there are {len(outputs)} outputs for {len(targets)} examples.", hint)
-        metrics: dict[str, float] = {}
-        for function in self.functions:
-            for name, value in function(targets, answers).items():
-                value = getattr(value, "value", value)  # seqio.metrics.Scalar
-                if f"seqio/{name}" in metrics:
-                    raise ConfigError(f"{self.where}: two metric functions of the task return `{name}`.", "Rename one.")
-                if isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0:
-                    metrics[f"seqio/{name}"] = float(value)
-                else:
-                    log.warning("%s: metric `%s` is not a number; skipped.", self.where, name)
-        return metrics
-
-    @property
-    def _vocabulary(self) -> Any:
-        return self.task.output_features["targets"].vocabulary
-
-    def _target(self, example: Mapping[str, Any]) -> str:
-        """The original text of the targets, or the decoded ids."""
-        text = example.get("targets_pretokenized")
-        if text is None:
-            text = self._vocabulary.decode([int(token) for token in example["targets"]])
-        return text.decode("utf-8") if isinstance(text, bytes) else text
+def _target(example: Mapping[str, Any], vocabulary: Any) -> str:
+    """The original text of the targets, or the decoded ids."""
+    text = example.get("targets_pretokenized")
+    if text is None:
+        text = vocabulary.decode([int(token) for token in example["targets"]])
+    return text.decode("utf-8") if isinstance(text, bytes) else text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -160,8 +160,8 @@ def edges_checksum(path: epath.Path) -> int:
         return zlib.crc32(file.read(_EDGE), total)
 
 
-def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: TokenFileInfo, bad: list[str]) -> int:
-    """Writes a token file and returns its number of ids.
+def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: TokenFileInfo, bad: list[str]) -> None:
+    """Writes a token file.
 
     Args:
       path: `NAME.bin`. Its description is written last, so a file with a description is complete.
@@ -187,7 +187,6 @@ def write_token_file(path: epath.Path, documents: Iterable[np.ndarray], info: To
     info = dataclasses.replace(info, checksum=checksum, index_checksum=zlib.crc32(index))
     partial.write_text(json.dumps(dataclasses.asdict(info), indent=1))
     partial.replace(_sibling(path, _SIDECAR))
-    return num_tokens
 
 
 def _sibling(path: epath.Path, suffix: str) -> epath.Path:

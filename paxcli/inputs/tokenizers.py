@@ -135,9 +135,8 @@ class SentencePieceTokenizer(TokenizerConfig):
 
     @functools.cached_property
     def _model(self) -> Any:
-        library = _library("sentencepiece")
         try:
-            return library.SentencePieceProcessor(model_proto=_file(self.path).read_bytes())
+            return _library("sentencepiece").SentencePieceProcessor(model_proto=_file(self.path).read_bytes())
         except RuntimeError:
             raise DataError(f"{self.path} is not a SentencePiece model.") from None
 
@@ -350,10 +349,7 @@ def _encode_around(
     """Encodes `text` as in `Tokenizer.encode_chat`: special tokens by `special`, the text between them by `encode`."""
     ids, offsets, start = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int64)], 0
     for part in re.split(f"({'|'.join(map(re.escape, special))})", text):
-        if part in special:
-            found = np.array([special[part]]), np.array([[0, len(part)]])
-        else:
-            found = encode(part)
+        found = (np.array([special[part]]), np.array([[0, len(part)]])) if part in special else encode(part)
         ids.append(found[0])
         offsets.append(found[1] + start)
         start += len(part)
