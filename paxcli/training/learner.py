@@ -258,8 +258,7 @@ class Learner(Configurable):
 
     def _clip(self, grads: Any, grad_norm: jax.Array, weights: Any) -> dict:
         if self.clip_gradient_norm_to_value is not None:
-            scale = self.grad_scale(grad_norm)
-            return jax.tree.map(lambda g: g * scale, grads)
+            return optax.tree.scale(self.grad_scale(grad_norm), grads)
         if self.clip_gradient_single_norm_to_value is not None:
             largest = self.clip_gradient_single_norm_to_value
             norms = jax.tree.map(lambda g: jnp.linalg.norm(g.ravel()), grads)

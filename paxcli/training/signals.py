@@ -29,9 +29,8 @@ class StopRequest:
         self.signal_name: str | None = None
 
     def __enter__(self) -> StopRequest:
-        if threading.current_thread() is not threading.main_thread():
-            return self
-        for number in stop_signals():
+        is_main = threading.current_thread() is threading.main_thread()
+        for number in stop_signals() if is_main else ():
             self._previous[number] = signal.signal(number, self._handle)
         return self
 
