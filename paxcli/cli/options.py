@@ -70,7 +70,7 @@ def directory_option(help: str, metavar: str = "DIR") -> Any:
     return typer.Option("--out", metavar=metavar, callback=creatable, help=help)
 
 
-def recipe_argument(metavar: str, help: str) -> Any:
+def _recipe_argument(metavar: str, help: str) -> Any:
     """An argument that names a recipe."""
     return typer.Argument(metavar=metavar, help=help, autocompletion=complete_recipe)
 
@@ -79,8 +79,9 @@ _RECIPE = "A name from `pax recipes ls`, ./mine.py:my_recipe, or mine.yaml."
 _RUN_OR_RECIPE = "A run directory, or a recipe that was trained in runs/RECIPE."
 _OVERLAY = "Apply an overlay, such as cpu. Repeatable, in order. Default: none."
 
-RecipeArgument = Annotated[str, recipe_argument("RECIPE", _RECIPE)]
-RunOrRecipeArgument = Annotated[str, recipe_argument("RUN_DIR|RECIPE", _RUN_OR_RECIPE)]
+RecipeArgument = Annotated[str, _recipe_argument("RECIPE", _RECIPE)]
+OtherRecipe = Annotated[str, _recipe_argument("OTHER", "The recipe to compare with.")]
+RunOrRecipeArgument = Annotated[str, _recipe_argument("RUN_DIR|RECIPE", _RUN_OR_RECIPE)]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Set a value, such as num_layers=4. Repeatable. Default: none."),

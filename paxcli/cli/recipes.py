@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paxcli.cli.options import (
-    DryRunOption,
-    JsonOption,
-    OverlayOption,
-    RecipeArgument,
-    SetOption,
-    recipe_argument,
-    writable,
-)
+from paxcli.cli.options import DryRunOption, JsonOption, OtherRecipe, OverlayOption, RecipeArgument, SetOption, writable
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import load_recipe
 from paxcli.log import use_color
@@ -29,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="List, print, copy and compare recipes.", rich_markup_mode=None)
 
-OtherRecipe = Annotated[str, recipe_argument("OTHER", "The recipe to compare with.")]
 NewFile = Annotated[Path, typer.Argument(metavar="FILE", callback=writable, help="The new .py file.")]
 ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if they differ, as `git diff` does.")]
 
