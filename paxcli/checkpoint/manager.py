@@ -156,8 +156,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         """
         steps, wanted = self.steps(), named_leaves(abstract_state)
         if self._local is not None:
-            found = self._local.restore_newest(wanted, max(steps, default=0), announce)
-            if found is not None:
+            if found := self._local.restore_newest(wanted, max(steps, default=0), announce):
                 step, arrays, positions = found
                 return step, _like(abstract_state, arrays), positions
         for step in reversed(steps):

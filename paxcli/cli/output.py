@@ -44,8 +44,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return say_interrupted(arguments, _INTERRUPTED)
     except Exception as error:
-        fault = machine_fault(error)
-        if fault is not None:
+        if fault := machine_fault(error):
             return _fail(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT, 3, as_json)
         if _is_bucket_error(error):
             return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, 4, as_json)

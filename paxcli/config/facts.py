@@ -14,8 +14,7 @@ from paxcli.errors import ConfigError
 
 def check_range(path: str, value: Any, annotation: Any) -> None:
     """Raises a ConfigError when a number or a word of `value` is not among those that `annotation` allows."""
-    error = out_of_range(path, value, annotation)
-    if error is not None:
+    if error := out_of_range(path, value, annotation):
         raise ConfigError(error)
 
 

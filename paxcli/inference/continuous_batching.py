@@ -149,8 +149,7 @@ class Generator:
         state, candidates = None, num_candidates(_stack([one.settings for one in requests]))
         while waiting or active:
             free = [slot for slot in range(slots) if slot not in active]
-            new = {slot: waiting.popleft() for slot in free[: len(waiting)]}
-            if new:
+            if new := {slot: waiting.popleft() for slot in free[: len(waiting)]}:
                 rows = slots if state is None else _power_of_two(len(new))
                 found = self._start([request for _, request in new.values()], requests, rows, size)
                 at = np.array([*new, *[slots] * (rows - len(new))])
