@@ -7,17 +7,11 @@ import datetime
 from collections.abc import Collection
 
 from paxcli.convert.maxtext.launch import Launch
-from paxcli.convert.maxtext.tables import FIRST_DAY, lives, timelines
+from paxcli.convert.maxtext.tables import FIRST_DAY, day_of, entries, lives, timelines
 
 LAST_DAY = datetime.date(2026, 8, 22)
 """The last day that the tables cover."""
 
-_ENTRIES = (
-    ("maxtext.trainers.", datetime.date(2026, 3, 11)),
-    ("MaxText.", datetime.date(2025, 4, 7)),
-    ("src/MaxText/", datetime.date(2025, 9, 5)),
-)
-_ENV_OVERRIDES = datetime.date(2024, 3, 25)
 _HARMLESS = ("attention", "dataset_type", "dataset_name", "add_bos", "load_balance_loss_weight", "log_period", "_flops")
 _OF_EXPERTS = ("base_moe_mlp_dim", "shared_experts")
 
@@ -82,7 +76,7 @@ def _hints(launch: Launch) -> list[tuple[str, datetime.date | None, datetime.dat
     spans = lives()
     names = [name for pair in launch.pairs for name in (pair.key, f"{pair.key}={pair.value}")]
     found = [(name, spans[name].get("first"), spans[name].get("last")) for name in names if name in spans]
-    found += [(f"M_{pair.key}", _ENV_OVERRIDES, None) for pair in launch.overrides]
+    found += [(f"M_{pair.key}", day_of("environment_overrides"), None) for pair in launch.overrides]
     entry = launch.entry
-    days = [day for begin, day in _ENTRIES if entry.startswith(begin) or ("/" in begin and begin in entry)]
+    days = [day for begin, day in entries().items() if entry.startswith(begin) or ("/" in begin and begin in entry)]
     return found + [(entry, day, None) for day in days[:1]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Collection, Mapping
 
@@ -14,8 +13,6 @@ from paxcli.errors import ConfigError
 
 _MODEL = "task.model"
 _STACK = f"{_MODEL}.stack"
-
-_SCALED_QUERIES = datetime.date(2025, 3, 11)
 
 
 def set_model(draft: Conversion) -> None:
@@ -271,12 +268,12 @@ def _set_router(draft: Conversion, path: str, fields: Mapping[str, str]) -> None
 
 
 def _note_differences(draft: Conversion) -> None:
-    settings = draft.settings
+    settings, scaled_queries = draft.settings, tables.day_of("scaled_latent_queries")
     if settings["quantization"] and not _is_fp8(settings):
         draft.note_approximation(
             f"quantization={settings['quantization']}: pax computes matmuls in {settings['dtype']}."
         )
-    if settings["decoder_block"] == "deepseek" and settings.date < _SCALED_QUERIES:
+    if settings["decoder_block"] == "deepseek" and settings.date < scaled_queries:
         draft.note_approximation(
-            f"decoder_block=deepseek: as since {_SCALED_QUERIES}; before, MaxText scaled queries otherwise."
+            f"decoder_block=deepseek: as since {scaled_queries}; before, MaxText scaled queries otherwise."
         )

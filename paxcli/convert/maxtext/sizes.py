@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.settings import Settings
 from paxcli.errors import ConfigError
 from paxcli.layers.flops import visible_pairs
 
-_POWERS = datetime.date(2023, 7, 31)
-_COUNTS_MTP = datetime.date(2026, 4, 21)
-_HEADS_FIRST = datetime.date(2023, 9, 8)
 _TRAINING = 3  # Forward, and twice as much backward.
 
 
@@ -67,8 +63,10 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
         raise ConfigError(f"global_parameter_scale={scale} is not a power of two.", hint)
     thirds, rest = divmod(power, 3)
     first, second = thirds + (rest > 0), thirds + (rest > 1)
-    exponents = (first, second, thirds) if settings.date >= _HEADS_FIRST else (second, first, thirds)
-    is_number = settings.date < _POWERS  # the first rule multiplied by a number where it meant a power of two
+    exponents = (
+        (first, second, thirds) if settings.date >= tables.day_of("heads_scaled_first") else (second, first, thirds)
+    )
+    is_number = settings.date < tables.day_of("scale_is_power")
     heads, emb, layers = (exponent + 1 if is_number else 1 << exponent for exponent in exponents)
     return heads, emb, layers
 
@@ -190,7 +188,7 @@ def flops(settings: Settings, batch: float | None = None, length: int | None = N
     tokens = batch * length
     counted_by, share, formula = settings["_flops"]
     value_dim = settings["v_head_dim"] if is_latent(settings) else s.head_dim
-    mtp_layers = settings["mtp_num_layers"] if settings.date >= _COUNTS_MTP else 0
+    mtp_layers = settings["mtp_num_layers"] if settings.date >= tables.day_of("flops_count_mtp") else 0
     attention = 2 * tokens * length * s.heads * (s.head_dim + value_dim) * (s.layers + mtp_layers) * _TRAINING * share
     if counted_by == "parameters":
         weights = 6 * parameters(settings) * tokens

@@ -107,6 +107,16 @@ def lives() -> dict[str, dict[str, datetime.date]]:
     return {**former, **_read("keys.yaml")["lives"]}
 
 
+def entries() -> dict[str, datetime.date]:
+    """How the name of MaxText's program begins -> the first day; with a slash, any part of its path."""
+    return _read("keys.yaml")["entries"]
+
+
+def day_of(change: str) -> datetime.date:
+    """The first day of a change to MaxText's code that no key shows."""
+    return _read("keys.yaml")["changes"][change]
+
+
 def drop_reason(key: str) -> str | None:
     """Why a key has no equivalent in a recipe; None if it has one, or the key is unknown."""
     dropped = _read("keys.yaml")["dropped"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 
 from paxcli.convert.maxtext import tables
@@ -14,10 +13,6 @@ _TRAIN = "task.train"
 _LEARNER = f"{_TRAIN}.learner"
 _SCHEDULE = f"{_LEARNER}.schedule"
 _OPTIMIZER = f"{_LEARNER}.optimizer"
-_NEW_PARSER = datetime.date(2025, 11, 14)
-_COSINE_TO_LAST_STEP = datetime.date(2026, 1, 20)
-_BETA_SQUARED = datetime.date(2026, 5, 20)  # the first day without
-_PACKED_ROWS = datetime.date(2023, 9, 12)
 _GPT3_ROWS = 1536
 
 
@@ -77,12 +72,12 @@ def _set_steps(draft: Conversion) -> int:
 
 def _set_schedule(draft: Conversion, steps: int) -> None:
     settings, batch = draft.settings, draft.global_batch
-    era = settings.era
-    if settings.model_name == "gpt3-175b" and not era.is_given and era.first < _NEW_PARSER <= era.last:
+    era, new_parser = settings.era, tables.day_of("new_parser")
+    if settings.model_name == "gpt3-175b" and not era.is_given and era.first < new_parser <= era.last:
         draft.note_undecided(
-            f"The date: before {_NEW_PARSER} MaxText's code fixed the schedule of gpt3-175b; give `--date`."
+            f"The date: before {new_parser} MaxText's code fixed the schedule of gpt3-175b; give `--date`."
         )
-    if settings.model_name == "gpt3-175b" and settings.date < _NEW_PARSER:
+    if settings.model_name == "gpt3-175b" and settings.date < new_parser:
         if batch is not None:
             return _set_gpt3_schedule(draft, batch)
         draft.note_undecided(
@@ -103,7 +98,7 @@ def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None
 
     MaxText's decay reaches its final value one step after the schedule's last; since January 2026, at the last.
     """
-    last = length if draft.settings.date < _COSINE_TO_LAST_STEP else max(length - 1, 1)
+    last = length if draft.settings.date < tables.day_of("cosine_to_last_step") else max(length - 1, 1)
     start = max(min(warmup, last - 1), 0)
     keys = ("learning_rate_schedule_steps", "steps")
     values = {
@@ -172,7 +167,7 @@ def _set_data(draft: Conversion) -> None:
             )
     draft.copy(_TRAIN, "random_seed")
     draft.copy("train_input", "input_random_seed")
-    if settings.date < _PACKED_ROWS and kind != "synthetic":
+    if settings.date < tables.day_of("packed_rows") and kind != "synthetic":
         draft.note_approximation(
             "The loss: MaxText of early 2023 divided by all positions, padding included; pax divides by real tokens."
         )
@@ -180,7 +175,7 @@ def _set_data(draft: Conversion) -> None:
 
 def _set_preferences(draft: Conversion) -> None:
     settings, beta = draft.settings, draft.settings["dpo_beta"]
-    beta = beta**2 if settings.date < _BETA_SQUARED else beta
+    beta = beta**2 if settings.date < tables.day_of("plain_dpo_beta") else beta
     draft.set("train_input", "PreferenceInput", "use_dpo")
     draft.set("task.model.dpo", "Dpo", "use_dpo")
     draft.set("task.model.dpo.beta", beta, "dpo_beta")
