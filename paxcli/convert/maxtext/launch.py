@@ -56,6 +56,31 @@ class Launch:
     note: str = ""
     diagnostics: list[Diagnostic] = dataclasses.field(default_factory=list)
 
+    def read_arguments(self, words: Sequence[Word], lines: Sequence[int]) -> None:
+        """Adds the words after the program: a config, `key=value` pairs, and diagnostics for the rest."""
+        at = 0
+        while at < len(words):
+            word, line = words[at], lines[at]
+            text = word.text
+            key, equals, value = text.partition("=")
+            after = words[at + 1].text if at + 1 < len(words) else ""
+            if equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
+                quoted = re.findall(r"\$[({].*[)}]", value)  # what a shell would have expanded, quoted in a string
+                self.pairs.append(Pair(key, value, line, word.missing | {*quoted}))
+            elif text.endswith((".yml", ".yaml")) and not equals:
+                self.config = text
+            elif re.fullmatch(r"[A-Za-z_]\w*:", text) and after and "=" not in after:
+                reason = f"not key=value, which MaxText rejects. Read as {text[:-1]}={after}"
+                self.diagnostics.append(Diagnostic(line, f"{text} {after}", reason))
+                self.pairs.append(Pair(text[:-1], after, line, words[at + 1].missing))
+                at += 1
+            elif word.missing and not text:
+                unset = ", ".join(f"${name}" for name in sorted(word.missing))
+                self.diagnostics.append(Diagnostic(line, unset, "not set, so that its keys are unknown"))
+            else:
+                self.diagnostics.append(Diagnostic(line, text[:80], "not key=value, which MaxText rejects"))
+            at += 1
+
 
 @dataclasses.dataclass
 class LaunchFile:
@@ -136,29 +161,3 @@ def options_of(words: Iterable[Word]) -> dict[str, Word]:
             options[name] = word
         name = ""
     return options
-
-
-def read_arguments(words: Sequence[Word], lines: Sequence[int], launch: Launch) -> None:
-    """Adds the words after the program to a launch: a config, `key=value` pairs, and diagnostics for the rest."""
-    at = 0
-    while at < len(words):
-        word, line = words[at], lines[at]
-        text = word.text
-        key, equals, value = text.partition("=")
-        after = words[at + 1].text if at + 1 < len(words) else ""
-        if equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
-            quoted = re.findall(r"\$[({].*[)}]", value)  # what a shell would have expanded, quoted in a string
-            launch.pairs.append(Pair(key, value, line, word.missing | {*quoted}))
-        elif text.endswith((".yml", ".yaml")) and not equals:
-            launch.config = text
-        elif re.fullmatch(r"[A-Za-z_]\w*:", text) and after and "=" not in after:
-            reason = f"not key=value, which MaxText rejects. Read as {text[:-1]}={after}"
-            launch.diagnostics.append(Diagnostic(line, f"{text} {after}", reason))
-            launch.pairs.append(Pair(text[:-1], after, line, words[at + 1].missing))
-            at += 1
-        elif word.missing and not text:
-            unset = ", ".join(f"${name}" for name in sorted(word.missing))
-            launch.diagnostics.append(Diagnostic(line, unset, "not set, so that its keys are unknown"))
-        else:
-            launch.diagnostics.append(Diagnostic(line, text[:80], "not key=value, which MaxText rejects"))
-        at += 1

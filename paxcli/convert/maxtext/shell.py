@@ -16,15 +16,7 @@ import tree_sitter
 import tree_sitter_bash
 from tree_sitter import Node
 
-from paxcli.convert.maxtext.launch import (
-    Diagnostic,
-    Launch,
-    LaunchFile,
-    Pair,
-    options_of,
-    python_program,
-    read_arguments,
-)
+from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, options_of, python_program
 from paxcli.convert.maxtext.shell_words import Variables, Word, expand, expand_unsplit, join, source, value_of
 from paxcli.errors import ConfigError, did_you_mean
 
@@ -340,7 +332,7 @@ class _Evaluator:
             hint = "Correct it, for example a quote that is never closed, or give its keys: `model_name=… steps=…`."
             raise ConfigError(f"Line {self._line(error)}: the training command is not valid shell syntax.", hint)
         launch = Launch(line, name, note=_comment_after(node))
-        read_arguments(words[used:], lines[used:], launch)
+        launch.read_arguments(words[used:], lines[used:])
         self._add_environment(launch)
         return self.found.launches.append(launch)
 
@@ -445,12 +437,8 @@ def _evaluate_test(words: Sequence[Word]) -> bool | None:
         case ["!", *_]:
             result = _evaluate_test(words[1:]) if len(words) < _MAX_DEPTH else None
             return None if result is None else not result
-        case ["-z", text]:
-            return not text
-        case ["-n", text]:
-            return bool(text)
-        case ["-z" | "-n" as how]:
-            return how == "-z"
+        case ["-z" | "-n" as how, *text] if len(text) <= 1:
+            return any(text) == (how == "-n")
         case [a, "=" | "==" | "!=" as how, b]:
             return (a == b) == (how != "!=")
         case [a, "-eq" | "-ne" | "-lt" | "-le" | "-gt" | "-ge" as how, b]:
