@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayType
+from paxcli.checkpoint.orbax_errors import silence_writes
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.paths import resolve_path
 from paxcli.convert.layout import Kind, LastKept, Source
@@ -34,8 +36,6 @@ class MaxTextCheckpoint:
     """
 
     def __init__(self, directory: PathLike):
-        import orbax.checkpoint as ocp
-
         path = find_maxtext(directory)
         if path is None:
             exists = epath.Path(resolve_path(directory)).is_dir()
@@ -49,6 +49,7 @@ class MaxTextCheckpoint:
             hint = "Check that the directory is complete, as MaxText wrote it."
             raise DataError(f"{self.path} cannot be read: {first_line(error)}", hint) from error
         self._leaves = named_leaves(self._tree)
+        self._count = min((name for name in self._leaves if _COUNT.fullmatch(name)), default=None)
         self._names: dict[Kind, dict[str, str]] = {"params": {}, "ema": {}, "mu": {}, "nu": {}}
         for full_name in self._leaves:
             found = _PARAMETER.fullmatch(full_name)
@@ -79,10 +80,6 @@ class MaxTextCheckpoint:
         """The number of optimizer updates; None without optimizer state."""
         return None if self._count is None else int(self._scalar(self._count))
 
-    @property
-    def _count(self) -> str | None:
-        return min((name for name in self._leaves if _COUNT.fullmatch(name)), default=None)
-
     def arrays(self, kind: Kind = "params") -> dict[str, ArrayType]:
         """Shape and dtype of each parameter, or of its moment `mu` or `nu`, by its name from `decoder` on."""
         return {name: self._leaves[full_name] for name, full_name in self._names[kind].items()}
@@ -95,8 +92,6 @@ class MaxTextCheckpoint:
         return np.asarray(self._read(name)).item()
 
     def _read(self, full_name: str) -> np.ndarray:
-        import orbax.checkpoint as ocp
-
         wanted = self._leaves[full_name]
         item = jax.tree.map(lambda leaf: leaf if leaf is wanted else ocp.PLACEHOLDER, self._tree)
         arguments = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), self._tree)
@@ -131,10 +126,6 @@ def write_maxtext(directory: PathLike, step: int, state: Mapping[str, Any]) -> N
     Raises:
       MissingError: The directory cannot be written.
     """
-    import orbax.checkpoint as ocp
-
-    from paxcli.checkpoint.orbax_errors import silence_writes
-
     silence_writes()
     folder = epath.Path(resolve_path(directory))
     options = ocp.CheckpointManagerOptions(create=True, enable_async_checkpointing=False)
