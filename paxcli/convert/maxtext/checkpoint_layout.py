@@ -131,13 +131,11 @@ def _maxtext_layers(maxtext: MaxTextLayout) -> Layers:
     return Layers(tuple(slots), maxtext.scan_axis)
 
 
-def _rule(
-    foreign: str, pax: str | tuple[str, ...], steps: tuple[Step, ...] = (), scale: float = 1.0, shift: float = 0.0
-) -> Rule:
-    """A rule for a parameter within a layer."""
+def _rule(foreign: str, pax: str | tuple[str, ...], steps: tuple[Step, ...] = (), **numbers: float) -> Rule:
+    """A rule for a parameter within a layer; the numbers are its scale and shift."""
     first, dot, rest = foreign.partition(".")
     names = tuple(f"stack.{{layer}}.{name}" for name in ([pax] if isinstance(pax, str) else pax))
-    return Rule(f"decoder.{{layer}}.{first}{{kind}}{dot}{rest}", names, steps, scale, shift)
+    return Rule(f"decoder.{{layer}}.{first}{{kind}}{dot}{rest}", names, steps, **numbers)
 
 
 def _norm_rules(maxtext: MaxTextLayout, differences: Differences) -> list[Rule]:
@@ -160,7 +158,7 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
         _rule("self_attention.out.kernel", "attention.post"),
         _rule("self_attention.out.bias", "attention.post_bias"),
         _rule("relative_posemb.rel_embedding", "attention.relative_bias.table", _TRANSPOSED),
-        _rule("self_attention.query_norm.scale", "attention.query_norm.scale", rope, scale, shift),
+        _rule("self_attention.query_norm.scale", "attention.query_norm.scale", rope, scale=scale, shift=shift),
         _rule("self_attention.key_norm.scale", "attention.key_norm.scale", rope, shift=shift),
     ]
     weight_scale = 1.0 if _has(params, "attention.query_norm.scale") else scale
@@ -173,7 +171,7 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
             rules.append(_rule(f"self_attention.qkv_proj.{part}", (query, key, value), steps))
         else:
             rules += [
-                _rule(f"self_attention.query.{part}", query, rope, weight_scale),
+                _rule(f"self_attention.query.{part}", query, rope, scale=weight_scale),
                 _rule(f"self_attention.key.{part}", key, rope),
                 _rule(f"self_attention.value.{part}", value),
             ]
