@@ -174,18 +174,10 @@ class StepFlops:
         return self.weights + self.attention
 
 
-def flops(settings: Settings, batch: float | None = None, length: int | None = None) -> StepFlops:
-    """The TFLOPs per step and device that MaxText of that date prints.
-
-    Args:
-      settings: The launch.
-      batch: Rows per device; None = the launch's.
-      length: T; None = the launch's.
-    """
-    s = sizes_of(settings)
-    batch = settings["per_device_batch_size"] * settings["gradient_accumulation_steps"] if batch is None else batch
-    length = settings["max_target_length"] if length is None else length
-    tokens = batch * length
+def flops(settings: Settings) -> StepFlops:
+    """The TFLOPs per step and device that MaxText of that date prints."""
+    s, length = sizes_of(settings), settings["max_target_length"]
+    tokens = settings["per_device_batch_size"] * settings["gradient_accumulation_steps"] * length
     counted_by, share, formula = settings["_flops"]
     value_dim = settings["v_head_dim"] if is_latent(settings) else s.head_dim
     mtp_layers = settings["mtp_num_layers"] if settings.date >= tables.day_of("flops_count_mtp") else 0
