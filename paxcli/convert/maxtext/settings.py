@@ -82,12 +82,11 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
         names = [pair.key for pair in launch.pairs] or [found.text for found in launch.diagnostics]
         hint = "Set the script's variables with `--arg NAME=…`, or give its keys: `model_name=… steps=…`."
         raise ConfigError(f"Line {launch.line}: the launch has no key that pax knows: {', '.join(names[:6])}.", hint)
-    settings = Settings({}, era_of(launch, (), date), "default")
-    pairs = _rename_keys(launch.pairs, settings)
+    dropped: list[Dropped] = []
+    pairs = _rename_keys(launch.pairs, dropped)
     name = next((pair.value for pair in reversed(pairs) if pair.key == "model_name"), "default") or "default"
     model = _model(name)
-    settings.model_name = name
-    settings.era = era_of(launch, {*model, *(pair.key for pair in pairs)}, date)
+    settings = Settings({}, era_of(launch, {*model, *(pair.key for pair in pairs)}, date), name, dropped)
     if settings.era.open_keys:
         settings.undecided.append(
             f"The date: the script is of {settings.era.text()}, and on these days the defaults of "
@@ -97,8 +96,7 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     model = {key: value for key, value in model.items() if value is not None}
     reasons = {key: reason for key in model if (reason := tables.drop_reason(key))}
     settings.dropped += [Dropped(key, str(model.pop(key)), 0, reason) for key, reason in reasons.items()]
-    for key in tables.timelines():
-        settings.values[key] = Setting(tables.default(key, settings.date))
+    settings.values |= {key: Setting(tables.default(key, settings.date)) for key in tables.timelines()}
     settings.values |= {key: Setting(value, "model") for key, value in model.items()}
     _put(pairs, "script", settings, model)
     _put_overrides(launch, settings, model)
@@ -108,31 +106,29 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
 
 def _model(name: str) -> Mapping[str, Any]:
     models = tables.models()
-    if name == "default":
-        return {}
-    if name not in models:
+    if name not in ("default", *models):
         hint = did_you_mean(name, models) or "Give the keys of its .yml instead."
         raise ConfigError(f"Pax's tables have no model `{name}` of MaxText.", hint)
-    return models[name]
+    return models.get(name, {})
 
 
-def _rename_keys(pairs: list[Pair], settings: Settings) -> list[Pair]:
+def _rename_keys(pairs: list[Pair], dropped: list[Dropped]) -> list[Pair]:
     """Keys by their newest names; those without an equivalent in a recipe go to `dropped`."""
     found: list[Pair] = []
     for pair in pairs:
         alias = tables.aliases().get(pair.key)
         reason = alias.get("drop") if alias else tables.drop_reason(pair.key)
         if reason:
-            settings.dropped.append(Dropped(pair.key, pair.value, pair.line, reason))
+            dropped.append(Dropped(pair.key, pair.value, pair.line, reason))
         elif alias:
             value = {str(k).lower(): v for k, v in alias.get("values", {}).items()}.get(pair.value.lower(), pair.value)
             found += [dataclasses.replace(pair, key=key, value=value) for key in alias["now"]]
         elif pair.key in tables.known_keys():
             found.append(pair)
         else:
-            like = nearest(pair.key, tables.known_keys()) if len(settings.dropped) < _MOST_HINTS else ()
+            like = nearest(pair.key, tables.known_keys()) if len(dropped) < _MOST_HINTS else ()
             hint = f"; similar are {', '.join(like)}" if like else ""
-            settings.dropped.append(Dropped(pair.key, pair.value, pair.line, f"unknown to pax{hint}"))
+            dropped.append(Dropped(pair.key, pair.value, pair.line, f"unknown to pax{hint}"))
     return found
 
 
@@ -177,7 +173,7 @@ def _put_overrides(launch: Launch, settings: Settings, model: Mapping[str, Any])
             settings.warnings.append(f"Line {pair.line}: M_{pair.key} {problem}, which MaxText rejects.")
         else:
             taken.append(dataclasses.replace(pair, key=key))
-    _put(_rename_keys(taken, settings), "environment", settings, model)
+    _put(_rename_keys(taken, settings.dropped), "environment", settings, model)
 
 
 def _needs(pair: Pair, otherwise: str) -> str:
