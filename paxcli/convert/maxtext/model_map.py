@@ -84,8 +84,7 @@ def _set_sizes(draft: Conversion) -> None:
     kv_heads = s.kv_heads if s.kv_heads != s.heads else None
     draft.set(f"{_MODEL}.num_kv_heads", kv_heads, "base_num_kv_heads", scaled=s.kv_heads)
     draft.set(f"{_MODEL}.dims_per_head", s.head_dim, *head_keys(settings))
-    draft.set(f"{_MODEL}.vocab_size", s.vocab, "vocab_size")
-    draft.copy(_MODEL, "max_seq_len", "fprop_dtype")
+    draft.copy(_MODEL, "vocab_size", "max_seq_len", "fprop_dtype")
     if settings["z_loss_multiplier"]:
         draft.copy(_MODEL, "z_loss_weight")
 

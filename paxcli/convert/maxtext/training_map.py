@@ -79,7 +79,7 @@ def _set_schedule(draft: Conversion, steps: int) -> None:
         )
     if settings.model_name == "gpt3-175b" and settings.date < new_parser:
         if batch is not None:
-            return _set_gpt3_schedule(draft, batch)
+            return _set_gpt3_schedule(draft, batch, steps)
         draft.note_undecided(
             "The schedule: MaxText derives that of gpt3-175b from the global batch; give `--topology`."
         )
@@ -101,12 +101,6 @@ def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None
     last = length if draft.settings.date < tables.day_of("cosine_to_last_step") else max(length - 1, 1)
     start = max(min(warmup, last - 1), 0)
     keys = ("learning_rate_schedule_steps", "steps")
-    values = {
-        "warmup_steps": (warmup, ("warmup_steps_fraction", *keys)),
-        "decay_start": (start, ("warmup_steps_fraction", *keys)),
-        "decay_end": (last, keys),
-        "min_ratio": (draft.settings["learning_rate_final_fraction"], ("learning_rate_final_fraction",)),
-    }
     path = _SCHEDULE
     if steps > length:
         draft.set(_SCHEDULE, "PiecewiseSchedule", *keys)
@@ -116,14 +110,16 @@ def _set_cosine(draft: Conversion, warmup: int, length: int, steps: int) -> None
         path = f"{_SCHEDULE}.schedules.0"
     else:
         draft.set(_SCHEDULE, "LinearRampupCosineDecay")
-    for name, (value, from_keys) in values.items():
-        draft.set(f"{path}.{name}", value, *from_keys)
+    draft.set(f"{path}.warmup_steps", warmup, "warmup_steps_fraction", *keys)
+    draft.set(f"{path}.decay_start", start, "warmup_steps_fraction", *keys)
+    draft.set(f"{path}.decay_end", last, *keys)
+    final = "learning_rate_final_fraction"
+    draft.set(f"{path}.min_ratio", draft.settings[final], final)
 
 
-def _set_gpt3_schedule(draft: Conversion, batch: int) -> None:
+def _set_gpt3_schedule(draft: Conversion, batch: int, steps: int) -> None:
     """The learning rate and schedule that MaxText's code fixed for this model until November 2025."""
     draft.set(f"{_LEARNER}.learning_rate", 2e-5 if batch <= 3584 else 3e-5, "model_name", "per_device_batch_size")
-    steps = draft.values[f"{_TRAIN}.num_train_steps"]
     warmup, length = math.ceil(265 * _GPT3_ROWS / batch), math.ceil(108_600 * _GPT3_ROWS / batch)
     _set_cosine(draft, warmup, length, steps)
 
