@@ -94,14 +94,6 @@ def _with_layers(axis: int) -> int:
     return axis + 1 if axis >= 0 else axis
 
 
-def _pairs_to_halves(x: np.ndarray) -> np.ndarray:
-    return np.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
-
-
-def _halves_to_pairs(x: np.ndarray) -> np.ndarray:
-    return np.stack(np.split(x, 2, axis=-1), axis=-1).reshape(x.shape)
-
-
 def deinterleave(*which: int) -> Step:
     """Reorders the last dimension from RoPE's adjacent pairs (2i, 2i + 1) to pairs (i, i + R/2).
 
@@ -109,10 +101,13 @@ def deinterleave(*which: int) -> Step:
       which: Indices of the tensors that this applies to; none = all.
     """
 
-    def over(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Arrays], Arrays]:
-        return lambda arrays: [function(x) if i in which or not which else x for i, x in enumerate(arrays)]
+    def over(apart: Step, together: Step) -> Callable[[Arrays], Arrays]:
+        def reorder(x: np.ndarray) -> np.ndarray:
+            return together.from_pax(apart.to_pax([x]))[0]
 
-    return Step(over(_pairs_to_halves), over(_halves_to_pairs))
+        return lambda arrays: [reorder(x) if i in which or not which else x for i, x in enumerate(arrays)]
+
+    return Step(over(alternate(), split(-1)), over(split(-1), alternate()))
 
 
 def alternate() -> Step:
@@ -263,9 +258,8 @@ def pax_layers(params: Mapping[str, ArrayType], num_layers: int) -> Layers:
     if before:
         unrolled = {name.split(".")[1] for name in before if name.startswith("stack.layers_")}
         count = len(unrolled) or next(x.shape[0] for name, x in before.items())
-        first = (
-            Slot({"layer": f"first.{slot.fields['layer']}"}, slot.index) for slot in pax_layers(before, count).slots
-        )
+        slots = pax_layers(before, count).slots
+        first = (Slot({"layer": f"first.{slot.fields['layer']}"}, slot.index) for slot in slots)
         others = {name: x for name, x in params.items() if not name.startswith(_FIRST)}
         return Layers((*first, *pax_layers(others, num_layers - count).slots))
     kinds = {name.split(".")[2] for name in params if name.startswith("stack.layers.turn_")}
