@@ -346,7 +346,7 @@ class _Evaluator:
                 launch.flags[name] = " ".join(value.text.split())
             elif name.startswith("M_"):
                 launch.overrides.append(Pair(name[2:], value.text, self.assigned_at.get(name, 0), value.missing))
-        device = next((self.options[n] for n in ("tpu-type", "device-type") if n in self.options), None)
+        device = self.options.get("tpu-type") or self.options.get("device-type")
         launch.topology = device.text if device else None
         slices = self.options.get("num-slices") or self.options.get("num-nodes") or Word()
         launch.num_slices = int(slices.text) if re.fullmatch(r"[0-9]{1,6}", slices.text) else None

@@ -87,17 +87,14 @@ def expand(node: Node, variables: Variables) -> list[Word]:
     array = _ARRAY.fullmatch(source(node).strip())
     if array and (name := array[1] or "@") in variables:
         return list(variables[name])
-    words: list[list[Word]] = []
-    current: list[Word] | None = None
+    words: list[list[Word]] = [[]]
     for part, splits in _parts(node, variables, quoted=False, depth=0):
         for index, chunk in enumerate(_split_at_blanks(part) if splits else [part]):
             if index:
-                words += [current] if current else []
-                current = None
+                words.append([])
             if chunk.text or chunk.gaps or not splits:
-                current = [*(current or ()), chunk]
-    words += [current] if current else []
-    return [join(word) for word in words]
+                words[-1].append(chunk)
+    return [join(word) for word in words if word]
 
 
 def _split_at_blanks(word: Word) -> Iterator[Word]:

@@ -124,14 +124,12 @@ def _read_config(launch: Launch, path: Path) -> None:
         return
     if name == "dpo.yml":
         launch.pairs.insert(0, Pair("use_dpo", "true", launch.line))
-    if any(pair.key == "model_name" for pair in launch.pairs):
-        launch.diagnostics.append(Diagnostic(launch.line, name, "this config was not found, and its keys are not read"))
-        return
-    model = name.rpartition(".")[0].replace("_", "-")
-    launch.pairs.insert(0, Pair("model_name", model, launch.line))
-    launch.diagnostics.append(
-        Diagnostic(launch.line, name, f"this config was not found; assumed to be the model {model}")
-    )
+    instead = ", and its keys are not read"
+    if all(pair.key != "model_name" for pair in launch.pairs):
+        model = name.rpartition(".")[0].replace("_", "-")
+        launch.pairs.insert(0, Pair("model_name", model, launch.line))
+        instead = f"; assumed to be the model {model}"
+    launch.diagnostics.append(Diagnostic(launch.line, name, f"this config was not found{instead}"))
 
 
 def _other_contents(file: LaunchFile) -> str:
