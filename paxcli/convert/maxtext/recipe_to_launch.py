@@ -43,11 +43,8 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     keys = {key: _text(value) for key, value in _keys(_in_one_block(values), num_devices).items() if value is not None}
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
     again = plain_values(config_with(convert(launch, "maxtext", date=LAST_DAY).values))
-    differing = [
-        path
-        for path in {**values, **again}
-        if values.get(path, ...) != again.get(path, ...) and path.rpartition(".")[2] not in _MAY_DIFFER
-    ]
+    differing = [path for path in {**values, **again} if values.get(path, ...) != again.get(path, ...)]
+    differing = [path for path in differing if path.rpartition(".")[2] not in _MAY_DIFFER]
     differing = [path for path in differing if not path.startswith((f"{_MODEL}.params_init", "eval_inputs", "decode_"))]
     refused = [path for path in differing if path.startswith(_MUST_BE_EQUAL)]
     if refused:
@@ -71,9 +68,8 @@ def decoder_block(config: fdl.Config) -> str:
 
 
 def _head_dim(values: Mapping[str, Any]) -> int:
-    return values.get(f"{_MODEL}.dims_per_head") or (
-        values.get(f"{_MODEL}.model_dims", 0) // values.get(f"{_MODEL}.num_heads", 1)
-    )
+    dims, heads = values.get(f"{_MODEL}.model_dims", 0), values.get(f"{_MODEL}.num_heads", 1)
+    return values.get(f"{_MODEL}.dims_per_head") or dims // heads
 
 
 def _in_one_block(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -119,9 +115,8 @@ def _keys(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
 def _named_model(keys: Mapping[str, Any]) -> str | None:
     """The MaxText model of these sizes: MaxText supports some blocks only by a model's name."""
     sizes = ("base_num_decoder_layers", "base_emb_dim", "base_num_query_heads", "base_num_kv_heads", "head_dim")
-    known = {name: model for name, model in tables.models().items() if "base_emb_dim" in model}
-    same_sizes = (name for name, model in known.items() if all(model.get(size) == keys[size] for size in sizes))
-    return next((name for name in same_sizes if known[name]["decoder_block"] == keys["decoder_block"]), None)
+    wanted = {key: keys[key] for key in ("decoder_block", *sizes)}
+    return next((name for name, model in tables.models().items() if wanted.items() <= model.items()), None)
 
 
 def _block(values: Mapping[str, Any]) -> str:
@@ -143,11 +138,10 @@ def _block(values: Mapping[str, Any]) -> str:
 
 
 def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
-    tied = values.get(f"{_MODEL}.head") is None
     position = values.get(f"{_MODEL}.position")
     rows = values.get(f"{_MODEL}.position.num_positions") or values.get(f"{_MODEL}.max_seq_len")
     return {
-        "logits_via_embedding": tied,
+        "logits_via_embedding": values.get(f"{_MODEL}.head") is None,
         "normalize_embedding_logits": bool(values.get(f"{_MODEL}.embedding.scale_logits_sqrt_depth")),
         "trainable_position_size": rows if position == "LearnedPositions" else -1,
         "use_untrainable_positional_embedding": position == "SinusoidPositions",
