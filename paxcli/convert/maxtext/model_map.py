@@ -175,19 +175,12 @@ def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
         draft.copy(path, "window")
     if settings["attention_sink"]:
         draft.set(f"{path}.sinks", True, "attention_sink")
-    if settings["decoder_block"] == "llama4":
-        _set_chunks(draft, path, has_window)
-    return None
-
-
-def _set_chunks(draft: Conversion, path: str, has_rope: bool) -> None:
-    """Sets what Llama 4's layers with RoPE have, and those without."""
-    settings = draft.settings
-    if has_rope and settings["chunk_attn_window_size"] > 0:
+    if settings["decoder_block"] == "llama4" and has_window and settings["chunk_attn_window_size"] > 0:
         draft.set(f"{path}.window", settings["chunk_attn_window_size"], "chunk_attn_window_size")
         draft.set(f"{path}.chunked", True, "chunk_attn_window_size")
-    if not has_rope and settings["temperature_tuning"]:
+    if settings["decoder_block"] == "llama4" and not has_window and settings["temperature_tuning"]:
         draft.set(f"{path}.temperature_growth", 0.1, "temperature_tuning")
+    return None
 
 
 def _set_latent_attention(draft: Conversion, path: str) -> None:

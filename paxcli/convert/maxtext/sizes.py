@@ -56,7 +56,7 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
     if settings.is_set("scale"):
         scale = settings["scale"]
         return scale, scale, scale
-    scale = settings["global_parameter_scale"] if settings.is_set("global_parameter_scale") else 1
+    scale = settings["global_parameter_scale"]
     power = scale.bit_length() - 1
     if scale < 1 or scale != 1 << power:
         hint = f"MaxText accepts {1 << max(power, 0)}."

@@ -75,11 +75,8 @@ def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapp
         layout = dataclasses.replace(layout, fused_heads=(heads, kv_heads, kv_heads))
     differences = _differences(config, layout)
     names = (block, *tables.with_other_norm_names(block))  # a recipe does not tell these apart
-    layouts = [
-        dataclasses.replace(layout, block=name, scan_axis=axis)
-        for name in names
-        for axis in (dict.fromkeys((layout.scan_axis, 0)) if layout.scanned else (layout.scan_axis,))
-    ]
+    axes = (1, 0) if layout.scanned else (1,)
+    layouts = [dataclasses.replace(layout, block=name, scan_axis=axis) for name in names for axis in axes]
     every = [layout_of(one, params, differences) for one in layouts]
     return next((rules for rules in every if not compare_to_model(rules, params, found)), every[0])
 
