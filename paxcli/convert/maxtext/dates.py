@@ -62,11 +62,8 @@ def era_of(launch: Launch, given: Collection[str], date: datetime.date | None = 
             last, last_reason = went - datetime.timedelta(days=1), name
     first = min(first, last)  # keys of different times, which MaxText would have rejected: the older ones win
     harmless = _HARMLESS if "num_experts" in given else (*_HARMLESS, *_OF_EXPERTS)
-    open_keys = tuple(
-        key
-        for key, timeline in timelines().items()
-        if key not in given and key not in harmless and any(first < day <= last for day in list(timeline)[1:])
-    )
+    changes = {key: list(timeline)[1:] for key, timeline in timelines().items() if key not in {*given, *harmless}}
+    open_keys = tuple(key for key, days in changes.items() if any(first < day <= last for day in days))
     reasons = tuple(dict.fromkeys(f"`{name}`" for name in (first_reason, last_reason) if name))
     return Era(first, last, reasons, open_keys)
 
