@@ -28,8 +28,9 @@ GONE = [
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path, monkeypatch):
+def _own_cache_and_no_options_of_the_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
 
 
 def test_presets_skip_options_that_xla_has_removed(monkeypatch, caplog):
