@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -14,6 +15,7 @@ import random
 import jax
 import numpy as np
 import pytest
+from grain._src.python.experimental.index_shuffle.python import index_shuffle_module
 
 import paxcli.inputs
 from paxcli.errors import ConfigError, DataError, MissingError
@@ -66,6 +68,14 @@ TEXTS = {
 UNPADDED = ("segment_pos", "example_id")
 # In training, each host reads its own shard, and a run resumes on the same number of hosts only.
 SHARDED = (SeqIOInput,)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def shuffle_once():
+    """Grain shuffles few rows slowly, by trial: 2 ms for each of 20. Most inputs here have the same few."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_shuffle_module, "index_shuffle", functools.cache(index_shuffle_module.index_shuffle))
+        yield
 
 
 @pytest.fixture(scope="module")
