@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ B, T, D, N, H = 2, 12, 24, 4, 6
 
 
 def _normal(seed: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape)
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32))
 
 
 def _positions(batch: int, length: int) -> jax.Array:
@@ -37,8 +38,9 @@ def _heads_first(x: jax.Array) -> jax.Array:
 def test_equals_jax_nn(kv_heads):
     query, key, value = _normal(0, B, T, N, H), _normal(1, B, T, kv_heads, H), _normal(2, B, T, kv_heads, H)
     mask = jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (B, T, T))
-    ours = dot_product_attention(*map(_heads_first, (query * H**-0.5, key, value)), mask)
-    theirs = jax.nn.dot_product_attention(query, key, value, is_causal=True, scale=H**-0.5)
+    ours = jax.jit(dot_product_attention)(*map(_heads_first, (query * H**-0.5, key, value)), mask)
+    compute_theirs = functools.partial(jax.nn.dot_product_attention, is_causal=True, scale=H**-0.5)
+    theirs = jax.jit(compute_theirs)(query, key, value)
     np.testing.assert_allclose(_heads_first(ours), theirs, **FLOAT32)
 
 
@@ -50,44 +52,47 @@ def test_equals_jax_nn(kv_heads):
 def test_blocks_equal_one_softmax(length, logit_cap, window):
     """Values and gradients of the blockwise form, in one to eight blocks, against the masked softmax."""
     query, key, value = (_normal(seed, B, N, length, H) for seed in range(3))
-    borders = jnp.array([[length // 3], [length]])
-    segments = jnp.where(jnp.arange(length) < borders, 1, 2)
-    mask = (segments[:, :, None] == segments[:, None, :]) & jnp.tril(jnp.ones((length, length), bool))
+    segments = np.where(np.arange(length) < [[length // 3], [length]], 1, 2)
+    mask = (segments[:, :, None] == segments[:, None, :]) & np.tril(np.ones((length, length), bool))
     if window is not None:
-        mask = mask & jnp.triu(jnp.ones((length, length), bool), 1 - window)
+        mask = mask & np.triu(np.ones((length, length), bool), 1 - window)
+    segments, mask = jnp.asarray(segments), jnp.asarray(mask)
 
     def blockwise(q, k, v):
-        return jnp.sum(jnp.sin(causal_attention(q, k, v, segments, logit_cap, window)))
+        y = causal_attention(q, k, v, segments, logit_cap, window)
+        return jnp.sum(jnp.sin(y)), y
 
     def plain(q, k, v):
-        return jnp.sum(jnp.sin(dot_product_attention(q, k, v, mask, logit_cap)))
+        y = dot_product_attention(q, k, v, mask, logit_cap)
+        return jnp.sum(jnp.sin(y)), y
 
-    for ours, theirs in zip(
-        jax.jit(jax.value_and_grad(blockwise, (0, 1, 2)))(query, key, value)[1],
-        jax.jit(jax.value_and_grad(plain, (0, 1, 2)))(query, key, value)[1],
-        strict=True,
-    ):
-        np.testing.assert_allclose(ours, theirs, **FLOAT32)
-    np.testing.assert_allclose(
-        causal_attention(query, key, value, segments, logit_cap, window),
-        dot_product_attention(query, key, value, mask, logit_cap),
-        **FLOAT32,
+    ((_, ours), our_gradients), ((_, theirs), their_gradients) = (
+        jax.jit(jax.value_and_grad(f, (0, 1, 2), has_aux=True))(query, key, value) for f in (blockwise, plain)
     )
+    np.testing.assert_allclose(ours, theirs, **FLOAT32)
+    for our_gradient, their_gradient in zip(our_gradients, their_gradients, strict=True):
+        np.testing.assert_allclose(our_gradient, their_gradient, **FLOAT32)
 
 
 def test_bfloat16_is_near_float32():
     query, key, value = (_normal(seed, B, N, T, H) for seed in range(3))
     ones = jnp.ones((B, T), jnp.int32)
-    narrow = causal_attention(*(x.astype(jnp.bfloat16) for x in (query, key, value)), ones)
+    attend = jax.jit(causal_attention)
+    narrow = attend(*(x.astype(jnp.bfloat16) for x in (query, key, value)), ones)
     assert narrow.dtype == jnp.bfloat16
-    np.testing.assert_allclose(narrow.astype(jnp.float32), causal_attention(query, key, value, ones), **BFLOAT16)
+    np.testing.assert_allclose(narrow.astype(jnp.float32), attend(query, key, value, ones), **BFLOAT16)
 
 
 def _layer(**fields) -> tuple[Attention, dict]:
     layer = Attention(model_dims=D, num_heads=N, dims_per_head=H, **fields)
     x, ones = _normal(3, B, T, D), jnp.ones((B, T), jnp.int32)
-    variables = layer.init(jax.random.key(4), x, ones, _positions(B, T))
-    return layer, jax.tree.map(lambda p: p + 0.1 * _normal(5, *p.shape), jax.tree.map(jnp.asarray, _unboxed(variables)))
+    variables = _unboxed(jax.jit(layer.init)(jax.random.key(4), x, ones, _positions(B, T)))
+    return layer, jax.tree.map(lambda p: jnp.asarray(np.asarray(p) + 0.1 * np.asarray(_normal(5, *p.shape))), variables)
+
+
+def _apply(layer: Attention, *arguments: Any) -> tuple[jax.Array, Any]:
+    """`layer.apply`, compiled as one program."""
+    return jax.jit(layer.apply)(*arguments)
 
 
 def _unboxed(variables: dict) -> dict:
@@ -107,7 +112,7 @@ def test_logit_cap_and_bias_against_numpy(platform, monkeypatch):
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
     expected = np.einsum("btnh,nhd->btd", np.einsum("bnts,bsnh->btnh", weights, v), p["post"]) + p["post_bias"]
-    y, _ = layer.apply(variables, jnp.asarray(x), jnp.ones((B, T), jnp.int32), _positions(B, T))
+    y, _ = _apply(layer, variables, jnp.asarray(x), jnp.ones((B, T), jnp.int32), _positions(B, T))
     np.testing.assert_allclose(y, expected, **FLOAT32)
 
 
@@ -127,11 +132,10 @@ def test_packed_equals_separate(fields):
     cut = 5
     segments = jnp.where(jnp.arange(T) < cut, 1, 2)[None]
     positions = jnp.where(jnp.arange(T) < cut, jnp.arange(T), jnp.arange(T) - cut)[None]
-    packed, _ = layer.apply(variables, x, segments, positions)
+    packed, _ = _apply(layer, variables, x, segments, positions)
     for part in (slice(0, cut), slice(cut, T)):
-        alone, _ = layer.apply(
-            variables, x[:, part], jnp.ones_like(positions[:, part]), _positions(1, part.stop - part.start)
-        )
+        length = part.stop - part.start
+        alone, _ = _apply(layer, variables, x[:, part], jnp.ones((1, length), jnp.int32), _positions(1, length))
         np.testing.assert_allclose(packed[:, part], alone, **FLOAT32)
 
 
@@ -149,15 +153,16 @@ def test_packed_equals_separate(fields):
 def test_cache_equals_full_pass(fields):
     layer, variables = _layer(**fields)
     x, kv_heads = _normal(8, B, T, D), fields.get("num_kv_heads", N)
-    full, _ = layer.apply(variables, x, jnp.ones((B, T), jnp.int32), _positions(B, T))
+    apply = jax.jit(layer.apply)
+    full, _ = apply(variables, x, jnp.ones((B, T), jnp.int32), _positions(B, T))
     cache = layer.init_cache(B, T, jnp.float32)
     assert cache.key.shape == (B, kv_heads, H, T)
     prompt = 7
-    first, cache = layer.apply(variables, x[:, :prompt], jnp.ones((B, prompt), jnp.int32), _positions(B, prompt), cache)
+    first, cache = apply(variables, x[:, :prompt], jnp.ones((B, prompt), jnp.int32), _positions(B, prompt), cache)
     outputs = [first]
     for position in range(prompt, T):
         at = jnp.full((B, 1), position)
-        y, cache = layer.apply(variables, x[:, position : position + 1], jnp.ones((B, 1), jnp.int32), at, cache)
+        y, cache = apply(variables, x[:, position : position + 1], jnp.ones((B, 1), jnp.int32), at, cache)
         outputs.append(y)
     np.testing.assert_allclose(jnp.concatenate(outputs, axis=1), full, **FLOAT32)
 
@@ -166,11 +171,11 @@ def test_per_dim_scale_starts_as_the_fixed_scale():
     plain = Attention(model_dims=D, num_heads=N, dims_per_head=H)
     learned = Attention(model_dims=D, num_heads=N, dims_per_head=H, per_dim_scale=True)
     x, ones = _normal(9, B, T, D), jnp.ones((B, T), jnp.int32)
-    variables = _unboxed(learned.init(jax.random.key(0), x, ones, _positions(B, T)))
+    variables = _unboxed(jax.jit(learned.init)(jax.random.key(0), x, ones, _positions(B, T)))
     theirs = {"params": {name: value for name, value in variables["params"].items() if name != "per_dim_scale"}}
     np.testing.assert_allclose(
-        learned.apply(variables, x, ones, _positions(B, T))[0],
-        plain.apply(theirs, x, ones, _positions(B, T))[0],
+        _apply(learned, variables, x, ones, _positions(B, T))[0],
+        _apply(plain, theirs, x, ones, _positions(B, T))[0],
         **FLOAT32,
     )
 
@@ -179,14 +184,15 @@ def test_per_dim_scale_starts_as_the_fixed_scale():
 def test_chunks_are_rows_of_their_own(window):
     layer, variables = _layer(window=window, chunked=True)
     x, ones = _normal(7, B, T, D), jnp.ones((B, T), jnp.int32)
-    found, _ = layer.apply(variables, x, ones, _positions(B, T))
+    found, _ = _apply(layer, variables, x, ones, _positions(B, T))
+    apply_to_part = jax.jit(layer.clone(window=None, chunked=False).apply)
     for start in range(0, T, window):
         part = x[:, start : start + window]
         one = ones[:, : part.shape[1]]
-        alone, _ = layer.clone(window=None, chunked=False).apply(variables, part, one, one)
+        alone, _ = apply_to_part(variables, part, one, one)
         np.testing.assert_allclose(found[:, start : start + window], alone, **FLOAT32)
     if window == 5:  # it sees less than a sliding window does
-        sliding, _ = layer.clone(chunked=False).apply(variables, x, ones, _positions(B, T))
+        sliding, _ = _apply(layer.clone(chunked=False), variables, x, ones, _positions(B, T))
         assert np.abs(found - sliding).max() > 1e-2
 
 
@@ -194,12 +200,12 @@ def test_temperature_by_the_formula():
     layer, variables = _layer(temperature_growth=0.3, temperature_length=4)
     x, at = _normal(7, B, 1, D), jnp.array([[2], [11]])
     cache = layer.init_cache(B, T, jnp.float32)._replace(key=_normal(8, B, N, H, T), value=_normal(9, B, N, T, H))
-    found, _ = layer.apply(variables, x, jnp.ones_like(at), at, cache)
+    found, _ = _apply(layer, variables, x, jnp.ones_like(at), at, cache)
     # Position 2 is before the first step, position 11 at the third one.
     for row, factor in enumerate((1.0, 1 + 0.3 * np.log(1 + 3))):
         query = {**variables["params"], "query": variables["params"]["query"] * factor}
         plain = layer.clone(temperature_growth=None)
-        expected, _ = plain.apply({"params": query}, x, jnp.ones_like(at), at, cache)
+        expected, _ = _apply(plain, {"params": query}, x, jnp.ones_like(at), at, cache)
         np.testing.assert_allclose(found[row], expected[row], **FLOAT32)
 
 
@@ -232,7 +238,9 @@ def test_values_of_another_size_against_numpy(causal):
         return jnp.sum(jnp.sin(layer.apply({"params": params}, x, ones, _positions(B, T))[0]))
 
     assert variables["params"]["value"].shape == (D, 2, 10) and variables["params"]["post"].shape == (N, 10, D)
-    found, expected = (jax.jit(jax.grad(f, (0, 1)))(variables["params"], x) for f in (ours, reference))
-    np.testing.assert_allclose(ours(variables["params"], x), reference(variables["params"], x), rtol=1e-5)
+    (value, found), (expected_value, expected) = (
+        jax.jit(jax.value_and_grad(f, (0, 1)))(variables["params"], x) for f in (ours, reference)
+    )
+    np.testing.assert_allclose(value, expected_value, rtol=1e-5)
     for ours_grad, reference_grad in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours_grad, reference_grad, **FLOAT32)
