@@ -22,15 +22,15 @@ def test_a_norm_after_the_feed_forward_alone() -> None:
     normed = TransformerBlock(**widths, norm=norm, post_norms="feed_forward")
     x = jax.random.normal(jax.random.key(0), (2, 6, 16))
     rest = None, jnp.ones((2, 6), jnp.int32), jnp.broadcast_to(jnp.arange(6), (2, 6))
-    params = nn.meta.unbox(plain.init(jax.random.key(1), x, *rest))["params"]
-    with_norm = nn.meta.unbox(normed.init(jax.random.key(1), x, *rest))["params"]
+    params = nn.meta.unbox(jax.jit(plain.init)(jax.random.key(1), x, *rest))["params"]
+    with_norm = nn.meta.unbox(jax.jit(normed.init)(jax.random.key(1), x, *rest))["params"]
     assert with_norm.keys() - params.keys() == {"feed_forward_post_norm"}
 
     scale = jnp.linspace(0.5, 2.0, 16)
-    y, _ = plain.apply({"params": params}, x, *rest)
-    found, _ = normed.apply({"params": {**params, "feed_forward_post_norm": {"scale": scale}}}, x, *rest)
+    y, _ = jax.jit(plain.apply)({"params": params}, x, *rest)
+    found, _ = jax.jit(normed.apply)({"params": {**params, "feed_forward_post_norm": {"scale": scale}}}, x, *rest)
     closed = {**params, "feed_forward": jax.tree.map(jnp.zeros_like, params["feed_forward"])}
-    attended, _ = plain.apply({"params": closed}, x, *rest)
+    attended, _ = jax.jit(plain.apply)({"params": closed}, x, *rest)
     fed = np.asarray(y - attended)
     expected = attended + fed / np.sqrt(np.mean(fed**2, axis=-1, keepdims=True) + 1e-6) * scale
     np.testing.assert_allclose(found, expected, **FLOAT32)

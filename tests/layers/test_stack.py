@@ -34,7 +34,7 @@ def inputs():
 
 @pytest.fixture(scope="module")
 def scanned_params(inputs):
-    return _unboxed(Stack(**WIDTHS).init(jax.random.key(1), *inputs))["params"]
+    return _unboxed(jax.jit(Stack(**WIDTHS).init)(jax.random.key(1), *inputs))["params"]
 
 
 def _value_and_gradients(stack: Stack, params, inputs):
@@ -141,7 +141,7 @@ def test_xla_may_not_undo_the_remat_of_a_scan_of_one_iteration(inputs, in_turns,
     """XLA inlines such a scan; without barriers, CSE would then reuse activations of the forward pass."""
     fields = dict(unroll=unroll, remat_policy="nothing")
     stack = _in_turns(**fields) if in_turns else Stack(**WIDTHS, **fields)
-    params = _unboxed(stack.init(jax.random.key(1), *inputs))["params"]
+    params = _unboxed(jax.eval_shape(stack.init, jax.random.key(1), *inputs))["params"]
     jaxpr = jax.make_jaxpr(jax.grad(lambda params: jnp.sum(stack.apply({"params": params}, *inputs)[0])))
     assert (f"prevent_cse={prevented}") in str(jaxpr(params))
 
@@ -159,9 +159,10 @@ def test_own_layers_have_random_keys_in_training(scan, inputs):
     stack = Stack(
         **WIDTHS, scan=scan, block=functools.partial(TransformerBlock, feed_forward=functools.partial(_Dropped))
     )
-    variables = _unboxed(stack.init(jax.random.key(1), *inputs))
-    evaluated = [stack.apply(variables, *inputs)[0] for _ in range(2)]
-    trained = [stack.apply(variables, *inputs, rngs={"dropout": jax.random.key(seed)})[0] for seed in (0, 0, 1)]
+    variables = _unboxed(jax.jit(stack.init)(jax.random.key(1), *inputs))
+    apply = jax.jit(stack.apply)
+    evaluated = [apply(variables, *inputs)[0] for _ in range(2)]
+    trained = [apply(variables, *inputs, rngs={"dropout": jax.random.key(seed)})[0] for seed in (0, 0, 1)]
     np.testing.assert_array_equal(*evaluated)
     np.testing.assert_array_equal(*trained[:2])
     assert not np.allclose(trained[0], evaluated[0]) and not np.allclose(trained[0], trained[2])
@@ -175,8 +176,8 @@ def test_each_layer_starts_different(scanned_params):
 
 def test_scanned_stack_equals_blocks_one_by_one(inputs, scanned_params):
     block = TransformerBlock(**{name: size for name, size in WIDTHS.items() if name != "num_layers"})
-    x = inputs[0]
+    x, apply = inputs[0], jax.jit(block.apply)
     for i in range(3):
-        x, _ = block.apply({"params": jax.tree.map(lambda p, i=i: p[i], scanned_params["layers"])}, x, *inputs[1:])
-    y, _ = Stack(**WIDTHS, unroll=2).apply({"params": scanned_params}, *inputs)
+        x, _ = apply({"params": jax.tree.map(lambda p, i=i: p[i], scanned_params["layers"])}, x, *inputs[1:])
+    y, _ = jax.jit(Stack(**WIDTHS, unroll=2).apply)({"params": scanned_params}, *inputs)
     np.testing.assert_allclose(y, x, **FLOAT32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -110,6 +112,10 @@ def test_evaluation_masks_a_row_alike_in_every_batch_and_training_does_not():
     assert (first != second).any() and (first == again).all()
 
 
+def _predict(model, params, batch):
+    return jax.jit(functools.partial(model.apply, method="compute_predictions"))({"params": params}, batch)
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_the_loss_is_that_of_numpy(params, label_smoothing):
     """The whole model on a packed row, and its smoothed loss as optax computes it from soft labels."""
@@ -117,8 +123,8 @@ def test_the_loss_is_that_of_numpy(params, label_smoothing):
     segments = jnp.where(jnp.arange(T) < 10, 1, jnp.where(jnp.arange(T) < 29, 2, 0))[None]
     batch.segment_ids, batch.weights = segments, (segments != 0).astype(jnp.float32)
     model = _model(label_smoothing=label_smoothing, mask_prob=0.5, random_prob=0.2)
-    metrics, _ = model.apply({"params": params}, batch)
-    predictions = model.apply({"params": params}, batch, method="compute_predictions")
+    metrics, _ = jax.jit(model.apply)({"params": params}, batch)
+    predictions = _predict(model, params, batch)
 
     ids, weights = (part[0] for part in _masked(batch.labels, batch.weights, mask_prob=0.5, random_prob=0.2))
     p, own = jax.tree.map(np.asarray, params), np.asarray(segments[0])
@@ -139,8 +145,8 @@ def test_masks_of_the_data_are_used(params):
     batch = _batch()
     batch.masked_ids = batch.labels.at[:, 4].set(7)
     batch.masked_pos = jnp.zeros(batch.ids.shape).at[:, 4].set(1)
-    metrics, _ = _model().apply({"params": params}, batch)
-    logits = _model().apply({"params": params}, batch, method="compute_predictions").logits
+    metrics, _ = jax.jit(_model().apply)({"params": params}, batch)
+    logits = _predict(_model(), params, batch).logits
     expected = optax.softmax_cross_entropy_with_integer_labels(logits[:, 4], batch.labels[:, 4])
     np.testing.assert_allclose(metrics["loss"][0], expected.mean(), rtol=1e-5)
     assert metrics["loss"][1] == 2

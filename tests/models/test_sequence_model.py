@@ -76,7 +76,7 @@ def _loss_in_numpy(params: dict, batch: NestedMap) -> float:
 @pytest.mark.parametrize("make", [_batch, _packed])
 def test_the_loss_is_that_of_numpy(params, make):
     batch = make()
-    metrics, _ = MODEL.apply({"params": params}, batch)
+    metrics, _ = jax.jit(MODEL.apply)({"params": params}, batch)
     np.testing.assert_allclose(metrics["loss"][0], _loss_in_numpy(params, batch), rtol=1e-5)
     assert metrics["loss"][1] == batch.weights.sum()
 
@@ -86,8 +86,8 @@ def test_scanned_is_unrolled(params):
     layers = params["decoder"]["layers"]
     unrolled = {f"layers_{i}": jax.tree.map(lambda p, i=i: p[i], layers) for i in range(2)}
     batch = _batch()
-    ours, _ = MODEL.apply({"params": params}, batch)
-    theirs, _ = model.apply({"params": {**params, "decoder": unrolled}}, batch)
+    ours, _ = jax.jit(MODEL.apply)({"params": params}, batch)
+    theirs, _ = jax.jit(model.apply)({"params": {**params, "decoder": unrolled}}, batch)
     np.testing.assert_allclose(ours["loss"][0], theirs["loss"][0], **FLOAT32)
 
 

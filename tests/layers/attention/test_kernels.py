@@ -121,9 +121,9 @@ class MeanAttention(AttentionBackend):
 def test_another_backend_is_one_class(monkeypatch):
     attention = Attention(model_dims=8, num_heads=2, dims_per_head=4)
     x, ids = jax.random.normal(jax.random.key(1), (1, 6, 8)), jnp.ones((1, 6), jnp.int32)
-    params = attention.init(jax.random.key(0), x, ids, ids)
+    params = jax.jit(attention.init)(jax.random.key(0), x, ids, ids)
     monkeypatch.setattr(attention_module, "choose_on_mesh", lambda *_: MeanAttention())
-    found, _ = attention.apply(params, x, ids, ids)
+    found, _ = jax.jit(attention.apply)(params, x, ids, ids)
     np.testing.assert_allclose(found, jnp.broadcast_to(found[:, :1], found.shape), **FLOAT32)
 
 
@@ -131,7 +131,7 @@ def test_a_kernel_of_other_devices_is_refused():
     attention = Attention(model_dims=8, num_heads=2, dims_per_head=4, kernel="splash")
     ids = jnp.ones((1, 128), jnp.int32)
     x = jnp.ones((1, 128, 8))
-    params = attention.init(jax.random.key(0), x, ids, ids)
+    params = jax.jit(attention.init)(jax.random.key(0), x, ids, ids)
     with pytest.raises(ConfigError, match="runs on TPUs, and the devices of the mesh are CPUs"):
         attention.apply(params, x, ids, ids)
     cross = CrossAttention(model_dims=8, num_heads=2, dims_per_head=4, kernel="cudnn")
@@ -144,7 +144,7 @@ def test_policies_keep_what_the_kernel_computes(monkeypatch):
     monkeypatch.setattr(attention_module, "choose_on_mesh", lambda *_: SplashAttention(interpret=True))
     attention = Attention(model_dims=8, num_heads=2, dims_per_head=4)
     ids, x = jnp.ones((1, 128), jnp.int32), jnp.ones((1, 128, 8))
-    params = attention.init(jax.random.key(0), x, ids, ids)
+    params = jax.jit(attention.init)(jax.random.key(0), x, ids, ids)
 
     def saved(policy):
         loss = jax.checkpoint(lambda x: jnp.sum(attention.apply(params, x, ids, ids)[0]), policy=saveable(policy))
@@ -177,19 +177,20 @@ def test_a_kernel_computes_chunks(monkeypatch):
     attention = Attention(model_dims=8, num_heads=2, dims_per_head=4, window=48, chunked=True)
     x, ids = jax.random.normal(jax.random.key(0), (1, 128, 8)), jnp.where(jnp.arange(128) < 70, 1, 2)[None]
     positions = jnp.where(ids == 1, jnp.arange(128), jnp.arange(128) - 70)
-    params = attention.init(jax.random.key(0), x, ids, positions)
-    expected, _ = attention.apply(params, x, ids, positions)
+    params = jax.jit(attention.init)(jax.random.key(0), x, ids, positions)
+    expected, _ = jax.jit(attention.apply)(params, x, ids, positions)
     monkeypatch.setattr(attention_module, "choose_on_mesh", lambda *_: SplashAttention(interpret=True))
-    np.testing.assert_allclose(attention.apply(params, x, ids, positions)[0], expected, **FLOAT32)
+    found, _ = jax.jit(attention.apply)(params, x, ids, positions)
+    np.testing.assert_allclose(found, expected, **FLOAT32)
 
 
 def test_segments_can_be_ignored():
     """The whole row is seen, as by attention to one segment."""
     attention = Attention(model_dims=8, num_heads=2, dims_per_head=4, segmented=False)
     x, ids = jax.random.normal(jax.random.key(0), (1, 12, 8)), jnp.repeat(jnp.array([[1, 2]]), 6, axis=1)
-    params = attention.init(jax.random.key(0), x, ids, ids)
-    whole = attention.clone(segmented=True).apply(params, x, jnp.ones_like(ids), ids)[0]
-    np.testing.assert_array_equal(attention.apply(params, x, ids, ids)[0], whole)
+    params = jax.jit(attention.init)(jax.random.key(0), x, ids, ids)
+    whole = jax.jit(attention.clone(segmented=True).apply)(params, x, jnp.ones_like(ids), ids)[0]
+    np.testing.assert_array_equal(jax.jit(attention.apply)(params, x, ids, ids)[0], whole)
     with pytest.raises(ConfigError, match="padding"):
         attention.clone(causal=False).init(jax.random.key(0), x, ids, ids)
 
