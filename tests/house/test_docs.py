@@ -75,9 +75,9 @@ def test_a_command_parses(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if TO_RUN[page]], ids=lambda page: page.name)
-def test_the_quick_commands_of_a_page_run(page: pathlib.Path, pax) -> None:
+def test_the_quick_commands_of_a_page_run(page: pathlib.Path, pax_here) -> None:
     for arguments in TO_RUN[page]:
-        done = pax(*arguments)
+        done = pax_here(*arguments)
         assert done.returncode == 0, f"pax {shlex.join(arguments)}\n{done.stdout}{done.stderr}"
 
 
