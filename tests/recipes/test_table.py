@@ -143,18 +143,29 @@ STEPS = {
 
 
 # In a process of its own, where nothing checks the shapes in signatures: that is other tests' matter, and slow.
+# A model is built once for all recipes that have it.
 _SIZES = """
 import json, sys
+from fiddle import printing
 from paxcli.config.index import find_recipes
 from paxcli.config.load import load
-from paxcli.training.summary import summarize
+from paxcli.training import summary
 
-devices, found = json.loads(sys.argv[1]), {}
+devices, found, models = json.loads(sys.argv[1]), {}, {}
+abstract_params = summary.abstract_params
+
+def build_once(task, spec):
+    model = printing.as_str_flattened(config.task.model)
+    if model not in models:
+        models[model] = abstract_params(task, spec)
+    return models[model]
+
+summary.abstract_params = build_once
 for name, entry in find_recipes().items():
     config = load(name).config
     if entry.pax_name and config.mesh.ici_mesh_shape is None:  # Pax's pmap: all devices there are
         config.mesh.ici_mesh_shape = [devices[entry.pax_name], 1, 1]
-    sizes = summarize(config)
+    sizes = summary.summarize(config)
     columns = ("parameters", "global_batch_size", "tokens_per_step", "num_devices")
     found[entry.pax_name or name] = [sizes[column] for column in columns]
 print(json.dumps(found))
