@@ -26,6 +26,7 @@ _SMALL = {
     "warmup_steps": 5,
     "train_input.input_random_seed": 7,
     "eval_inputs.0.batch_size": 128,  # an evaluation costs by the batch
+    "eval_inputs.0.eval_fraction?": 0.003,  # where it reads text
 }
 
 
@@ -33,7 +34,7 @@ def small(**changes: object) -> list[str]:
     """`--set` options that make `tiny` smaller still; `None` stands for null."""
     values = {**_SMALL, **changes}
     if "eval_inputs" in changes:
-        del values["eval_inputs.0.batch_size"]
+        del values["eval_inputs.0.batch_size"], values["eval_inputs.0.eval_fraction?"]
     return [f"--set={path}={'null' if value is None else value}" for path, value in values.items()]
 
 
