@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -42,13 +43,23 @@ def params():
     return jax.tree.map(lambda p: 3 * p, nn.meta.unbox(jax.jit(MODEL.init)(jax.random.key(0), batch)["params"]))
 
 
-def decode(params, prompts=PROMPTS, decoding: Decoding = Sampling(), seed: int = 0, on_text=None):  # noqa: B008
-    return PromptDecoder(MODEL, params, TOKENIZER, decoding, seed).continue_prompts(prompts, on_text)
+@pytest.fixture(scope="module")
+def decode(params):
+    """Decodes prompts. Each settings have one decoder, whose programs are compiled once."""
+
+    @functools.cache
+    def decoder(decoding: Decoding, seed: int) -> PromptDecoder:
+        return PromptDecoder(MODEL, params, TOKENIZER, decoding, seed)
+
+    def run(prompts=PROMPTS, decoding: Decoding = Sampling(), seed: int = 0, on_text=None):  # noqa: B008
+        return decoder(decoding, seed).continue_prompts(prompts, on_text)
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def greedy(params):
-    return decode(params)
+def greedy(decode):
+    return decode()
 
 
 @jax.jit
@@ -79,16 +90,14 @@ def test_greedy_is_the_argmax_of_full_passes(params, greedy):
 
 
 @pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
-def test_any_batch_size_gives_the_same_text(params, temperature):
+def test_any_batch_size_gives_the_same_text(decode, temperature):
     """Slots are refilled at different times, and sampling depends on the prompt's number alone."""
-    together, few, alone = (
-        decode(params, decoding=Sampling(temperature=temperature, batch_size=size)) for size in (16, 3, 1)
-    )
+    together, few, alone = (decode(decoding=Sampling(temperature=temperature, batch_size=size)) for size in (16, 3, 1))
     assert [one["ids"] for one in together] == [one["ids"] for one in few] == [one["ids"] for one in alone]
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one["log_probs"], other["log_probs"], **FLOAT32)
     if temperature:
-        other_seed = decode(params, decoding=Sampling(temperature=temperature), seed=1)
+        other_seed = decode(decoding=Sampling(temperature=temperature), seed=1)
         assert [one["ids"] for one in together] != [one["ids"] for one in other_seed]
 
 
@@ -102,53 +111,53 @@ def test_weights_are_in_parts_for_batches_only(params, greedy):
         assert max(len(one.parts) for one in stored if isinstance(one, OutputFirst)) == parts
 
 
-def test_a_prompt_may_have_a_temperature_of_its_own(params, greedy):
+def test_a_prompt_may_have_a_temperature_of_its_own(decode, greedy):
     hot = [
         Prompt(one.prompt, max_tokens=one.max_tokens, temperature=0.0 if i % 2 else 2.0)
         for i, one in enumerate(PROMPTS)
     ]
-    found = decode(params, hot)
+    found = decode(hot)
     same = [a["ids"] == b["ids"] for a, b in zip(found, greedy, strict=True)]
     assert same[1::2] == [True] * 4 and not all(same[::2])
 
 
-def test_prompts_have_settings_of_their_own(params, greedy):
+def test_prompts_have_settings_of_their_own(decode, greedy):
     """In one batch, each answer is that of a call in which all prompts have its settings."""
     shared = Sampling(temperature=1.5, batch_size=3)
     prompts = [Prompt(PROMPTS[i % 4].prompt, max_tokens=20) for i in range(6)]
-    free = decode(params, prompts, shared)
+    free = decode(prompts, shared)
     own = [{}, {"top_k": 3}, {"top_p": 0.5}, {"top_k": 2, "top_p": 0.9}, {"temperature": 0.0}]
     own.append({"stop": [free[5]["text"][4:6]]})
-    found = decode(params, [dataclasses.replace(one, **more) for one, more in zip(prompts, own, strict=True)], shared)
+    found = decode([dataclasses.replace(one, **more) for one, more in zip(prompts, own, strict=True)], shared)
     for number, more in enumerate(own):
         settings = {name: tuple(value) if name == "stop" else value for name, value in more.items()}
-        expected = decode(params, prompts, dataclasses.replace(shared, **settings))[number]
+        expected = decode(prompts, dataclasses.replace(shared, **settings))[number]
         assert (found[number]["ids"], found[number]["finish_reason"]) == (expected["ids"], expected["finish_reason"])
     assert all(one["ids"] != other["ids"] for one, other in zip(found[1:], free[1:], strict=True))
 
 
-def test_a_seed_of_its_own_gives_the_same_text_anywhere(params):
+def test_a_seed_of_its_own_gives_the_same_text_anywhere(decode):
     hot, row = Sampling(temperature=1.5, num_samples=2), Prompt("def ", max_tokens=12, seed=7)
-    alone = decode(params, [row], hot, seed=7)
-    found = decode(params, [*PROMPTS[:3], row], hot, seed=1)
+    alone = decode([row], hot, seed=7)
+    found = decode([*PROMPTS[:3], row], hot, seed=1)
     assert [one["ids"] for one in found[-2:]] == [one["ids"] for one in alone]
-    other = decode(params, [dataclasses.replace(row, seed=8)], hot, seed=7)
+    other = decode([dataclasses.replace(row, seed=8)], hot, seed=7)
     assert alone[0]["ids"] != alone[1]["ids"] and alone[0]["ids"] != other[0]["ids"]
     # The seed of the call, for the first prompt.
-    assert decode(params, [dataclasses.replace(row, seed=None)], hot, seed=7) == alone
+    assert decode([dataclasses.replace(row, seed=None)], hot, seed=7) == alone
 
 
-def test_samples_are_sorted_by_score(params):
-    found = decode(params, PROMPTS[:2], Sampling(temperature=1.5, num_samples=4))
+def test_samples_are_sorted_by_score(decode):
+    found = decode(PROMPTS[:2], Sampling(temperature=1.5, num_samples=4))
     scores = [one["score"] for one in found]
     assert [one["prompt"] for one in found] == [PROMPTS[0].prompt] * 4 + [PROMPTS[1].prompt] * 4
     assert scores[:4] == sorted(scores[:4], reverse=True) and scores[4:] == sorted(scores[4:], reverse=True)
     assert len({tuple(one["ids"]) for one in found}) == 8
 
 
-def test_a_continuation_is_scored(params):
+def test_a_continuation_is_scored(decode, params):
     rows = [Prompt("def ", continuation="main():"), Prompt("x"), Prompt(ids=[2, 103], continuation="bc")]
-    scored, generated, by_ids = decode(params, rows)
+    scored, generated, by_ids = decode(rows)
     assert (scored["text"], scored["finish_reason"]) == ("main():", "given")
     expected = log_probs_of(params, TOKENIZER.encode("def main():"))[4:]
     np.testing.assert_allclose(scored["log_probs"], expected, **FLOAT32)
@@ -173,7 +182,7 @@ def test_rows_are_scored_as_by_full_passes(params):
     assert decoder.generator.score([row], [5])[0][1].all()
 
 
-def test_a_conversation_is_rendered_by_the_chat_template(params):
+def test_a_conversation_is_rendered_by_the_chat_template(decode, params):
     source = ChatInput(files=["none.jsonl"], chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}<bos>")
     decoder = PromptDecoder(MODEL, params, TOKENIZER, Sampling(max_tokens=4), 0, source.prompt_template())
     messages = [
@@ -185,16 +194,16 @@ def test_a_conversation_is_rendered_by_the_chat_template(params):
     chat, plain = decoder.continue_prompts([parse_prompt({"messages": messages}), Prompt(ids=ids)])
     assert chat == plain
     with pytest.raises(ConfigError, match="no chat template"):
-        decode(params, [parse_prompt({"messages": messages})])
+        decode([parse_prompt({"messages": messages})])
     with pytest.raises(ConfigError, match="unknown role 'usr'"):
         parse_prompt({"messages": [{"role": "usr", "content": "a"}]})
 
 
 @pytest.mark.parametrize("batch_size", [1, 16])
-def test_a_stop_text_ends_the_text_before_it(params, greedy, batch_size):
+def test_a_stop_text_ends_the_text_before_it(decode, greedy, batch_size):
     answers = [TOKENIZER.decode(np.array(one["ids"])) for one in greedy]
     stop = answers[1][4:6]
-    found = decode(params, decoding=Sampling(stop=(stop, "\0\0\0"), batch_size=batch_size))
+    found = decode(decoding=Sampling(stop=(stop, "\0\0\0"), batch_size=batch_size))
     for one, text, whole in zip(found, answers, greedy, strict=True):
         before, cut, _ = text.partition(stop)
         assert one["text"] == before and one["finish_reason"] == ("stop" if cut else "length")
@@ -202,9 +211,9 @@ def test_a_stop_text_ends_the_text_before_it(params, greedy, batch_size):
         assert not cut or TOKENIZER.decode(np.array(one["ids"])).endswith(stop)
 
 
-def test_text_is_received_while_it_is_generated(params, greedy):
+def test_text_is_received_while_it_is_generated(decode, greedy):
     received: dict[int, list[tuple[str, bool]]] = {}
-    decode(params, on_text=lambda number, prompt, text, done: received.setdefault(number, []).append((text, done)))
+    decode(on_text=lambda number, prompt, text, done: received.setdefault(number, []).append((text, done)))
     for number, output in enumerate(greedy):
         texts = [text for text, _ in received[number]]
         assert len(texts) == len(output["ids"]) and texts[-1] == output["text"]
@@ -212,10 +221,10 @@ def test_text_is_received_while_it_is_generated(params, greedy):
         assert [done for _, done in received[number]] == [False] * (len(texts) - 1) + [True]
 
 
-def test_beam_search_of_text(params, greedy):
-    single = decode(params, decoding=BeamSearch(beam_size=1, batch_size=3, eos_ids=()))
+def test_beam_search_of_text(decode, greedy):
+    single = decode(decoding=BeamSearch(beam_size=1, batch_size=3, eos_ids=()))
     assert [one["ids"] for one in single] == [one["ids"] for one in greedy]  # nothing ends, so it is greedy
-    several = decode(params, PROMPTS[:2], BeamSearch(beam_size=4, num_samples=2, eos_ids=()))
+    several = decode(PROMPTS[:2], BeamSearch(beam_size=4, num_samples=2, eos_ids=()))
     assert [one["prompt"] for one in several] == [PROMPTS[0].prompt] * 2 + [PROMPTS[1].prompt] * 2
     assert several[0]["score"] >= several[1]["score"] and several[0]["score"] >= single[0]["score"]
 
@@ -233,9 +242,9 @@ def test_beam_search_of_text(params, greedy):
         (Prompt("x" * 80, place="a.jsonl, line 3: "), Sampling(), "a.jsonl, line 3: Prompt 'x+… has 81 tokens"),
     ],
 )
-def test_mistakes_are_config_errors(params, prompt, decoding, message):
+def test_mistakes_are_config_errors(decode, prompt, decoding, message):
     with pytest.raises(ConfigError, match=message):
-        decode(params, [prompt], decoding)
+        decode([prompt], decoding)
 
 
 def test_settings_of_a_call_replace_the_recipes():
@@ -253,7 +262,7 @@ def test_recipes_of_pax_select_the_nucleus_before_the_temperature():
     assert fdl.build(beams.decoding) == BeamSearch(beam_size=3, stop=("\n",))
 
 
-def test_a_prefix_lm_reads_the_prompt_in_both_directions(params):
+def test_a_prefix_lm_reads_the_prompt_in_both_directions(decode, params):
     """Decoding with the cache against full passes in which `inputs_indicator` marks the prompt."""
     config = LanguageModel.config(**SIZES)
     config.stack.block.attention.bidirectional_prefix = True
@@ -278,7 +287,7 @@ def test_a_prefix_lm_reads_the_prompt_in_both_directions(params):
         if row.continuation is None:
             assert log_probs.argmax(axis=-1).tolist() == output["ids"]
         np.testing.assert_allclose(output["log_probs"], log_probs[np.arange(len(log_probs)), output["ids"]], **FLOAT32)
-    causal = decode(params, rows[:1], Sampling(max_tokens=9, eos_ids=()))
+    causal = decode(rows[:1], Sampling(max_tokens=9, eos_ids=()))
     assert causal[0]["log_probs"] != found[0]["log_probs"]
 
 
