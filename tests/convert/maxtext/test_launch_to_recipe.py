@@ -387,7 +387,7 @@ def test_a_comment_cannot_end_a_recipe() -> None:
 
 def test_a_converted_recipe_trains(pax, pax_here, tmp_path: pathlib.Path) -> None:
     (tmp_path / "run.sh").write_text(
-        "python3 MaxText/train.py MaxText/configs/base.yml model_name=gpt3-52k steps=60 per_device_batch_size=8 \\\n"
+        "python3 MaxText/train.py MaxText/configs/base.yml model_name=gpt3-52k steps=20 per_device_batch_size=4 \\\n"
         "  learning_rate=1e-2 max_target_length=128 log_period=10 enable_checkpointing=false stepz=3\n"
     )
     done = pax_here("maxtext-convert", "run.sh", "--date", "2024-10-01", "--out", "out.yaml", "--check", "--json")
