@@ -48,15 +48,3 @@ def elastic_weight_consolidation(weight: float) -> optax.GradientTransformationE
         return jax.tree.map(lambda u, p, a: u + rate * (p - a), updates, params, state.anchor), state
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def move_anchor(state: Any, params: Any) -> Any:
-    """`state`, an optimizer's, with `params` as the anchor of every EWC penalty in it."""
-
-    def anchor(param: Any, old: Any) -> Any:
-        return old if isinstance(old, optax.MaskedNode) else jnp.copy(param)
-
-    def with_new_anchor(node: Any) -> Any:
-        return EwcState(jax.tree.map(anchor, params, node.anchor)) if isinstance(node, EwcState) else node
-
-    return jax.tree.map(with_new_anchor, state, is_leaf=lambda node: isinstance(node, EwcState))

@@ -18,7 +18,7 @@ from paxcli.mesh.weights import Weight, match_parameters, parameter_names
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.base import Optimizer, ParameterGroup, decay_mask, reduce_groups
 from paxcli.optim.dp_sgd import DpSgd
-from paxcli.optim.regularizers import elastic_weight_consolidation, l1_penalty, move_anchor
+from paxcli.optim.regularizers import elastic_weight_consolidation, l1_penalty
 from paxcli.optim.schedules import Constant, Schedule
 
 _FROZEN, _MAIN = -1, 0
@@ -138,10 +138,6 @@ class Learner(Configurable):
         """
         states = tuple(one.init(params) for one in self._transformations(params, weights))
         return self._with_average(params, states if self.parameter_groups else states[0])
-
-    def warm_start(self, params: dict, opt_state: Any) -> Any:
-        """`opt_state` for parameters from another run: their moving average and EWC start from them."""
-        return self._with_average(params, move_anchor(self._optimizer_state(opt_state), params))
 
     def eval_params(self, params: dict, opt_state: Any) -> dict:
         """The parameters to evaluate: the moving average where a parameter has one."""

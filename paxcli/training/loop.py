@@ -46,7 +46,7 @@ from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
-from paxcli.training.start_from import WarmStart, load_warm_start
+from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
 from paxcli.training.state import TrainState, count_parameters
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
@@ -369,6 +369,8 @@ def train(
             return run_summary(run_dir, done) if is_first else None
         if is_first:
             copy_tokenizers(config, run_dir.path)
+            if warm_start is not None and not run.resumes:
+                copy_origin(warm_start, run_dir.path)
             run_dir.describe(config, recipe_text)
         report.start(_facts(session, run, done))
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))

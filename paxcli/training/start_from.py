@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
+from typing import Any
+
+import jax
+from etils import epath
 
 from paxcli.checkpoint.warm_start import Report, load_params, parse_source
 from paxcli.errors import ConfigError
 from paxcli.layers.lora import ADAPTERS, REFERENCE
 from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask
+
+ORIGIN = "huggingface"
+"""Directory in a run of the files beside its model's imported weights, which an export writes again."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +49,14 @@ def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool)
     return None
 
 
+def copy_origin(source: WarmStart, run_dir: epath.Path) -> None:
+    """Copies the files beside the weights that the other run's model was imported with, if it was."""
+    origin = epath.Path(source.run_dir) / ORIGIN
+    for file in origin.iterdir() if origin.is_dir() else ():
+        (run_dir / ORIGIN).mkdir(exist_ok=True)
+        (run_dir / ORIGIN / file.name).write_bytes(file.read_bytes())
+
+
 def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> tuple[TrainState, Report]:
     """`state` with the parameters, or everything, of another run's checkpoint."""
     if source.everything:
@@ -51,4 +67,11 @@ def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> t
         hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."
         raise ConfigError(f"{source.run_dir} has adapters that this model lacks, such as `{unused[0]}`.", hint)
     params = task.model.with_reference(params)
-    return state.replace(params=params, opt_state=task.train.learner.warm_start(params, state.opt_state)), report
+    weights = jax.tree.unflatten(jax.tree.structure(params), state.weights)
+    shardings = jax.tree.map(lambda x: x.sharding, state.opt_state)
+
+    @functools.partial(jax.jit, donate_argnums=1, keep_unused=True, out_shardings=shardings)
+    def init(params: dict, _: Any) -> Any:  # in the memory of the old state; some optimizers keep the first parameters
+        return task.train.learner.init(params, weights)
+
+    return state.replace(params=params, opt_state=init(params, state.opt_state)), report

@@ -195,9 +195,8 @@ def test_ewc_pulls_back_to_the_start():
     weights = {"var": Weight(("norm",))}
     update = jax.jit(functools.partial(learner.update, weights=weights))
     for start in (0.0, 5.0):
-        state = learner.init({"var": jnp.zeros(1)}, weights)
         params = {"var": jnp.full(1, start)}
-        state = learner.warm_start(params, state)
+        state = learner.init(params, weights)
         seen = []
         for number in range(3):
             params, state, _ = update({"var": jnp.full(1, number + 1.0)}, state, params, jnp.int32(number))
@@ -216,7 +215,7 @@ def test_ewc_follows_its_formula_in_each_group():
     )
     start, factors = _params(), {"w_in": 1.0, "b_in": 0.5}
     pulled = dataclasses.replace(learner, ewc_regularizer_weight=0.3)
-    states = learner.init(start, WEIGHTS), pulled.warm_start(start, pulled.init(_grads(7), WEIGHTS))
+    states = learner.init(start, WEIGHTS), pulled.init(start, WEIGHTS)
     updates = [jax.jit(functools.partial(one.update, weights=WEIGHTS)) for one in (learner, pulled)]
     params = start
     for number in range(3):
@@ -304,8 +303,8 @@ def test_the_average_follows_the_parameters():
 
 def test_the_average_begins_anew_with_other_parameters():
     learner = Learner(ema_decay=0.9, bprop_variable_exclusion=("norm",))
-    params, state, _ = _run(learner)
-    begun = learner.warm_start(params[-1], state)
+    params, _, _ = _run(learner)
+    begun = learner.init(params[-1], WEIGHTS)
     jax.tree.map(np.testing.assert_array_equal, learner.eval_params(params[-1], begun), params[-1])
 
 
