@@ -205,6 +205,8 @@ def import_checkpoint(
     if source.count is not None:
         for name, (kind, parameter) in arrays_per_parameter(state).items():
             parts.setdefault(kind, {})[parameter] = name
+    else:
+        _check_starts_at_zero(config, shapes)
     found = {kind: source.arrays(kind) for kind in parts}
     differences = {kind: compare_to_model(layout.only(names), params, found[kind]) for kind, names in parts.items()}
     different = next((kind for kind in parts if differences[kind]), None)
@@ -236,6 +238,17 @@ def import_checkpoint(
         tensors=differences["params"],
         carried=[],
     )
+
+
+def _check_starts_at_zero(config: ExperimentConfig, shapes: TrainState) -> None:
+    """Raises a ConfigError for an optimizer whose first state is not 0, apart from moving averages."""
+    ones = jax.tree.map(lambda x: np.ones((1,) * x.ndim, x.dtype), shapes.params)
+    weights = jax.tree.unflatten(jax.tree.structure(shapes.params), shapes.weights)
+    state = fdl.build(with_derived_sizes(config, 1).task.train.learner).init(ones, weights)
+    for name, x in named_leaves(state).items():
+        if np.any(x) and not name.startswith("ema."):
+            hint = "Import without it, and train from that run with `--from`."
+            raise ConfigError(f"The first `{name}` of the recipe's optimizer is not 0.", hint)
 
 
 def write_run(

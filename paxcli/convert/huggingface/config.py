@@ -99,7 +99,7 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     except (TypeError, ValueError, ArithmeticError, AttributeError, IndexError) as error:
         raise DataError(f"config.json is not that of a {kind}: {error}.", "Download it again.") from None
     dtype = config.get("dtype", config.get("torch_dtype"))
-    return values | {"fprop_dtype": "float32" if dtype == "float32" else "bfloat16"}
+    return values | {"fprop_dtype": "float32" if dtype in (None, "float32") else "bfloat16"}
 
 
 def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +183,9 @@ def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None
     layers, step = range(c["num_hidden_layers"]), c["interleave_moe_layer_step"]
     sparse = c.get("moe_layers") if family.experts else ()
     sparse = layers[step - 1 :: step] if sparse is None else sparse
-    local = family.pattern or [bool(types) and types[0] == _LOCAL or not types and "window" in family.traits]
+    period = c.get("sliding_window_pattern")  # as transformers 4 writes Gemma 3's, where it has no `layer_types`
+    pattern = [(i + 1) % period > 0 for i in layers] if period else family.pattern or ["window" in family.traits]
+    local = [one == _LOCAL for one in types] if types else pattern
     every = c.get("no_rope_layer_interval")
     rotated = [True] * len(layers) if every is None else c["no_rope_layers"] or [(i + 1) % every for i in layers]
     if "chunks" in family.traits:
@@ -230,7 +232,9 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     if kind not in _SCALINGS:
         raise ConfigError(f"rope_type={kind} is not supported.", f"Supported are default, {', '.join(_SCALINGS)}.")
     values[".scaling"] = _SCALINGS[kind]["class"]
-    given = {field: scaling[key] for key, field in _SCALINGS[kind]["fields"].items() if scaling.get(key) is not None}
+    fields = _SCALINGS[kind]["fields"]
+    scaling = {"original_max_position_embeddings": c["max_position_embeddings"], **scaling}
+    given = {field: scaling[key] for key, field in fields.items() if scaling.get(key) is not None}
     if kind == "yarn" and given.get("attention_factor") is None and scaling.get("mscale_all_dim"):
         parts = (_yarn_factor(scaling["factor"], scaling[key] or 0) for key in ("mscale", "mscale_all_dim"))
         given["attention_factor"] = next(parts) / next(parts)

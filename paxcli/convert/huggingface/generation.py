@@ -33,7 +33,7 @@ def decoding_values(content: Mapping[str, Any]) -> tuple[dict[str, Any], list[st
     return values, [key for key in others if given[key] != table["neutral"].get(key)]
 
 
-def generation_json(config: fdl.Config[Experiment], carried: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def generation_json(config: fdl.Config[Experiment], carried: Mapping[str, Any]) -> dict[str, Any] | None:
     """The `generation_config.json` of a recipe's `decoding`; None = `carried`, that of the import, is it already.
 
     Beam search is not converted: transformers normalize lengths in another way.
@@ -45,7 +45,8 @@ def generation_json(config: fdl.Config[Experiment], carried: Mapping[str, Any] |
     now = {
         key: list(x) if isinstance(x, tuple) else x for key, x in now.items() if x != getattr(Sampling(), table[key])
     }
-    if {table[key]: x for key, x in now.items()} == decoding_values(carried or {})[0]:
+    if {table[key]: x for key, x in now.items()} == decoding_values(carried)[0]:
         return None
-    kept = {key: value for key, value in (carried or {}).items() if key not in table}
-    return kept | now | {"do_sample": decoding.temperature > 0}
+    kept = {key: value for key, value in carried.items() if key not in table}
+    all_ids = {"top_k": 0} if decoding.temperature > 0 else {}  # else transformers samples from 50
+    return kept | all_ids | now | {"do_sample": decoding.temperature > 0}

@@ -10,9 +10,6 @@ from paxcli.convert.huggingface.generation import GENERATION
 from paxcli.errors import DataError
 from paxcli.inputs.tokenizers import hugging_face_fields
 
-FOLDER = "huggingface"
-"""Directory of these files in a run."""
-
 TOKENIZER = "tokenizer.json"
 _CARRIED = (
     TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", GENERATION,

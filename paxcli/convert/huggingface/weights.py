@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import math
 import os
@@ -25,16 +26,18 @@ from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, diff
 from paxcli.convert.huggingface.files import CONFIG, Safetensors, read_json, write_json, write_safetensors
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, text_names
-from paxcli.convert.huggingface.tokenizer import FOLDER, TOKENIZER, carry_files, input_values
+from paxcli.convert.huggingface.tokenizer import TOKENIZER, carry_files, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
 from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike, Recipe
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.inputs.hub import find_model
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.experiment import with_derived_sizes
+from paxcli.training.start_from import ORIGIN
 from paxcli.training.tokenizer_copies import copied_folders
 
 DTYPES = ("float32", "bfloat16", "float16")
+_OF_TENSORS = "dtypes.json"  # in a run: name of each imported tensor -> its dtype
 _TIED = ("model.embed_tokens.weight", "lm_head.weight")
 _TRAINING = {
     "task.train.percore_batch_size": 1,
@@ -62,7 +65,7 @@ def import_huggingface(
       MissingError: The run cannot be written, or the hub does not let this user read the model.
       RemoteError: The hub cannot be reached.
     """
-    folder, target = resolve_path(find_model(source)), resolve_path(run_dir) / FOLDER
+    folder, target = resolve_path(find_model(source)), resolve_path(run_dir) / ORIGIN
     if (folder / ADAPTER_CONFIG).exists():
         hint = "Merge it into its base in Python: `peft_model.merge_and_unload().save_pretrained(DIR)`; import that."
         raise ConfigError(f"{folder} has an adapter of PEFT, {ADAPTER_CONFIG}, which pax does not import.", hint)
@@ -89,11 +92,14 @@ def import_huggingface(
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
     checkpoint = _Checkpoint(folder, tensors, {name: named[saved] for name, saved in names.items()})
     done = runs.import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run)
-    done = dataclasses.replace(done, not_imported=[] if recipe else not_imported, left_out=left_out)
+    not_imported = not_imported if recipe is None and file.exists() else []
+    done = dataclasses.replace(done, not_imported=not_imported, left_out=left_out)
     if dry_run:
         return done
     carried = [CONFIG, *carry_files(folder, target)]
     write_json(target / CONFIG, found)
+    dtypes = {name: x.dtype.name for name, x in checkpoint.arrays().items() if x.dtype.name in DTYPES}
+    write_json(target / _OF_TENSORS, dtypes)
     return dataclasses.replace(done, carried=carried)
 
 
@@ -124,30 +130,35 @@ def export_huggingface(
 ) -> ExportedWeights:
     """Writes a checkpoint's parameters as a Hugging Face directory, with adapters merged into them.
 
+    They are those that evaluation uses: the moving averages, if the recipe keeps them.
+
     Args:
       config: The run's recipe.
       run_dir: The run.
       directory: A new directory.
       step: The checkpoint; None = the latest.
-      dtype: `float32`, `bfloat16` or `float16`; None = that of the imported weights, else float32.
+      dtype: `float32`, `bfloat16` or `float16`; None = that of each imported tensor, else float32.
       adapter: Whether to write only the adapters, as PEFT's files.
       dry_run: Whether to write nothing.
 
     Raises:
       ConfigError: No family computes what this model computes, the directory has a model, or there are no adapters.
-      DataError: There is no such checkpoint, or it is damaged.
+      DataError: There is no such checkpoint, it is damaged, or a value is too large for the dtype.
       MissingError: The directory cannot be written.
     """
     target, step = resolve_path(directory), find_step(run_dir, step)
     if target.exists() and (not target.is_dir() or any(target.glob("*.safetensors")) or (target / CONFIG).exists()):
         raise ConfigError(f"{target} already has a model.", "Give a new directory with `--out`.")
-    folders = [resolve_path(run_dir) / FOLDER, *map(resolve_path, copied_folders(config, epath.Path(run_dir)))]
-    from_import = next((folder for folder in folders if folder.is_dir()), folders[0])
-    carried = read_json(from_import / CONFIG) if (from_import / CONFIG).exists() else None
-    dtype = dtype or (carried or {}).get("dtype") or (carried or {}).get("torch_dtype") or "float32"
+    origin, copies = resolve_path(run_dir) / ORIGIN, copied_folders(config, epath.Path(run_dir))
+    carried, of_tensors, old_generation = (
+        read_json(origin / name) if (origin / name).exists() else {} for name in (CONFIG, _OF_TENSORS, GENERATION)
+    )
+    of_tensors = {} if dtype else of_tensors
+    counted = collections.Counter(of_tensors.values()).most_common(1)
+    dtype = dtype or (counted[0][0] if counted else carried.get("dtype") or carried.get("torch_dtype") or "float32")
     if dtype not in DTYPES:
         raise ConfigError(f"`--dtype {dtype}` is unknown.", f"Use one of {', '.join(DTYPES)}.")
-    content = config_json(config, carried, dtype)
+    content = config_json(config, carried or None, dtype)
     family = content["model_type"]
     lora, state = fdl.build(config.task.model).lora, runs.state_shapes(config)
     if adapter and lora is None:
@@ -160,32 +171,42 @@ def export_huggingface(
             hint = "Export the merged weights: leave `--adapter` out."
             raise ConfigError(f"The run trains `{others[0]}` too, which the files of an adapter do not hold.", hint)
     layout = huggingface_layout(family, config.task.model, params)
-    arrays = runs.read_run(run_dir, step, {f"params.{name}": x for name, x in stored.items()})
-    arrays = {name: arrays[f"params.{name}"] for name in stored}
+    known = named_leaves(state)
+    saved = {name: average if (average := f"opt_state.ema.{name}") in known else f"params.{name}" for name in stored}
+    arrays = runs.read_run(run_dir, step, {saved[name]: x for name, x in stored.items()})
+    arrays = {name: arrays[saved[name]] for name in stored}
     adapted = adapted_weights(arrays, dict(zip(stored, state.weights, strict=True)), lora)
-    numpy_dtype = np.dtype(dtype)
     count = sum(x.size for x in params.values())
     done = ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, [])
     if dry_run:
         return done
-    sizes = {name: math.prod(x.shape) * numpy_dtype.itemsize for name, x in foreign_shapes(layout, params).items()}
+    dtypes = {name: np.dtype(of_tensors.get(name, dtype)) for name in foreign_shapes(layout, params)}
+    sizes = {name: math.prod(x.shape) * dtypes[name].itemsize for name, x in foreign_shapes(layout, params).items()}
     try:
         target.mkdir(parents=True, exist_ok=True)
         if adapter:
-            files = write_adapter(target, lora, layout, adapted, numpy_dtype) + carry_files(from_import, target)
+            files = write_adapter(target, lora, layout, adapted, np.dtype(dtype))
         else:
             merged = arrays | {name: np.asarray(weight.merge()) for name, weight in adapted.items()}
-            written = ((name, x.astype(numpy_dtype)) for name, x in from_pax(layout, merged))
-            files = [CONFIG, *write_safetensors(target, written, sizes), *carry_files(from_import, target)]
+            written = ((name, _cast(name, x, dtypes[name])) for name, x in from_pax(layout, merged))
+            files = [CONFIG, *write_safetensors(target, written, sizes)]
             write_json(target / CONFIG, content)
-            file = from_import / GENERATION
-            generation = generation_json(config, read_json(file) if file.exists() else None)
-            if generation is not None:
-                write_json(target / GENERATION, generation)
-                files = [*dict.fromkeys([*files, GENERATION])]
+        for folder in (origin, *map(resolve_path, copies)):  # the run's own tokenizer replaces the imported one
+            files += carry_files(folder, target)
+        if not adapter and (generation := generation_json(config, old_generation)) is not None:
+            write_json(target / GENERATION, generation)
+            files.append(GENERATION)
     except OSError as error:
         raise MissingError(f"{target} cannot be written: {error.strerror}.", "Choose another directory.") from error
-    return dataclasses.replace(done, files=files)
+    return dataclasses.replace(done, files=[*dict.fromkeys(files)])
+
+
+def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    with np.errstate(over="ignore"):
+        found = array.astype(dtype)
+    if not np.isfinite(found).all() and np.isfinite(array).all():
+        raise DataError(f"`{name}` has values beyond {dtype}.", "Export with `--dtype bfloat16` or `float32`.")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)

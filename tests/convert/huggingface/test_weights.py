@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -268,3 +270,84 @@ def test_another_architecture_is_refused_by_name(keys, message, tmp_path: pathli
     with pytest.raises(ConfigError, match=message):
         pax.import_weights(write_directory(tmp_path / "hf", "llama2", **keys), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_starts_from_an_imported_one_is_exported_like_it(tmp_path: pathlib.Path):
+    """Config, tokenizer files and each tensor's dtype are those of the import; the values are the moving averages."""
+    source = write_directory(tmp_path / "hf", "llama31", max_position_embeddings=4096, torch_dtype="bfloat16")
+    write_tokenizer(source)
+    (source / "special_tokens_map.json").write_text('{"eos_token": "</s>"}')
+    tensors = {name: x.astype(ml_dtypes.bfloat16) for name, x in tensors_of("llama31").items()}
+    tensors["model.norm.weight"] = tensors["model.norm.weight"].astype(np.float32) + 1e-4
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    pax.import_weights(source, tmp_path / "run")
+    pax.export_weights(tmp_path / "run", tmp_path / "same")
+    same = load_file(tmp_path / "same/model.safetensors")
+    assert_same(same, tensors)
+    assert {name: x.dtype for name, x in same.items()} == {name: x.dtype for name, x in tensors.items()}
+
+    small = {"global_batch_size": 2, "num_train_steps": 2, "max_seq_len": 32, "eval_inputs": [], "ema_decay": 0.5}
+    small |= {"train_input": "SyntheticInput", "learning_rate": 0.1, "warmup_steps": 0}
+    tuned = pax.train(
+        pax.load(f"{tmp_path}/run", set=small), tmp_path / "tuned", init_from=tmp_path / "run", progress=Reporter()
+    )
+    pax.export_weights(tuned, tmp_path / "out")
+    config, special = (
+        json.loads((tmp_path / "out" / f"{x}.json").read_text()) for x in ("config", "special_tokens_map")
+    )
+    assert (config["max_position_embeddings"], config["torch_dtype"]) == (4096, "bfloat16")
+    assert special == {"eos_token": "</s>"} and (tmp_path / "out/tokenizer.json").exists()
+    out = load_file(tmp_path / "out/model.safetensors")
+    assert {name: x.dtype for name, x in out.items()} == {name: x.dtype for name, x in tensors.items()}
+    expected = np.asarray(tuned.params()["final_norm"]["scale"])
+    np.testing.assert_array_equal(out["model.norm.weight"], expected)
+    assert np.abs(expected - tensors["model.norm.weight"]).max() > 1e-3
+
+    with pytest.raises(DataError, match="`model.norm.weight` has values beyond float16"):
+        tensors["model.norm.weight"][0] = 1e5
+        save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+        pax.import_weights(source, tmp_path / "large")
+        pax.export_weights(tmp_path / "large", tmp_path / "half", dtype="float16")
+
+
+def test_sampling_from_all_tokens_is_not_exported_as_from_fifty(tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama2")
+    assert pax.import_weights(source, tmp_path / "run").not_imported == []  # config.json has no settings of generation
+    recipe = pax.load(f"{tmp_path}/run", set={"decoding.temperature": 0.7})
+    pax.export_weights(pax.Run(tmp_path / "run", recipe), tmp_path / "out")
+    written = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert (written["do_sample"], written["temperature"], written["top_k"]) == (True, 0.7, 0)
+
+
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_scaling_begins_at_the_context_of_the_config(kind: str):
+    """As in transformers, where `original_max_position_embeddings` is missing."""
+    scaling = {"rope_type": kind, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    values = model_values(CONFIGS["llama31"] | {"max_position_embeddings": 96, "rope_parameters": scaling})
+    assert values["stack.block.attention.rotary.scaling.original_max_seq_len"] == 96
+
+
+def test_windows_by_their_period_or_layer_by_layer():
+    base = CONFIGS["gemma3_text"] | {"num_hidden_layers": 4, "sliding_window": 5}
+    base.pop("layer_types")
+
+    def windows(**keys: Any) -> list[int | None]:
+        values = model_values(base | keys)
+        return [values[f"stack.turns.{i}.attention.window"] for i in range(len(values["stack.turns"]))]
+
+    assert windows(sliding_window_pattern=2) == [5, None, 5, None]
+    kinds = ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]
+    assert windows(layer_types=kinds) == [None, 5, 5, None]
+
+
+@pytest.mark.parametrize("field", ["ewc_regularizer_weight", "optimizer"])
+def test_an_optimizer_that_does_not_start_from_zero_is_refused(field, tmp_path: pathlib.Path):
+    source = write_directory(tmp_path / "hf", "llama2")
+    pax.import_weights(source, tmp_path / "run")
+    other = pax.load(f"{tmp_path}/run", set={field: 0.5 if "ewc" in field else "Adagrad"})
+    with pytest.raises(
+        ConfigError, match=r"The first `.*(anchor|sum_of_squares).*` of the recipe's optimizer is not 0"
+    ):
+        pax.import_weights(source, tmp_path / "other", recipe=other)
+    averaged = pax.load(f"{tmp_path}/run", set={"ema_decay": 0.9})
+    pax.import_weights(source, tmp_path / "averaged", recipe=averaged)
