@@ -108,8 +108,9 @@ def _recipe(recipe: Recipe | PathLike) -> Recipe:
     return recipe if isinstance(recipe, Recipe) else load(recipe)
 
 
-def _several(values: PathLike | Sequence[Any]) -> Sequence[Any]:
-    return [os.fspath(values)] if isinstance(values, str | os.PathLike) else values
+def _several(values: PathLike | Mapping[str, Any] | Sequence[Any]) -> Sequence[Any]:
+    one = os.fspath(values) if isinstance(values, os.PathLike) else values
+    return [one] if isinstance(one, str | Mapping) else one
 
 
 class Run:
@@ -153,8 +154,7 @@ class Run:
         Returns `step` and every metric by name: arrays of equal length, NaN where a line lacks the metric.
 
         Raises:
-          DataError: The directory has no metrics.
-          ConfigError: There is no such split.
+          DataError, ConfigError: The directory has no metrics, or there is no such split.
         """
         from paxcli.metrics.curves import read_runs
 
@@ -232,7 +232,7 @@ class Run:
 
     def generate(
         self,
-        prompts: str | Sequence[str | Mapping[str, Any]],
+        prompts: str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]],
         max_tokens: int | None = None,
         *,
         seed: int = 0,
@@ -243,7 +243,7 @@ class Run:
         """Continues prompts with a checkpoint. Also writes the continuations to `decoded/`.
 
         Args:
-          prompts: One text, or several; or dicts with the fields of `inference.prompts.Prompt`.
+          prompts: One or several texts, or dicts with the fields of `inference.prompts.Prompt`.
           max_tokens: The most tokens to generate for each; None = as in the recipe's `decoding`.
           seed: Seed of the sampling.
           step: The checkpoint; None = the latest.
@@ -257,8 +257,8 @@ class Run:
           DataError: There is no such checkpoint.
           ConfigError: The model cannot decode, or a prompt is too long or has ids outside the vocabulary.
         """
-        settings |= {"max_tokens": max_tokens}
-        outputs = self._trained.continue_prompts(self.step(step), _several(prompts), settings, seed, on_text)
+        rows, settings = _several(prompts), {**settings, "max_tokens": max_tokens}
+        outputs = self._trained.continue_prompts(self.step(step), rows, settings, seed, on_text)
         return [Generation(**output) for output in outputs]
 
     def generate_from_inputs(

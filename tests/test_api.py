@@ -169,6 +169,7 @@ def test_a_run_generates(run):
     assert several[0].score == pytest.approx(alone.score, abs=1e-5)
     assert dataclasses.replace(several[0], log_probs=alone.log_probs, score=alone.score) == alone
     assert run.generate([]) == []
+    assert run.generate({"prompt": "def "}, 4, temperature=0) == [alone]
     assert len(several[0].ids) == len(several[0].log_probs) <= 4 and several[0].finish_reason in ("eos", "length")
     from_inputs, metrics = run.generate_from_inputs(max_tokens=2)
     assert [one.prompt for one in from_inputs] == ["def ", "class ", "import "] and metrics == {}

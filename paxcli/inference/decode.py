@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from paxcli.inputs.chat_template import ChatTemplate  # it loads Jinja
 
 _MAX_TOKENS = 128
+_CONTEXT = 8  # tokens before an answer that its text is decoded with
 
 # Receives text while it is generated: number and text of the prompt, the text so far, whether it is complete.
 OnText = Callable[[int, str, str, bool], None]
@@ -120,14 +121,15 @@ class PromptDecoder:
         texts = [self.tokenizer.decode(i) if p.prompt is None else p.prompt for p, i in zip(prompts, ids, strict=True)]
 
         def watch(index: int, ids: np.ndarray, is_done: bool) -> int | None:
-            cut = self._stop_at(ids, stops[index])
+            cut = self._stop_at(requests[index], ids, stops[index])
             if on_text is not None and self._decoding.num_samples == 1:
-                on_text(index, texts[index], self._text(ids, stops[index]), is_done or cut is not None)
+                text = self._text(requests[index], ids, stops[index])
+                on_text(index, texts[index], text, is_done or cut is not None)
             return cut
 
         answers = self.generator.answer(requests, watch, stream=on_text is not None)
-        found = zip(texts, stops, answers, strict=True)
-        return [self._readable(text, one, stop) for text, stop, samples in found for one in samples]
+        found = zip(texts, requests, stops, answers, strict=True)
+        return [self._readable(text, request, x, stop) for text, request, stop, samples in found for x in samples]
 
     def decode_data(self, source: BaseInput) -> tuple[list[dict[str, Any]], dict[str, float]]:
         """Decodes an epoch of examples: continues their inputs, or generates the targets of their sources.
@@ -142,11 +144,11 @@ class PromptDecoder:
         examples, metrics = self._examples(source), source.example_metrics("predictions")
         requests = [request for _, request in examples.values()]
         stop = self._decoding.stop
-        answers = self.generator.answer(requests, lambda _, ids, is_done: self._stop_at(ids, stop))
+        answers = self.generator.answer(requests, lambda i, ids, is_done: self._stop_at(requests[i], ids, stop))
         outputs, best = [], {}
-        for (number, (text, _)), samples in zip(examples.items(), answers, strict=True):
+        for (number, (text, request)), samples in zip(examples.items(), answers, strict=True):
             origin = {"input": source.name, "example_id": number}
-            readable = [self._readable(text, one, stop) | origin for one in samples]
+            readable = [self._readable(text, request, one, stop) | origin for one in samples]
             outputs += readable
             best[number] = readable[0]["ids"]
         return outputs, metrics(best) if metrics is not None else {}
@@ -175,7 +177,9 @@ class PromptDecoder:
             raise ConfigError(f"{prompt}: with beam search it has no `{[*own][0]}`.", "Set `decoding` to Sampling.")
         ids, shown = self._encode(prompt), str(prompt)
         if prompt.continuation is not None:
-            given = np.concatenate([ids, self.tokenizer.encode(prompt.continuation)])
+            given = self._encode(prompt, prompt.continuation)
+            if not np.array_equal(given[: len(ids)], ids):  # a token would span both
+                given = np.concatenate([ids, self.tokenizer.encode(prompt.continuation)])
             self._check_vocabulary(shown, given)
             self._check_length(shown, len(given), 0)
             return Request(given.astype(np.int32), len(ids), 0, self._settings(number))
@@ -189,15 +193,15 @@ class PromptDecoder:
         sampling = self._decoding if isinstance(self._decoding, Sampling) else Sampling()
         return sequence_settings(sampling, self._seed, number)
 
-    def _encode(self, prompt: Prompt) -> np.ndarray:
+    def _encode(self, prompt: Prompt, continuation: str = "") -> np.ndarray:
         if prompt.ids is not None:
-            return np.array(prompt.ids)
+            return np.concatenate([prompt.ids, self.tokenizer.encode(continuation)])
         if prompt.messages is None:
             bos = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
-            return np.concatenate([bos, self.tokenizer.encode(str(prompt.prompt))])
+            return np.concatenate([bos, self.tokenizer.encode(f"{prompt.prompt}{continuation}")])
         if self.template is None:
             raise ConfigError("The run has no chat template for `messages`.", "Give a `prompt`.")
-        return self.tokenizer.encode_chat(self.template.render_prompt(prompt.messages))[0]
+        return self.tokenizer.encode_chat(self.template.render_prompt(prompt.messages) + continuation)[0]
 
     def _check_length(self, name: str, length: int, max_tokens: int) -> int:
         """The number of tokens that fit after a prompt of this length.
@@ -219,25 +223,37 @@ class PromptDecoder:
         if size is not None and largest >= size:
             raise ConfigError(f"{name} has id {largest}, but the model's vocab_size is {size}.", "Use smaller ids.")
 
-    def _stop_at(self, ids: np.ndarray, stop: tuple[str, ...]) -> int | None:
+    def _stop_at(self, request: Request, ids: np.ndarray, stop: tuple[str, ...]) -> int | None:
         """The number of tokens whose text first has a stop text; None = it has none."""
-        counts = range(1, len(ids) + 1) if self._has_stop(ids, stop) else ()
-        return next((count for count in counts if self._has_stop(ids[:count], stop)), None)
+        counts = range(1, len(ids) + 1) if self._has_stop(request, ids, stop) else ()
+        return next((count for count in counts if self._has_stop(request, ids[:count], stop)), None)
 
-    def _has_stop(self, ids: np.ndarray, stop: tuple[str, ...]) -> bool:
-        text = self.tokenizer.decode(ids) if stop else ""
-        return any(one in text for one in stop)
+    def _has_stop(self, request: Request, ids: np.ndarray, stop: tuple[str, ...]) -> bool:
+        text = self._decode(request, ids) if stop else ""
+        return any(one in text or self._special_id(one) in ids for one in stop)
 
-    def _text(self, ids: np.ndarray, stop: tuple[str, ...]) -> str:
-        text = self.tokenizer.decode(ids)
+    def _special_id(self, text: str) -> int:
+        """The id of a special token, which no decoded text shows; -1 for any other text."""
+        ids = self.tokenizer.encode_chat(text)[0]
+        return int(ids[0]) if len(ids) == 1 and not self.tokenizer.decode(ids) else -1
+
+    def _text(self, request: Request, ids: np.ndarray, stop: tuple[str, ...]) -> str:
+        text = self._decode(request, ids)
         return text[: min((text.index(one) for one in stop if one in text), default=None)]
 
-    def _readable(self, prompt: str, answer: Answer, stop: tuple[str, ...]) -> dict[str, Any]:
+    def _decode(self, request: Request, ids: np.ndarray) -> str:
+        """The text of an answer, decoded with the tokens before it: a tokenizer may drop the space of a first word."""
+        is_target = isinstance(self._model, Seq2SeqModel)
+        before = request.ids[: 0 if is_target else request.answer_start][-_CONTEXT:]
+        start, text = self.tokenizer.decode(before), self.tokenizer.decode(np.concatenate([before, ids]))
+        return text.removeprefix(start) if text.startswith(start) else self.tokenizer.decode(ids)
+
+    def _readable(self, prompt: str, request: Request, answer: Answer, stop: tuple[str, ...]) -> dict[str, Any]:
         # Beam search and encoder-decoders generate beyond a stop text.
-        cut = None if answer.finish_reason == "given" else self._stop_at(answer.ids, stop)
+        cut = None if answer.finish_reason == "given" else self._stop_at(request, answer.ids, stop)
         return {
             "prompt": prompt,
-            "text": self._text(answer.ids, () if cut is None else stop),
+            "text": self._text(request, answer.ids[:cut], () if cut is None else stop),
             "ids": answer.ids[:cut].tolist(),
             "log_probs": [round(float(value), 6) for value in answer.log_probs[:cut]],
             "score": round(answer.score, 6),

@@ -92,7 +92,7 @@ def read_prompts(path: Path) -> list[Prompt]:
       ConfigError: The file cannot be read or has no prompt, or a line is not one; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"Cannot read {path}: {first_line(error)}.", "Give a UTF-8 text file of prompts.") from None
     places = {f"{path}, line {number}: ": line for number, line in enumerate(lines, 1) if line.strip()}

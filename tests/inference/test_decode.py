@@ -321,3 +321,67 @@ def test_rows_of_a_prompts_file_are_checked(row, message, tmp_path):
     file.write_text('{"prompt": "good"}\n\n' + json.dumps(row), encoding="utf-8-sig")
     with pytest.raises(ConfigError, match=f"prompts.jsonl, line 3.*({message})"):
         read_prompts(file)
+
+
+def test_prompts_are_separated_by_newlines_only(tmp_path):
+    text, objects = tmp_path / "prompts.txt", tmp_path / "prompts.jsonl"
+    text.write_text("one\x0cline\u2028here\r\ntwo\n", encoding="utf-8")
+    objects.write_text(json.dumps({"prompt": "a\u2028b\u0085c"}, ensure_ascii=False), encoding="utf-8")
+    assert [one.prompt for one in read_prompts(text)] == ["one\x0cline\u2028here", "two"]
+    assert [one.prompt for one in read_prompts(objects)] == ["a\u2028b\u0085c"]
+
+
+def test_a_stop_text_may_be_a_special_token(params):
+    """No decoded text shows it, so its id is looked for."""
+    bos, prompts = TOKENIZER.bos_id, [Prompt("a", max_tokens=60)] * 8
+    likely = params | {"embedding": {"table": params["embedding"]["table"].at[bos].multiply(4.0)}}
+    free = Sampling(eos_ids=(), temperature=2.0)
+    drawn, stopped = (
+        PromptDecoder(MODEL, likely, TOKENIZER, settings, 0).continue_prompts(prompts)
+        for settings in (free, dataclasses.replace(free, stop=("<bos>",)))
+    )
+    assert any(bos in one["ids"] for one in drawn)
+    for before, after in zip(drawn, stopped, strict=True):
+        ids = before["ids"]
+        cut = ids.index(bos) + 1 if bos in ids else None
+        assert (after["ids"], after["finish_reason"]) == (ids[:cut], "stop" if cut else "length")
+
+
+class Words:
+    """A tokenizer of words that, as SentencePiece, has the space before a word in its token, except for the first."""
+
+    path, eos_id, bos_id, pad_id, special_tokens = None, 1, None, 0, {}
+    vocab_size = 259
+
+    def __init__(self) -> None:
+        self.words = ["<pad>", "</s>", "\u2581the", "\u2581cat", "s", "\u2581sat"]
+
+    def encode(self, text: str) -> np.ndarray:
+        left, ids = ("\u2581" + text.replace(" ", "\u2581")) if text else "", []
+        while left:
+            number = next(i for i, word in enumerate(self.words) if i > 1 and left.startswith(word))
+            ids.append(number)
+            left = left.removeprefix(self.words[number])
+        return np.array(ids, np.int32)
+
+    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+    def decode(self, ids: np.ndarray) -> str:
+        text = "".join(self.words[i] if i < len(self.words) else "?" for i in ids if i > 1)
+        return text.replace("\u2581", " ").removeprefix(" ")
+
+
+def test_spaces_between_a_prompt_and_its_continuation(params):
+    """A tokenizer adds a space before a text, and drops it when it decodes one."""
+    decoder = PromptDecoder(MODEL, params, Words(), Sampling(), 0)
+    rows = [
+        Prompt("the cat", continuation=" sat"),
+        Prompt("the", continuation=" cats"),
+        Prompt("the cat", max_tokens=9),
+    ]
+    first, second, generated = decoder.continue_prompts(rows)
+    assert (first["ids"], first["text"]) == ([5], " sat")
+    assert (second["ids"], second["text"]) == ([3, 4], " cats")
+    whole = Words().decode(np.array([2, 3, *generated["ids"]]))
+    assert "the cat" + generated["text"] == whole
