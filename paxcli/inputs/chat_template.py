@@ -35,6 +35,8 @@ _MARK_TURNS_HINT = (
     "Put {% generation %} and {% endgeneration %} around the assistant's text; set chat_template to that."
 )
 
+_DEFAULT, _FOR_TOOLS = "default", "tool_use"  # names of templates in a list
+
 Message = Mapping[str, Any]
 
 
@@ -50,6 +52,7 @@ class ChatTemplate:
 
     Attributes:
       is_default: Whether it is `DEFAULT_TEMPLATE`.
+      for_tools: Renders conversations with tools in its place; None = it renders them itself.
 
     Args:
       source: The Jinja template. It is rendered as by `apply_chat_template` of Hugging Face transformers.
@@ -67,6 +70,7 @@ class ChatTemplate:
         self._environment = _Environment(date)
         self._variables = {"documents": None, **variables}
         self._origin, self.is_default = origin, source is DEFAULT_TEMPLATE
+        self.for_tools: ChatTemplate | None = None
         try:
             self._template = self._environment.from_string(_Limits().visit(self._environment.parse(source)))
         except jinja2.TemplateSyntaxError as error:
@@ -90,6 +94,8 @@ class ChatTemplate:
         Raises:
           DataError: The template fails or exceeds its limits, or its text does not show where assistant turns are.
         """
+        if tools and self.for_tools is not None:
+            return self.for_tools.render(messages, place, tools)
         text, spans = self._render(messages, False, place, tools)
         if not self._environment.has_generation_block:
             spans = self._spans_by_prefix(messages, text, place, tools)
@@ -171,18 +177,21 @@ def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.
     if directory is not None and (file := directory / "chat_template.jinja").is_file():
         return ChatTemplate(read_text(file), variables, date, str(file))
     if (found := config.get("chat_template")) is not None:
-        return ChatTemplate(_default_of(found, config_path), variables, date, str(config_path))
+        named = _by_name(found, config_path).items()
+        made = {name: ChatTemplate(text, variables, date, str(config_path)) for name, text in named}
+        made[_DEFAULT].for_tools = made.get(_FOR_TOOLS)
+        return made[_DEFAULT]
     return ChatTemplate(DEFAULT_TEMPLATE, variables, date, "pax")
 
 
-def _default_of(found: Any, path: Path | None) -> str:
-    """The template in `chat_template` of a `tokenizer_config.json`: text, or a list of named templates."""
-    if isinstance(found, list):
-        named = {each.get("name"): each.get("template") for each in found if isinstance(each, dict)}
-        found = named.get("default")
-    if not isinstance(found, str):
+def _by_name(found: Any, path: Path | None) -> dict[str, str]:
+    """The templates in `chat_template` of a `tokenizer_config.json`: text, or a list of named templates."""
+    rows = found if isinstance(found, list) else [{"name": _DEFAULT, "template": found}]
+    named = {str(each.get("name")): each.get("template") for each in rows if isinstance(each, dict)}
+    known = {name: text for name, text in named.items() if name in (_DEFAULT, _FOR_TOOLS) and isinstance(text, str)}
+    if _DEFAULT not in known:
         raise DataError(f"The chat_template of {path} is neither text nor a list with one named `default`.")
-    return found
+    return known
 
 
 def _without_separator(turn: str, content: str) -> str:

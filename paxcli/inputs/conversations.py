@@ -13,6 +13,8 @@ PROMPT, RESPONSES = "prompt", ("response", "completion")
 CONVERSATIONS, TOOLS = "conversations", "tools"  # of ShareGPT, and of function calling
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+ANSWERING = ("assistant", "gpt", "tool")
+"""Roles that do not begin a conversation."""
 
 
 def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
@@ -91,6 +93,6 @@ def _check_message(message: Any, place: str) -> dict[str, Any]:
     if not isinstance(content, str):
         what = "no `content`" if content is None else f"`content` of type {type(content).__name__}, not text"
         raise DataError(f"{place} has {what}.", FIX_HINT)
-    if not content.strip() and not message.get("tool_calls"):
+    if role == "assistant" and not content.strip() and not message.get("tool_calls"):
         raise DataError(f"{place} has empty `content`.", FIX_HINT)
     return message

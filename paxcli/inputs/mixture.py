@@ -65,6 +65,8 @@ class MixtureInput(RandomAccessInput):
             if not isinstance(each, RandomAccessInput):
                 hint = "Mix TextInput, SyntheticInput and other subclasses of RandomAccessInput."
                 self.refuse(f"{type(each).__name__} has no random access to its rows.", hint)
+            if isinstance(each, MixtureInput):
+                self.refuse("a mixture is an input of another.", "Put its inputs into one, with adapted weights.")
             each.validate()
         specs = [jax.tree.map(lambda x: (x.shape, x.dtype), each.element_spec()) for each in self.inputs]
         if any(spec != specs[0] for spec in specs):

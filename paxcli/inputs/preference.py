@@ -10,7 +10,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat import ChatInput, ChatReading
-from paxcli.inputs.conversations import PROMPT, TOOLS, as_messages, messages_of
+from paxcli.inputs.conversations import ANSWERING, PROMPT, TOOLS, as_messages, messages_of
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import FIX_HINT
 from paxcli.inputs.packing import ONE_PER_ROW
@@ -29,11 +29,23 @@ class PairReading(ChatReading):
             if record.get(name) is None:
                 raise DataError(f"{place} has no `{name}`; fields: {', '.join(record) or 'none'}.", FIX_HINT)
         prompt, found = as_messages(record.get(PROMPT) or [], "user"), as_messages(record[side], "assistant")
-        is_complete = len(found) > 1 and found[: len(prompt)] == prompt  # the conversation begins with its prompt
-        return messages_of({side: found if is_complete else prompt + found}, side, place)
+        turns, wanted = list(map(_role_and_text, found)), list(map(_role_and_text, prompt))
+        if not turns or turns[0][0] in ANSWERING:
+            return messages_of({side: prompt + found}, side, place)
+        if not any(turns[start : start + len(wanted)] == wanted for start in range(len(turns))):
+            raise DataError(
+                f"{place}: `{side}` begins with messages of the user, and lacks those of `prompt`.", FIX_HINT
+            )
+        return messages_of({side: found}, side, place)
 
     def columns(self, schema: Any, file: Any) -> list[str]:
         return [name for name in (PROMPT, CHOSEN, REJECTED, TOOLS) if name in schema.names]
+
+
+def _role_and_text(message: dict[str, Any]) -> tuple[str, str]:
+    """Role and text of a message; ShareGPT has other names for both."""
+    role, text = message.get("role", message.get("from")), message.get("content", message.get("value"))
+    return str(role), str(text).strip()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -41,9 +53,10 @@ class PreferenceInput(ChatInput):
     """Preference pairs for DPO: a batch of the chosen conversations, and in its field `rejected` one of the others.
 
     A record has `chosen` and `rejected`: two conversations, as lists of `{"role": …, "content": …}`, or two answers to
-    its `prompt`, as texts or messages. As in `ChatInput`, all assistant turns have weight 1; those before the answers
-    add the same to both log-probabilities. A row is one conversation, truncated to T tokens, and has to keep an
-    assistant token. The arguments `packing`, `on_bad_record` and `drop_longer_than` of `ChatInput` must not be set.
+    its `prompt`, as texts or messages. Conversations contain the `prompt`, if there is one. As in `ChatInput`, all
+    assistant turns have weight 1; those before the answers add the same to both log-probabilities. A row is one
+    conversation, truncated to T tokens, and has to keep an assistant token. The arguments `packing`, `on_bad_record`
+    and `drop_longer_than` of `ChatInput` must not be set.
     """
 
     reading: ClassVar[type[ChatReading]] = PairReading

@@ -360,9 +360,12 @@ def _encode_around(
 def _read_hugging_face(path: str, content: str) -> Any:
     library = _library("tokenizers")
     try:
-        return library.Tokenizer.from_str(content)
+        found = library.Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exception
         raise DataError(f"{path} is not a `tokenizers` file: {error}") from None
+    found.no_truncation()  # settings of the last call, which transformers writes to the file
+    found.no_padding()
+    return found
 
 
 def _file(path: str | None) -> Path:

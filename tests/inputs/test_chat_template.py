@@ -175,3 +175,17 @@ class TestSource:
         rendered = load_chat_template(None, ByteTokenizer(), DATE).render(TWO_TURNS, "")
         assert [rendered.text[start:end] for start, end in rendered.assistant] == ["Hello<eos>", "Ciao<eos>"]
         assert set(REFERENCE["templates"]) == {"chatml", "headers", "inst", "plain"}
+
+
+def test_the_template_named_tool_use_renders_conversations_with_tools(tmp_path):
+    marked = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    named = [{"name": "default", "template": marked}, {"name": "tool_use", "template": "{{ tools | tojson }}" + marked}]
+    tokenizer = write_tokenizer(tmp_path)()
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": named}))
+    found, chat = load_chat_template(None, tokenizer, DATE), [{"role": "assistant", "content": "a"}]
+    assert found.render(chat, "here").text == found.render(chat, "here", []).text == "a"
+    assert found.render(chat, "here", [1]).text == "[1]a"
+    config.write_text(json.dumps({"chat_template": named[1:]}))
+    with pytest.raises(DataError, match="neither text nor a list with one named `default`"):
+        load_chat_template(None, tokenizer, DATE)

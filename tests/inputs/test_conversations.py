@@ -56,3 +56,8 @@ def test_a_bad_record_is_named(record, message):
     with pytest.raises(DataError, match=f"a.jsonl, line 3.*{message}") as caught:
         messages_of(record, "messages", "a.jsonl, line 3")
     assert caught.value.hint
+
+
+def test_only_an_answer_may_not_be_empty():
+    chat = [{"role": "user", "content": ""}, {"role": "tool", "content": ""}, {"role": "assistant", "content": "x"}]
+    assert messages_of({"messages": chat}, "messages", "here") == chat

@@ -84,3 +84,9 @@ def test_inputs_without_random_access_are_named(letters):
     data.inputs[1].seq_len = 5
     with pytest.raises(ConfigError, match="differ"):
         data.validate()
+
+
+def test_a_mixture_of_mixtures_is_refused(letters):
+    inner = mixture(letters, [1, 1])
+    with pytest.raises(ConfigError, match="a mixture is an input of another"):
+        MixtureInput(inputs=[inner, inner], weights=[1, 1], batch_size=2, seq_len=4).validate()

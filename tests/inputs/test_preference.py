@@ -102,3 +102,22 @@ def test_what_would_separate_pairs_is_refused(tmp_path: pathlib.Path) -> None:
         PreferenceInput(files=files, batch_size=1, **EPOCH).check_data()
     with pytest.raises(ConfigError, match="would separate pairs"):
         PreferenceInput(files=files, batch_size=1, on_bad_record="skip", **EPOCH).validate()
+
+
+@pytest.mark.parametrize(
+    "prompt", ["Q2?", "Q2?\n", [say("user", "Q2?") | {"name": None}], [{"from": "user", "value": "Q2?"}], ""]
+)
+def test_a_prompt_that_the_conversations_contain_is_read_once(prompt: object, tmp_path: pathlib.Path) -> None:
+    start = [say("system", "S."), say("user", "Q1?"), say("assistant", "A1."), say("user", "Q2?")]
+    record = {side: [*start, say("assistant", f"{side}.")] for side in ("chosen", "rejected")}
+    files = [write(tmp_path / f"{i}.jsonl", [each]) for i, each in enumerate((record, record | {"prompt": prompt}))]
+    plain, prompted = (PreferenceInput(files=each, batch_size=1, **EPOCH).get_next() for each in files)
+    np.testing.assert_array_equal(prompted.ids, plain.ids)
+    np.testing.assert_array_equal(prompted.rejected.ids, plain.rejected.ids)
+
+
+def test_a_prompt_that_the_conversations_lack_is_an_error(tmp_path: pathlib.Path) -> None:
+    record = {side: [say("user", "Q?"), say("assistant", f"{side}.")] for side in ("chosen", "rejected")}
+    files = write(tmp_path / "a.jsonl", [record | {"prompt": "Another question?"}])
+    with pytest.raises(DataError, match="`chosen` begins with messages of the user, and lacks those of `prompt`"):
+        PreferenceInput(files=files, batch_size=1, **EPOCH).get_next()

@@ -262,3 +262,15 @@ def test_a_chat_keeps_special_tokens_and_the_characters_of_each_token(
         before = ids[offsets[:, 1] < start]
         assert tokenizer.decode(before).strip() == text
         assert (np.diff(offsets, axis=0) >= 0).all() and offsets[-1, 1] == 2 * len(text) + len(eos) + 2
+
+
+def test_the_truncation_and_padding_of_the_last_call_in_transformers_are_ignored(hugging_face_file):
+    """It writes both into `tokenizer.json`."""
+    import tokenizers
+
+    library = tokenizers.Tokenizer.from_file(str(hugging_face_file))
+    library.enable_truncation(2)
+    library.enable_padding(length=20)
+    library.save(str(hugging_face_file))
+    tokenizer = HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="</s>")
+    assert tokenizer.decode(tokenizer.encode(TEXT)) == TEXT and len(tokenizer.encode_chat(TEXT)[0]) == 9
