@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Ids = Int[jax.Array, "B T"]  # an integer of each token: its id, its segment's, its position
 Cache = Any  # a decode cache: a pytree of arrays whose structure is its layer's own
+BALANCE_BIAS = "balance_bias"
+"""Name of a weight that `Model.cast` leaves in float32: the choice of experts depends on small differences."""
 
 
 class Layer(Configurable, nn.Module):

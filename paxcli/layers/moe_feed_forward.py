@@ -13,7 +13,7 @@ from jaxtyping import Float
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import ActivationName
-from paxcli.layers.base import FeedForwardLayer, flops_of
+from paxcli.layers.base import BALANCE_BIAS, FeedForwardLayer, flops_of
 from paxcli.layers.expert_dispatch import Experts, Routing, dropless, with_capacity
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, matrix_flops, sum_flops
@@ -54,7 +54,8 @@ class MoeFeedForward(FeedForwardLayer):
       group_score_experts: The score of a group is the sum of this many of its highest scores.
       balance_bias: Whether a bias of each expert is added to its score for the choice, not for its weight
         (loss-free balancing: Wang et al., 2024). Its gradient is not the loss's: the sign of the expert's excess load,
-        times 1e-6. So an optimizer that normalizes gradients, as Adam, moves it by the learning rate.
+        times 1e-6. So AdamW moves it by about the learning rate, and less where the epsilon is not far below 1e-6,
+        or where clipping scales the gradients down. It stays in float32.
       shared_dims: F of a feed-forward layer that all tokens pass, in addition (shared experts); None = off.
       shared_gate: Whether its output is multiplied by the sigmoid of a linear function of the token.
       scale_inputs: Whether the weights of a token's experts multiply their inputs, instead of their outputs (Llama 4).
@@ -104,7 +105,7 @@ class MoeFeedForward(FeedForwardLayer):
             self.b_in = self.weight("b_in", zeros, (experts, hidden), ("expert", "mlp"))
             self.b_out = self.weight("b_out", zeros, (experts, dims), ("expert", None))
         if self.balance_bias:
-            self.balance = self.weight("balance_bias", zeros, (experts,), ("norm",))
+            self.balance = self.weight(BALANCE_BIAS, zeros, (experts,), ("norm",))
         if self.shared_dims is not None:
             self._shared = self._shared_template(name="shared")
             if self.shared_gate:
@@ -196,5 +197,6 @@ def _steer(
 
 _steer.defvjp(
     lambda weights, bias, excess: (weights, excess),
-    lambda excess, grad: (grad, _BALANCE_GRADIENT * jnp.sign(excess), None),
+    # Without a gradient, these tokens have no loss, as in the bubbles of a pipeline.
+    lambda excess, grad: (grad, jnp.any(grad != 0) * (_BALANCE_GRADIENT * jnp.sign(excess)), None),
 )

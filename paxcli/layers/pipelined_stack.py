@@ -100,7 +100,10 @@ class PipelinedStack(Stack):
                 return {collection: {"stages": tree} for collection, tree in in_stages(key).items()}
 
             name, init_all = "repeats", _copies(in_rounds, self.circular_repeat, "layers")
-        params = self.param(name, lambda key: init_all(key)["params"])
+        if self.is_initializing():
+            params = self.param(name, lambda key: init_all(key)["params"])
+        else:  # `self.param` would compare all shapes, but DPO's reference model has adapters that it does not use
+            params = self.get_variable("params", name)
         if self.gather_weights_once:
             boxed = jax.eval_shape(init_all, jax.random.key(0))["params"]
             with without_sharding_over(Axis.FSDP):

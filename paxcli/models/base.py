@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.errors import MeshError
-from paxcli.layers.base import Cache, Ids, Layer
+from paxcli.layers.base import BALANCE_BIAS, Cache, Ids, Layer
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.lora import REFERENCE, Lora, use_lora
@@ -26,6 +26,9 @@ from paxcli.mesh.axes import Axis
 from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
+
+MASKING = "masking"
+"""Name of the PRNG keys that choose which tokens to mask: the same in all microbatches, unlike those of dropout."""
 
 _STEP_OVER_FORWARD = 3  # the backward pass computes two matmuls for each of the forward pass
 
@@ -156,7 +159,7 @@ class Model(Layer):
           with_activations: Whether to add, to the second, `activations`: the sums that `activations_by_layer` returns.
         """
         variables = {"params": params, FP8_STATE: fp8} if fp8 else {"params": params}
-        rngs = None if key is None else {"dropout": key}
+        rngs = None if key is None else {MASKING: key, "dropout": jax.random.fold_in(key, _sum_integers(batch))}
         mutable = ["metrics", SUMMARIES] if with_activations else ["metrics"]
         (metrics, examples), reported = self.apply(variables, batch, rngs=rngs, mutable=mutable)
         if with_activations:
@@ -175,9 +178,20 @@ class Model(Layer):
 
     @jax.named_scope(CAST)
     def cast(self, params: dict) -> dict:
-        """Parameters in `fprop_dtype`, for one forward and backward pass."""
+        """Parameters in `fprop_dtype`, for one forward and backward pass; balance biases stay in float32."""
         dtype = jnp.dtype(self.fprop_dtype)
-        return jax.tree.map(lambda p: p.astype(dtype) if jnp.issubdtype(p.dtype, jnp.floating) else p, params)
+
+        def cast(path: Any, p: jax.Array) -> jax.Array:
+            is_cast = jnp.issubdtype(p.dtype, jnp.floating) and path_of(path)[-1] != BALANCE_BIAS
+            return p.astype(dtype) if is_cast else p
+
+        return jax.tree.map_with_path(cast, params)
+
+
+def _sum_integers(batch: NestedMap) -> jax.Array:
+    """A number that differs between the batches of a step, such as microbatches, so that each has its own dropout."""
+    arrays = [x for x in jax.tree.leaves(batch) if jnp.issubdtype(x.dtype, jnp.integer)]
+    return sum((jnp.sum(x.astype(jnp.uint32)) for x in arrays), start=jnp.uint32(0))
 
 
 class DecodingModel(Model):

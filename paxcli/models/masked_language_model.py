@@ -12,6 +12,7 @@ from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, NonNegativeInt
 from paxcli.errors import ConfigError
 from paxcli.layers.stack import Encoder
+from paxcli.models.base import MASKING
 from paxcli.models.language_model import TransformerLm
 from paxcli.nested_map import NestedMap
 
@@ -58,7 +59,7 @@ class MaskedLanguageModel(TransformerLm):
         self, labels: Int[jax.Array, "B T"], weights: Float[jax.Array, "B T"]
     ) -> tuple[Int[jax.Array, "B T"], Float[jax.Array, "B T"]]:
         """The model's input instead of `labels`, and the weights of the predicted tokens, all weighted in `weights`."""
-        key = self.make_rng("dropout") if self.has_rng("dropout") else jax.random.key(0)
+        key = self.make_rng(MASKING) if self.has_rng(MASKING) else jax.random.key(0)
         draw, others = jax.vmap(functools.partial(_draws, key, self.vocab_size))(labels)
         chosen = (draw < self.mask_prob + self.random_prob + self.same_prob) & (weights > 0)
         ids = jnp.where(draw < self.mask_prob + self.random_prob, others, labels)

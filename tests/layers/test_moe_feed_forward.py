@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
+from paxcli.layers.block import TransformerBlock
 from paxcli.layers.moe_feed_forward import MoeFeedForward
+from paxcli.layers.stack import Stack
+from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
 from tests.conftest import ROOT
 from tests.tolerances import FLOAT32
 
@@ -154,3 +160,23 @@ def test_eight_devices_compute_what_one_computes():
     command = [sys.executable, "-m", "tests.layers.experts_on_eight_devices"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_balance_bias_is_not_rounded() -> None:
+    """Near 8, bfloat16 has steps of 0.06, and the biases of experts differ by less."""
+    experts = functools.partial(MoeFeedForward, num_experts=4, balance_bias=True)
+    model = LanguageModel(
+        vocab_size=8,
+        max_seq_len=4,
+        model_dims=8,
+        hidden_dims=8,
+        num_layers=1,
+        num_heads=1,
+        fprop_dtype="bfloat16",
+        stack=functools.partial(Stack, block=functools.partial(TransformerBlock, feed_forward=experts)),
+    )
+    ones = jnp.ones((1, 4), jnp.int32)
+    batch = NestedMap(ids=ones, labels=ones, weights=jnp.ones((1, 4)), segment_ids=ones, segment_pos=ones)
+    params = jax.eval_shape(lambda: model.cast(nn.meta.unbox(model.init(jax.random.key(0), batch)["params"])))
+    of_experts = params["stack"]["layers"]["feed_forward"]
+    assert of_experts["balance_bias"].dtype == jnp.float32 and of_experts["router"].dtype == jnp.bfloat16

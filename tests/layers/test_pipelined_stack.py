@@ -12,6 +12,7 @@ import pytest
 
 from paxcli.errors import ConfigError
 from paxcli.layers.block import TransformerBlock
+from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.layers.rms_norm import RmsNorm
@@ -152,3 +153,25 @@ def test_arithmetic_that_does_not_work_out(fields, message):
     with pytest.raises(ConfigError, match=message):
         pipeline.layers_per_group(L)
         pipeline.count_microbatches(B)
+
+
+def test_bubbles_do_not_move_the_balance_bias(inputs):
+    """With equal rows, each microbatch moves it as all rows do."""
+    experts = functools.partial(
+        MoeFeedForward, num_experts=5, num_experts_per_token=2, scoring="sigmoid", balance_bias=True
+    )
+    widths = {**WIDTHS, "num_layers": 2, "block": functools.partial(TransformerBlock, feed_forward=experts)}
+    plain, pipelined = Stack(**widths), PipelinedStack(**widths, num_stages=2, num_microbatches=4)
+    x, *facts = jax.tree.map(lambda array: jnp.broadcast_to(array[:1], array.shape), inputs)
+    params = nn.meta.unbox(jax.jit(plain.init)(jax.random.key(1), x, *facts))["params"]
+
+    def gradient(stack, params):
+        def loss(params):
+            return jnp.sum(jnp.sin(stack.apply({"params": params}, x, *facts)[0]))
+
+        return jax.jit(jax.grad(loss))(params)
+
+    expected = gradient(plain, params)["layers"]["feed_forward"]["balance_bias"]
+    found = to_layers(gradient(pipelined, to_stages(params, 2)))["layers"]["feed_forward"]["balance_bias"]
+    assert np.any(expected)
+    np.testing.assert_allclose(found, 4 * expected)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ from flax.core import meta
 
 from paxcli.errors import ConfigError
 from paxcli.layers.lora import Lora
+from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.models.dpo import Dpo
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
@@ -98,3 +101,14 @@ def test_tokens_instead_of_pairs_are_refused() -> None:
     del batch["rejected"]
     with pytest.raises(ConfigError, match="preference pairs"):
         model.loss_and_metrics({}, batch, jax.random.key(0))
+
+
+def test_stages_with_adapters_are_compared_with_those_without() -> None:
+    stages = functools.partial(PipelinedStack, num_stages=2, num_microbatches=2)
+    model = LanguageModel(**SIZES | {"num_layers": 2}, dpo=Dpo(), lora=Lora(rank=2, targets="attention"), stack=stages)
+    params = jax.jit(lambda: meta.unbox(model.init(jax.random.key(0), pairs())["params"]))()
+    loss, gradients = jax.jit(jax.value_and_grad(lambda params: model.loss_and_metrics(params, pairs())[0]["loss"][0]))(
+        params
+    )
+    np.testing.assert_allclose(loss, np.log(2), rtol=1e-6)
+    assert any(np.any(g) for path, g in jax.tree.leaves_with_path(gradients) if "_lora_b" in str(path))

@@ -13,7 +13,7 @@ from jax.scipy.stats import chi2
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.synthetic import SyntheticInput
-from paxcli.models.base import DecodingModel
+from paxcli.models.base import MASKING, DecodingModel
 from paxcli.models.masked_language_model import MaskedLanguageModel
 from paxcli.nested_map import NestedMap
 from tests.models import transformer_in_numpy as plain
@@ -32,7 +32,7 @@ def _batch(batch_size: int = 2) -> NestedMap:
 
 
 def _masked(labels, weights, key=None, **fields):
-    rngs = {} if key is None else {"dropout": jax.random.key(key)}
+    rngs = {} if key is None else {MASKING: jax.random.key(key)}
     return map(np.asarray, _model(**fields).apply({}, labels, weights, method="mask", rngs=rngs))
 
 

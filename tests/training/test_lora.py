@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from typing import Any
 
 import jax
 import numpy as np
@@ -93,3 +94,21 @@ def test_eight_devices_compute_what_one_computes(tmp_path: pathlib.Path) -> None
     meshes = [{**case, "sets": [*sets, f"ici_mesh_shape={shape}"]} for shape in ("[1,2,4]", "[2,4,1]")]
     for found in on_meshes(tmp_path, 8, meshes):
         np.testing.assert_allclose(found["losses"], one["losses"], rtol=1e-5)
+
+
+def test_each_microbatch_has_its_own_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    masks: list[bytes] = []
+    bernoulli = jax.random.bernoulli
+
+    def spy(*args: Any) -> jax.Array:
+        found = bernoulli(*args)
+        jax.debug.callback(lambda mask: masks.append(np.asarray(mask).tobytes()), found)
+        return found
+
+    monkeypatch.setattr(jax.random, "bernoulli", spy)
+    sets = [*SMALL, "task.model.lora=Lora", "lora.targets=attention/query", "lora.rank=4", "lora.dropout=0.5"]
+    with open_session(resolve("tiny-synthetic", sets=[*sets, "num_microbatches=4"]).config) as session:
+        step = make_train_step(session.experiment.task, session.abstract)
+        step(session.new_state(), session.experiment.train_input.get_next())
+        jax.effects_barrier()
+    assert len(set(masks)) == 2 * 4  # of each layer and microbatch
