@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from paxcli.errors import PaxError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.tokenizers import Tokenizer, count_bytes
-from paxcli.mesh.sharding import put_batch
+from paxcli.mesh.sharding import infeed_shard, put_batch
 from paxcli.nested_map import NestedMap
 from paxcli.training.summaries import count_examples
 from paxcli.training.task import Metrics
@@ -61,7 +61,7 @@ def evaluate(
         values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
         if of_scores is not None:
             values |= of_scores(_by_example(scored))
-        counts = _over_processes(counts)
+        counts = _over_processes(counts, mesh)
         if "log_pplx" in values:
             values |= _of_perplexity(values["log_pplx"], float(total["log_pplx"][1]), counts)
         values |= {name: counts[name] for name in ("num_examples", "num_tokens") if name in counts}
@@ -88,16 +88,19 @@ def _count(batch: NestedMap, tokenizer: Tokenizer | None) -> Counter[str]:
     return counts
 
 
-def _over_processes(counts: Counter[str]) -> dict[str, int]:
-    """The sums of all processes' counts, in halves since JAX gathers 32-bit integers."""
+def _over_processes(counts: Counter[str], mesh: Mesh) -> dict[str, int]:
+    """The sums of the counts of all input shards, in halves since JAX gathers 32-bit integers."""
     parts = multihost_utils.process_allgather({name: np.array(divmod(n, 2**31)) for name, n in counts.items()})
-    return {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
+    sums = {name: int(np.sum(part.reshape(-1, 2).astype(np.int64) @ (2**31, 1))) for name, part in parts.items()}
+    processes_per_shard = jax.process_count() // infeed_shard(mesh)[0]
+    return {name: total // processes_per_shard for name, total in sums.items()}
 
 
 def _of_perplexity(log_pplx: float, weight: float, counts: dict[str, int]) -> dict[str, float]:
     """The perplexity, and bits per byte unless targets are weighted otherwise than by 1, as masked tokens are."""
     values = {"perplexity": math.exp(min(log_pplx, 700))}
-    if counts.get(_BYTES) and abs(weight - counts[_TARGETS]) < 0.5:
+    # On the devices, weights are added up in float32.
+    if counts.get(_BYTES) and math.isclose(weight, counts[_TARGETS], rel_tol=1e-3, abs_tol=0.5):
         values["bits_per_byte"] = log_pplx * counts[_TARGETS] / counts[_BYTES] / math.log(2)
     return values
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import math
 import pathlib
+from collections import Counter
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 import paxcli as pax
 from paxcli.errors import DataError
 from paxcli.inputs.tokenizers import ByteTokenizer, count_bytes
+from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.metrics.text import values_text
+from paxcli.training import evaluate
 from tests.training.test_loop import Messages, small_recipe
 
 TEXTS = {"a.txt": "Größe: 3 µm\n" * 7, "b.txt": "one line\n", "c.md": ""}
@@ -73,3 +77,20 @@ def test_a_loss_that_is_the_log_perplexity_is_shown_once() -> None:
 def test_bytes_of_text(text: str) -> None:
     ids = np.concatenate([np.append(ByteTokenizer().encode(part), 1) for part in text.split("\x00")])
     assert count_bytes(ByteTokenizer(), ids) == len(text.replace("\x00", "").encode())
+
+
+def test_processes_that_read_the_same_rows_count_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gather(tree: Any) -> Any:
+        return jax.tree.map(lambda x: np.stack([x] * 4), tree)
+
+    monkeypatch.setattr(evaluate.multihost_utils, "process_allgather", gather)
+    monkeypatch.setattr(jax, "process_count", lambda: 4)
+    monkeypatch.setattr(evaluate, "infeed_shard", lambda mesh: (2, 0))
+    assert evaluate._over_processes(Counter(num_tokens=2**31 + 5), build_mesh(Mesh())) == {"num_tokens": 2**32 + 10}
+
+
+def test_bits_per_byte_of_more_targets_than_float32_counts() -> None:
+    counts = {"targets": 30_000_000, "bytes": 30_000_000}
+    values = evaluate._of_perplexity(math.log(2), float(np.float32(30_000_000) + 64), counts)
+    assert values == {"perplexity": pytest.approx(2), "bits_per_byte": pytest.approx(1)}
+    assert "bits_per_byte" not in evaluate._of_perplexity(1.0, 30_000_000 * 0.15, counts)
