@@ -112,6 +112,8 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
         try:
             if path.endswith(OPTIONAL):
                 path = path.removesuffix(OPTIONAL)
+                if "." not in path:
+                    raise ConfigError(f"`{path}?` is not a full path.", f"Write `task.model.{path}?`, for example.")
                 if is_of_another_class(config, path):
                     continue
             nodes = walk(config)

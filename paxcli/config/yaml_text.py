@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -42,6 +43,8 @@ def _check(document: yaml.Node) -> None:
             _check_keys(node)
         elif node.tag == "tag:yaml.org,2002:int" and len(node.value) > _MAX_DIGITS:
             raise _error(node, f"a number of {len(node.value)} digits")
+        elif node.tag == "tag:yaml.org,2002:int" and re.fullmatch("[-+]?0[0-9_]+", node.value):
+            raise _error(node, f"{node.value} begins with 0, so YAML takes it for an octal number")
 
 
 def _values(node: yaml.Node, above: tuple[yaml.Node, ...]) -> Iterator[yaml.Node]:

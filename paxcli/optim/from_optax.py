@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from paxcli.config.fields import AnyFloat, AnyInt
 from paxcli.errors import ConfigError, did_you_mean
 from paxcli.optim.base import Optimizer
 
+_EXAMPLE = {"w": jax.ShapeDtypeStruct((8, 8), jax.numpy.float32)}
+
 
 @dataclasses.dataclass(frozen=True)
 class Optax(Optimizer):
@@ -21,7 +24,7 @@ class Optax(Optimizer):
 
     Attributes:
       factory: Makes the transformation from `learning_rate=`, which the learner gives it: the name of an optimizer of
-        optax, or a function, such as your own that returns an `optax.chain`.
+        optax or `optax.contrib`, or a function, such as your own that returns an `optax.chain`.
       arguments: Further arguments of the factory.
     """
 
@@ -29,16 +32,16 @@ class Optax(Optimizer):
     arguments: dict[str, bool | AnyInt | AnyFloat | str | None] = dataclasses.field(default_factory=dict)
 
     def validate(self) -> None:
-        """Raises a ConfigError when optax has no such optimizer, or it does not take the arguments."""
-        if isinstance(self.factory, str):
-            functions = [name for name, value in vars(optax).items() if inspect.isfunction(value)]
-            names = [name for name in functions if "learning_rate" in inspect.signature(vars(optax)[name]).parameters]
-            if self.factory not in names:
-                raise ConfigError(f"optax has no optimizer `{self.factory}`.", did_you_mean(self.factory, names))
+        """Raises a ConfigError when optax has no such optimizer, or it needs more than gradients and the arguments."""
+        if isinstance(self.factory, str) and self.factory not in (names := _factories()):
+            raise ConfigError(f"optax has no optimizer `{self.factory}`.", did_you_mean(self.factory, names))
         try:
             inspect.signature(self._function).bind(learning_rate=0.0, **self.arguments)
-        except TypeError as error:
+            state = jax.eval_shape(self._first_state, _EXAMPLE) if isinstance(self.factory, str) else ()
+        except (TypeError, ValueError) as error:
             raise ConfigError(f"optimizer.factory: {error} (arguments: learning_rate, {self.arguments}).") from None
+        if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
+            raise ConfigError(f"{self.factory} keeps a PRNG key, which checkpoints do not hold.", "Choose another one.")
 
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> Any:
@@ -53,4 +56,16 @@ class Optax(Optimizer):
 
     @property
     def _function(self) -> Callable[..., optax.GradientTransformation]:
-        return vars(optax)[self.factory] if isinstance(self.factory, str) else self.factory
+        return _factories()[self.factory] if isinstance(self.factory, str) else self.factory
+
+    def _first_state(self, params: Any) -> Any:
+        """The state after an update by the parameters themselves."""
+        optimizer = self.with_learning_rate(None)
+        return optimizer.update(params, optimizer.init(params), params, learning_rate=0.0)[1]
+
+
+@functools.cache
+def _factories() -> dict[str, Callable[..., optax.GradientTransformation]]:
+    """The optimizers of optax and `optax.contrib` by name."""
+    functions = {name: x for name, x in {**vars(optax.contrib), **vars(optax)}.items() if inspect.isfunction(x)}
+    return {name: x for name, x in functions.items() if "learning_rate" in inspect.signature(x).parameters}

@@ -75,3 +75,10 @@ def test_aliases_and_merge_keys_are_read() -> None:
     text = "a: &a {x: 1}\nb: [*a, *a]\nc: {<<: *a, y: 2}\nd: 1.5\n"
     assert parse_yaml(text) == yaml.safe_load(text)
     assert parse_yaml("") is None
+
+
+@pytest.mark.parametrize("text", ["010", "-012", "0_7"])
+def test_no_number_is_taken_for_an_octal_one(text: str) -> None:
+    with pytest.raises(yaml.YAMLError, match="octal"):
+        parse_yaml(text)
+    assert [parse_yaml(each) for each in ("0", "-1", "0x10", "0.5", "1_000")] == [0, -1, 16, 0.5, 1000]

@@ -101,3 +101,29 @@ def test_what_optax_does_not_have_is_refused(optimizer, message, hint):
     with pytest.raises(ConfigError, match=message) as error:
         Learner(optimizer=optimizer).validate()
     assert hint in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("lbfgs", "missing 3 required keyword-only arguments: 'value'"),
+        ("momo", "missing 1 required keyword-only argument: 'value'"),
+        pytest.param(
+            *("noisy_sgd", "key"),  # optax 0.2.7 requires one; before, its state holds a default one
+            marks=pytest.mark.filterwarnings("ignore:Specifying a key will be required"),
+        ),
+        ("linear_schedule", "optax has no optimizer"),
+    ],
+)
+def test_an_optimizer_that_needs_more_than_gradients_is_refused(factory, message):
+    with pytest.raises(ConfigError, match=message):
+        Optax(factory).validate()
+
+
+def test_optimizers_of_contrib_have_names_too():
+    Optax("prodigy", {"estim_lr_coef": 2.0}).validate()
+    params = {"w": jnp.arange(6.0).reshape(2, 3)}
+    ours, theirs = Optax("adopt").with_learning_rate(None), optax.contrib.adopt(0.1)
+    found, _ = ours.update(params, ours.init(params), params, learning_rate=0.1)
+    expected, _ = theirs.update(params, theirs.init(params), params)
+    np.testing.assert_allclose(found["w"], -expected["w"])
