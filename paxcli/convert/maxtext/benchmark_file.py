@@ -31,7 +31,7 @@ def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Laun
             found[_text(fields.get("model_name"))] = _launch(node.lineno, fields, params)  # pyrefly: ignore[missing-attribute]
     if not found:
         raise ConfigError(f"{path} has no configuration.", "One has `model_type` and a dictionary `tuning_params`.")
-    for name in arguments.keys() - {CHOICE}:
+    for name in sorted(arguments.keys() - {CHOICE}):
         raise ConfigError(f"A file of benchmarks has no variable `{name}`.", f"Choose one: `--arg {CHOICE}=…`.")
     chosen = arguments.get(CHOICE)
     if chosen is not None and chosen not in found:

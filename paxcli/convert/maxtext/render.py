@@ -73,8 +73,8 @@ def report(converted: Conversion, parameters: int | None = None, verbose: bool =
 
 def expectation(converted: Conversion) -> list[str]:
     """The speed in the comment after the command, as seconds per step by MaxText's formula."""
-    found = re.search(r"([0-9][0-9.]*)\s*(?:TFLOPs?/s|TFLOPS|teraflops)", converted.launch.note, re.IGNORECASE)
-    rate = float(found[1].rstrip(".") or 0) if found else 0
+    found = re.search(r"([0-9]+[.]?[0-9]*)\s*(?:TFLOPs?/s|TFLOPS|teraflops)", converted.launch.note, re.IGNORECASE)
+    rate = float(found[1]) if found else 0
     if not rate:
         return [f"Its comment: {converted.launch.note}"] if converted.launch.note else []
     return [

@@ -69,7 +69,7 @@ def read_script(
     pinned = {name: [Word(value)] for name, value in arguments.items() if not name.isdigit()}
     evaluator = _Evaluator({**pinned, "@": positional}, pinned, other_script)
     evaluator.run(_parse(text))
-    for name in pinned.keys() - names:
+    for name in sorted(pinned.keys() - names):
         raise ConfigError(f"The script has no variable `{name}`, which `--arg` sets.", did_you_mean(name, names))
     return evaluator.found
 

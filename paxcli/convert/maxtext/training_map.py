@@ -206,6 +206,7 @@ def _set_run(draft: Conversion, steps: int) -> None:
     reported = known | tables.silent_keys() | {dropped.key for dropped in settings.dropped}
     reported |= {text.partition("=")[0] for text in draft.approximated}
     for key, setting in list(settings.values.items()):
-        is_set = setting.origin in ("script", "environment") and setting.value not in ("", [], False, -1, 1, 0)
-        if is_set and key not in reported:
+        is_given = setting.origin in ("script", "environment")
+        usual = [tables.default(key, settings.date)] if key in tables.timelines() else ("", [], False, -1, 1, 0)
+        if is_given and key not in reported and setting.value not in usual:
             draft.drop(key, "has no equivalent in this recipe")

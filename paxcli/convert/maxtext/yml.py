@@ -52,7 +52,11 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
         return rest
     beside = find_beside(path, base.value)
     if beside is not None:
-        return _read_with_base(beside.read_text("utf-8"), beside, (*inside, path.resolve()), reports) + rest
+        try:
+            inherited = beside.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"Cannot read {beside}: {error}.", "Name another file in `base_config`.") from None
+        return _read_with_base(inherited, beside, (*inside, path.resolve()), reports) + rest
     if base.value.rpartition("/")[2] != BASE:
         reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file was not found"))
     return rest

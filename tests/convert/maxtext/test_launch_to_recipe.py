@@ -437,3 +437,14 @@ def test_preferences_are_carried_over(date: str, beta: float) -> None:
     sigmoid = 1 / (1 + math.exp(-margin))
     assert float(loss) == pytest.approx(-0.9 * math.log(sigmoid) - 0.1 * math.log(1 - sigmoid), rel=1e-5)
     assert any("--from" in text for text in converted.settings.undecided)
+
+
+def test_what_differs_from_maxtexts_default_is_reported() -> None:
+    converted = of_keys(model_name="llama2-7b", steps=3, add_bos=False, use_qk_norm=True)
+    assert {dropped.key for dropped in converted.settings.dropped} >= {"add_bos", "use_qk_norm"}
+    assert of_keys(model_name="llama2-7b", steps=3, add_bos=True, use_qk_norm=False).settings.dropped == []
+
+
+def test_a_comment_with_a_version_is_no_rate() -> None:
+    launch = Launch(1, pairs=[Pair("model_name", "llama2-7b", 1), Pair("steps", "3", 1)], note="v1.2.3 TFLOP/s")
+    assert "TFLOP/s per device, counted by" in report(convert(launch, "a.sh", date=datetime.date(2026, 1, 1)))
