@@ -251,10 +251,19 @@ class SeqIOInput(StreamInput):
 
     @functools.cached_property
     def text_tokenizer(self) -> VocabularyTokenizer:
-        """The vocabulary of `targets`, as a tokenizer."""
+        """The vocabulary of `targets`, as a tokenizer.
+
+        Raises:
+          ConfigError: The task has no such feature.
+        """
         has_bos = not getattr(self.feature_converter, "reverse_bos_padding", False)
         bos_id = getattr(self.feature_converter, "bos_id", 0) if has_bos else None
-        return VocabularyTokenizer(self.task.output_features["targets"].vocabulary, bos_id)
+        targets = self.task.output_features.get("targets")
+        if targets is None:
+            self.refuse(
+                "its task has no feature `targets`, whose vocabulary would read its ids.", "Add it to the task."
+            )
+        return VocabularyTokenizer(targets.vocabulary, bos_id)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
         feature = self.task.output_features.get("inputs" if key.startswith("source") else "targets")

@@ -223,3 +223,10 @@ def test_without_seqio(monkeypatch):
         assert caught.value.exit_code == 3 and "pip install seqio" in caught.value.hint
     finally:
         seqio_library.load.cache_clear()
+
+
+def test_a_task_without_targets_has_no_tokenizer(seqio):
+    feature = seqio.Feature(seqio.PassThroughVocabulary(50), add_eos=False)
+    task = seqio.Task("no_targets", source=None, preprocessors=[], output_features={"ids": feature})
+    with pytest.raises(ConfigError, match="its task has no feature `targets`"):
+        _ = make(mixture_name=None, mixture_or_task=task, **EPOCH).text_tokenizer
