@@ -69,7 +69,8 @@ def emit(
     task = Task(name or resolved.name, [*words, "--", recipe], machine, slices, image, run_dir, source)
     text = TARGETS[target](task)
     wanted = fdl.build(resolved.config.mesh).num_devices()
-    check_devices(wanted, task.devices, f"{slices} x {accelerator}", "Change --slices or --accelerator")
+    has = f"{slices} x {accelerator} has {task.devices}"
+    check_devices(wanted, task.devices, has, "Change --slices or --accelerator")
     validate(resolved.config, task.devices, reads_data=False)
     for file in (recipe, *(overlays or ())) if target != "slurm" else ():
         if Path(file.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES):

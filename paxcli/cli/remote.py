@@ -58,8 +58,8 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
     target = find(name, dry_run=bool(params.get("dry_run")))
     if ctx.info_name == "train" and target.accelerator is not None:
         there = find_accelerator(target.accelerator).devices * target.slices
-        machine = f"{target.name}, {target.slices} x {target.accelerator},"
-        check_devices(devices, there, machine, "Create other TPUs: pax provision create --help")
+        has = f"{target.name} has {there} ({target.slices} x {target.accelerator})"
+        check_devices(devices, there, has, "Create other TPUs: pax provision create --help")
     job_name = f"{ctx.info_name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     if params.get("dry_run"):
         which = "all" if everywhere else "0"

@@ -32,11 +32,11 @@ def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | 
     return open_recipe(target, overlays, sets, run_dir)
 
 
-def check_devices(wanted: int | None, devices: int, machine: str, change: str) -> None:
+def check_devices(wanted: int | None, devices: int, has: str, change: str) -> None:
     """Raises a ConfigError if a recipe's mesh does not need the devices that a machine has; None = any number."""
     if wanted not in (None, devices):
         hint = f"{change}, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape."
-        raise ConfigError(f"The recipe's mesh needs {wanted} devices, but {machine} has {devices}.", hint)
+        raise ConfigError(f"The recipe's mesh needs {wanted} devices, but {has}.", hint)
 
 
 def open_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
