@@ -107,9 +107,13 @@ class LocalTier:
             if _gather(np.array([found is not None])).all() and found is not None:
                 return step, *found
             announce(f"The local checkpoint of step {step} cannot be used: {problem}.")
+            self.steps.remove(step)
+        return None
+
+    def discard(self) -> None:
+        """Deletes the local checkpoints, when the run resumes from one of its own."""
         shutil.rmtree(self._root, ignore_errors=True)
         self.steps = []
-        return None
 
     def read_manifest(self, step: int) -> Manifest:
         """The manifest of one of `steps`."""

@@ -20,7 +20,7 @@ from paxcli.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
 _CHECKPOINTS = "checkpoints"
-_RUN_FILES = ("recipe*.yaml", "config.txt", "environment.json")
+_RUN_FILES = ("recipe*.yaml", "config.txt", "environment.json", "tokenizers.json", "tokenizers/*/*", "huggingface/*")
 # Copied last: a step directory without these does not count as a checkpoint.
 _COMMIT_FILES = ("_CHECKPOINT_METADATA", "commit_success.txt")
 
@@ -108,7 +108,7 @@ def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False
 
 
 def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run: bool = False) -> list[CheckpointInfo]:
-    """Copies checkpoints (default: the newest) and the recipe of their run into another run directory.
+    """Copies checkpoints (default: the newest), and recipe and tokenizers of their run, into another run directory.
 
     The copy can be resumed, evaluated and decoded from. Directories may be local or in a bucket (`gs://…`).
 
@@ -124,16 +124,17 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
     hint = "Copy to another directory."
     if present := [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]:
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
-    files = [file for pattern in _RUN_FILES for file in epath.Path(resolve_path(run_dir)).glob(pattern)]
-    for file in files:
-        copy = target / file.name
+    source = epath.Path(resolve_path(run_dir))
+    files = {file: target / file.relative_to(source) for pattern in _RUN_FILES for file in source.glob(pattern)}
+    for file, copy in files.items():
         if copy.exists() and copy.read_bytes() != file.read_bytes():
-            raise ConfigError(f"{target} is another run: its {file.name} differs.", hint)
+            raise ConfigError(f"{target} is another run: its {file.relative_to(source)} differs.", hint)
     if dry_run:
         return [_info(_step_dir(run_dir, step)) for step in chosen]
     (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    for file in files:
-        file.copy(target / file.name, overwrite=True)
+    for file, copy in files.items():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        file.copy(copy, overwrite=True)
     return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
 
 

@@ -155,13 +155,17 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
           DataError: As for `restore`; also if there is no checkpoint, or the oldest is damaged too.
         """
         steps, wanted = self.steps(), named_leaves(abstract_state)
-        if self._local is not None:
-            if found := self._local.restore_newest(wanted, max(steps, default=0), announce):
-                step, arrays, positions = found
-                return step, _like(abstract_state, arrays), positions
-        for step in reversed(steps):
+        for step in steps[::-1] or [0]:
+            if self._local is not None and (found := self._local.restore_newest(wanted, step, announce)):
+                newest, arrays, positions = found
+                return newest, _like(abstract_state, arrays), positions
+            if not steps:
+                break
             try:
-                return step, *self.restore(step, abstract_state)
+                restored = self.restore(step, abstract_state)
+                if self._local is not None:
+                    self._local.discard()
+                return step, *restored
             except DamagedCheckpoint as error:
                 if self._policy.on_corrupt == "refuse" or step == steps[0]:
                     raise

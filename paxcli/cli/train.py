@@ -162,7 +162,10 @@ def _describe(
 
 def run_text(result: dict[str, Any]) -> str:
     """The summary of a training run, as text."""
-    loss = "not finite" if result["loss"] is None else f"{result['loss']:.4f}"
+    if result["loss"] is None:  # in the last line of metrics; or there is none, as in a copy
+        loss = "unknown" if result["tokens_per_second"] is None else "not finite"
+    else:
+        loss = f"{result['loss']:.4f}"
     lines = [f"{result['run_dir']}: {result['steps']} steps, loss {loss}"]
     lines += [f"eval {name}: {values_text(metrics)}" for name, metrics in result["eval"].items()]
     run_dir = shlex.quote(result["run_dir"])

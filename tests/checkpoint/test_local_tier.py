@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import shutil
 
@@ -11,7 +12,7 @@ import pytest
 from paxcli.checkpoint.local_tier import find_local, newest_local_step
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, DataError
 from tests.checkpoint.states import abstract, assert_same_bits, make_state
 from tests.checkpoint.test_damage import damage
 
@@ -95,3 +96,22 @@ def test_the_directory_and_the_interval_need_each_other():
     with pytest.raises(ConfigError, match="need each other"):
         Checkpoint(local_directory="/tmp/a").validate()
     Checkpoint(local_directory="/tmp/a", local_save_interval_steps=5).validate()
+
+
+def test_local_checkpoints_stay_until_one_of_the_run_is_restored(tmp_path):
+    """The newest checkpoint of the run is damaged, and older local ones are sound."""
+    _save(tmp_path, range(1, 9))  # local: 6 and 8; the run's: 5
+    shutil.copytree(tmp_path / "local", tmp_path / "kept")
+    with _store(tmp_path) as store:
+        store.save(10, make_state(10), {"position": 10}, force=True, recipe={"seed": 10})
+    shutil.rmtree(tmp_path / "local", ignore_errors=True)
+    shutil.copytree(tmp_path / "kept", tmp_path / "local")
+    damage(next((tmp_path / "run" / "checkpoints" / "10" / "manifest").iterdir()), "truncate")
+    with pytest.raises(DataError, match="step 10"):
+        _store(tmp_path).restore_newest(abstract(make_state()), print)
+    policy = dataclasses.replace(_store(tmp_path)._policy, on_corrupt="previous")
+    announced: list[str] = []
+    store = CheckpointStore(tmp_path / "run" / "checkpoints", policy)
+    step, state, positions = store.restore_newest(abstract(make_state()), announced.append)
+    assert step == 8 and positions == {"position": 8} and "10.damaged" in announced[0]
+    assert_same_bits(state, make_state(8))

@@ -99,7 +99,12 @@ def test_nothing_is_deleted_under_a_training_process(run_dir: pathlib.Path) -> N
 def test_a_copy_restores_the_same_bits(run_dir: pathlib.Path, tmp_path: pathlib.Path) -> None:
     assert command("copy", str(run_dir), "--out", str(tmp_path / "dry"), "--dry-run") == 0
     assert not (tmp_path / "dry").exists()
+    beside = ("tokenizers.json", "tokenizers/0a1b/tokenizer.json", "huggingface/config.json")
+    for name in beside:
+        (run_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (run_dir / name).write_text(name)
     copied = maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [1, 3])
+    assert [(tmp_path / "copy" / name).read_text() for name in beside] == list(beside)
     assert [info.step for info in copied] == [1, 3] == steps_of(tmp_path / "copy")
     assert (tmp_path / "copy" / "recipe.yaml").read_text() == "recipe: tiny\n"
     restored, input_state = CheckpointStore(tmp_path / "copy" / "checkpoints").restore(3, abstract(make_state(3)))

@@ -54,7 +54,9 @@ def test_json_report(trained):
 def test_the_summary_of_a_loss_that_is_not_finite():
     from paxcli.cli.train import run_text
 
-    assert run_text({"run_dir": "a", "steps": 2, "loss": None, "eval": {}}).startswith("a: 2 steps, loss not finite\n")
+    result = {"run_dir": "a", "steps": 2, "loss": None, "tokens_per_second": 5.0, "eval": {}}
+    assert run_text(result).startswith("a: 2 steps, loss not finite\n")
+    assert run_text(result | {"tokens_per_second": None}).startswith("a: 2 steps, loss unknown\n")  # no metrics.jsonl
 
 
 def test_a_pipe_gets_no_control_codes(trained):
