@@ -13,8 +13,6 @@ PROMPT, RESPONSES = "prompt", ("response", "completion")
 CONVERSATIONS, TOOLS = "conversations", "tools"  # of ShareGPT, and of function calling
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
-ANSWERING = ("assistant", "gpt", "tool")
-"""Roles that do not begin a conversation."""
 
 
 def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:

@@ -10,13 +10,14 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat import ChatInput, ChatReading
-from paxcli.inputs.conversations import ANSWERING, PROMPT, TOOLS, as_messages, messages_of
+from paxcli.inputs.conversations import PROMPT, TOOLS, as_messages, messages_of
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import FIX_HINT
 from paxcli.inputs.packing import ONE_PER_ROW
 from paxcli.nested_map import NestedMap
 
 CHOSEN, REJECTED = "chosen", "rejected"
+_ANSWERING = ("assistant", "tool")  # roles of messages that do not begin a conversation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,24 +29,19 @@ class PairReading(ChatReading):
         for name in (CHOSEN, REJECTED):
             if record.get(name) is None:
                 raise DataError(f"{place} has no `{name}`; fields: {', '.join(record) or 'none'}.", FIX_HINT)
-        prompt, found = as_messages(record.get(PROMPT) or [], "user"), as_messages(record[side], "assistant")
-        turns, wanted = list(map(_role_and_text, found)), list(map(_role_and_text, prompt))
-        if not turns or turns[0][0] in ANSWERING:
-            return messages_of({side: prompt + found}, side, place)
+        prompt = as_messages(record.get(PROMPT) or [], "user")
+        messages = messages_of({side: [*prompt, *as_messages(record[side], "assistant")]}, side, place)
+        asked, rest = messages[: len(prompt)], messages[len(prompt) :]
+        if not asked or not rest or rest[0]["role"] in _ANSWERING:
+            return messages
+        turns, wanted = ([(x["role"], x.get("content", "").strip()) for x in part] for part in (rest, asked))
         if not any(turns[start : start + len(wanted)] == wanted for start in range(len(turns))):
-            raise DataError(
-                f"{place}: `{side}` begins with messages of the user, and lacks those of `prompt`.", FIX_HINT
-            )
-        return messages_of({side: found}, side, place)
+            problem = f"`{side}` begins with messages of the user, and lacks those of `prompt`"
+            raise DataError(f"{place}: {problem}.", FIX_HINT)
+        return messages_of({side: rest}, side, place)
 
     def columns(self, schema: Any, file: Any) -> list[str]:
         return [name for name in (PROMPT, CHOSEN, REJECTED, TOOLS) if name in schema.names]
-
-
-def _role_and_text(message: dict[str, Any]) -> tuple[str, str]:
-    """Role and text of a message; ShareGPT has other names for both."""
-    role, text = message.get("role", message.get("from")), message.get("content", message.get("value"))
-    return str(role), str(text).strip()
 
 
 @dataclasses.dataclass(kw_only=True)

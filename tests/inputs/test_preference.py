@@ -105,7 +105,15 @@ def test_what_would_separate_pairs_is_refused(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "prompt", ["Q2?", "Q2?\n", [say("user", "Q2?") | {"name": None}], [{"from": "user", "value": "Q2?"}], ""]
+    "prompt",
+    [
+        "Q2?",
+        "Q2?\n",
+        [say("user", "Q2?") | {"name": None}],
+        [{"from": "user", "value": "Q2?"}],
+        [{"from": "human", "value": "Q2?"}],
+        "",
+    ],
 )
 def test_a_prompt_that_the_conversations_contain_is_read_once(prompt: object, tmp_path: pathlib.Path) -> None:
     start = [say("system", "S."), say("user", "Q1?"), say("assistant", "A1."), say("user", "Q2?")]
@@ -114,6 +122,17 @@ def test_a_prompt_that_the_conversations_contain_is_read_once(prompt: object, tm
     plain, prompted = (PreferenceInput(files=each, batch_size=1, **EPOCH).get_next() for each in files)
     np.testing.assert_array_equal(prompted.ids, plain.ids)
     np.testing.assert_array_equal(prompted.rejected.ids, plain.rejected.ids)
+
+
+def test_the_conversations_may_be_of_sharegpt(tmp_path: pathlib.Path) -> None:
+    turns = {side: [say("user", "Q?"), say("assistant", f"{side}.")] for side in ("chosen", "rejected")}
+    names = {"user": "human", "assistant": "gpt"}
+    sharegpt = {
+        side: [{"from": names[x["role"]], "value": x["content"]} for x in found] for side, found in turns.items()
+    }
+    files = [write(tmp_path / f"{i}.jsonl", [each | {"prompt": "Q?"}]) for i, each in enumerate((turns, sharegpt))]
+    plain, other = (PreferenceInput(files=each, batch_size=1, **EPOCH).get_next() for each in files)
+    np.testing.assert_array_equal(other.ids, plain.ids)
 
 
 def test_a_prompt_that_the_conversations_lack_is_an_error(tmp_path: pathlib.Path) -> None:

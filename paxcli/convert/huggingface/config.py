@@ -233,8 +233,9 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
         raise ConfigError(f"rope_type={kind} is not supported.", f"Supported are default, {', '.join(_SCALINGS)}.")
     values[".scaling"] = _SCALINGS[kind]["class"]
     fields = _SCALINGS[kind]["fields"]
-    scaling = {"original_max_position_embeddings": c["max_position_embeddings"], **scaling}
     given = {field: scaling[key] for key, field in fields.items() if scaling.get(key) is not None}
+    if "original_max_position_embeddings" in fields:
+        given.setdefault("original_max_seq_len", c["max_position_embeddings"])
     if kind == "yarn" and given.get("attention_factor") is None and scaling.get("mscale_all_dim"):
         parts = (_yarn_factor(scaling["factor"], scaling[key] or 0) for key in ("mscale", "mscale_all_dim"))
         given["attention_factor"] = next(parts) / next(parts)

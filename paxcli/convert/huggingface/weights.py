@@ -180,8 +180,9 @@ def export_huggingface(
     done = ExportedWeights(os.fspath(run_dir), step, str(target), family, dtype, False, count, [])
     if dry_run:
         return done
-    dtypes = {name: np.dtype(of_tensors.get(name, dtype)) for name in foreign_shapes(layout, params)}
-    sizes = {name: math.prod(x.shape) * dtypes[name].itemsize for name, x in foreign_shapes(layout, params).items()}
+    foreign = foreign_shapes(layout, params)
+    dtypes = {name: np.dtype(of_tensors.get(name, dtype)) for name in foreign}
+    sizes = {name: math.prod(x.shape) * dtypes[name].itemsize for name, x in foreign.items()}
     try:
         target.mkdir(parents=True, exist_ok=True)
         if adapter:
@@ -191,7 +192,7 @@ def export_huggingface(
             written = ((name, _cast(name, x, dtypes[name])) for name, x in from_pax(layout, merged))
             files = [CONFIG, *write_safetensors(target, written, sizes)]
             write_json(target / CONFIG, content)
-        for folder in (origin, *map(resolve_path, copies)):  # the run's own tokenizer replaces the imported one
+        for folder in (origin, *map(resolve_path, copies[:1])):  # the tokenizer of training replaces the imported one
             files += carry_files(folder, target)
         if not adapter and (generation := generation_json(config, old_generation)) is not None:
             write_json(target / GENERATION, generation)

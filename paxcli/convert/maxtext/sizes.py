@@ -63,9 +63,8 @@ def _factors(settings: Settings) -> tuple[int, int, int]:
         raise ConfigError(f"global_parameter_scale={scale} is not a power of two.", hint)
     thirds, rest = divmod(power, 3)
     first, second = thirds + (rest > 0), thirds + (rest > 1)
-    exponents = (
-        (first, second, thirds) if settings.date >= tables.day_of("heads_scaled_first") else (second, first, thirds)
-    )
+    heads_first = settings.date >= tables.day_of("heads_scaled_first")
+    exponents = (first, second, thirds) if heads_first else (second, first, thirds)
     is_number = settings.date < tables.day_of("scale_is_power")
     heads, emb, layers = (exponent + 1 if is_number else 1 << exponent for exponent in exponents)
     return heads, emb, layers

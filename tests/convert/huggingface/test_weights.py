@@ -351,3 +351,19 @@ def test_an_optimizer_that_does_not_start_from_zero_is_refused(field, tmp_path: 
         pax.import_weights(source, tmp_path / "other", recipe=other)
     averaged = pax.load(f"{tmp_path}/run", set={"ema_decay": 0.9})
     pax.import_weights(source, tmp_path / "averaged", recipe=averaged)
+
+
+def test_of_several_tokenizers_that_of_training_is_exported(tmp_path: pathlib.Path):
+    source, run = write_directory(tmp_path / "hf", "llama2"), tmp_path / "run"
+    write_tokenizer(source)
+    pax.import_weights(source, run)
+    paths = {name: str(tmp_path / name / "tokenizer.json") for name in ("train", "eval")}
+    for name, path in paths.items():
+        (run / "tokenizers" / name).mkdir(parents=True)
+        (run / "tokenizers" / name / "tokenizer.json").write_text(json.dumps(path))
+    (run / "tokenizers.json").write_text(
+        json.dumps({path: f"tokenizers/{x}/tokenizer.json" for x, path in paths.items()})
+    )
+    sets = {"train_input.tokenizer.path": paths["train"], "eval_inputs.0.tokenizer.path": paths["eval"]}
+    pax.export_weights(pax.Run(run, pax.load(f"{run}/", set=sets)), tmp_path / "out")
+    assert json.loads((tmp_path / "out/tokenizer.json").read_text()) == paths["train"]
