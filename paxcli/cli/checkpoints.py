@@ -101,7 +101,7 @@ def copy(
     dry_run: DryRunOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy checkpoints into a new run directory, local or in a bucket. Their run's recipe is copied, too.
+    """Copy checkpoints into a new run directory, local or in a bucket. The run's recipe and tokenizers are copied, too.
 
     \b
     Examples:

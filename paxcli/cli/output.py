@@ -16,7 +16,7 @@ import typer
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.usage_hints import import_hint, usage_hint
 from paxcli.cli.user_code import explain
-from paxcli.errors import MissingError, PaxError, first_line, machine_fault
+from paxcli.errors import MissingError, PaxError, RemoteError, first_line, machine_fault
 from paxcli.log import silence, use_color
 from paxcli.metrics.text import values_text
 
@@ -45,9 +45,11 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         return say_interrupted(arguments, _INTERRUPTED)
     except Exception as error:
         if fault := machine_fault(error):
-            return _fail(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT, 3, as_json)
+            return _fail(
+                f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT, MissingError.exit_code, as_json
+            )
         if _is_bucket_error(error):
-            return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, 4, as_json)
+            return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, RemoteError.exit_code, as_json)
         explained = explain(error)
         if explained is None or os.environ.get("PAX_DEBUG"):
             traceback.print_exc()

@@ -33,7 +33,17 @@ def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | 
 
 
 def check_devices(wanted: int | None, devices: int, has: str, change: str) -> None:
-    """Raises a ConfigError if a recipe's mesh does not need the devices that a machine has; None = any number."""
+    """Checks that a recipe's mesh needs all devices of a machine.
+
+    Args:
+      wanted: How many it needs; None = any number.
+      devices: How many the machine has.
+      has: The same as text, with the machine: `demo has 128 (2 x v4-128)`.
+      change: The way to another machine, for the hint.
+
+    Raises:
+      ConfigError: It needs another number.
+    """
     if wanted not in (None, devices):
         hint = f"{change}, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape."
         raise ConfigError(f"The recipe's mesh needs {wanted} devices, but {has}.", hint)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +34,11 @@ def override(decoding: Decoding, **values: Any) -> Decoding:
     Raises:
       ConfigError: A value has the wrong type or is out of range, or its field belongs to another method.
     """
-    names = [field.name for field in dataclasses.fields(decoding)]
-    config = fdl.Config(type(decoding), **{name: getattr(decoding, name) for name in names})
-    for name, value in values.items():
-        if value is None:
-            continue
-        if name not in names:
-            raise ConfigError(f"{type(decoding).__name__} has no `{name}`.", f"It has: {', '.join(names)}.")
+    config = fdl.Config(type(decoding), **vars(decoding))
+    given = {name: value for name, value in values.items() if value is not None}
+    for name, value in given.items():
+        if name not in vars(decoding):
+            raise ConfigError(f"{type(decoding).__name__} has no `{name}`.", f"It has: {', '.join(vars(decoding))}.")
         assign(config, name, value)
     return fdl.build(config)
 
@@ -92,6 +90,7 @@ class PromptDecoder:
         self._model, self.tokenizer, self.template = model, tokenizer, template
         self.max_length = model.max_decode_len
         self._decoding, self._seed = decoding, seed
+        self._special_id = functools.cache(self._find_special_id)  # asked for after each token
         eos_ids = (tokenizer.eos_id,) if decoding.eos_ids is None else decoding.eos_ids
         self._check_vocabulary("`decoding.eos_ids`", eos_ids)
         self.generator = Generator(model, params, decoding, eos_ids, tokenizer.bos_id or 0)
@@ -232,7 +231,7 @@ class PromptDecoder:
         text = self._decode(request, ids) if stop else ""
         return any(one in text or self._special_id(one) in ids for one in stop)
 
-    def _special_id(self, text: str) -> int:
+    def _find_special_id(self, text: str) -> int:
         """The id of a special token, which no decoded text shows; -1 for any other text."""
         ids = self.tokenizer.encode_chat(text)[0]
         return int(ids[0]) if len(ids) == 1 and not self.tokenizer.decode(ids) else -1
