@@ -5,12 +5,14 @@ The task has `recipe`, `overlays` and `sets`, or sizes.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 
 from steps import TokenCounter, serve
 
 _COUNTER = TokenCounter()
 _OPEN = contextlib.ExitStack()  # the session, whose mesh is the current one until the process ends
+atexit.register(_OPEN.close)
 
 
 def make_step(task: dict):
