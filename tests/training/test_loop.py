@@ -213,6 +213,19 @@ def test_every_line_of_an_interrupted_run_is_that_of_an_uninterrupted_one(tmp_pa
     assert len({metrics["loss"] for metrics in evals(run_dir).values()}) == 3
 
 
+def test_a_run_that_ended_and_is_extended_evaluates_the_next_batches(tmp_path: pathlib.Path) -> None:
+    """Its last checkpoint was saved after the evaluation, by an early stop, or before it, at the last step."""
+    each = {**_CONTINUED, "learning_rate": 0.0, "save_interval_steps": 100}
+    train(tmp_path / "straight", steps=3, eval_interval_steps=1, **each)
+    run_dir = tmp_path / "a"
+    train(run_dir, steps=4, eval_interval_steps=2, **each, **{"early_stopping_fn.target": 100.0})
+    assert evals(run_dir).keys() == {2}
+    for steps in (3, 4):
+        train(run_dir, steps, eval_interval_steps=2, **each)
+    found, expected = ([line["loss"] for line in evals(path).values()] for path in (run_dir, tmp_path / "straight"))
+    assert evals(run_dir).keys() == {2, 3, 4} and found == expected
+
+
 class Crash(Messages):
     """Ends the run at a step, without a checkpoint of it."""
 
