@@ -56,7 +56,7 @@ from paxcli.training.watchdog import Watchdog
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
 # From a step and its parameters to each of the `sample_prompts` with its continuation.
 Sample = Callable[[int, dict], list[tuple[str, str]]]
-_EVALUATED = "evaluated"  # among saved positions: the step of the last evaluation that those of eval inputs include
+_EVALUATED = "evaluated"  # a key of saved positions: those of eval inputs are after the evaluation of that step
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
 
 
@@ -78,7 +78,7 @@ class TrainingRun:
         # evaluation, so that an interrupted one can be repeated.
         evals = [source for source in session.experiment.eval_inputs if not source.reset_for_eval]
         self.continued = {_split(source): source for source in evals}
-        self.eval_positions = self._eval_positions()
+        self.eval_positions, self.evaluated_step = self._eval_positions(), 0
         self.seconds = 0.0
         newest = self.store.latest_step()
         self.resumes, self.last_step = newest is not None, newest or 0
@@ -107,7 +107,7 @@ class TrainingRun:
         """
         evals = [path for path in recipe if path.startswith("eval_inputs.")]
         changed = next((f"`{path}` changed" for path in evals if self.recipe.get(path) != recipe[path]), None)
-        ended = self._is_eval_ended(step) and saved.get(_EVALUATED) != step
+        ended = self._is_eval_ended(step) and _EVALUATED not in saved
         for split, source in {TRAIN: self.input, **self.continued}.items():
             if split in saved and (split == TRAIN or changed is None):
                 source.set_state(saved[split])
@@ -213,7 +213,8 @@ class TrainingRun:
         self.divergence.check_params(step, state.params)
         self.run_dir.check_in_place()
         with self.meter.pause(), self.goodput.time(SAVE), TraceAnnotation(SAVE_PHASE):
-            positions = {TRAIN: self.input.get_state(), **self.eval_positions}
+            evaluated = {_EVALUATED: True} if self.evaluated_step == step else {}
+            positions = {TRAIN: self.input.get_state(), **self.eval_positions, **evaluated}
             self.store.save(step, state, positions, force, self.recipe)
 
     def _stop(self, what: str) -> None:
@@ -260,7 +261,7 @@ class TrainingRun:
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
             samples = self.sample(step, params) if self.sample else []
-        self.eval_positions = {**self._eval_positions(), _EVALUATED: step}
+        self.eval_positions, self.evaluated_step = self._eval_positions(), step
         for prompt, text in samples:
             self.report.message(f"step {step} · sample · {prompt!r} → {text!r}")
         for name, values in metrics.items():
