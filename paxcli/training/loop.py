@@ -56,7 +56,7 @@ from paxcli.training.watchdog import Watchdog
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
 # From a step and its parameters to each of the `sample_prompts` with its continuation.
 Sample = Callable[[int, dict], list[tuple[str, str]]]
-_EVALUATED = "evaluated"  # a key of saved positions: those of eval inputs are after the evaluation of that step
+_EVALUATED = "evaluated"  # a key of saved positions: whether those of eval inputs are after that step's evaluation
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
 
 
@@ -82,8 +82,8 @@ class TrainingRun:
         self.seconds = 0.0
         newest = self.store.latest_step()
         self.resumes, self.last_step = newest is not None, newest or 0
-        self.is_copy = not (run_dir.path / FILE_NAME).exists()  # before a writer creates it
-        self.eval_lines = [line for line in read_lines(run_dir.path / FILE_NAME, sample=True) if line["split"] != TRAIN]
+        lines = list(read_lines(run_dir.path / FILE_NAME, sample=True))
+        self.is_copy, self.eval_lines = not lines, [line for line in lines if line["split"] != TRAIN]
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None, created: Future[TrainState] | None) -> TrainState:
@@ -107,7 +107,7 @@ class TrainingRun:
         """
         evals = [path for path in recipe if path.startswith("eval_inputs.")]
         changed = next((f"`{path}` changed" for path in evals if self.recipe.get(path) != recipe[path]), None)
-        ended = self._is_eval_ended(step) and _EVALUATED not in saved
+        ended = self._is_eval_ended(step) and not saved.get(_EVALUATED)
         for split, source in {TRAIN: self.input, **self.continued}.items():
             if split in saved and (split == TRAIN or changed is None):
                 source.set_state(saved[split])
@@ -213,8 +213,7 @@ class TrainingRun:
         self.divergence.check_params(step, state.params)
         self.run_dir.check_in_place()
         with self.meter.pause(), self.goodput.time(SAVE), TraceAnnotation(SAVE_PHASE):
-            evaluated = {_EVALUATED: True} if self.evaluated_step == step else {}
-            positions = {TRAIN: self.input.get_state(), **self.eval_positions, **evaluated}
+            positions = {TRAIN: self.input.get_state(), **self.eval_positions, _EVALUATED: self.evaluated_step == step}
             self.store.save(step, state, positions, force, self.recipe)
 
     def _stop(self, what: str) -> None:
@@ -271,9 +270,8 @@ class TrainingRun:
         self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
-        if records:
-            self.run_dir.check_in_place()
         for record in records:
+            self.run_dir.check_in_place()
             self.report.step(record)
             accounts = {"goodput": self.goodput.report()["goodput"]}
             if "://" in os.fspath(self.run_dir.path):

@@ -114,7 +114,7 @@ def test_a_checkpoint_without_positions_of_eval_inputs_can_be_resumed(tmp_path: 
     train(tmp_path / "a", **_CONTINUED)
     file = tmp_path / "a" / "checkpoints" / "2" / "manifest" / "metadata"
     content = json.loads(file.read_text())["content"]
-    assert content["input_states"][0].keys() == {"train", "eval/stdlib"}
+    assert content["input_states"][0].keys() == {"train", "eval/stdlib", "evaluated"}
     del content["input_states"][0]["eval/stdlib"]
     file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
     lines = train(tmp_path / "a", steps=3, **_CONTINUED).lines[:-1]  # without that of goodput
