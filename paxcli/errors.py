@@ -6,6 +6,7 @@ import difflib
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable
 from typing import NoReturn
 
@@ -73,19 +74,24 @@ class Stopped(PaxError):
     exit_code = 75
 
 
-def exit_now(error: PaxError) -> NoReturn:  # pyrefly: ignore[bad-return]
+def exit_now(error: Exception) -> NoReturn:  # pyrefly: ignore[bad-return]
     """Reports an error and ends the process, from any thread, without the usual clean-up, which may never return."""
+    exit_code = error.exit_code if isinstance(error, PaxError) else PaxError.exit_code
     try:
-        report_exit(error)
+        exit_code = report_exit(error)
     finally:
-        os._exit(error.exit_code)
+        os._exit(exit_code)
 
 
-def _print_error(error: PaxError) -> None:
+def _print_error(error: Exception) -> int:
+    if not isinstance(error, PaxError):
+        traceback.print_exception(error)
+        return PaxError.exit_code
     print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr, flush=True)
+    return error.exit_code
 
 
-report_exit: Callable[[PaxError], object] = _print_error  # the command line sets its own
+report_exit: Callable[[Exception], int] = _print_error  # returns the exit code; the command line sets its own
 
 
 def first_line(error: BaseException) -> str:

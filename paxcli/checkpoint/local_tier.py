@@ -21,7 +21,7 @@ from paxcli.checkpoint.manifest import Manifest, describe_state, from_json, to_j
 from paxcli.config.paths import replace_text, resolve_path, sync, sync_tree
 from paxcli.errors import DataError, first_line
 
-_RECORD, _SHARDS, _MANIFEST = "local.txt", "shards.npz", "manifest.json"
+RECORD, _SHARDS, _MANIFEST = "local.txt", "shards.npz", "manifest.json"
 _KEPT = 2  # when a process dies, the others may be one save ahead of it
 
 
@@ -39,10 +39,13 @@ class LocalTier:
 
     Attributes:
       steps: The steps that every process had when this job started, oldest first.
+
+    Raises:
+      DataError: All checkpoints of the run are local ones, of another number of processes.
     """
 
     def __init__(self, checkpoints: epath.Path, directory: str):
-        self._record, self._directory = checkpoints / _RECORD, directory
+        self._record, self._directory = checkpoints / RECORD, directory
         self._root = _root(checkpoints, directory)
         self._folder = self._root / f"process-{jax.process_index()}-of-{jax.process_count()}"
         self._pool = ThreadPoolExecutor(1, "local-checkpoint")
@@ -51,6 +54,13 @@ class LocalTier:
             shutil.rmtree(self._root, ignore_errors=True)
         mine = np.resize(np.array([*reversed(_steps(self._folder)), 0], np.int32), 8)
         self.steps = sorted(set.intersection(*(set(row.tolist()) for row in _gather(mine))) - {0})
+        counts = {folder.name.rpartition("-")[2] for folder in self._root.glob("process-*") if _steps(folder)}
+        if (other := min(counts, default=None)) and str(jax.process_count()) not in counts and not _steps(checkpoints):
+            problem = (
+                f"are local ones, of a job with process count {other}, and that of this one is {jax.process_count()}"
+            )
+            hint = f"Resume with as many processes, or delete {self._record} and start at step 0."
+            raise DataError(f"All checkpoints of {checkpoints.parent} {problem}.", hint)
 
     def save(
         self, step: int, arrays: Mapping[str, Any], input_state: dict[str, Any], recipe: Mapping[str, Any]
@@ -137,7 +147,7 @@ class LocalTier:
 
 def find_local(checkpoints: epath.Path) -> list[epath.Path]:
     """The local checkpoints on this machine, `process-I-of-N/STEP`, of the run whose own are in `checkpoints`."""
-    record = checkpoints / _RECORD
+    record = checkpoints / RECORD
     folders = sorted(_root(checkpoints, record.read_text()).glob("process-*")) if record.exists() else []
     return [folder / str(step) for folder in folders for step in _steps(folder)]
 

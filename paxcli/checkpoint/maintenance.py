@@ -87,7 +87,8 @@ def verify_checkpoints(run_dir: str, steps: Sequence[int] = ()) -> Iterator[Veri
         try:
             yield _verify(_step_dir(run_dir, step))
         except DataError as error:
-            yield Verified(step, 0, 0, error.message)
+            if step in steps or _step_dir(run_dir, step).exists():  # else training deleted it meanwhile
+                yield Verified(step, 0, 0, error.message)
 
 
 def delete_checkpoints(run_dir: str, steps: Sequence[int], dry_run: bool = False) -> list[CheckpointInfo]:

@@ -18,7 +18,7 @@ from etils import epath
 
 from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.fingerprint import in_host_memory
-from paxcli.checkpoint.local_tier import LocalTier
+from paxcli.checkpoint.local_tier import RECORD, LocalTier
 from paxcli.checkpoint.manifest import describe_state, to_json
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import MANIFEST, STATE, named_leaves, nest_by_name, read_arrays, read_manifest
@@ -172,7 +172,8 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
                 announce(f"{error.message} It is now {self._set_aside(step)}, and an earlier one takes its place.")
                 if jax.process_count() > 1:
                     exit_now(Stopped(error.message, "Start the job again: it resumes from an earlier one."))
-        raise DataError(f"There is no checkpoint in {self.directory}.")
+        hint = f"Undo that, such as another mesh, or delete {self.directory / RECORD} and start at step 0."
+        raise DataError(f"There is no checkpoint in {self.directory}, and no local one can be used.", hint)
 
     def _set_aside(self, step: int) -> str:
         """Gives a damaged checkpoint a name that is not a step, and returns it."""

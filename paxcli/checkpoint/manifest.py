@@ -31,8 +31,8 @@ class Manifest:
     Args:
       step: Number of completed steps.
       arrays: By dotted name, such as `params.stack.layers.feed_forward.w_in`.
-      input_states: Positions of the inputs by split (`train`, `eval/NAME`): one mapping per process, or a single one
-        if they are all equal.
+      input_states: Positions of the inputs by split (`train`, `eval/NAME`), and `evaluated`: whether those of eval
+        inputs are after the evaluation of this step. One mapping per process, or a single one if they are all equal.
       recipe: Path → plain value of the run's resolved recipe, seeds included; empty if it was not recorded.
     """
 

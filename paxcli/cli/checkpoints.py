@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
 
 from paxcli.cli.options import DryRunOption, JsonOption, directory_option
 from paxcli.cli.output import say_result
-from paxcli.errors import DataError
+from paxcli.errors import DataError, first_line
 
 app = typer.Typer(no_args_is_help=True, help="List, verify, delete and copy the checkpoints of a run.")
 
@@ -38,8 +40,9 @@ def ls(run_dir: RunDirArgument, as_json: JsonOption = False) -> None:
     """
     from paxcli.checkpoint.maintenance import list_checkpoints, list_local_checkpoints
 
-    found = [dataclasses.asdict(info) for info in list_checkpoints(run_dir)]
-    local = [dataclasses.asdict(info) for info in list_local_checkpoints(run_dir)]
+    with _explain_deletion(run_dir):
+        found = [dataclasses.asdict(info) for info in list_checkpoints(run_dir)]
+        local = [dataclasses.asdict(info) for info in list_local_checkpoints(run_dir)]
     say_result({"checkpoints": found, "local": local}, "\n".join(map(_line, found + local)), as_json)
 
 
@@ -110,9 +113,20 @@ def copy(
     """
     from paxcli.checkpoint.maintenance import copy_checkpoints
 
-    copied = [dataclasses.asdict(info) for info in copy_checkpoints(run_dir, out, steps or (), dry_run)]
+    with _explain_deletion(run_dir):
+        copied = [dataclasses.asdict(info) for info in copy_checkpoints(run_dir, out, steps or (), dry_run)]
     verb = "Would copy" if dry_run else "Copied"
     say_result({"copied": copied}, "\n".join(f"{verb} {_line(one)}" for one in copied), as_json)
+
+
+@contextlib.contextmanager
+def _explain_deletion(run_dir: str) -> Iterator[None]:
+    """Explains that a file is gone: training deletes its older checkpoints, also while they are read."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        problem = f"A checkpoint of {run_dir} was deleted while it was read: {first_line(error)}."
+        raise DataError(problem, "If the run is training, run the same command again.") from error
 
 
 def _line(info: dict[str, Any]) -> str:

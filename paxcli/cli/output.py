@@ -16,7 +16,7 @@ import typer
 from paxcli.cli.interrupts import interrupts
 from paxcli.cli.usage_hints import import_hint, usage_hint
 from paxcli.cli.user_code import explain
-from paxcli.errors import MissingError, PaxError, RemoteError, first_line, machine_fault
+from paxcli.errors import ConfigError, MissingError, PaxError, RemoteError, first_line, machine_fault
 from paxcli.log import silence, use_color
 from paxcli.metrics.text import values_text
 
@@ -37,25 +37,10 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
     except typer.TyperException as error:
         command = getattr(getattr(error, "ctx", None), "command_path", "pax")
         return _fail(error.format_message(), usage_hint(options, command), error.exit_code, as_json)
-    except PaxError as error:
-        if os.environ.get("PAX_DEBUG"):
-            traceback.print_exc()
-        return say_failure(arguments, error)
     except (typer.Abort, KeyboardInterrupt):
         return say_interrupted(arguments, _INTERRUPTED)
     except Exception as error:
-        if fault := machine_fault(error):
-            return _fail(
-                f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT, MissingError.exit_code, as_json
-            )
-        if _is_bucket_error(error):
-            return _fail(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT, RemoteError.exit_code, as_json)
-        explained = explain(error)
-        if explained is None or os.environ.get("PAX_DEBUG"):
-            traceback.print_exc()
-        if explained is not None:
-            return _fail(*explained, 2, as_json)
-        return _fail(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT, 1, as_json)
+        return say_failure(arguments, error)
 
 
 def say_interrupted(arguments: Sequence[str], exit_code: int) -> int:
@@ -64,9 +49,26 @@ def say_interrupted(arguments: Sequence[str], exit_code: int) -> int:
     return _fail("Terminated." if exit_code == _TERMINATED else "Interrupted.", None, exit_code, _wants_json(arguments))
 
 
-def say_failure(arguments: Sequence[str], error: PaxError) -> int:
+def say_failure(arguments: Sequence[str], error: Exception) -> int:
     """Prints a failure, as text or as JSON, and returns its exit code."""
-    return _fail(error.message, import_hint(error.__cause__) or error.hint, error.exit_code, _wants_json(arguments))
+    explained = _explain(error)
+    if type(explained) is PaxError or os.environ.get("PAX_DEBUG"):
+        traceback.print_exception(error)
+    return _fail(explained.message, explained.hint, explained.exit_code, _wants_json(arguments))
+
+
+def _explain(error: Exception) -> PaxError:
+    """The cause and the next step of any exception; a `PaxError` itself, not of a subclass, is a bug in pax."""
+    if isinstance(error, PaxError):
+        error.hint = import_hint(error.__cause__) or error.hint
+        return error
+    if fault := machine_fault(error):
+        return MissingError(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT)
+    if _is_bucket_error(error):
+        return RemoteError(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT)
+    if explained := explain(error):
+        return ConfigError(*explained)
+    return PaxError(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT)
 
 
 def _wants_json(arguments: Sequence[str]) -> bool:

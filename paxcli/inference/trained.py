@@ -117,11 +117,7 @@ class TrainedRun:
         return metrics
 
     def _write_evaluation(self, step: int, name: str, metrics: dict[str, dict[str, float]]) -> None:
-        try:
-            self._write("eval", name, json.dumps({"step": step, "metrics": metrics}) + "\n")
-            self._write_metrics("eval", step, metrics)
-        except OSError as error:  # the result is worth more than its file
-            log.warning("The metrics of step %d were not written to %s: %s", step, self._run_dir.path / "eval", error)
+        self._write("eval", step, name, json.dumps({"step": step, "metrics": metrics}) + "\n", metrics)
 
     def _files_input(self, files: list[str]) -> TextInput:
         """All text of these files, with the tokenizer and the batch size of training."""
@@ -171,7 +167,7 @@ class TrainedRun:
             decoding = override(self._session.experiment.decoding, **settings)
             decoder = self._decoder(step, self._session.experiment.train_input, decoding, seed)
             outputs = decoder.continue_prompts(parsed, on_text)
-        self._write_outputs(step, outputs)
+        self._write_outputs(step, outputs, {})
         return outputs
 
     def answer_inputs(
@@ -201,8 +197,7 @@ class TrainedRun:
                 if source.example_metrics("scores") is not None:
                     values = self._metrics(step, [source])[str(source.name)] | values
                 metrics |= {str(source.name): values} if values else {}
-        self._write_outputs(step, outputs)
-        self._write_metrics("decoded", step, metrics)
+        self._write_outputs(step, outputs, metrics)
         return outputs, metrics
 
     @property
@@ -253,11 +248,16 @@ class TrainedRun:
                 writer.write(step, values, split=f"{folder}/{name}")
             writer.close()
 
-    def _write_outputs(self, step: int, outputs: list[dict[str, Any]]) -> None:
+    def _write_outputs(self, step: int, outputs: list[dict[str, Any]], metrics: dict[str, dict[str, float]]) -> None:
         lines = "".join(json.dumps(output, ensure_ascii=False) + "\n" for output in outputs)
-        self._write("decoded", f"{step}.jsonl", lines)
+        self._write("decoded", step, f"{step}.jsonl", lines, metrics)
 
-    def _write(self, folder: str, name: str, text: str) -> None:
-        if jax.process_index() == 0:
-            (self._run_dir.path / folder).mkdir(parents=True, exist_ok=True)
-            replace_text(self._run_dir.path / folder / name, text)
+    def _write(self, folder: str, step: int, name: str, text: str, metrics: dict[str, dict[str, float]]) -> None:
+        directory = self._run_dir.path / folder
+        try:
+            if jax.process_index() == 0:
+                directory.mkdir(parents=True, exist_ok=True)
+                replace_text(directory / name, text)
+            self._write_metrics(folder, step, metrics)
+        except OSError as error:  # the results are worth more than their file
+            log.warning("The results of step %d were not written to %s: %s", step, directory, error)

@@ -94,8 +94,7 @@ def tokenize_text(
             documents = ((ids, np.array([0, len(ids) - 1])) for ids in ids_of_documents)
         tokens, starts = _concatenate(documents, dtype_for(tokenizer.vocab_size))
     pack = make_pack(tokens, starts, tokenizer.pad_id)
-    num_dropped = len(starts) - 1 - pack.num_documents
-    return Corpus([pack], bad.found, num_dropped, [], tokenizer.vocab_size, pack.checksum)
+    return Corpus([pack], bad.found, len(starts) - 1 - pack.num_documents, [], tokenizer.vocab_size, pack.checksum)
 
 
 def _concatenate(documents: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:

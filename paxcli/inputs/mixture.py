@@ -105,8 +105,7 @@ class MixtureInput(RandomAccessInput):
         return None if None in sizes else sum(filter(None, sizes))
 
     def data_fingerprint(self) -> Any:
-        inputs = [each.data_fingerprint() for each in self.inputs]
-        return zlib.crc32(json.dumps([inputs, self.weights]).encode())
+        return zlib.crc32(json.dumps([[each.data_fingerprint() for each in self.inputs], self.weights]).encode())
 
     def order(self, positions: np.ndarray) -> np.ndarray:
         """The row at each position, encoded as row number in its input * number of inputs + index of the input."""

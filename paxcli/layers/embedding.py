@@ -51,8 +51,7 @@ class TiedEmbedding(Head):
     def scorer(self) -> Scorer:
         params = {"table": self.table} | ({"bias": self.bias} if self.use_bias else {})
         divisor = self.model_dims**0.5 if self.scale_logits_sqrt_depth else None
-        score = functools.partial(_score, divisor=divisor, logit_cap=self.logit_cap)
-        return Scorer(score, params, _AXES)
+        return Scorer(functools.partial(_score, divisor=divisor, logit_cap=self.logit_cap), params, _AXES)
 
 
 def _score(params: dict[str, jax.Array], x: jax.Array, divisor: float | None, logit_cap: float | None) -> jax.Array:

@@ -86,8 +86,7 @@ def _of_round_forward(state: Any, number: jax.Array, in_bubble: jax.Array) -> tu
 
 def _of_round_backward(is_used: jax.Array, new: Any) -> tuple[Any, None, None]:
     def spread(x: jax.Array) -> jax.Array:
-        mask = is_used.reshape(-1, *[1] * x.ndim)
-        return _as_maximum(jnp.where(mask, _as_float(x), -jnp.inf))
+        return _as_maximum(jnp.where(is_used.reshape(-1, *[1] * x.ndim), _as_float(x), -jnp.inf))
 
     return jax.tree.map(spread, new), None, None
 

@@ -9,14 +9,13 @@ import re
 import signal
 import sys
 import threading
-import traceback
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 
 import jax
 
-from paxcli.errors import ConfigError, PaxError, RemoteError, Stopped, exit_now, first_line
+from paxcli.errors import ConfigError, RemoteError, Stopped, exit_now, first_line
 from paxcli.log import log
 
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
@@ -204,9 +203,6 @@ def exit_on_error() -> Iterator[None]:
         lost = next((one for one in causes if isinstance(one, _COMPUTATION) and _LOST.search(str(one))), None)
         if lost is not None:
             exit_now(_lost_process(first_line(lost)))
-        if not isinstance(error, PaxError):
-            traceback.print_exc()
-            error = PaxError(f"This is a bug in pax: {error!r}")
         exit_now(error)
 
 

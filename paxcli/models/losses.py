@@ -104,8 +104,7 @@ def token_metrics(
     not beside a z-loss, where it is not known.
     """
     loss, xent, correct = token_losses(logits, labels, label_smoothing, z_loss_weight)
-    mean = weighted_mean(loss, weights)
-    return means_over_tokens(mean, xent, correct, weights, label_smoothing, z_loss_weight)
+    return means_over_tokens(weighted_mean(loss, weights), xent, correct, weights, label_smoothing, z_loss_weight)
 
 
 def means_over_tokens(

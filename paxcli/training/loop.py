@@ -56,6 +56,7 @@ from paxcli.training.watchdog import Watchdog
 _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed"
 # From a step and its parameters to each of the `sample_prompts` with its continuation.
 Sample = Callable[[int, dict], list[tuple[str, str]]]
+_EVALUATED = "evaluated"  # a key of saved positions: whether those of eval inputs are after that step's evaluation
 _BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
 
 
@@ -77,11 +78,12 @@ class TrainingRun:
         # evaluation, so that an interrupted one can be repeated.
         evals = [source for source in session.experiment.eval_inputs if not source.reset_for_eval]
         self.continued = {_split(source): source for source in evals}
-        self.eval_positions = self._eval_positions()
+        self.eval_positions, self.evaluated_step = self._eval_positions(), 0
         self.seconds = 0.0
         newest = self.store.latest_step()
         self.resumes, self.last_step = newest is not None, newest or 0
-        self.eval_lines = [line for line in read_lines(run_dir.path / FILE_NAME, sample=True) if line["split"] != TRAIN]
+        lines = list(read_lines(run_dir.path / FILE_NAME, sample=True))
+        self.is_copy, self.eval_lines = not lines, [line for line in lines if line["split"] != TRAIN]
         self.watchdog = Watchdog(self.task.train.step_timeout_seconds)
 
     def start(self, warm_start: WarmStart | None, created: Future[TrainState] | None) -> TrainState:
@@ -90,7 +92,7 @@ class TrainingRun:
             with self.goodput.time(RESTORE):
                 step, state, positions = self.store.restore_newest(self.session.abstract, self.report.message)
             self.report.message(f"Resuming {self.run_dir.path} at step {step}.")
-            self._restore_positions(positions, self.store.recipe(step))
+            self._restore_positions(step, positions, self.store.recipe(step))
             return state
         state = created.result()
         if warm_start is not None:
@@ -98,13 +100,19 @@ class TrainingRun:
             self.report.message(report.text())
         return state
 
-    def _restore_positions(self, saved: dict[str, Any], recipe: Mapping[str, Any]) -> None:
-        """Restores the positions that a checkpoint has; those of eval inputs only if no eval input was changed."""
+    def _restore_positions(self, step: int, saved: dict[str, Any], recipe: Mapping[str, Any]) -> None:
+        """Restores the positions that a checkpoint has; those of eval inputs only if no eval input was changed.
+
+        If the evaluation of `step` ended after the checkpoint was saved, the eval inputs are moved past it.
+        """
         evals = [path for path in recipe if path.startswith("eval_inputs.")]
         changed = next((f"`{path}` changed" for path in evals if self.recipe.get(path) != recipe[path]), None)
+        ended = self._is_eval_ended(step) and not saved.get(_EVALUATED)
         for split, source in {TRAIN: self.input, **self.continued}.items():
             if split in saved and (split == TRAIN or changed is None):
                 source.set_state(saved[split])
+                for _ in source.eval_batches() if split != TRAIN and ended else ():
+                    pass
             else:  # otherwise a converted checkpoint, or one that an earlier version wrote
                 reason = changed if split in saved else "the checkpoint has no position of it"
                 self.report.message(f"Input `{source.name}` starts at its beginning: {reason}.")
@@ -139,8 +147,6 @@ class TrainingRun:
     def _train(self, train_step: TrainStep, state: TrainState, first_step: int, first_batch: NestedMap | None) -> None:
         if self.is_eval_missing(first_step - 1):
             self._evaluate(first_step - 1, state, self._logged_splits(first_step - 1))
-        elif self._is_eval_due(first_step - 1):
-            self._skip_evaluation()
         for step in range(first_step, self.num_train_steps + 1):
             if self._is_eval_due(self.last_step) and (reason := self.early_stop()):
                 self._save(self.last_step, state, force=True)
@@ -207,7 +213,7 @@ class TrainingRun:
         self.divergence.check_params(step, state.params)
         self.run_dir.check_in_place()
         with self.meter.pause(), self.goodput.time(SAVE), TraceAnnotation(SAVE_PHASE):
-            positions = {TRAIN: self.input.get_state(), **self.eval_positions}
+            positions = {TRAIN: self.input.get_state(), **self.eval_positions, _EVALUATED: self.evaluated_step == step}
             self.store.save(step, state, positions, force, self.recipe)
 
     def _stop(self, what: str) -> None:
@@ -223,20 +229,17 @@ class TrainingRun:
 
     def is_eval_missing(self, step: int) -> bool:
         """Whether the evaluation after step `step` was due and did not end: the run stopped in between."""
-        splits = {_split(source) for source in self.session.experiment.eval_inputs}
-        is_logged = (self.run_dir.path / FILE_NAME).exists()
-        return self._is_eval_due(step) and is_logged and not splits <= self._logged_splits(step)
+        return self._is_eval_due(step) and not self._is_eval_ended(step)
+
+    def _is_eval_ended(self, step: int) -> bool:
+        """Whether the evaluation after step `step` ended. A copy, which has no metrics, is thought to have had it."""
+        if self.is_copy:
+            return self._is_eval_due(step)
+        return {_split(source) for source in self.session.experiment.eval_inputs} <= self._logged_splits(step)
 
     def _logged_splits(self, step: int) -> set[str]:
         """The splits of `metrics.jsonl` that have a line of `step`."""
         return {line["split"] for line in self.eval_lines if line["step"] == step}
-
-    def _skip_evaluation(self) -> None:
-        """Moves eval inputs past an evaluation that ended after the checkpoint of its step was saved."""
-        for source in self.continued.values():
-            for _ in source.eval_batches():
-                pass
-        self.eval_positions = self._eval_positions()
 
     def early_stop(self) -> str | None:
         """Why the run ends before its last step, by its evaluations so far; None = it does not."""
@@ -257,7 +260,7 @@ class TrainingRun:
             inputs, mesh = self.session.experiment.eval_inputs, self.session.mesh
             metrics = evaluate(self.eval_step, params, inputs, mesh, self.task.metrics, self.score_step, check_stop)
             samples = self.sample(step, params) if self.sample else []
-        self.eval_positions = self._eval_positions()
+        self.eval_positions, self.evaluated_step = self._eval_positions(), step
         for prompt, text in samples:
             self.report.message(f"step {step} · sample · {prompt!r} → {text!r}")
         for name, values in metrics.items():
@@ -267,9 +270,8 @@ class TrainingRun:
         self.report.evaluation(step, metrics)
 
     def _emit(self, records: list[Record]) -> None:
-        if records:
-            self.run_dir.check_in_place()
         for record in records:
+            self.run_dir.check_in_place()
             self.report.step(record)
             accounts = {"goodput": self.goodput.report()["goodput"]}
             if "://" in os.fspath(self.run_dir.path):

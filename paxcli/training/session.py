@@ -140,5 +140,4 @@ def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None =
 
 def device_name(mesh: Mesh) -> str:
     """The number and kinds of a mesh's devices, by JAX's names."""
-    kinds = {device.device_kind for device in mesh.devices.flat}
-    return f"{mesh.size} × {', '.join(sorted(kinds))}"
+    return f"{mesh.size} × {', '.join(sorted({device.device_kind for device in mesh.devices.flat}))}"

@@ -139,6 +139,24 @@ def test_an_interrupted_copy_is_not_a_checkpoint(
     assert next(maintenance.verify_checkpoints(str(tmp_path / "copy"))).problem is None
 
 
+def test_a_checkpoint_that_training_deletes_meanwhile_is_neither_damage_nor_a_bug(
+    run_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    listed, verify = maintenance._files, maintenance._verify
+    with monkeypatch.context() as patched:
+        patched.setattr(maintenance, "_files", lambda path: [*listed(path), path / "gone"])
+        assert command("ls", str(run_dir)) == command("copy", str(run_dir), "--out", str(tmp_path / "copy")) == 5
+    assert capsys.readouterr().err.count("was deleted while it was read") == 2
+
+    def verify_slowly(path: pathlib.Path):
+        if path.name == "1":
+            maintenance.shutil.rmtree(path)
+        return verify(path)
+
+    monkeypatch.setattr(maintenance, "_verify", verify_slowly)
+    assert [found.step for found in maintenance.verify_checkpoints(str(run_dir))] == [2, 3]
+
+
 @pytest.mark.parametrize("steps", [[7], [1, 7]])
 def test_an_unknown_step_names_those_that_there_are(run_dir: pathlib.Path, steps: list[int]) -> None:
     for action in (

@@ -132,6 +132,25 @@ def test_a_bucket_that_does_not_answer_is_a_remote_failure(capsys: pytest.Captur
     assert "Cannot access a bucket" in capsys.readouterr().err
 
 
+def test_a_job_of_several_processes_explains_errors_like_a_single_one() -> None:
+    """Each ends at once, without clean-up, and reports the error first."""
+    code = """
+import errno, os, jax
+from paxcli.cli import main
+from paxcli.mesh.startup import exit_on_error
+
+@main.app.command()
+def fill():
+    jax.distributed.is_initialized = lambda: True
+    with exit_on_error():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "metrics.jsonl")
+
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code, "fill"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3 and done.stderr.startswith("error: No space left on the device"), done.stderr
+
+
 def test_an_interrupt_that_a_callback_drops_still_ends_the_command():
     """As JAX's callback at garbage collection does; the exit is at once, and prints no traceback."""
     code = """

@@ -52,6 +52,12 @@ def test_files_are_read_to_the_last_byte(run: pax.Run, text_files: pathlib.Path)
     assert written["metrics"]["files"] == values
 
 
+def test_a_result_whose_file_cannot_be_written_is_returned(run: pax.Run, caplog: pytest.LogCaptureFixture) -> None:
+    (pathlib.Path(run.path) / "decoded").write_text("in the way, like a directory without permission")
+    (one,) = run.generate("x", max_tokens=1)
+    assert one.prompt == "x" and "The results of step 1 were not written" in caplog.text
+
+
 def test_a_missing_file_is_an_error(run: pax.Run, text_files: pathlib.Path) -> None:
     with pytest.raises(DataError, match=r"d\.txt"):
         run.evaluate(files=[f"{text_files}/a.txt", f"{text_files}/d.txt"])

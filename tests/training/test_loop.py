@@ -114,7 +114,7 @@ def test_a_checkpoint_without_positions_of_eval_inputs_can_be_resumed(tmp_path: 
     train(tmp_path / "a", **_CONTINUED)
     file = tmp_path / "a" / "checkpoints" / "2" / "manifest" / "metadata"
     content = json.loads(file.read_text())["content"]
-    assert content["input_states"][0].keys() == {"train", "eval/stdlib"}
+    assert content["input_states"][0].keys() == {"train", "eval/stdlib", "evaluated"}
     del content["input_states"][0]["eval/stdlib"]
     file.write_text(json.dumps({"checksum": _checksum(content), "content": content}))
     lines = train(tmp_path / "a", steps=3, **_CONTINUED).lines[:-1]  # without that of goodput
@@ -211,6 +211,19 @@ def test_every_line_of_an_interrupted_run_is_that_of_an_uninterrupted_one(tmp_pa
     assert "at step 4" in train(run_dir, **each).lines[0]
     assert _lines(run_dir) == _lines(tmp_path / "straight")
     assert len({metrics["loss"] for metrics in evals(run_dir).values()}) == 3
+
+
+def test_a_run_that_ended_and_is_extended_evaluates_the_next_batches(tmp_path: pathlib.Path) -> None:
+    """Its last checkpoint was saved after the evaluation, by an early stop, or before it, at the last step."""
+    each = {**_CONTINUED, "learning_rate": 0.0, "save_interval_steps": 100}
+    train(tmp_path / "straight", steps=3, eval_interval_steps=1, **each)
+    run_dir = tmp_path / "a"
+    train(run_dir, steps=4, eval_interval_steps=2, **each, **{"early_stopping_fn.target": 100.0})
+    assert evals(run_dir).keys() == {2}
+    for steps in (3, 4):
+        train(run_dir, steps, eval_interval_steps=2, **each)
+    found, expected = ([line["loss"] for line in evals(path).values()] for path in (run_dir, tmp_path / "straight"))
+    assert evals(run_dir).keys() == {2, 3, 4} and found == expected
 
 
 class Crash(Messages):
