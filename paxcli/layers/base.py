@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import flax.linen as nn
 import jax
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 Ids = Int[jax.Array, "B T"]  # an integer of each token: its id, its segment's, its position
 Cache = Any  # a decode cache: a pytree of arrays whose structure is its layer's own
+Visibility = Literal["segment", "prefix", "row"]
 BALANCE_BIAS = "balance_bias"
 """Name of a weight that `Model.cast` leaves in float32: the choice of experts depends on small differences."""
 
@@ -161,9 +162,12 @@ class CachedLayer(Layer):
     has_kinds = True
 
     @property
-    def has_prefix(self) -> bool:
-        """Whether negative segment ids mark a prefix that its whole segment sees (prefix-LM)."""
-        return False
+    def visibility(self) -> Visibility:
+        """Tokens that a position sees: those before it in its `segment` or its `row`, or also a `prefix` ahead of it.
+
+        Negative segment ids mark a prefix, which its segment sees (prefix-LM).
+        """
+        return "segment"
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
@@ -194,6 +198,11 @@ def flops_of(layer: nn.Module, *shape: int) -> Flops | None:
     declares = next(cls for cls in type(layer).__mro__ if "matmul_flops" in vars(cls))
     calls = next((cls for cls in type(layer).__mro__ if "__call__" in vars(cls)), declares)
     return layer.matmul_flops(*shape) if issubclass(declares, calls) else None
+
+
+def visibility_of(layer: nn.Module) -> Visibility:
+    """`CachedLayer.visibility`; `segment` for any other module."""
+    return layer.visibility if isinstance(layer, CachedLayer) else "segment"
 
 
 def cache_of(layer: nn.Module, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:

@@ -15,7 +15,7 @@ from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention
-from paxcli.layers.base import Block, Cache, CachedLayer, Ids, Layer, cache_of, flops_of
+from paxcli.layers.base import Block, Cache, Ids, Layer, Visibility, cache_of, flops_of, visibility_of
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import Precision
@@ -95,9 +95,8 @@ class TransformerBlock(Block):
         return sum_flops(flops_of(layer, *shape) for layer in layers)
 
     @property
-    def has_prefix(self) -> bool:
-        attention = self._attention_template(parent=None)
-        return isinstance(attention, CachedLayer) and attention.has_prefix
+    def visibility(self) -> Visibility:
+        return visibility_of(self._attention_template(parent=None))
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from paxcli.config.configurable import template
 from paxcli.config.fields import LayerCount, PositiveInt, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, CachedLayer, LayerStack, cache_of, flops_of
+from paxcli.layers.base import Cache, LayerStack, Visibility, cache_of, flops_of, visibility_of
 from paxcli.layers.block import EncoderBlock, TransformerBlock
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import FP8_STATE
@@ -80,11 +80,11 @@ class Stack(LayerStack):
         return sum_flops(flops_of(block, *shape) for block in self._unbound_blocks())
 
     @property
-    def has_prefix(self) -> bool:
-        found = [isinstance(block, CachedLayer) and block.has_prefix for block in self._unbound_blocks()]
-        if any(found) != all(found):
+    def visibility(self) -> Visibility:
+        found = {visibility_of(block) for block in self._unbound_blocks()}
+        if len(found) > 1 and "prefix" in found:
             raise ConfigError("Some blocks have `bidirectional_prefix`, others do not.", "Set it for all or none.")
-        return all(found)
+        return found.pop() if len(found) == 1 else "segment"
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:

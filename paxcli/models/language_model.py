@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from paxcli.config.configurable import template
 from paxcli.config.fields import ExtraLayerCount, Fraction, NonNegativeFloat, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, CachedLayer, Ids, cache_of, flops_of
+from paxcli.layers.base import Cache, Ids, cache_of, flops_of, visibility_of
 from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
@@ -107,20 +107,17 @@ class TransformerLm(TransformerModel):
     def _unbound_head(self) -> nn.Module:
         return (self.embedding if self.head is None else self.head)(**self._table_widths, parent=None)
 
-    @property
-    def _has_prefix(self) -> bool:
-        stack = self._stack_template(parent=None)
-        return isinstance(stack, CachedLayer) and stack.has_prefix
-
     def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
-        x, _ = self._hidden(ids, self._segment_ids(batch), batch.segment_pos, None)
+        x, _ = self._hidden(ids, *self._segments(batch), None)
         return self._predict_from(x)
 
-    def _segment_ids(self, batch: NestedMap) -> Int[jax.Array, "B T"]:
-        """Those of the batch, negative in a prefix."""
-        if self._has_prefix and "inputs_indicator" in batch:
-            return jnp.where(batch.inputs_indicator > 0, -batch.segment_ids, batch.segment_ids)
-        return batch.segment_ids
+    def _segments(self, batch: NestedMap) -> tuple[Ids, Ids]:
+        """Segment ids, negative in a prefix, and positions: those in the row, where its segments see each other."""
+        ids, positions = batch.segment_ids, batch.segment_pos
+        visibility = visibility_of(self._stack_template(parent=None))
+        if visibility == "prefix" and "inputs_indicator" in batch:
+            ids = jnp.where(batch.inputs_indicator > 0, -ids, ids)
+        return ids, jax.lax.broadcasted_iota(positions.dtype, ids.shape, 1) if visibility == "row" else positions
 
     def _predict_from(self, x: Float[jax.Array, "B T D"]) -> NestedMap:
         x = as_matmul_input(self._final_norm(x))
@@ -167,7 +164,7 @@ class LanguageModel(TransformerLm, CausalModel):
         return functools.partial(TokenPredictor, stack=stack, norm=self.final_norm, **same)
 
     def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
-        x, _ = self._hidden(ids, self._segment_ids(batch), batch.segment_pos, None)
+        x, _ = self._hidden(ids, *self._segments(batch), None)
         if self.mtp_num_layers:
             self.sow("metrics", "mtp_loss", self._mtp_loss(x, batch))
         return self._predict_from(x)
@@ -177,7 +174,7 @@ class LanguageModel(TransformerLm, CausalModel):
         losses, labels, weights = [], batch.labels, batch.weights
         is_same = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
         for predictor in self._predictors:
-            x = predictor(x, self._embedding.embed(labels), self._segment_ids(batch), batch.segment_pos)
+            x = predictor(x, self._embedding.embed(labels), *self._segments(batch))
             labels, weights = (jnp.roll(of_next, -1, axis=1) for of_next in (labels, weights))
             weights = jnp.where(is_same, weights, 0)
             metrics, _ = self.compute_loss(self._predict_from(x), NestedMap(labels=labels, weights=weights))
@@ -234,7 +231,7 @@ class LanguageModel(TransformerLm, CausalModel):
 
     @property
     def prompt_segment_id(self) -> int:
-        return -1 if self._has_prefix else 1
+        return -1 if visibility_of(self._stack_template(parent=None)) == "prefix" else 1
 
     @nn.nowrap
     def init_cache(self, batch_size: int, length: int) -> Cache:

@@ -91,8 +91,7 @@ class SequenceSettings(NamedTuple):
 
 def sequence_settings(sampling: Sampling, seed: Any, number: Any) -> SequenceSettings:
     """The settings of a sequence that has none of its own."""
-    top_p = 1.0 if sampling.top_p is None else sampling.top_p
-    return SequenceSettings(sampling.temperature, sampling.top_k or 0, top_p, seed, number)
+    return SequenceSettings(sampling.temperature, sampling.top_k or 0, sampling.top_p or 1.0, seed, number)
 
 
 def num_candidates(settings: SequenceSettings) -> int:

@@ -48,8 +48,7 @@ class LinearRampupPiecewiseConstant(Schedule):
         _check_pieces(self, "boundaries", "values")
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        ramp = jnp.minimum(step / self.boundaries[0], 1.0)
-        return ramp * PiecewiseConstant(self.boundaries[1:], self.values)(step)
+        return jnp.minimum(step / self.boundaries[0], 1.0) * PiecewiseConstant(self.boundaries[1:], self.values)(step)
 
 
 @dataclasses.dataclass(frozen=True)

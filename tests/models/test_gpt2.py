@@ -8,6 +8,7 @@ import fiddle as fdl
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from pax_recipes.gpt3 import c4_gpt3_l16
 from paxcli.nested_map import NestedMap
@@ -48,7 +49,9 @@ def _params(hf: dict[str, np.ndarray], num_layers: int, num_heads: int) -> dict:
     }
 
 
-def test_logits_are_those_of_transformers():
+@pytest.mark.parametrize("documents", [1, 3])
+def test_logits_are_those_of_transformers(documents):
+    """Also of a row of several documents, which GPT-2 reads as one."""
     with np.load(DATA) as file:
         arrays = dict(file)
     hf = {name.removeprefix("param/"): x for name, x in arrays.items() if name.startswith("param/")}
@@ -57,10 +60,12 @@ def test_logits_are_those_of_transformers():
     config.num_layers, config.num_heads, config.dims_per_head = 3, 4, 8
     config.vocab_size, config.model_dims, config.hidden_dims = 61, 32, 80
     config.max_seq_len = config.position.num_positions = 24
+    config.stack.block.attention.segmented = documents == 1
     model = fdl.build(config)
     ids = jnp.asarray(arrays["in/ids"], jnp.int32)
-    positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
-    batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=positions)
+    length = -(-ids.shape[1] // documents)
+    document, position = jnp.divmod(jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape), length)
+    batch = NestedMap(ids=ids, segment_ids=document + 1, segment_pos=position)
     variables = {"params": jax.tree.map(jnp.asarray, _params(hf, num_layers=3, num_heads=4))}
     found = jax.jit(lambda: model.apply(variables, batch, method="compute_predictions"))()
     np.testing.assert_allclose(found.logits, arrays["out/logits"], atol=1e-4, rtol=0)

@@ -1,14 +1,18 @@
-"""FLOPs of decoder-only models, against counts that MaxText published, and their decode cache."""
+"""FLOPs of decoder-only models, against counts that MaxText published, their decode cache, and packed documents."""
 
 from __future__ import annotations
 
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.base_input import language_spec
+from paxcli.layers.attention.attention import Attention
+from paxcli.layers.attention.latent_attention import LatentAttention
+from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.block import EncoderBlock
 from paxcli.layers.flops import Flops
 from paxcli.layers.moe_feed_forward import MoeFeedForward
@@ -16,6 +20,8 @@ from paxcli.layers.output_head import OutputHead
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.models.language_model import LanguageModel
+from paxcli.nested_map import NestedMap
+from tests.tolerances import FLOAT32
 
 # Published shapes: model, hidden, layers, heads, kv heads, dims per head, vocabulary, gated.
 LLAMA2_7B = (4096, 11008, 32, 32, 32, 128, 32000, True)
@@ -134,3 +140,17 @@ def test_a_model_that_sees_later_tokens_does_not_decode():
     config.stack.block = EncoderBlock.partial()
     with pytest.raises(ConfigError, match="not causal"):
         fdl.build(config).init_cache(1, 8)
+
+
+@pytest.mark.parametrize("attention", [Attention, LatentAttention])
+def test_documents_that_see_each_other_are_one_text(attention):
+    config = _config((16, 32, 1, 2, 2, 8, 20, False))
+    config.position = None
+    sizes = {"rotary": Rotary.partial()} if attention is Attention else {"latent_dims": 8, "rotary_dims": 4}
+    config.stack.block.attention = attention.partial(segmented=False, **sizes)
+    model, ids = fdl.build(config), jnp.arange(8)[None]
+    batch = NestedMap(ids=ids, labels=ids, weights=jnp.ones((1, 8)), segment_ids=ids // 4 + 1, segment_pos=ids % 4)
+    joined = batch | {"segment_ids": jnp.ones_like(ids), "segment_pos": ids}
+    params = jax.jit(model.init)(jax.random.key(0), batch)["params"]
+    found, expected = (jax.jit(model.loss_and_metrics)(params, rows)[1].xent for rows in (batch, NestedMap(joined)))
+    np.testing.assert_allclose(found, expected, **FLOAT32)

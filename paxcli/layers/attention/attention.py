@@ -19,7 +19,7 @@ from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
-from paxcli.layers.base import Ids, SelfAttention
+from paxcli.layers.base import Ids, SelfAttention, Visibility
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -68,7 +68,8 @@ class Attention(SelfAttention):
       chunked: Whether `window` is the size of chunks instead: segments are divided into chunks of so many positions,
         and a position sees its own chunk only (chunked attention, Llama 4).
       segmented: Whether a position sees only its own segment (packed document). False: also the documents before it in
-        its row, as GPT-2 was trained; requires `causal`, and saves kernels the mask.
+        its row, as GPT-2 was trained; requires `causal`, and saves kernels the mask. If no layer is segmented, a
+        language model counts positions from the start of the row.
       bidirectional_prefix: Whether positions also see the prefix of their segment where it is ahead (prefix-LM: Raffel
         et al., 2020; Pax: `LMModelType.PREFIX`). Tokens of the prefix have negative segment ids. Runs on `xla`.
       relative_bias: Template of a learned bias by distance, such as `RelativeBias.partial()`; None = off.
@@ -172,10 +173,10 @@ class Attention(SelfAttention):
             bias = self._bias(distance)
             context = dot_product_attention(query, *cache.in_rows, visible, self.logit_cap, bias, self.sink_logits)
             return self._project_output(context), cache
+        bias = self._bias(distances(x.shape[1]))
         if self.bidirectional_prefix:
             same = jnp.abs(segment_ids)[:, :, None] == jnp.abs(segment_ids)[:, None]
             visible = same & (is_visible(distances(x.shape[1]), None) | (segment_ids < 0)[:, None])
-            bias = self._bias(distances(x.shape[1]))
             context = dot_product_attention(query, key, value, visible, self.logit_cap, bias, self.sink_logits)
             return self._project_output(context), None
         demanded = self.named_fields("causal", "logit_cap", "window", "sinks")
@@ -187,13 +188,12 @@ class Attention(SelfAttention):
         segments = segment_ids if self.segmented else None
         if chunk is not None and x.shape[1] > chunk:  # chunks are segments of their own
             segments = segment_ids * (x.shape[1] // chunk + 1) + segment_pos // chunk
-        bias = self._bias(distances(x.shape[1]))
         context = backend.attend(Operands(query, key, value, segments, bias, self.sink_logits), demand)
         return self._project_output(context, is_named=backend.names_context), None
 
     @property
-    def has_prefix(self) -> bool:
-        return self.bidirectional_prefix
+    def visibility(self) -> Visibility:
+        return "prefix" if self.bidirectional_prefix else "segment" if self.segmented else "row"
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:

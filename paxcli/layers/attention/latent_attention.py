@@ -18,7 +18,7 @@ from paxcli.layers.attention.backend import Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import dot_product_attention, is_visible
-from paxcli.layers.base import Ids, SelfAttention
+from paxcli.layers.base import Ids, SelfAttention, Visibility
 from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.rms_norm import RmsNorm
@@ -112,6 +112,10 @@ class LatentAttention(SelfAttention):
         backend = XLA if self.is_initializing() else choose_on_mesh(self.kernel, demand)
         context = backend.attend(Operands(query, key, value, segment_ids if self.segmented else None), demand)
         return project_output(jnp.einsum, context, self.post, None, backend.names_context), None
+
+    @property
+    def visibility(self) -> Visibility:
+        return "segment" if self.segmented else "row"
 
     @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:

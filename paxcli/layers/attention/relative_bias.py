@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.config.fields import PositiveInt, Range, Tokens
+from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
 from paxcli.layers.lookup import look_up
@@ -24,7 +25,7 @@ class RelativeBias(Layer):
     Attributes:
       num_heads: N.
       num_buckets: Number of buckets, for both directions together.
-      max_distance: Smallest distance of the last bucket.
+      max_distance: Smallest distance of the last bucket, above those that have a bucket each.
       bidirectional: Whether half of the buckets are for keys after the query; otherwise these count as distance 0.
       params_init: Initializer of the table [buckets, N].
     """
@@ -36,8 +37,11 @@ class RelativeBias(Layer):
     params_init: Init = Gaussian(stddev=1.0)
 
     def setup(self) -> None:
-        shape = (self.num_buckets, self.num_heads)
-        self.table = self.lookup_table("table", self.params_init, shape, (None, "heads"))
+        exact = self.num_buckets // (4 if self.bidirectional else 2)
+        if not 0 < exact < self.max_distance:
+            cause = f"num_buckets={self.num_buckets} holds {exact} distances one by one in each direction"
+            raise ConfigError(f"{cause}, max_distance={self.max_distance}.", "This is at least 1 and less than that.")
+        self.table = self.lookup_table("table", self.params_init, (self.num_buckets, self.num_heads), (None, "heads"))
 
     def __call__(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"]:
         """The bias of keys `distance` positions before their queries; a negative distance is after them."""

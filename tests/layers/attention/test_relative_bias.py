@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention
 from paxcli.layers.attention.relative_bias import RelativeBias
 from tests.models.hf_families import arrays_of
@@ -29,3 +31,9 @@ def test_attention_is_that_of_t5(kind):
     ones = jnp.ones(x.shape[:2], jnp.int32)
     y, _ = layer.apply({"params": params}, x, ones, ones.cumsum(1) - 1)
     np.testing.assert_allclose(y, arrays["out/y"], **FLOAT32)
+
+
+@pytest.mark.parametrize("fields", [{"max_distance": 16}, {"num_buckets": 3, "bidirectional": True}], ids=str)
+def test_buckets_without_distances_are_refused(fields):
+    with pytest.raises(ConfigError, match="max_distance="):
+        RelativeBias(num_heads=2, **fields).init(jax.random.key(0), jnp.zeros((2, 2), jnp.int32))
