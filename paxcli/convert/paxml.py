@@ -25,6 +25,7 @@ from paxcli.config.paths import resolve_path
 from paxcli.convert.layout import Kind, LastKept, Layers, Layout, Rule, Source, Step, pax_layers, transpose, unstack
 from paxcli.convert.runs import ExperimentConfig, ImportedWeights, PathLike, import_checkpoint, state_shapes
 from paxcli.errors import DataError, first_line
+from paxcli.log import log
 
 _STEP = re.compile(r"checkpoint_(\d+)")
 _IN_LAYER = re.compile(r"transformer\.(repeat\.sub\.|pipeline\.body\.)?x_layers_(\d+)\.(.+)")
@@ -172,7 +173,12 @@ def _zarr_arrays(state: epath.Path) -> dict[str, Any]:
     keys = [key.decode() for key in tensorstore.KvStore.open(base).result().list().result()]
     names = [key.removesuffix("/.zarray") for key in keys if key.endswith("/.zarray")]
     opening = {name: tensorstore.open(f"{base}{quote(name)}/|zarr2:", read=True) for name in names}
-    return {name: array.result() for name, array in opening.items()}
+    arrays = {name: array.result() for name, array in opening.items()}
+    stored = {name: x.storage_statistics(query_fully_stored=True) for name, x in arrays.items()}
+    lacking = [name for name, statistics in stored.items() if not statistics.result().fully_stored]
+    if lacking:  # tensorstore may leave out zeros, but so does an incomplete copy
+        log.warning("%s has no data for parts of %s: read as zeros.", state, listing(lacking))
+    return arrays
 
 
 def _msgpack_arrays(file: epath.Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import io
 import itertools
 import logging
 import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -129,10 +130,9 @@ def draw(runs: Sequence[RunMetrics], metrics: Sequence[str], smoothing: float = 
     with matplotlib.style.context(_STYLE):
         figure = NotebookFigure(figsize=(1.2 + 5.4 * len(metrics), 4.2), dpi=150, layout="constrained")
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
-        for panel, metric in zip(panels, metrics, strict=True):
-            _draw_panel(panel, runs, metric, smoothing)
-            panel.set(**{f"{axis}scale": "log" for axis in log})
-        figure.suptitle(title_of(runs), fontsize=11, fontweight="bold")
+        lines = [_draw_panel(panel, runs, name, smoothing, log) for panel, name in zip(panels, metrics, strict=True)]
+        figure.set_figheight(4.2 + 0.2 * max(0, *lines))
+        figure.suptitle(textwrap.fill(title_of(runs), 60 * len(metrics)), fontsize=11, fontweight="bold")
     return figure
 
 
@@ -161,21 +161,23 @@ def _read_lines(run_dir: epath.Path, sample: bool) -> list[dict[str, Any]]:
     return lines
 
 
-def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str, smoothing: float) -> None:
+def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str, smoothing: float, log: str) -> int:
+    """Draws the curves of a metric; returns the lines of the legend below the panel, 0 for a short one inside."""
     markers = eval_markers(runs, metric, _EVAL_MARKERS)
     for index, run in enumerate(runs):
         for curve in series(run, metric):
-            style: dict[str, Any] = {"color": f"C{index % 10}", "label": curve_label(runs, run, curve)}
-            if curve.split == TRAIN:
-                if smoothing:
-                    panel.plot(curve.steps, curve.values, linewidth=0.8, alpha=0.25, color=style["color"])
-                panel.plot(curve.steps, smooth(curve, smoothing).values, linewidth=1.0, alpha=0.8, **style)
-            else:
-                marker = {"marker": markers[curve.split], "markersize": 4.5, "markeredgecolor": "white"}
-                panel.plot(curve.steps, curve.values, ":", linewidth=0.9, markeredgewidth=0.6, **marker, **style)
-    panel.set(xlabel="step", ylabel=metric)
-    panel.margins(x=0.02)
-    panel.legend()
+            style: dict[str, Any] = {"color": f"C{index % 10}", "markeredgecolor": "white"}
+            style["marker"] = markers.get(curve.split, "o" if len(curve.steps) == 1 else "")
+            style |= {"alpha": 0.8} if curve.split == TRAIN else {"linestyle": ":"}
+            if curve.split == TRAIN and smoothing:
+                panel.plot(curve.steps, curve.values, **style | {"alpha": 0.25})
+            label = textwrap.fill(curve_label(runs, run, curve), 50)
+            panel.plot(curve.steps, smooth(curve, smoothing).values, label=label, **style)
+    panel.xaxis.get_major_locator().set_params(integer=True)
+    panel.set(xlabel="step", ylabel=metric, **{f"{axis}scale": "log" for axis in log})
+    lines = sum(label.count("\n") + 1 for label in panel.get_legend_handles_labels()[1])
+    panel.legend(**{"loc": "upper left", "bbox_to_anchor": (0, -0.14)} if lines > 6 else {})
+    return lines if lines > 6 else 0
 
 
 def eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[str, str]:

@@ -46,9 +46,10 @@ def plot_text(
     for axis, field in (("x", "steps"), ("y", "values")):
         places = _scale([place for _, _, curve in curves for place in getattr(curve, field)], axis in log)
         low, high = min(places), max(places)
-        ticks = sorted({low + (high - low) * part / 5 for part in range(6)})
-        shown = [10**tick if axis in log else tick for tick in ticks]
-        figure.ruler(axis).ticks(ticks, [f"{value:.0f}" if axis == "x" else f"{value:.4g}" for value in shown])
+        ticks = (low + (high - low) * part / 5 for part in range(6))
+        values = (10**tick if axis in log else tick for tick in ticks)
+        shown = sorted({float(round(x)) if axis == "x" else x for x in values})
+        figure.ruler(axis).ticks(_scale(shown, axis in log), [f"{x:.0f}" if axis == "x" else f"{x:.4g}" for x in shown])
     built = figure.build()
     legend = textwrap.fill(" \u00a0 ".join(name.replace(" ", "\u00a0") for name in names), width).replace("\u00a0", " ")
     return (str(built) if color else str(plotext.uncolorize(built))).rstrip("\n") + f"\n{legend}\n"

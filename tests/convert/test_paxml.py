@@ -6,6 +6,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -219,13 +220,18 @@ def as_zarr(database: pathlib.Path, folder: pathlib.Path) -> None:
         path.write_bytes(store.read(key).result().value)
 
 
-def test_zarr_folders_have_the_arrays_of_the_database(references):
+def test_zarr_folders_have_the_arrays_of_the_database(references, tmp_path, caplog):
     folders, database = PaxmlCheckpoint(references / "c4_zarr"), PaxmlCheckpoint(references / "c4")
     assert (folders.step, folders.count) == (database.step, database.count) == (3, 3)
     for kind in ("params", "mu", "nu"):
         names = database.arrays(kind)
         assert folders.arrays(kind).keys() == names.keys() and len(names) == 15
         assert_same(*({name: one.reader(kind)[name] for name in names} for one in (folders, database)))
+    assert not caplog.messages
+    copy = shutil.copytree(references / "c4_zarr", tmp_path / "copy")
+    (copy / "checkpoint_00000003/state/mdl_vars.params.lm.final_ln.scale/0").unlink()
+    PaxmlCheckpoint(copy)
+    assert "has no data for parts of `mdl_vars.params.lm.final_ln.scale`: read as zeros" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["c4", "lm_cloud"])

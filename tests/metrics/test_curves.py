@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -142,6 +143,32 @@ def test_text_tells_runs_apart_without_color(run_dirs):
 def test_text_of_a_single_point(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 2.5}\n')
     assert "last 2.5" in plot_text(read_runs([tmp_path]), "loss")
+    (line,) = draw(read_runs([tmp_path]), ["loss"]).axes[0].get_lines()
+    assert line.get_marker() == "o"  # a line through one point is invisible
+
+
+@pytest.mark.parametrize("log", ["", "x"])
+def test_steps_of_a_short_run_are_integers(log, tmp_path):
+    lines = (json.dumps({"step": step, "split": "train", "loss": 5 - step}) for step in (1, 2, 3, 4))
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    runs = read_runs([tmp_path])
+    assert plot_text(runs, "loss", log=log).splitlines()[-2].split() == ["1", "2", "3", "4"]
+    ticks = draw(runs, ["loss"], log=log).axes[0].get_xticks()
+    assert log or np.array_equal(ticks, np.round(ticks))
+
+
+@pytest.mark.parametrize(("count", "length"), [(12, 3), (2, 80), (3, 120)])
+def test_names_of_many_runs_or_long_ones_leave_room_for_the_curves(count, length, run_dirs, tmp_path):
+    names = [f"{number:02}" + "_x" * (length // 2) for number in range(count)]
+    for name in names:
+        shutil.copytree(run_dirs[0], tmp_path / name)
+    figure = draw(read_runs([tmp_path / name for name in names]), ["loss", "log_pplx"])
+    figure.draw_without_rendering()
+    edges = figure.bbox
+    for panel in figure.axes:
+        assert panel.get_window_extent().height > 0.8 * 150 * 2 and panel.get_window_extent().width > 150 * 4
+        for box in (text.get_window_extent() for text in (*panel.get_legend().get_texts(), figure._suptitle)):
+            assert edges.x0 <= box.x0 and box.x1 <= edges.x1 and edges.y0 <= box.y0 and box.y1 <= edges.y1
 
 
 def test_smoothing_is_that_of_pandas_and_leaves_evaluations(run_dirs):

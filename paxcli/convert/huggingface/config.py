@@ -226,6 +226,9 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     values = {"": "Rotary", ".max_timescale": float(scaling.get("rope_theta", c["rope_theta"]))}
     fraction = scaling.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
     if fraction != 1:
+        if "fused" not in traits:
+            hint = "Remove it from config.json, if the model was trained without."
+            raise ConfigError(f"transformers reads partial_rotary_factor={fraction} for Phi-3 only.", hint)
         values[".fraction"] = fraction
     if kind == "default":
         return values
@@ -323,7 +326,8 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     kind = _nearest(model, blocks[0], alternating, sparse)
     family = FAMILIES[kind]
     size = model.dims_per_head or model.model_dims // model.num_heads
-    found = {"architectures": [family.architecture], "model_type": kind}
+    # transformers' own id of padding may be outside the vocabulary, with which it cannot load the model.
+    found = {"architectures": [family.architecture], "model_type": kind, "pad_token_id": None}
     found |= {key: getattr(model, field) for key, field in family.sizes.items()}
     if kind == "gpt2":
         return found | {

@@ -8,7 +8,7 @@ from typing import Any
 
 from paxcli.convert.huggingface.generation import GENERATION
 from paxcli.errors import DataError
-from paxcli.inputs.tokenizers import hugging_face_fields
+from paxcli.inputs.tokenizers import HuggingFaceTokenizer, hugging_face_fields
 
 TOKENIZER = "tokenizer.json"
 _CARRIED = (
@@ -24,6 +24,12 @@ def carry_files(source: Path, target: Path) -> list[str]:
     for name in found:
         shutil.copyfile(source / name, target / name)
     return found
+
+
+def end_id(folder: Path) -> int | None:
+    """The id of the end token of a directory's tokenizer; None: there is no tokenizer.json, or no such token."""
+    fields = hugging_face_fields(folder) if (folder / TOKENIZER).is_file() else {}
+    return HuggingFaceTokenizer(**fields).eos_id if "eos_token" in fields else None
 
 
 def input_values(source: Path, path: Path) -> dict[str, Any]:

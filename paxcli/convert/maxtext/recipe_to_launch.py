@@ -29,7 +29,8 @@ _MUST_BE_EQUAL = (_MODEL, _LEARNER)
 # These change how weights are stored or initialized, how much memory a step needs, or when a run gives up, not what the
 # model computes.
 _MAY_DIFFER = ("params_init", "query_scale", "direct_scale", "zero_padding", "unroll", "skip_invalid_gradients")
-_MAY_DIFFER += ("max_consecutive_skips", "decay_norms_and_biases", "loss_chunk")
+_MAY_DIFFER += ("max_consecutive_skips", "loss_chunk")
+_DECAY = f"{_LEARNER}.optimizer.decay_norms_and_biases"  # is reported, not refused
 
 
 def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, str], list[str]]:
@@ -46,7 +47,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     differing = [path for path in {**values, **again} if values.get(path, ...) != again.get(path, ...)]
     differing = [path for path in differing if path.rpartition(".")[2] not in _MAY_DIFFER]
     differing = [path for path in differing if not path.startswith((f"{_MODEL}.params_init", "eval_inputs", "decode_"))]
-    refused = [path for path in differing if path.startswith(_MUST_BE_EQUAL)]
+    refused = [path for path in differing if path.startswith(_MUST_BE_EQUAL) and path != _DECAY]
     if refused:
         path = refused[0]
         raise ConfigError(

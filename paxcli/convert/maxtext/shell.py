@@ -17,17 +17,19 @@ import tree_sitter_bash
 from tree_sitter import Node
 
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, options_of, python_program
-from paxcli.convert.maxtext.shell_words import Variables, Word, expand, expand_unsplit, join, source, value_of
+from paxcli.convert.maxtext.shell_words import SHIFTED, Variables, Word, expand, expand_unsplit, join, source, value_of
 from paxcli.errors import ConfigError, did_you_mean
 
 OpenScript = Callable[[str], str | None]
 """Returns the text of another script that a script names, or None if there is no such file."""
 
-_QUIET = ("echo", "set", "printf", ":", "true", "exit", "sleep", "date", "shift", "cd", "popd", "pushd")
+_QUIET = ("echo", "set", "printf", ":", "true", "exit", "sleep", "date", "cd", "popd", "pushd")
 _RUNS_SCRIPT = ("bash", "sh", "/bin/bash")
 _NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}
 _TESTS = ("test", "true", "false", ":")
-_TAKES_ARGUMENTS = re.compile(r"""(export|declare|local)?\s*["']?\$\{?KEY\}?["']?=["']?\$\{?VALUE\}?["']?""")
+_TAKES_ARGUMENTS = re.compile(  # `KEY=VALUE` of each argument, or `export "$@"`
+    r"""["']?\$\{?KEY\}?["']?=["']?\$\{?VALUE\}?["']?|(export|declare|local)\s+["']?\$[@{\w]"""
+)
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
 _DOLLARS = tree_sitter.Query(_LANGUAGE, '"$" @dollar')
 _VARIABLE = re.compile(rb"(?<=\$)([0-9]|[A-Za-z_][A-Za-z_0-9]*)")
@@ -312,12 +314,20 @@ class _Evaluator:
             self._python(node, words, lines, *program)
         elif name in ("xpk", "xpk.py"):
             self._wrapper(node, words)
-        elif name == "eval" or (name in _RUNS_SCRIPT and words[1:2] and words[1].text == "-c"):
+        elif name == "eval" or (name in _RUNS_SCRIPT and re.fullmatch("-[a-z]*c", words[1].text if words[1:] else "")):
             inner = words[1:] if name == "eval" else words[2:3]
             self._string(node, " ".join(word.as_script() for word in inner), self.options)
+        elif name == "shift":
+            count = int(words[1].text) if words[1:] and re.fullmatch("[0-9]{1,3}", words[1].text) else 1
+            self.variables["@"] = self.variables["@"][count:]
+            self.variables[SHIFTED] = [*self.variables.get(SHIFTED, []), *[Word()] * count]
+        elif name == "set" and "--" in (texts := [word.text for word in words]):
+            self.variables["@"] = words[texts.index("--") + 1 :]
         elif name in ("source", "."):
             self._script(node, words[1:], is_sourced=True)
         elif name in _RUNS_SCRIPT or words[0].text.endswith(".sh"):
+            while name in _RUNS_SCRIPT and words[1:] and words[1].text.startswith("-"):
+                words = [words[0], *words[2:]]  # without flags such as -x
             self._script(node, words if words[0].text.endswith(".sh") else words[1:], is_sourced=False)
         elif name not in _QUIET and not name.endswith("["):
             self._skip(node, "not a command that pax knows")
@@ -382,11 +392,11 @@ class _Evaluator:
             return self._skip(node, f"a script that was not found{lost}")
         inner = self._inside(node)
         if not is_sourced:
-            arguments = [word for word in words[1:] if not _ASSIGNMENT.match(word.text)]
-            given = dict(word.text.split("=", 1) for word in words[1:] if _ASSIGNMENT.match(word.text))
+            taken = words[1:] if _TAKES_ARGUMENTS.search(text) else ()
+            given = dict(word.text.split("=", 1) for word in taken if _ASSIGNMENT.match(word.text))
             inner.pinned = {**{key: [Word(value)] for key, value in given.items()}, **self.pinned}
             exported = {name: value for name, value in self.variables.items() if name in self.exported}
-            inner.variables = {**exported, **inner.pinned, "@": arguments}
+            inner.variables = {**exported, **inner.pinned, "@": list(words[1:])}
             inner.exported = set(self.exported)
         return inner.run(_parse(text))
 

@@ -16,6 +16,9 @@ from tree_sitter import Node
 DATE = "DATE"
 """Replaces `$(date …)`, the time at which a script would have run."""
 
+SHIFTED = "@shifted"
+"""Variable with an item for each argument that `shift` removed."""
+
 _COMMANDS = ("command_substitution", "process_substitution")
 _EXPANSIONS = ("simple_expansion", "expansion", "arithmetic_expansion", *_COMMANDS)
 _STRINGS = ("string", "raw_string", "ansi_c_string")
@@ -189,6 +192,7 @@ def value_of(name: str, variables: Variables) -> Word:
         return join(word for i, value in enumerate(arguments) for word in (Word(" " * bool(i)), value))
     index = int(name[:6]) if name.isdigit() else 0
     found = arguments[index - 1 : index] if index else variables.get(name)
+    name = str(index + len(variables.get(SHIFTED, ()))) if index else name  # as `--arg` counts them
     return found[0] if found else Word.unknown("", [name])
 
 

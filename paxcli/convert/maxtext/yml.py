@@ -56,7 +56,9 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
             inherited = beside.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"Cannot read {beside}: {error}.", "Name another file in `base_config`.") from None
-        return _read_with_base(inherited, beside, (*inside, path.resolve()), reports) + rest
+        given = {pair.key for pair in rest}
+        below = _read_with_base(inherited, beside, (*inside, path.resolve()), reports)
+        return [pair for pair in below if pair.key not in given] + rest
     if base.value.rpartition("/")[2] != BASE:
         reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file was not found"))
     return rest
@@ -81,4 +83,4 @@ def _value(node: yaml.Node) -> str:
     if isinstance(node, yaml.ScalarNode):
         return "null" if node.tag.endswith(":null") else node.value
     items = node.value if isinstance(node, yaml.SequenceNode) else []
-    return f"[{','.join(str(item.value) for item in items)}]"
+    return f"[{','.join(map(_value, items))}]"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import fiddle as fdl
@@ -201,6 +202,7 @@ def test_a_recipe_that_was_never_imported_is_exported(tmp_path: pathlib.Path):
     pax.export_weights(tmp_path / "run", tmp_path / "hf")
     content = json.loads((tmp_path / "hf/config.json").read_text())
     assert (content["model_type"], content["num_key_value_heads"], content["head_dim"]) == ("llama", 2, 4)
+    assert content["pad_token_id"] is None  # that of SmolLM3 in transformers, for one, is beyond most vocabularies
     tensors = load_file(tmp_path / "hf/model.safetensors")
     np.testing.assert_array_equal(tensors["model.norm.weight"], params["final_norm.scale"] + 1)
     query = params["stack.layers.attention.query"][1].reshape(16, 16)
@@ -262,6 +264,8 @@ def test_a_damaged_config_is_refused(keys, tmp_path: pathlib.Path):
         ({"attention_bias": True}, "attention_bias=True is not supported in llama"),
         ({"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]}, "it lacks a conversion for it"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_type=longrope is not supported"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5 for Phi-3 only"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantized"),
         ({"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}, "quantized .mxfp4.*bfloat16"),
     ],
@@ -367,3 +371,12 @@ def test_of_several_tokenizers_that_of_training_is_exported(tmp_path: pathlib.Pa
     sets = {"train_input.tokenizer.path": paths["train"], "eval_inputs.0.tokenizer.path": paths["eval"]}
     pax.export_weights(pax.Run(run, pax.load(f"{run}/", set=sets)), tmp_path / "out")
     assert json.loads((tmp_path / "out/tokenizer.json").read_text()) == paths["train"]
+
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(source / file, run / "tokenizers/train")
+    shutil.rmtree(run / "huggingface")  # a model that was never imported
+    for token, number in (("<s>", 1), ("</s>", 2)):
+        (run / "tokenizers/train/tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+        pax.export_weights(pax.Run(run, pax.load(f"{run}/", set=sets)), tmp_path / str(number))
+        content = json.loads((tmp_path / str(number) / "config.json").read_text())
+        assert content["eos_token_id"] == number

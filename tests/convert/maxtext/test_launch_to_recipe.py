@@ -374,6 +374,9 @@ def test_the_base_is_expressed_but_for_its_defaults() -> None:
 def test_what_maxtext_cannot_express_is_refused() -> None:
     with pytest.raises(ConfigError, match="MaxText cannot express .*per_dim_scale"):
         to_maxtext(load("c4-1b").config, 4)
+    config = load("maxtext-base").config
+    config.task.train.learner.optimizer.decay_norms_and_biases = False
+    assert "task.train.learner.optimizer.decay_norms_and_biases" in to_maxtext(config, None)[1]
 
 
 def test_a_comment_cannot_end_a_recipe() -> None:

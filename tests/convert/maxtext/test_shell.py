@@ -282,3 +282,25 @@ def test_arrays_and_cases_of_letters() -> None:
     )
     (launch,) = read_script(f"M=Llama2-7B\n{script}").launches
     assert keys(launch) == {"steps": "7", "run_name": "a b", "model_name": "llama2-7b", "x": "1"}
+
+
+@pytest.mark.parametrize("how", ["bash", "bash -x", "sh -eu"])
+def test_the_arguments_of_a_script_are_its_own(how: str) -> None:
+    called = (
+        'RUN=$1; shift\nB="$1"\nshift 1\npython3 -m MaxText.train base.yml "$@" run_name=$RUN per_device_batch_size=$B'
+    )
+    (launch,) = read_script(f"{how} run.sh mine 3 model_name=gpt3-52k steps=5", {}, {"run.sh": called}.get).launches
+    assert keys(launch) == {
+        "model_name": "gpt3-52k", "steps": "5", "run_name": "mine", "per_device_batch_size": "3",
+    }  # fmt: skip
+    (launch,) = read_script(
+        "bash run.sh steps=5", {}, {"run.sh": "steps=7\npython3 -m MaxText.train steps=$steps"}.get
+    ).launches
+    assert keys(launch) == {"steps": "7"}
+    (launch,) = read_script("set -eu -- 4 gpt3-52k\npython3 -m MaxText.train steps=$1 model_name=$2").launches
+    assert keys(launch) == {"steps": "4", "model_name": "gpt3-52k"}
+
+
+def test_an_argument_that_is_missing_after_shift_has_its_number() -> None:
+    (launch,) = read_script("A=$1; shift\npython3 -m MaxText.train run_name=$A steps=$1").launches
+    assert [set(pair.missing) for pair in launch.pairs] == [{"1"}, {"2"}]

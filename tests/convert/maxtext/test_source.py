@@ -33,6 +33,11 @@ def test_bare_keys_and_a_config_that_inherits_itself(tmp_path: pathlib.Path) -> 
     (tmp_path / "keys.txt").write_text("# mine\nsteps=10 per_device_batch_size=2\nmodel_name='gpt3-52k'\n")
     assert keys(read_source([str(tmp_path / "keys.txt")]).launches[0])["model_name"] == "gpt3-52k"
     assert keys(read_source(["steps=3", "scale=2"]).launches[0]) == {"steps": "3", "scale": "2"}
+    (tmp_path / "over.yml").write_text("base_config: under.yml\nsteps: 2\n")
+    (tmp_path / "under.yml").write_text("steps: 1\nlogical_axis_rules: [['batch', 'data'], [mlp, [fsdp, tensor]]]\n")
+    (launch,) = read_source([str(tmp_path / "over.yml")]).launches
+    values = [(pair.key, pair.value) for pair in launch.pairs]
+    assert values == [("logical_axis_rules", "[[batch,data],[mlp,[fsdp,tensor]]]"), ("steps", "2")]
     (tmp_path / "a.yml").write_text("base_config: b.yml\nsteps: 1\n")
     (tmp_path / "b.yml").write_text("base_config: a.yml\nsteps: 2\n")
     with pytest.raises(ConfigError, match="inherits itself"):
