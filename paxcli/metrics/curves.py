@@ -171,7 +171,7 @@ def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str, smoothing: 
             style |= {"alpha": 0.8} if curve.split == TRAIN else {"linestyle": ":"}
             if curve.split == TRAIN and smoothing:
                 panel.plot(curve.steps, curve.values, **style | {"alpha": 0.25})
-            label = textwrap.fill(curve_label(runs, run, curve), 50)
+            label = textwrap.fill(curve_label(runs, run, curve), 56)
             panel.plot(curve.steps, smooth(curve, smoothing).values, label=label, **style)
     panel.xaxis.get_major_locator().set_params(integer=True)
     panel.set(xlabel="step", ylabel=metric, **{f"{axis}scale": "log" for axis in log})
