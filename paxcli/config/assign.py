@@ -101,7 +101,7 @@ def _explain_mismatch(path: str, value: Any) -> Iterator[None]:
 def split_assignment(text: str) -> tuple[str, Text]:
     """Splits `PATH=VALUE`."""
     path, equals, value = text.partition("=")
-    if path.strip()[-1:] in ("", "?") or not equals or not value.strip():
+    if not path.strip() or not equals or not value.strip():
         hint = "For example `--set num_layers=4`. `null` turns a field off."
         raise ConfigError(f"`--set {text}` is not PATH=VALUE.", hint)
     return path.strip(), Text(value.strip())
