@@ -56,9 +56,7 @@ class LocalTier:
         self.steps = sorted(set.intersection(*(set(row.tolist()) for row in _gather(mine))) - {0})
         counts = {folder.name.rpartition("-")[2] for folder in self._root.glob("process-*") if _steps(folder)}
         if (other := min(counts, default=None)) and str(jax.process_count()) not in counts and not _steps(checkpoints):
-            problem = (
-                f"are local ones, of a job with process count {other}, and that of this one is {jax.process_count()}"
-            )
+            problem = f"were saved locally with process count {other}, and this job's is {jax.process_count()}"
             hint = f"Resume with as many processes, or delete {self._record} and start at step 0."
             raise DataError(f"All checkpoints of {checkpoints.parent} {problem}.", hint)
 

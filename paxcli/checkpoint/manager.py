@@ -172,8 +172,8 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
                 announce(f"{error.message} It is now {self._set_aside(step)}, and an earlier one takes its place.")
                 if jax.process_count() > 1:
                     exit_now(Stopped(error.message, "Start the job again: it resumes from an earlier one."))
-        hint = f"Undo that, such as another mesh, or delete {self.directory / RECORD} and start at step 0."
-        raise DataError(f"There is no checkpoint in {self.directory}, and no local one can be used.", hint)
+        hint = f"Undo that change, such as another mesh, or delete {self.directory / RECORD} to start at step 0."
+        raise DataError(f"{self.directory} has no checkpoint, and the local ones cannot be used.", hint)
 
     def _set_aside(self, step: int) -> str:
         """Gives a damaged checkpoint a name that is not a step, and returns it."""

@@ -29,7 +29,8 @@ class PiecewiseConstant(Schedule):
         _check_pieces(self, "boundaries", "values", more=1)
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        return jnp.asarray(self.values, jnp.float32)[jnp.sum(step >= jnp.asarray(self.boundaries, jnp.int32))]
+        piece = jnp.sum(step >= jnp.asarray(self.boundaries, jnp.int32))
+        return jnp.asarray(self.values, jnp.float32)[piece]
 
 
 @dataclasses.dataclass(frozen=True)

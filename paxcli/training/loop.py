@@ -116,7 +116,7 @@ class TrainingRun:
             else:  # otherwise a converted checkpoint, or one that an earlier version wrote
                 reason = changed if split in saved else "the checkpoint has no position of it"
                 self.report.message(f"Input `{source.name}` starts at its beginning: {reason}.")
-        self.eval_positions = self._eval_positions()
+        self.eval_positions, self.evaluated_step = self._eval_positions(), step if self._is_eval_ended(step) else 0
 
     def _eval_positions(self) -> dict[str, Any]:
         return {split: source.get_state() for split, source in self.continued.items()}

@@ -95,12 +95,12 @@ def test_another_model_does_not_take_them(tmp_path):
 def test_local_checkpoints_alone_that_cannot_be_used_are_an_error_and_kept(tmp_path):
     """Of another mesh, or of another number of processes: a new run would overwrite the old one's metrics."""
     _save(tmp_path, range(1, 5))
-    with pytest.raises(DataError, match="no local one can be used") as caught:
+    with pytest.raises(DataError, match="has no checkpoint, and the local ones cannot be used") as caught:
         _store(tmp_path).restore_newest(abstract(make_state(width=16)), print)
     assert "local.txt" in str(caught.value.hint)
     [folder] = (tmp_path / "local").glob("*/process-0-of-1")
     folder.rename(folder.with_name("process-0-of-2"))
-    with pytest.raises(DataError, match="process count 2, and that of this one is 1") as caught:
+    with pytest.raises(DataError, match="with process count 2, and this job's is 1") as caught:
         _store(tmp_path)
     assert "local.txt" in str(caught.value.hint) and find_local(tmp_path / "run" / "checkpoints")
 

@@ -326,7 +326,7 @@ def _new_config(model: fdl.Config) -> dict[str, Any]:
     kind = _nearest(model, blocks[0], alternating, sparse)
     family = FAMILIES[kind]
     size = model.dims_per_head or model.model_dims // model.num_heads
-    # transformers' own id of padding may be outside the vocabulary, with which it cannot load the model.
+    # The default of transformers' config class may be outside the vocabulary; the model would not load.
     found = {"architectures": [family.architecture], "model_type": kind, "pad_token_id": None}
     found |= {key: getattr(model, field) for key, field in family.sizes.items()}
     if kind == "gpt2":

@@ -26,8 +26,8 @@ def carry_files(source: Path, target: Path) -> list[str]:
     return found
 
 
-def end_id(folder: Path) -> int | None:
-    """The id of the end token of a directory's tokenizer; None: there is no tokenizer.json, or no such token."""
+def eos_id(folder: Path) -> int | None:
+    """The `eos_id` of the tokenizer in a directory; None without a tokenizer.json or an end token."""
     fields = hugging_face_fields(folder) if (folder / TOKENIZER).is_file() else {}
     return HuggingFaceTokenizer(**fields).eos_id if "eos_token" in fields else None
 

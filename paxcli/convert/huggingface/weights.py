@@ -26,7 +26,7 @@ from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, diff
 from paxcli.convert.huggingface.files import CONFIG, Safetensors, read_json, write_json, write_safetensors
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
 from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, text_names
-from paxcli.convert.huggingface.tokenizer import TOKENIZER, carry_files, end_id, input_values
+from paxcli.convert.huggingface.tokenizer import TOKENIZER, carry_files, eos_id, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
 from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike, Recipe
 from paxcli.errors import ConfigError, DataError, MissingError
@@ -159,8 +159,8 @@ def export_huggingface(
     if dtype not in DTYPES:
         raise ConfigError(f"`--dtype {dtype}` is unknown.", f"Use one of {', '.join(DTYPES)}.")
     content = config_json(config, carried or None, dtype)
-    if not carried and copies and (end := end_id(resolve_path(copies[0]))) is not None:
-        content["eos_token_id"] = end  # else generation of transformers ends at that of its config class
+    if not carried and copies and (end := eos_id(resolve_path(copies[0]))) is not None:
+        content["eos_token_id"] = end  # otherwise transformers uses the default of its config class
     family = content["model_type"]
     lora, state = fdl.build(config.task.model).lora, runs.state_shapes(config)
     if adapter and lora is None:

@@ -39,8 +39,8 @@ class RelativeBias(Layer):
     def setup(self) -> None:
         exact = self.num_buckets // (4 if self.bidirectional else 2)
         if not 0 < exact < self.max_distance:
-            cause = f"num_buckets={self.num_buckets} holds {exact} distances one by one in each direction"
-            raise ConfigError(f"{cause}, max_distance={self.max_distance}.", "This is at least 1 and less than that.")
+            cause = f"num_buckets={self.num_buckets} gives {exact} distances a bucket each"
+            raise ConfigError(f"{cause}: too few, or not below max_distance={self.max_distance}.", "Raise one of them.")
         self.table = self.lookup_table("table", self.params_init, (self.num_buckets, self.num_heads), (None, "heads"))
 
     def __call__(self, distance: Int[jax.Array, "... T S"]) -> Float[jax.Array, "... N T S"]:
