@@ -31,7 +31,10 @@ class SinusoidPositions(Positions):
     params_init: Init = Gaussian()
 
     def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
-        n = self.model_dims // 2
+        n, odd = divmod(self.model_dims, 2)
+        if odd:
+            hint = "Make it even, or use `LearnedPositions`."
+            raise ConfigError(f"SinusoidPositions: model_dims={self.model_dims} is odd.", hint)
         # n - 1 intervals between n time scales: the last is exactly max_timescale.
         step = jnp.log(self.max_timescale / self.min_timescale) / max(n - 1, 1)
         frequencies = jnp.exp(-step * jnp.arange(n)) / self.min_timescale

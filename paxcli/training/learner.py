@@ -127,7 +127,7 @@ class Learner(Configurable):
         return _where(_FROZEN.__ne__, self._owners(params), params)
 
     def init(self, params: dict, weights: Any) -> Any:
-        """The optimizer's state for these parameters.
+        """The optimizer's state for these parameters, and a moving average that starts from them, if one is kept.
 
         Args:
           params: The parameters.
@@ -137,7 +137,8 @@ class Learner(Configurable):
           ConfigError: A regular expression matches no parameter, or no parameter is left to train.
         """
         states = tuple(one.init(params) for one in self._transformations(params, weights))
-        return self._with_average(params, states if self.parameter_groups else states[0])
+        state = states if self.parameter_groups else states[0]
+        return state if self.ema_decay is None else Averaged(state, jax.tree.map(jnp.copy, self.select_trained(params)))
 
     def eval_params(self, params: dict, opt_state: Any) -> dict:
         """The parameters to evaluate: the moving average where a parameter has one."""
@@ -167,7 +168,7 @@ class Learner(Configurable):
         rates = [multiplier * self.learning_rate * schedule(step) for _, schedule, multiplier in self._optimizers()]
 
         def apply_update(params: dict, opt_state: Any) -> tuple[dict, Any]:
-            old = self._optimizer_state(opt_state)
+            old = opt_state if self.ema_decay is None else opt_state.optimizer
             # Cast inside: the operands of the `cond` below are materialized in memory.
             updates, states = self._clip(optax.tree.cast(grads, jnp.float32), grad_norm, weights), []
             olds = old if self.parameter_groups else (old,)
@@ -261,15 +262,6 @@ class Learner(Configurable):
             norms = reduce_groups(jnp.linalg.norm, norms, weights)
             return jax.tree.map(lambda g, norm: g * jnp.minimum(1.0, largest / norm), grads, norms)
         return grads
-
-    def _optimizer_state(self, opt_state: Any) -> Any:
-        return opt_state if self.ema_decay is None else opt_state.optimizer
-
-    def _with_average(self, params: dict, opt_state: Any) -> Any:
-        """`opt_state` with a moving average that starts from `params`, if `ema_decay` is set."""
-        if self.ema_decay is None:
-            return opt_state
-        return Averaged(opt_state, jax.tree.map(jnp.copy, self.select_trained(params)))
 
 
 def replace_trained(params: dict, trained: dict) -> dict:

@@ -20,6 +20,8 @@ def test_sinusoids_are_sines_then_cosines():
     expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=-1)
     ours = SinusoidPositions(model_dims=dims).apply({}, jnp.asarray(positions)[None])
     np.testing.assert_allclose(ours[0], expected, **FLOAT32)
+    with pytest.raises(ConfigError, match="model_dims=9 is odd"):
+        SinusoidPositions(model_dims=9).apply({}, jnp.asarray(positions)[None])
 
 
 def test_learned_positions_are_rows():

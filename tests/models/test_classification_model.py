@@ -93,6 +93,9 @@ def test_images_that_do_not_fit_are_named():
         VisionTransformer(**fields, image_size=12, patch_size=5).init(jax.random.key(0), jnp.ones((1, 12, 12, 3)))
     with pytest.raises(ConfigError, match="the input makes"):
         VisionTransformer(**fields, image_size=12, patch_size=4).init(jax.random.key(0), jnp.ones((1, 16, 16, 3)))
+    with pytest.raises(ConfigError, match="num_heads=5 does not divide model_dims=16"):
+        network = VisionTransformer(**fields | {"num_heads": 5}, image_size=12, patch_size=4)
+        network.init(jax.random.key(0), jnp.ones((1, 12, 12, 3)))
 
 
 def test_a_class_is_seen_under_the_noise():
