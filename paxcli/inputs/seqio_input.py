@@ -260,9 +260,8 @@ class SeqIOInput(StreamInput):
         bos_id = getattr(self.feature_converter, "bos_id", 0) if has_bos else None
         targets = self.task.output_features.get("targets")
         if targets is None:
-            self.refuse(
-                "its task has no feature `targets`, whose vocabulary would read its ids.", "Add it to the task."
-            )
+            hint = "Add it to the task."
+            self.refuse("its task has no feature `targets`, whose vocabulary would read its ids.", hint)
         return VocabularyTokenizer(targets.vocabulary, bos_id)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:

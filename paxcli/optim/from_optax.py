@@ -22,6 +22,8 @@ _EXAMPLE = {"w": jax.ShapeDtypeStruct((8, 8), jax.numpy.float32)}
 class Optax(Optimizer):
     """An optax optimizer, such as `Optax.config(factory="lion", arguments={"b1": 0.95})`.
 
+    Evaluation uses the trained parameters: with a schedule-free optimizer, not the average that it derives from them.
+
     Attributes:
       factory: Makes the transformation from `learning_rate=`, which the learner gives it: the name of an optimizer of
         optax or `optax.contrib`, or a function, such as your own that returns an `optax.chain`.
@@ -42,6 +44,9 @@ class Optax(Optimizer):
             raise ConfigError(f"optimizer.factory: {error} (arguments: learning_rate, {self.arguments}).") from None
         if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
             raise ConfigError(f"{self.factory} keeps a PRNG key, which checkpoints do not hold.", "Choose another one.")
+        if self._function in (optax.rprop, optax.scale_by_rprop):
+            problem = "Rprop's first step is the learning rate, but the learner has none before its first update"
+            raise ConfigError(f"optimizer.factory: {problem}.", "Choose another one.")
 
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
         def init(params: Any) -> Any:

@@ -88,8 +88,9 @@ def _gradients(
 ) -> tuple[dict, Any, dict, jax.Array, dict]:
     """Gradients, new FP8 state, metrics, number of predictions and activations of the mean loss over a batch.
 
-    They are accumulated over `num_microbatches` slices. Slices are weighted, so the result does not depend on their
-    number, unless `of_slice` clips gradients. FP8 scales follow from the largest values of all slices.
+    They are accumulated over `num_microbatches` slices. Slices are weighted by their loss's weight, so the result does
+    not depend on their number, unless `of_slice` clips gradients, or the loss has a metric with another mean, such as
+    `load_balance_loss`. FP8 scales follow from the largest values of all slices.
     """
     if num_microbatches == 1:
         new_fp8, activations, grads, metrics, _ = of_slice(batch)

@@ -62,10 +62,8 @@ class LossAggregator(Configurable):
         if len(factors) != len(self.loss_keys):
             raise ConfigError(f"task.loss_aggregator: {len(self.loss_keys)} loss_keys, {len(factors)} loss_weights.")
         _check_names("task.loss_aggregator", self.loss_keys, metrics)
-        values = [
-            metrics[key][0] if factor == 1 else factor * metrics[key][0]
-            for key, factor in zip(self.loss_keys, factors, strict=True)
-        ]
+        pairs = zip(self.loss_keys, factors, strict=True)
+        values = [metrics[key][0] if factor == 1 else factor * metrics[key][0] for key, factor in pairs]
         return sum(values[1:], values[0]), metrics[self.loss_keys[0]][1]
 
 

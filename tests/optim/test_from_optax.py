@@ -56,6 +56,12 @@ def test_an_optimizer_of_optax_by_name_and_arguments():
     learner.optimizer.validate()
 
 
+@pytest.mark.parametrize("factory", ["rprop", optax.rprop])
+def test_steps_that_start_at_the_learning_rate_are_refused(factory):
+    with pytest.raises(ConfigError, match="Rprop's first step"):
+        Optax(factory).validate()
+
+
 _FILE = """
 import optax
 from pax_recipes.tiny import tiny_synthetic
