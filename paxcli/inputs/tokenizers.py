@@ -67,8 +67,10 @@ class Tokenizer(Protocol):
 def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     """UTF-8 bytes of the text of ids [T], in which end tokens separate documents.
 
-    An incomplete character at the start or end of `ids` counts as one byte.
+    An incomplete character at the start or end of `ids` counts as one byte, unless ids are bytes.
     """
+    if isinstance(tokenizer, ByteTokenizer):
+        return int(np.sum(ids > tokenizer.bos_id))
     documents = np.split(ids, np.flatnonzero(ids == tokenizer.eos_id) + 1)
     return sum(len(tokenizer.decode(document).replace("\ufffd", "?").encode()) for document in documents)
 

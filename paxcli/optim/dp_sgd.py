@@ -12,6 +12,7 @@ import optax
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import NonNegativeFloat, PositiveFloat, PositiveInt
+from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import vmap_along
 
 
@@ -53,7 +54,11 @@ class DpSgd(Configurable):
 
         def of_slice(rows: Any) -> Any:
             groups = jax.tree.map(lambda x: x.reshape(-1, self.microbatch_size, *x.shape[1:]), rows)
-            maxima, grads, sums = vmap_along("activation_microbatch", of_group)(groups)
+            try:
+                maxima, grads, sums = vmap_along("activation_microbatch", of_group)(groups)
+            except NotImplementedError as error:
+                hint = "Experts need a `capacity_factor`: the matmul of dropless ones has no gradients by example."
+                raise ConfigError(f"DP-SGD: a layer does not compute by example: {error}.", hint) from None
             sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
             metrics = {name: (total / jnp.maximum(weight, 1e-6), weight) for name, (total, weight) in sums.items()}
             means = jax.tree.map(lambda g: jnp.mean(g, axis=0), grads)

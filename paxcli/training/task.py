@@ -129,12 +129,11 @@ class VariationalNoise(Configurable):
         names = parameter_names(params)
         chosen = [True] * len(names) if self.regex is None else match_parameters("vn.regex", self.regex, names)
         scale = jnp.where(step >= self.start_step, self.scale, 0.0)
-        keys = jax.random.split(key, len(values))
-        noisy = [
-            value + scale * jax.random.normal(k, value.shape, value.dtype) if use else value
-            for value, use, k in zip(values, chosen, keys, strict=True)
-        ]
-        return jax.tree.unflatten(structure, noisy)
+
+        def add(value: jax.Array, use: bool, key: jax.Array) -> jax.Array:
+            return value + scale * jax.random.normal(key, value.shape, value.dtype) if use else value
+
+        return jax.tree.unflatten(structure, map(add, values, chosen, jax.random.split(key, len(values))))
 
 
 @dataclasses.dataclass(frozen=True)

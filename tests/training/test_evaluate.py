@@ -83,6 +83,9 @@ def test_a_loss_that_is_the_log_perplexity_is_shown_once() -> None:
 def test_bytes_of_text(text: str) -> None:
     ids = np.concatenate([np.append(ByteTokenizer().encode(part), 1) for part in text.split("\x00")])
     assert count_bytes(ByteTokenizer(), ids) == len(text.replace("\x00", "").encode())
+    assert count_bytes(ByteTokenizer(), ids[:2]) + count_bytes(ByteTokenizer(), ids[2:]) == sum(
+        ids > 2
+    )  # cut characters
 
 
 def test_processes_that_read_the_same_rows_count_them_once(monkeypatch: pytest.MonkeyPatch) -> None:

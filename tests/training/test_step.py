@@ -13,6 +13,7 @@ import pytest
 
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.errors import ConfigError
+from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.models.language_model import LanguageModel
 from paxcli.optim.adamw import AdamW
 from paxcli.optim.dp_sgd import DpSgd
@@ -124,6 +125,15 @@ def test_each_microbatch_can_be_clipped():
     assert max(norms) > 0.5
     mean = jax.tree.map(lambda a, b: (a + b) / 2, *clipped)
     jax.tree.map(lambda p, g, new: np.testing.assert_allclose(new, p - 0.01 * g, atol=1e-6), params, mean, after.params)
+
+
+def test_layers_without_gradients_by_example_are_refused():
+    config = _small()
+    config.task.model.stack.block.feed_forward = MoeFeedForward.partial(num_experts=2)
+    config.task.train.learner.stochastic_gradient = DpSgd.config()
+    with open_session(config) as session, pytest.raises(ConfigError, match="DP-SGD: .*vmap") as refused:
+        make_train_step(session.experiment.task, session.abstract).lower(session.abstract, session.batch)
+    assert "capacity_factor" in refused.value.hint
 
 
 def test_private_gradients_equal_a_loop_over_examples():
