@@ -24,6 +24,7 @@ from paxcli.config.fields import (
     Unit,
 )
 from paxcli.errors import ConfigError
+from paxcli.layers.lora import REFERENCE
 from paxcli.layers.scopes import NOISE
 from paxcli.layers.summaries import ActivationSums
 from paxcli.mesh.weights import match_parameters, parameter_names
@@ -110,7 +111,8 @@ class VariationalNoise(Configurable):
 
     Attributes:
       scale: Standard deviation.
-      regex: Selects the parameters whose path it is found in; None = all. Pax matches it from the path's start.
+      regex: Selects the parameters whose path it is found in; None = all. Pax matches it from the path's start. The
+        frozen copy that DPO compares with never has noise.
       start_step: First step with noise, from 0.
     """
 
@@ -127,7 +129,8 @@ class VariationalNoise(Configurable):
         """
         values, structure = jax.tree.flatten(params)
         names = parameter_names(params)
-        chosen = [True] * len(names) if self.regex is None else match_parameters("vn.regex", self.regex, names)
+        matches = match_parameters("vn.regex", self.regex or "", names)
+        chosen = [use and not name.startswith(f"{REFERENCE}/") for use, name in zip(matches, names, strict=True)]
         scale = jnp.where(step >= self.start_step, self.scale, 0.0)
 
         def add(value: jax.Array, use: bool, key: jax.Array) -> jax.Array:

@@ -62,3 +62,10 @@ def test_each_step_draws_other_noise_and_no_parameter_keeps_it() -> None:
             losses.append(float(metrics["loss"]))
     assert len(set(losses)) == 3
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(state.params), before)
+
+
+def test_the_reference_of_dpo_has_no_noise():
+    params = {"w": jnp.ones(4), "reference": {"w": jnp.ones(4)}}
+    for regex in (None, "w$"):
+        noisy = VariationalNoise(scale=1.0, regex=regex).add_to(params, jnp.int32(0), jax.random.key(0))
+        assert (noisy["w"] != 1).all() and (noisy["reference"]["w"] == 1).all()
