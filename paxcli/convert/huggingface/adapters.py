@@ -43,10 +43,8 @@ def _tensors(layout: Layout, adapted: Mapping[str, AdaptedWeight]) -> Iterator[t
             tensors = [name.format_map(foreign_slot.fields) for name in rule.names("foreign")]
             found = [adapted[name] for name in names if name in adapted]
             if found and len(names) + len(tensors) > 2:
-                raise ConfigError(
-                    f"PEFT's adapters do not fit `{tensors[0]}`: it is not one weight of pax, or not all of it.",
-                    "Export the merged weights: leave `--adapter` out.",
-                )
+                problem = f"PEFT's adapters do not fit `{tensors[0]}`: it is not one weight of pax, or not all of it."
+                raise ConfigError(problem, "Export the merged weights: leave `--adapter` out.")
             for weight in found:
                 yield from _of_layer(tensors[0].removesuffix("weight"), rule, weight, slot.index)
 
