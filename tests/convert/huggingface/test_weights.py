@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import resource
 import shutil
 from typing import Any
 
@@ -21,7 +22,7 @@ from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.generation import decoding_values
 from paxcli.convert.runs import state_shapes, write_run
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.inputs.chat import ChatInput
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
@@ -357,6 +358,17 @@ def test_an_optimizer_that_does_not_start_from_zero_is_refused(field, tmp_path: 
     pax.import_weights(source, tmp_path / "averaged", recipe=averaged)
 
 
+def test_a_full_disk_is_named(tmp_path: pathlib.Path):
+    pax.import_weights(write_directory(tmp_path / "hf", "llama2"), tmp_path / "run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # no file may be larger
+    try:
+        with pytest.raises(MissingError, match=r"out cannot be written: .*File too large"):
+            pax.export_weights(tmp_path / "run", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_of_several_tokenizers_that_of_training_is_exported(tmp_path: pathlib.Path):
     source, run = write_directory(tmp_path / "hf", "llama2"), tmp_path / "run"
     write_tokenizer(source)
@@ -372,11 +384,12 @@ def test_of_several_tokenizers_that_of_training_is_exported(tmp_path: pathlib.Pa
     pax.export_weights(pax.Run(run, pax.load(f"{run}/", set=sets)), tmp_path / "out")
     assert json.loads((tmp_path / "out/tokenizer.json").read_text()) == paths["train"]
 
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(source / file, run / "tokenizers/train")
     shutil.rmtree(run / "huggingface")  # a model that was never imported
-    for token, number in (("<s>", 1), ("</s>", 2)):
-        (run / "tokenizers/train/tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+    (run / "tokenizers.json").unlink()
+    (source / "tokenizer_config.json").unlink()
+    sets = {"train_input.tokenizer.path": str(source / "tokenizer.json")}
+    for token, number in (("<s>", 1), ("</s>", 2)):  # the recipe alone names it
+        sets["train_input.tokenizer.eos_token"] = token
         pax.export_weights(pax.Run(run, pax.load(f"{run}/", set=sets)), tmp_path / str(number))
         content = json.loads((tmp_path / str(number) / "config.json").read_text())
         assert content["eos_token_id"] == number
