@@ -89,8 +89,7 @@ def refuse_pickles(source: Path) -> None:
         call = f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')"
         raise DataError(problem, f"Convert it where you trust it: {call} in transformers writes safetensors.")
     if file := next((path for path in candidates if path.is_file() and path.suffix == GGUF), None):
-        hint = "Import the safetensors files of the model that it was made from."
-        raise DataError(f"{file} is a GGUF file, of llama.cpp, which pax does not read.", hint)
+        raise DataError(f"{file} is a GGUF file, which pax does not read.", "Import the model's safetensors files.")
 
 
 def read_json(path: Path) -> dict[str, Any]:

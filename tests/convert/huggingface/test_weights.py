@@ -24,6 +24,7 @@ from paxcli.convert.huggingface.generation import decoding_values
 from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.inputs.chat import ChatInput
+from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
 from paxcli.training.progress import Reporter
@@ -209,6 +210,27 @@ def test_a_recipe_that_was_never_imported_is_exported(tmp_path: pathlib.Path):
     query = params["stack.layers.attention.query"][1].reshape(16, 16)
     np.testing.assert_array_equal(tensors["model.layers.1.self_attn.q_proj.weight"], query.T)
     assert not pax.import_weights(tmp_path / "hf", tmp_path / "again", dry_run=True).tensors
+
+
+@pytest.mark.parametrize("circular_repeat", [1, 2])
+def test_pipelined_layers_are_exported_as_those_of_a_stack(circular_repeat: int, tmp_path: pathlib.Path):
+    """Random numbers fill both in the same order of layers. Adapters are merged, or written as PEFT's files."""
+    small = {"num_layers": 4, "model_dims": 16, "hidden_dims": 24, "num_heads": 4, "task.model.vocab_size": 32}
+    small |= {"max_seq_len": 16, "task.model.lora": "Lora", "train_input": "SyntheticInput", "eval_inputs": []}
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name in ("stack", "pipeline"):
+        recipe = pax.load("llama-1b", set=small)
+        if name == "pipeline":
+            stack = {"block": recipe.config.task.model.stack.block, "num_stages": 2, "num_microbatches": 2}
+            recipe.config.task.model.stack = PipelinedStack.partial(circular_repeat=circular_repeat, **stack)
+        shapes, random = state_shapes(recipe.config), np.random.default_rng(0)
+        named = {f"params.{name}": x for name, x in named_leaves(shapes.params).items()}
+        arrays = {key: random.normal(size=x.shape).astype(np.float32) for key, x in named.items()}
+        write_run(recipe.config, recipe.yaml(), tmp_path / name, shapes, arrays)
+        for file, is_adapter in (("model", False), ("adapter_model", True)):
+            pax.export_weights(pax.Run(tmp_path / name, recipe), tmp_path / name / file, adapter=is_adapter)
+            found.setdefault(name, {}).update(load_file(tmp_path / name / file / f"{file}.safetensors"))
+    assert_same(found["pipeline"], found["stack"])
 
 
 def test_a_model_that_no_family_computes_is_refused_with_its_fields():
