@@ -257,6 +257,16 @@ def test_a_hugging_face_directory_in_place_of_a_run_is_named(tmp_path: pathlib.P
     assert f"`pax import {source} --out RUN_DIR`" in str(caught.value.hint)
 
 
+def test_weights_that_are_not_finite_are_refused(tmp_path: pathlib.Path):
+    source, tensors = write_directory(tmp_path / "hf", "llama2"), dict(tensors_of("llama2"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = np.where(np.arange(tensors[name].size).reshape(tensors[name].shape) == 5, np.nan, tensors[name])
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"hf has NaN or infinity in `stack.layers.feed_forward.w_in`"):
+        pax.import_weights(source, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_weights_that_would_be_lost_are_named(tmp_path: pathlib.Path):
     with pytest.raises(
         DataError, match="ties `lm_head.weight` to `model.embed_tokens.weight`, and the file has another"
