@@ -7,7 +7,7 @@ from typing import Literal
 from etils import epath
 
 from paxcli.config.paths import resolve_path
-from paxcli.convert.huggingface.files import CONFIG, PICKLES
+from paxcli.convert.huggingface.files import CONFIG, GGUF, PICKLES
 from paxcli.convert.huggingface.weights import export_huggingface, import_huggingface
 from paxcli.convert.maxtext.checkpoint_files import find_maxtext
 from paxcli.convert.maxtext.weights import export_maxtext, import_maxtext
@@ -18,7 +18,7 @@ from paxcli.training.tokenizer_copies import check_tokenizers
 
 Format = Literal["hf", "paxml", "maxtext"]
 
-_WEIGHTS = (".safetensors", *PICKLES)
+_WEIGHTS = (".safetensors", GGUF, *PICKLES)
 _RECIPE_OF = {
     "paxml": "Give the recipe that it was trained with: `--recipe C4Spmd1BAdam4Replicas`.",
     "maxtext": "Convert its launch: `pax maxtext-convert SCRIPT --out recipe.yaml`; then give `--recipe recipe.yaml`.",
@@ -40,11 +40,8 @@ def format_of(source: PathLike) -> Format:
         return "maxtext"
     if (folder / "recipe.yaml").exists():
         raise DataError(f"{source} is a run of pax.", f"To start from its weights: `pax train RECIPE --from {source}`.")
-    raise DataError(
-        f"{source} holds no checkpoint that pax knows.",
-        "Give a directory of Hugging Face (config.json and safetensors files), of paxml (checkpoint_00001000) or of "
-        "MaxText (…/0/items).",
-    )
+    formats = "Hugging Face (config.json, safetensors files), paxml (checkpoint_00001000) or MaxText (…/0/items)"
+    raise DataError(f"{source} holds no checkpoint that pax knows.", f"Give a directory of {formats}.")
 
 
 def import_weights(

@@ -158,10 +158,8 @@ def arrays_per_parameter(state: Mapping[str, ArrayType]) -> dict[str, tuple[Kind
         part = next((part for part in _PER_PARAMETER if f".{part}." in name), "")
         parameter = name.partition(f".{part}.")[2]
         if not part or f"params.{parameter}" not in state:
-            raise ConfigError(
-                f"The recipe's optimizer keeps `{name}`, which the optimizers of other formats do not.",
-                "Supported are AdamW, Adam, and Sgd without momentum.",
-            )
+            problem = f"The recipe's optimizer keeps `{name}`, which the optimizers of other formats do not."
+            raise ConfigError(problem, "Supported are AdamW, Adam, and Sgd without momentum.")
         found[name] = (_PER_PARAMETER[part], parameter)
     return found
 
@@ -194,7 +192,7 @@ def import_checkpoint(
       dry_run: Whether only to compare names and shapes.
 
     Raises:
-      DataError: The tensors are not those of the model; names each with both shapes.
+      DataError: The tensors are not those of the model; names each with both shapes. Or they are not finite.
       ConfigError: The run has checkpoints, or the optimizer keeps something that other formats do not.
       MissingError: The run cannot be written.
     """
@@ -210,18 +208,17 @@ def import_checkpoint(
     found = {kind: source.arrays(kind) for kind in parts}
     differences = {kind: compare_to_model(layout.only(names), params, found[kind]) for kind, names in parts.items()}
     different = next((kind for kind in parts if differences[kind]), None)
-    started, num_bytes = time.perf_counter(), 0
+    started, tensors = time.perf_counter(), [x for kind in found.values() for x in kind.values()]
     if different is not None and not (dry_run and different == "params"):
         what = "The tensors" if different == "params" else f"Those of the optimizer's `{different}`"
         raise DataError(f"{what} in {source.path} are not of this model: {differences[different].text()}.", hint)
-    num_bytes = sum(
-        int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for kind in found.values() for x in kind.values()
-    )
     if not dry_run:
         arrays: dict[str, Any] = {}
         for kind, names in parts.items():
             of_kind = {parameter: np.empty(state[name].shape, state[name].dtype) for parameter, name in names.items()}
             fill_pax(layout.only(names), source.reader(kind), of_kind, kind)
+            if wrong := [name for name, x in of_kind.items() if not np.isfinite(x.sum(dtype=np.float32))]:
+                raise DataError(f"{source.path} has NaN or infinity in {listing(wrong)}.", "Download it again.")
             arrays |= {names[parameter]: x for parameter, x in of_kind.items()}
         counts = {name: np.int32(source.count or 0) for name in state if name.endswith(".count")}
         write_run(config, recipe, run_dir, shapes, arrays | counts, source.step)
@@ -233,7 +230,7 @@ def import_checkpoint(
         step=source.step,
         with_optimizer=source.count is not None,
         parameters=sum(x.size for x in params.values()),
-        num_bytes=num_bytes,
+        num_bytes=sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in tensors),
         seconds=0.0 if dry_run else time.perf_counter() - started,
         tensors=differences["params"],
         carried=[],

@@ -36,6 +36,7 @@ _MARK_TURNS_HINT = (
 )
 
 _DEFAULT, _FOR_TOOLS = "default", "tool_use"  # names of templates in a list
+_FILES = {_DEFAULT: "chat_template.jinja", _FOR_TOOLS: "additional_chat_templates/tool_use.jinja"}
 
 Message = Mapping[str, Any]
 
@@ -96,10 +97,9 @@ class ChatTemplate:
         """
         if tools and self.for_tools is not None:
             return self.for_tools.render(messages, place, tools)
-        text, spans = self._render(messages, False, place, tools)
-        if not self._environment.has_generation_block:
-            spans = self._spans_by_prefix(messages, text, place, tools)
-        return RenderedChat(text, spans)
+        text, marked = self._render(messages, False, place, tools)
+        has_marks = self._environment.has_generation_block
+        return RenderedChat(text, marked if has_marks else self._spans_by_prefix(messages, text, place, tools))
 
     def render_prompt(self, messages: Sequence[Message]) -> str:
         """Renders a conversation up to the start of the assistant's next turn.
@@ -156,8 +156,9 @@ def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.
     """The chat template of a recipe or tokenizer.
 
     Args:
-      source: A template, or the path of one, `*.jinja`. None: `chat_template.jinja` or the `chat_template` of
-        `tokenizer_config.json` next to the tokenizer's file, or else `DEFAULT_TEMPLATE`.
+      source: A template, or the path of one, `*.jinja`. None: `chat_template.jinja`, with that for tools in
+        `additional_chat_templates`, or the `chat_template` of `tokenizer_config.json`, next to the tokenizer's file; or
+        else `DEFAULT_TEMPLATE`.
       tokenizer: The tokenizer, for its directory and its special tokens.
       date: The date that `strftime_now` formats.
 
@@ -170,18 +171,19 @@ def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.
     config = read_object(config_path) if config_path is not None and config_path.is_file() else {}
     named = {name: token_text(value) for name, value in config.items() if name.endswith("_token")}
     variables = {name: text for name, text in named.items() if text is not None} | tokenizer.special_tokens
-    if source is not None and source.endswith(".jinja"):
-        return ChatTemplate(read_text(Path(source).expanduser()), variables, date, source)
     if source is not None:
-        return ChatTemplate(source, variables, date, "the recipe")
-    if directory is not None and (file := directory / "chat_template.jinja").is_file():
-        return ChatTemplate(read_text(file), variables, date, str(file))
-    if (found := config.get("chat_template")) is not None:
-        named = _by_name(found, config_path).items()
-        made = {name: ChatTemplate(text, variables, date, str(config_path)) for name, text in named}
-        made[_DEFAULT].for_tools = made.get(_FOR_TOOLS)
-        return made[_DEFAULT]
-    return ChatTemplate(DEFAULT_TEMPLATE, variables, date, "pax")
+        text = read_text(Path(source).expanduser()) if source.endswith(".jinja") else source
+        return ChatTemplate(text, variables, date, "the recipe" if text is source else source)
+    if directory is not None and (file := directory / _FILES[_DEFAULT]).is_file():
+        files = [(name, directory / path) for name, path in _FILES.items()]
+        texts, origin = {name: read_text(path) for name, path in files if path.is_file()}, str(file)
+    elif (found := config.get("chat_template")) is not None:
+        texts, origin = _by_name(found, config_path), str(config_path)
+    else:
+        return ChatTemplate(DEFAULT_TEMPLATE, variables, date, "pax")
+    made = {name: ChatTemplate(text, variables, date, origin) for name, text in texts.items()}
+    made[_DEFAULT].for_tools = made.get(_FOR_TOOLS)
+    return made[_DEFAULT]
 
 
 def _by_name(found: Any, path: Path | None) -> dict[str, str]:
@@ -209,7 +211,8 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     Attributes:
       has_generation_block: Whether its template has one.
-      turns: Position in characters and text of each generation block rendered since `restart`.
+      num_characters: How many were rendered since `restart`.
+      turns: Position in characters and text of each generation block rendered since then.
     """
 
     intercepted_binops = frozenset({"+", "*", "**"})
@@ -223,16 +226,13 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.restart()
 
     def restart(self) -> None:
-        self._num_steps = self._num_characters = 0
+        self._num_steps = self.num_characters = 0
         self.turns: list[tuple[int, str]] = []
 
     def count_characters(self, count: int) -> None:
-        self._num_characters += count
-        if self._num_characters > _MAX_CHARACTERS:
+        self.num_characters += count
+        if self.num_characters > _MAX_CHARACTERS:
             raise _LimitExceededError(f"writes more than {_MAX_CHARACTERS:,} characters")
-
-    def add_turn(self, text: str) -> None:
-        self.turns.append((self._num_characters, text))
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         # Named as in Jinja, so that a template may pass arguments of any name.
@@ -268,7 +268,7 @@ class _GenerationBlock(Extension):
 
     def _generate(self, caller: Callable[[], str]) -> str:
         text = caller()
-        self.environment.add_turn(text)
+        self.environment.turns.append((self.environment.num_characters, text))
         return text
 
 

@@ -80,6 +80,9 @@ def _check_message(message: Any, place: str) -> dict[str, Any]:
     if "from" in message and "role" not in message:
         role = _SHAREGPT_ROLES.get(str(message["from"]), message["from"])
         message = {"role": role, "content": message.get("value")}
+    reasoning = [message[name] for name in ("reasoning_content", "thinking", "reasoning") if name in message]
+    if reasoning:  # templates read one of two names, as in Hugging Face transformers
+        message = {"thinking": reasoning[0], **message, "reasoning_content": reasoning[0]}
     role, content = message.get("role"), message.get("content")
     if isinstance(content, list) and all(isinstance(x, dict) and isinstance(x.get("text"), str) for x in content):
         content = message["content"] = "".join(part["text"] for part in content)

@@ -19,7 +19,8 @@ from paxcli.training.experiment import Experiment
 
 _RECORD = "tokenizers.json"
 _MISSING = hashlib.sha256(b"").hexdigest()
-_BESIDE = ("chat_template.jinja", "tokenizer_config.json")  # chat inputs read them from the tokenizer's directory
+# Chat inputs read them from the tokenizer's directory.
+_BESIDE = ("chat_template.jinja", "tokenizer_config.json", "additional_chat_templates/tool_use.jinja")
 
 
 def copy_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None:
@@ -34,10 +35,10 @@ def copy_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None
         if digest == _MISSING:  # that of token files, which need it only to decode ids
             continue
         copied = record.setdefault(path, f"tokenizers/{digest}/{epath.Path(path).name}")
-        folder = (run_dir / copied).parent
-        folder.mkdir(parents=True, exist_ok=True)
         for file in files:
-            (folder / file.name).write_bytes(file.read_bytes())
+            copy_of_file = (run_dir / copied).parent / file.relative_to(files[0].parent)
+            copy_of_file.parent.mkdir(parents=True, exist_ok=True)
+            copy_of_file.write_bytes(file.read_bytes())
     if record:
         replace_text(run_dir / _RECORD, json.dumps(record, indent=1) + "\n")
 
@@ -69,9 +70,7 @@ def with_copied_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) 
       DataError: A copy is missing or damaged.
     """
     record, config = _read_record(run_dir), copy.deepcopy(config)
-    for node in _nodes(config):
-        if node.value not in record:
-            continue
+    for node in (node for node in _nodes(config) if node.value in record):
         own = run_dir / record[node.value]
         files, digest = _files(own)
         if digest != own.parent.name:
@@ -91,7 +90,7 @@ def _nodes(config: fdl.Config[Experiment]) -> list[Node]:
 def _files(tokenizer: epath.PathLike) -> tuple[list[epath.Path], str]:
     """A tokenizer's file and those beside it that belong to it, or nothing; and the SHA-256 of their contents."""
     path = epath.Path(tokenizer).expanduser()
-    files = [file for file in (path, *map(path.with_name, _BESIDE)) if path.exists() and file.exists()]
+    files = [file for file in (path, *(path.parent / name for name in _BESIDE)) if path.exists() and file.exists()]
     digests = (hashlib.sha256(file.read_bytes()).digest() for file in files)
     return files, hashlib.sha256(b"".join(digests)).hexdigest()
 

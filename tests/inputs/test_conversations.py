@@ -30,6 +30,13 @@ def test_a_tool_call_needs_no_content():
     assert messages_of({"chat": [USER, CALL | {"content": ""}]}, "chat", "here") == [USER, CALL | {"content": ""}]
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "thinking", "reasoning"])
+def test_reasoning_has_the_names_that_templates_read(name):
+    """Qwen's templates read `reasoning_content`, gpt-oss's `thinking`."""
+    (_, answer) = messages_of({"messages": [USER, ASSISTANT | {name: "hm"}]}, "messages", "here")
+    assert (answer["reasoning_content"], answer["thinking"]) == ("hm", "hm")
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [

@@ -49,6 +49,8 @@ def trained(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pax.Run:
     _write_tokenizer(tmp_path / "t" / "tokenizer.json", _WORDS)
     template = "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
     (tmp_path / "t" / "chat_template.jinja").write_text(template)
+    (tmp_path / "t" / "additional_chat_templates").mkdir()
+    (tmp_path / "t" / "additional_chat_templates" / "tool_use.jinja").write_text(template)
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": " ".join("abcdefgh" * 30)}))
     (tmp_path / "chat.jsonl").write_text(json.dumps({"prompt": "a b", "response": " c d"}))
     return _train(2)
@@ -65,6 +67,7 @@ def test_a_run_keeps_its_tokenizer(trained, tmp_path, monkeypatch, caplog):
     with pytest.raises(DataError, match=r"tokenizer t/tokenizer.json has changed since the run started") as caught:
         _train(3)
     [copy] = (tmp_path / "run" / "tokenizers").glob("*/tokenizer.json")
+    assert (copy.parent / "additional_chat_templates" / "tool_use.jinja").is_file()
     assert f"run/tokenizers/{copy.parent.name}/tokenizer.json" in str(caught.value.hint)
 
     (tmp_path / "t").rename(tmp_path / "elsewhere")

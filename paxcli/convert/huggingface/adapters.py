@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from paxcli.convert.huggingface.files import write_json
-from paxcli.convert.layout import Layout, Rule
+from paxcli.convert.layout import Layers, Layout, Rule
 from paxcli.errors import ConfigError
 from paxcli.layers.lora import AdaptedWeight, Lora
 
@@ -37,24 +37,22 @@ def write_adapter(
 def _tensors(layout: Layout, adapted: Mapping[str, AdaptedWeight]) -> Iterator[tuple[str, np.ndarray]]:
     """PEFT's tensors without their prefix: A [rank, inputs], B [outputs, rank], and DoRA's magnitudes [outputs]."""
     for rule in layout.rules:
-        pax, foreign = (layout.layers(rule.names(side)[0], side).slots for side in ("pax", "foreign"))
-        for slot, foreign_slot in zip(pax, foreign, strict=True):
+        pax, foreign = (layout.layers(rule.names(side)[0], side) for side in ("pax", "foreign"))
+        for slot, foreign_slot in zip(pax.slots, foreign.slots, strict=True):
             names = [name.format_map(slot.fields) for name in rule.names("pax")]
             tensors = [name.format_map(foreign_slot.fields) for name in rule.names("foreign")]
             found = [adapted[name] for name in names if name in adapted]
             if found and len(names) + len(tensors) > 2:
-                raise ConfigError(
-                    f"PEFT's adapters do not fit `{tensors[0]}`: it is not one weight of pax, or not all of it.",
-                    "Export the merged weights: leave `--adapter` out.",
-                )
+                problem = f"PEFT's adapters do not fit `{tensors[0]}`: it is not one weight of pax, or not all of it."
+                raise ConfigError(problem, "Export the merged weights: leave `--adapter` out.")
             for weight in found:
-                yield from _of_layer(tensors[0].removesuffix("weight"), rule, weight, slot.index)
+                yield from _of_layer(tensors[0].removesuffix("weight"), rule, weight, Layers((slot,), dims=pax.dims))
 
 
-def _of_layer(module: str, rule: Rule, weight: AdaptedWeight, index: int | None) -> Iterator[tuple[str, np.ndarray]]:
+def _of_layer(module: str, rule: Rule, weight: AdaptedWeight, layer: Layers) -> Iterator[tuple[str, np.ndarray]]:
     magnitudes = weight.norm(weight.base) + (0 if weight.magnitude is None else weight.magnitude)
     parts = (weight.base, weight.a, weight.b, magnitudes)
-    base, a, b, magnitude = (np.asarray(x if index is None else x[index]) for x in parts)
+    base, a, b, magnitude = (layer.read({"": np.asarray(x)}, "", [0])[0] for x in parts)
 
     def order(dims: Collection[int]) -> np.ndarray:
         """For each entry of Hugging Face's tensor along these dimensions, its number in pax."""

@@ -80,11 +80,11 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     family = FAMILIES[kind]
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-        raise ConfigError(
-            f"Its weights are quantized ({method}), and pax imports weights in float32, bfloat16 or float16.",
-            "Import the weights that it was quantized from, or save them in bfloat16 with `transformers` (the page "
-            "Weights of Hugging Face shows how).",
+        problem = f"Its weights are quantized ({method}), and pax imports weights in float32, bfloat16 or float16."
+        hint = (
+            "Import those that it was quantized from, or save them in bfloat16: see the page Weights of Hugging Face."
         )
+        raise ConfigError(problem, hint)
     full = {**family.defaults, **config}
     if "num_local_experts" in config:  # as transformers 5 writes `num_experts`
         full["num_experts"] = config["num_local_experts"]
@@ -281,11 +281,9 @@ def config_json(config: fdl.Config, carried: Mapping[str, Any] | None, dtype: st
         return {**carried, key: dtype}
     found = _new_config(config.task.model) | {"torch_dtype": dtype}
     if differences := differing_fields(config, found):
-        raise ConfigError(
-            f"{found['architectures'][0]}, the nearest architecture, differs from this model: "
-            f"{'; '.join(differences[:5])}.",
-            f"Pax exports {', '.join(FAMILIES)}.",
-        )
+        nearest, listed = found["architectures"][0], "; ".join(differences[:5])
+        problem = f"{nearest}, the nearest architecture, differs from this model: {listed}."
+        raise ConfigError(problem, f"Pax exports {', '.join(FAMILIES)}.")
     return found
 
 
@@ -300,6 +298,7 @@ def differing_fields(config: fdl.Config, huggingface: Mapping[str, Any]) -> list
         assign(theirs, f"{MODEL}.{path}", value)
     unrelated = read_data("unrelated_fields.yaml")
     a, b = ({p: x for p, x in plain_values(one).items() if p.startswith(MODEL)} for one in (ours, theirs))
+    a = {path: "Stack" if value == "PipelinedStack" else value for path, value in a.items()}  # they compute the same
     return [
         f"{path.removeprefix(MODEL + '.')} is {a.get(path)!r}, not {b.get(path)!r}"
         for path in sorted(a.keys() | b.keys())

@@ -22,6 +22,7 @@ SINGLE = "model.safetensors"
 SHARD_BYTES = 2 * 10**9
 DTYPES = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+GGUF = ".gguf"
 
 
 class Safetensors:
@@ -79,16 +80,16 @@ def _find(directory: Path) -> list[Path]:
 
 
 def refuse_pickles(source: Path) -> None:
-    """Raises DataError if the weights are pickles, which could run any code when they are read."""
+    """Raises DataError if the weights are GGUF, or pickles, which could run any code when they are read."""
     candidates = sorted(source.iterdir()) if source.is_dir() else [source]
     pickles = [path for path in candidates if path.is_file() and path.suffix in PICKLES]
     if pickles:
         folder = source if source.is_dir() else source.parent
-        raise DataError(
-            f"{pickles[0]} is a pickle, which can run any code when it is read, so pax does not read it.",
-            f"Convert it where you trust it: AutoModelForCausalLM.from_pretrained('{folder}')"
-            f".save_pretrained('{folder}-safetensors') in transformers writes safetensors.",
-        )
+        problem = f"{pickles[0]} is a pickle, which can run any code when it is read, so pax does not read it."
+        call = f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')"
+        raise DataError(problem, f"Convert it where you trust it: {call} in transformers writes safetensors.")
+    if file := next((path for path in candidates if path.is_file() and path.suffix == GGUF), None):
+        raise DataError(f"{file} is a GGUF file, which pax does not read.", "Import the model's safetensors files.")
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -6,14 +6,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import fiddle as fdl
+
+from paxcli.config.tree import walk
 from paxcli.convert.huggingface.generation import GENERATION
 from paxcli.errors import DataError
-from paxcli.inputs.tokenizers import HuggingFaceTokenizer, hugging_face_fields
+from paxcli.inputs.tokenizers import hugging_face_fields
 
 TOKENIZER = "tokenizer.json"
 _CARRIED = (
     TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", GENERATION,
     "chat_template.jinja", "chat_template.json", "vocab.json", "merges.txt", "tokenizer.model",
+    "additional_chat_templates/tool_use.jinja",
 )  # fmt: skip
 
 
@@ -22,14 +26,16 @@ def carry_files(source: Path, target: Path) -> list[str]:
     found = [name for name in _CARRIED if (source / name).is_file()]
     target.mkdir(parents=True, exist_ok=True)
     for name in found:
+        (target / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, target / name)
     return found
 
 
-def eos_id(folder: Path) -> int | None:
-    """The `eos_id` of the tokenizer in a directory; None without a tokenizer.json or an end token."""
-    fields = hugging_face_fields(folder) if (folder / TOKENIZER).is_file() else {}
-    return HuggingFaceTokenizer(**fields).eos_id if "eos_token" in fields else None
+def eos_id(config: fdl.Buildable) -> int | None:
+    """The id of the end token of the recipe's first tokenizer; None without one, or without its file."""
+    found = [node.value for node in walk(config) if node.key == "tokenizer" and isinstance(node.value, fdl.Buildable)]
+    files = [fdl.ordered_arguments(one, include_defaults=True).get("path", "/") for one in found]  # bytes need none
+    return fdl.build(found[0])().eos_id if found and Path(str(files[0])).expanduser().exists() else None
 
 
 def input_values(source: Path, path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import fiddle as fdl
 import numpy as np
 import yaml
 from etils import epath
+from safetensors import SafetensorError
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.manager import find_step
@@ -29,12 +30,12 @@ from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, 
 from paxcli.convert.huggingface.tokenizer import TOKENIZER, carry_files, eos_id, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
 from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike, Recipe
-from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.errors import ConfigError, DataError, MissingError, first_line
 from paxcli.inputs.hub import find_model
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.experiment import with_derived_sizes
 from paxcli.training.start_from import ORIGIN
-from paxcli.training.tokenizer_copies import copied_folders
+from paxcli.training.tokenizer_copies import copied_folders, with_copied_tokenizers
 
 DTYPES = ("float32", "bfloat16", "float16")
 _OF_TENSORS = "dtypes.json"  # in a run: name of each imported tensor -> its dtype
@@ -75,10 +76,8 @@ def import_huggingface(
     decoding, not_imported = decoding_values(read_json(file) if file.exists() else found)
     name, config, text = recipe or _new_recipe(folder, found, family, target, decoding)
     if differences := differing_fields(config, found):
-        raise ConfigError(
-            f"The recipe {name} is not of the model in {folder}: {'; '.join(differences[:5])}.",
-            "Choose the recipe of this model, or leave it out: pax makes one from config.json.",
-        )
+        problem = f"The recipe {name} is not of the model in {folder}: {'; '.join(differences[:5])}."
+        raise ConfigError(problem, "Choose the recipe of this model, or leave it out: pax makes one from config.json.")
     shapes = runs.state_shapes(config)
     layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
     model, tensors = config.task.model, Safetensors(resolve_path(find_model(source, folder.name)))
@@ -159,7 +158,7 @@ def export_huggingface(
     if dtype not in DTYPES:
         raise ConfigError(f"`--dtype {dtype}` is unknown.", f"Use one of {', '.join(DTYPES)}.")
     content = config_json(config, carried or None, dtype)
-    if not carried and copies and (end := eos_id(resolve_path(copies[0]))) is not None:
+    if not carried and (end := eos_id(with_copied_tokenizers(config, epath.Path(run_dir)))) is not None:
         content["eos_token_id"] = end  # otherwise transformers uses the default of its config class
     family = content["model_type"]
     lora, state = fdl.build(config.task.model).lora, runs.state_shapes(config)
@@ -199,8 +198,8 @@ def export_huggingface(
         if not adapter and (generation := generation_json(config, old_generation)) is not None:
             write_json(target / GENERATION, generation)
             files.append(GENERATION)
-    except OSError as error:
-        raise MissingError(f"{target} cannot be written: {error.strerror}.", "Choose another directory.") from error
+    except (OSError, SafetensorError) as error:
+        raise MissingError(f"{target} cannot be written: {first_line(error)}.", "Choose another directory.") from error
     return dataclasses.replace(done, files=[*dict.fromkeys(files)])
 
 

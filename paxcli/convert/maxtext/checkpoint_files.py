@@ -58,10 +58,8 @@ class MaxTextCheckpoint:
                 kind: Kind = "mu" if "mu" in before else "nu" if "nu" in before else "params"
                 self._names[kind][found["name"]] = full_name
         if not self._names["params"]:
-            raise DataError(
-                f"{self.path} holds no parameters of a MaxText decoder.",
-                f"It has {', '.join(list(self._leaves)[:4])}, …" if self._leaves else "It is empty.",
-            )
+            hint = f"It has {', '.join(list(self._leaves)[:4])}, …" if self._leaves else "It is empty."
+            raise DataError(f"{self.path} holds no parameters of a MaxText decoder.", hint)
 
     @property
     def step(self) -> int:

@@ -150,10 +150,8 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
     rope = (deinterleave(),) if differences.adjacent_pairs else ()
     scale, shift = differences.query_scale, differences.qk_norm_shift
     if maxtext.fused_qkv and scale != 1:
-        raise ConfigError(
-            f"MaxText's query weights are {1 / scale:g} times pax's, and in one array with those of keys and values.",
-            f"Set the recipe's `query_scale` to {'null' if maxtext.scales_queries else '1.0'}.",
-        )
+        problem = f"MaxText's query weights are {1 / scale:g} times pax's, and in one array with keys and values."
+        raise ConfigError(problem, f"Set the recipe's `query_scale` to {'null' if maxtext.scales_queries else '1.0'}.")
     rules = [
         _rule("self_attention.out.kernel", "attention.post"),
         _rule("self_attention.out.bias", "attention.post_bias"),

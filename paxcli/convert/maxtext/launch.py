@@ -102,7 +102,7 @@ _TRAIN_MODULE = re.compile(r"(?i)maxtext(\.trainers\.pre_train)?\.train(_compile
 _POST_TRAIN = re.compile(
     r"(?i)maxtext\.(trainers\.post_train\.\w+\.\w+|sft_trainer|sft\.\w+|rl\.\w+|experimental\.rl\.\w+)"
 )
-_BEFORE_PYTHON = ("nsys", "nohup", "time", "sudo", "env", "numactl", "stdbuf", "timeout", "exec", "srun", "ldd")
+_BEFORE_PYTHON = "nsys nohup time sudo env numactl stdbuf timeout exec srun ldd command nice taskset uv".split()
 _BEFORE_OPTIONS = 24
 
 

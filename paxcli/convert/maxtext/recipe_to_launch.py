@@ -50,10 +50,8 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     refused = [path for path in differing if path.startswith(_MUST_BE_EQUAL) and path != _DECAY]
     if refused:
         path = refused[0]
-        raise ConfigError(
-            f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}.",
-            f"For example `{path}` is {values.get(path)!r}; MaxText's is {again.get(path)!r}.",
-        )
+        problem = f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}."
+        raise ConfigError(problem, f"For example `{path}` is {values.get(path)!r}; MaxText's is {again.get(path)!r}.")
     batch = (f"{_TRAIN}.global_batch_size", f"{_TRAIN}.percore_batch_size")
     return keys, [path for path in differing if path not in batch]
 

@@ -16,6 +16,7 @@ import tree_sitter
 import tree_sitter_bash
 from tree_sitter import Node
 
+from paxcli.convert.maxtext import shell_words
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, options_of, python_program
 from paxcli.convert.maxtext.shell_words import SHIFTED, Variables, Word, expand, expand_unsplit, join, source, value_of
 from paxcli.errors import ConfigError, did_you_mean
@@ -23,7 +24,7 @@ from paxcli.errors import ConfigError, did_you_mean
 OpenScript = Callable[[str], str | None]
 """Returns the text of another script that a script names, or None if there is no such file."""
 
-_QUIET = ("echo", "set", "printf", ":", "true", "exit", "sleep", "date", "cd", "popd", "pushd")
+_QUIET = ("echo", "printf", ":", "true", "sleep", "date", "cd", "popd", "pushd")
 _RUNS_SCRIPT = ("bash", "sh", "/bin/bash")
 _NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}
 _TESTS = ("test", "true", "false", ":")
@@ -34,7 +35,7 @@ _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
 _DOLLARS = tree_sitter.Query(_LANGUAGE, '"$" @dollar')
 _VARIABLE = re.compile(rb"(?<=\$)([0-9]|[A-Za-z_][A-Za-z_0-9]*)")
 _INVALID = "not valid shell syntax"
-_BRACKETED = re.compile(r"\[\[?\s(.*)\s\]\]?", re.DOTALL)
+_BRACKETED = re.compile(r"\[\[?\s(.*\S.*)\s\]\]?", re.DOTALL)
 _COMMENTS = re.compile(r"[ \t]*(?:#.*)?(?:\n{1,2}[ \t]*#.*)*")
 _CHUNK = 1 << 14
 _MAX_STATEMENTS = 20_000
@@ -106,8 +107,6 @@ def _brace_split_variables(root: Node, content: bytes) -> bytes:
     """`$B` as `${B}` where the grammar splits a word after the `$`, as it does in `$A-$B-c`."""
     dollars = tree_sitter.QueryCursor(_DOLLARS).captures(root).get("dollar", [])
     splits = {d.end_byte for d in dollars if d.parent is not None and d.parent.type != "simple_expansion"}
-    if not splits:
-        return content
     return _VARIABLE.sub(lambda match: b"{%b}" % match[0] if match.start() in splits else match[0], content)
 
 
@@ -126,6 +125,9 @@ class _Evaluator:
       depth: How many scripts and strings this one is inside of.
       options: Flags of the wrapper around this command, such as xpk.
       line: Line of the command that holds this script as a string; lines inside the string are not the file's.
+      exports_all: Whether all variables that are set are exported (`set -a`).
+      num_before: How many launches there were before this script.
+      has_ended: Whether the script has reached an `exit`, after a launch of its own.
     """
 
     variables: Variables
@@ -138,6 +140,9 @@ class _Evaluator:
     depth: int = 0
     options: Mapping[str, Word] = dataclasses.field(default_factory=dict)
     line: int | None = None
+    exports_all: bool = False
+    num_before: int = 0
+    has_ended: bool = False
 
     def run(self, root: Node) -> None:
         """Evaluates a script, up to where its syntax tree breaks off."""
@@ -148,9 +153,11 @@ class _Evaluator:
             self._skip(root.children[end], _INVALID)
 
     def _block(self, nodes: Iterable[Node], nesting: int) -> None:
-        for node in nodes:
-            if node.is_named and node.type != "comment":
-                self._statement(node, nesting)
+        for node in (node for node in nodes if node.is_named and node.type != "comment"):
+            if self.has_ended:
+                return self._skip(node, "after an `exit`")
+            self._statement(node, nesting)
+        return None
 
     def _statement(self, node: Node, nesting: int) -> bool | None:
         """Evaluates a statement; returns whether it succeeds, or None if that is unknown."""
@@ -166,14 +173,20 @@ class _Evaluator:
             case "list":
                 return self._list(node, nesting)
             case "pipeline":
-                self._statement(children[0], nesting + 1)
+                for part in (children[0], *(part for part in children[1:] if "python" in source(part))):
+                    self._statement(part, nesting + 1)
                 return None
             case "redirected_statement":
                 return self._statement(children[0], nesting + 1)
             case "if_statement":
                 return self._if(node, nesting)
-            case "subshell" | "compound_statement" | "variable_assignments":
+            case "subshell":
+                self._copy()._block(children, nesting + 1)
+            case "compound_statement" | "variable_assignments":
                 self._block(children, nesting + 1)
+            case "unset_command":
+                for name in {source(child) for child in children} - self.pinned.keys():
+                    self.variables.pop(name, None)
             case "variable_assignment":
                 self._assign(node)
             case "declaration_command":
@@ -210,11 +223,11 @@ class _Evaluator:
                 return self._block(body, nesting + 1)
         return None
 
-    def _test(self, node: Node) -> bool | None:
-        """Whether a condition holds; None if that depends on what only a shell can know."""
+    def _test(self, node: Node, is_doubled: bool = False) -> bool | None:
+        """Whether a condition, or with `is_doubled` what is inside `[[ ]]`, holds; None if only a shell can know."""
         match node.type:
             case "negated_command":
-                result = self._test(node.named_children[-1])
+                result = self._test(node.named_children[-1], is_doubled)
                 return None if result is None else not result
             case "list":
                 result = None
@@ -222,10 +235,16 @@ class _Evaluator:
                     if joined and result is None:
                         return None
                     if not joined or result == (joined == "&&"):
-                        result = self._test(part)
+                        result = self._test(part, is_doubled)
                 return result
             case "test_command" if bracketed := _BRACKETED.fullmatch(source(node)):
-                return self._test(_parse(f"test {bracketed[1]}").children[0])
+                is_doubled = source(node).startswith("[[")
+                return self._test(
+                    _parse(bracketed[1] if is_doubled else f"test {bracketed[1]}").children[0], is_doubled
+                )
+            case "command" if is_doubled:
+                parts = (*node.children_by_field_name("name"), *node.children_by_field_name("argument"))
+                return _evaluate_test(shell_words.expand_operands(parts, self.variables))
             case "command":
                 name, *operands = self._words(node)[0] or [Word()]
                 if name.text == "test":
@@ -255,7 +274,10 @@ class _Evaluator:
     def _declare(self, node: Node) -> None:
         found = [child for child in node.named_children if child.type in ("variable_assignment", "variable_name")]
         names = {source(child) if child.type == "variable_name" else self._assign(child) for child in found}
-        if source(node.children[0]) == "export":
+        flags = "".join(source(child) for child in node.named_children if child.type == "word")
+        if "n" in flags:
+            self.exported -= names
+        elif source(node.children[0]) == "export" or "x" in flags:
             self.exported |= names
 
     def _assign(self, node: Node) -> str:
@@ -274,6 +296,7 @@ class _Evaluator:
         if adds:
             value = join([*self.variables.get(name, [])[:1], value])
         self.assigned_at[name] = self._line(node)
+        self.exported |= {name} if self.exports_all else set()
         if name not in self.pinned:
             self.variables[name] = [value]
         return name
@@ -292,20 +315,23 @@ class _Evaluator:
         return words, lines
 
     def _command(self, node: Node) -> None:
-        variables, exported = dict(self.variables), set(self.exported)
-        prefix = [self._assign(child) for child in node.named_children if child.type == "variable_assignment"]
         words, lines = self._words(node)
+        prefix = [child for child in node.named_children if child.type == "variable_assignment"]
+        # `NAME=value command` sets NAME for that command only.
+        shell = self._copy() if prefix or [word.text for word in words[:1]] == ["env"] else self
+        shell.exported |= {shell._assign(child) for child in prefix}
         while words and words[0].text == "env":
             words, lines = words[1:], lines[1:]
             while words and (match := _ASSIGNMENT.match(words[0].text)):
-                self.variables[match[1]] = [words[0].slice(match.end())]
-                prefix.append(match[1])
+                shell.variables[match[1]] = [words[0].slice(match.end())]
+                shell.exported.add(match[1])
                 words, lines = words[1:], lines[1:]
-        self.exported |= set(prefix)
         if words:
-            self._run(node, words, lines)
-        if prefix:  # `NAME=value command` sets NAME for that command only
-            self.variables, self.exported = variables, exported
+            shell._run(node, words, lines)
+
+    def _copy(self) -> _Evaluator:
+        """An evaluator whose assignments do not change this one's variables."""
+        return dataclasses.replace(self, variables=dict(self.variables), exported=set(self.exported))
 
     def _run(self, node: Node, words: list[Word], lines: list[int]) -> None:
         name = words[0].text.rpartition("/")[2]
@@ -316,13 +342,20 @@ class _Evaluator:
             self._wrapper(node, words)
         elif name == "eval" or (name in _RUNS_SCRIPT and re.fullmatch("-[a-z]*c", words[1].text if words[1:] else "")):
             inner = words[1:] if name == "eval" else words[2:3]
-            self._string(node, " ".join(word.as_script() for word in inner), self.options)
+            shell = self if name == "eval" else self._copy()
+            shell._string(node, " ".join(word.as_script() for word in inner), self.options)
         elif name == "shift":
             count = int(words[1].text) if words[1:] and re.fullmatch("[0-9]{1,3}", words[1].text) else 1
             self.variables["@"] = self.variables["@"][count:]
             self.variables[SHIFTED] = [*self.variables.get(SHIFTED, []), *[Word()] * count]
-        elif name == "set" and "--" in (texts := [word.text for word in words]):
-            self.variables["@"] = words[texts.index("--") + 1 :]
+        elif name == "set":
+            texts = [word.text for word in words]
+            if switch := re.search(r" ([-+])(o allexport|[a-z]*a[a-z]*)( |$)", " ".join(texts)):
+                self.exports_all = switch[1] == "-"
+            if "--" in texts:
+                self.variables["@"] = words[texts.index("--") + 1 :]
+        elif name == "exit":  # before a launch, it is for those who call the script without its arguments
+            self.has_ended = len(self.found.launches) > self.num_before
         elif name in ("source", "."):
             self._script(node, words[1:], is_sourced=True)
         elif name in _RUNS_SCRIPT or words[0].text.endswith(".sh"):
@@ -365,23 +398,23 @@ class _Evaluator:
         options = options_of(words)
         if "command" not in options:
             return self._skip(node, "not a command that pax knows")
-        return self._string(node, options["command"].as_script(), options)
+        return self._copy()._string(node, options["command"].as_script(), options)
 
     def _string(self, node: Node, text: str, options: Mapping[str, Word]) -> None:
         """Evaluates a command that a string holds."""
         if self.depth >= _MAX_SCRIPTS:
             return self._skip(node, "too many commands inside each other")
         inner = self._inside(node)
-        inner.variables, inner.exported, inner.options = dict(self.variables), set(self.exported), options
-        before = len(self.found.launches)
+        inner.options = options
         inner.run(_parse(text))
-        for launch in self.found.launches[before:]:
+        for launch in self.found.launches[inner.num_before :]:
             launch.note = launch.note or _comment_after(node)
         return None
 
     def _inside(self, node: Node) -> _Evaluator:
         """An evaluator of what a command runs, with the same state."""
-        return dataclasses.replace(self, depth=self.depth + 1, line=self._line(node))
+        before = len(self.found.launches)
+        return dataclasses.replace(self, depth=self.depth + 1, line=self._line(node), num_before=before)
 
     def _script(self, node: Node, words: Sequence[Word], is_sourced: bool) -> None:
         """Evaluates another script: with this one's variables if it is sourced, else with the words as arguments."""

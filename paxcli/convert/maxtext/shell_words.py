@@ -9,7 +9,7 @@ import dataclasses
 import fnmatch
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from tree_sitter import Node
 
@@ -103,14 +103,26 @@ def expand(node: Node, variables: Variables) -> list[Word]:
 def _split_at_blanks(word: Word) -> Iterator[Word]:
     start = 0
     for blanks in re.finditer(r"\s+", word.text):
-        yield word.slice(start, blanks.start())
-        start = blanks.end()
+        if not any(gap.start < blanks.start() and blanks.end() < gap.end for gap in word.gaps):  # inside `$(…)`
+            yield word.slice(start, blanks.start())
+            start = blanks.end()
     yield word.slice(start)
 
 
 def expand_unsplit(node: Node, variables: Variables) -> Word:
     """The text of a word where a shell does not split it, as on the right of `=`."""
     return join(part for part, _ in _parts(node, variables, quoted=False, depth=0))
+
+
+def expand_operands(nodes: Sequence[Node], variables: Variables) -> list[Word]:
+    """The words of a condition inside `[[ ]]`: a shell does not split them, and an unquoted one on the right is a glob.
+
+    A glob that matches becomes the text that it matches.
+    """
+    words = [expand_unsplit(node, variables) for node in nodes]
+    if len(words) == 3 and nodes[2].type not in _STRINGS and fnmatch.fnmatchcase(words[0].text, words[2].text):
+        words[2] = dataclasses.replace(words[2], text=words[0].text)
+    return words
 
 
 def join(words: Iterable[Word]) -> Word:

@@ -66,9 +66,8 @@ def set_mesh(draft: Conversion) -> None:
     if dcn is None:
         dcn = dict.fromkeys(_AXES, 1)
         if any(draft.settings.is_set(key) for key in _keys("dcn")):
-            draft.note_undecided(
-                "The slices: a DCN axis is -1, and the number of slices is unknown. One is assumed; give `--slices`."
-            )
+            note = "The slices: a DCN axis is -1, and the number of slices is unknown. One is assumed; give `--slices`."
+            draft.note_undecided(note)
     draft.set("mesh.ici_mesh_shape", _shape(ici), *_keys_to_show(draft, "ici"))
     draft.set("mesh.dcn_mesh_shape", _shape(dcn) if math.prod(dcn.values()) > 1 else None, *_keys_to_show(draft, "dcn"))
     draft.num_devices = math.prod(ici.values()) * math.prod(dcn.values())
@@ -104,10 +103,8 @@ def _group(draft: Conversion, group: str, total: int | None) -> dict[str, int] |
             raise ConfigError(f"{group}_*: {total} is not divisible by {known}.", "Change the axes, or `--topology`.")
         sizes[free[0]] = total // known
     elif total is not None and known != total:
-        raise ConfigError(
-            f"The {group}_* axes make {known}, but there are {total} {'devices' if group == 'ici' else 'slices'}.",
-            "Change the axes, or give `--topology` and `--slices`.",
-        )
+        problem = f"The {group}_* axes make {known}, but there are {total} {'devices' if group == 'ici' else 'slices'}."
+        raise ConfigError(problem, "Change the axes, or give `--topology` and `--slices`.")
     return {axis: math.prod(sizes[f"{group}_{name}_parallelism"] for name in names) for axis, names in _AXES.items()}
 
 

@@ -35,24 +35,19 @@ def _set_batch(draft: Conversion) -> None:
     settings = draft.settings
     rows, slices = settings["per_device_batch_size"], settings["gradient_accumulation_steps"]
     if rows <= 0 or slices < 1:
-        raise ConfigError(
-            f"per_device_batch_size={rows} with gradient_accumulation_steps={slices} is not a batch size.",
-            "Both have to be positive.",
-        )
+        problem = f"per_device_batch_size={rows} with gradient_accumulation_steps={slices} is not a batch size."
+        raise ConfigError(problem, "Both have to be positive.")
     keys = ("per_device_batch_size", "gradient_accumulation_steps")
     if rows * slices == int(rows * slices):
         draft.set(f"{_TRAIN}.percore_batch_size", float(rows * slices), *keys)
     elif draft.num_devices is None:
-        raise ConfigError(
-            f"per_device_batch_size={rows} is a fraction of a row, and the number of devices is unknown.",
-            "Give it: `--topology v4-128`, and `--slices` if there are several.",
-        )
+        problem = f"per_device_batch_size={rows} is a fraction of a row, and the number of devices is unknown."
+        raise ConfigError(problem, "Give it: `--topology v4-128`, and `--slices` if there are several.")
     else:
         global_rows = int(draft.num_devices * rows) * slices
         if not global_rows:
-            raise ConfigError(
-                f"per_device_batch_size={rows} on {draft.num_devices} devices is less than one row.", "Increase it."
-            )
+            problem = f"per_device_batch_size={rows} on {draft.num_devices} devices is less than one row."
+            raise ConfigError(problem, "Increase it.")
         draft.values[f"{_TRAIN}.percore_batch_size"] = None
         draft.set(f"{_TRAIN}.global_batch_size", global_rows, *keys)
     draft.copy(_TRAIN, "num_microbatches")
@@ -74,15 +69,13 @@ def _set_schedule(draft: Conversion, steps: int) -> None:
     settings, batch = draft.settings, draft.global_batch
     era, new_parser = settings.era, tables.day_of("new_parser")
     if settings.model_name == "gpt3-175b" and not era.is_given and era.first < new_parser <= era.last:
-        draft.note_undecided(
-            f"The date: before {new_parser} MaxText's code fixed the schedule of gpt3-175b; give `--date`."
-        )
+        note = f"The date: before {new_parser} MaxText's code fixed the schedule of gpt3-175b; give `--date`."
+        draft.note_undecided(note)
     if settings.model_name == "gpt3-175b" and settings.date < new_parser:
         if batch is not None:
             return _set_gpt3_schedule(draft, batch, steps)
-        draft.note_undecided(
-            "The schedule: MaxText derives that of gpt3-175b from the global batch; give `--topology`."
-        )
+        note = "The schedule: MaxText derives that of gpt3-175b from the global batch; give `--topology`."
+        draft.note_undecided(note)
     draft.copy(_LEARNER, "learning_rate")
     if settings["lr_schedule_type"] == "rsqrt":
         draft.set(_SCHEDULE, "LinearRampupSqrtDecay")
@@ -158,15 +151,13 @@ def _set_data(draft: Conversion) -> None:
     else:
         draft.set("train_input", "SyntheticInput", "dataset_type")
         if kind != "synthetic" and not settings["reuse_example_batch"]:
-            draft.note_undecided(
-                f"The data: dataset_type={kind} is not supported; rows are synthetic until you set `train_input`."
-            )
+            note = f"The data: dataset_type={kind} is not supported; rows are synthetic until you set `train_input`."
+            draft.note_undecided(note)
     draft.copy(_TRAIN, "random_seed")
     draft.copy("train_input", "input_random_seed")
     if settings.date < tables.day_of("packed_rows") and kind != "synthetic":
-        draft.note_approximation(
-            "The loss: MaxText of early 2023 divided by all positions, padding included; pax divides by real tokens."
-        )
+        note = "The loss: MaxText of early 2023 divided by all positions, padding included; pax divides by real tokens."
+        draft.note_approximation(note)
 
 
 def _set_preferences(draft: Conversion) -> None:
@@ -178,9 +169,8 @@ def _set_preferences(draft: Conversion) -> None:
     draft.copy("task.model.dpo", "label_smoothing")
     draft.set("task.model.loss_chunk", None, "use_dpo")
     if beta != settings["dpo_beta"]:
-        draft.note_approximation(
-            f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`."
-        )
+        note = f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`."
+        draft.note_approximation(note)
     draft.note_undecided(
         "The data: set `train_input.files` to records with `chosen` and `rejected`, and the tokenizer. "
         "Start from the trained model, with `pax train --from`."

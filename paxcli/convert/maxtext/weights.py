@@ -50,10 +50,8 @@ def import_maxtext(
     params = named_leaves(shapes.params)
     optimizer = _optimizer(named_leaves(shapes))
     if source.optimizer not in (None, optimizer):
-        raise DataError(
-            f"{source.path} has the state of {source.optimizer}, and the recipe's optimizer is {optimizer}.",
-            f"Add opt_type={source.optimizer} to the keys.",
-        )
+        problem = f"{source.path} has the state of {source.optimizer}, and the recipe's optimizer is {optimizer}."
+        raise DataError(problem, f"Add opt_type={source.optimizer} to the keys.")
     rules = _layout_in(source, config, params)
     hint = "Give the recipe of the launch that it was trained with: `pax maxtext-convert`."
     return runs.import_checkpoint(source, rules, config, recipe, shapes, run_dir, decoder_block(config), hint, dry_run)
@@ -106,10 +104,8 @@ def export_maxtext(
     step, shapes = find_step(run_dir, step), runs.state_shapes(config)
     state, params = named_leaves(shapes), named_leaves(shapes.params)
     if any(name.startswith(("stack.stages.", "stack.repeats.")) for name in params):
-        raise ConfigError(
-            "The layers of this recipe are in the stages of a pipeline, and pax writes MaxText's layers without.",
-            "Train it without its pipeline before: `pax train RECIPE --from RUN_DIR`.",
-        )
+        problem = "The layers of this recipe are in the stages of a pipeline, and pax writes MaxText's layers without."
+        raise ConfigError(problem, "Train it without its pipeline before: `pax train RECIPE --from RUN_DIR`.")
     model = config.task.model
     layout = maxtext_layout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
     rules = layout_of(layout, params, _differences(config, layout))

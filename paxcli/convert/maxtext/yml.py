@@ -71,11 +71,8 @@ def _pairs(text: str, path: Path) -> list[Pair]:
         raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())[:200]}.", "Fix its syntax.") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path} is not a mapping of keys to values.", "Write one `key: value` on each line.")
-    return [
-        Pair(str(key.value), _value(value), key.start_mark.line + 1)
-        for key, value in root.value
-        if isinstance(key, yaml.ScalarNode)
-    ]
+    named = [(key, value) for key, value in root.value if isinstance(key, yaml.ScalarNode)]
+    return [Pair(str(key.value), _value(value), key.start_mark.line + 1) for key, value in named]
 
 
 def _value(node: yaml.Node) -> str:

@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+import paxcli as pax
 from paxcli.convert.huggingface.files import INDEX, SINGLE, Safetensors, read_json, write_safetensors
 from paxcli.errors import DataError
 
@@ -79,6 +80,14 @@ def test_a_pickle_is_refused_with_the_call_that_converts_it(tmp_path: pathlib.Pa
     with pytest.raises(DataError, match="is a pickle") as caught:
         Safetensors(tmp_path)
     assert "save_pretrained(" in str(caught.value.hint)
+
+
+def test_a_gguf_file_is_named(tmp_path: pathlib.Path):
+    (tmp_path / "q4.gguf").write_bytes(b"GGUF")
+    for source in (tmp_path, tmp_path / "q4.gguf"):
+        with pytest.raises(DataError, match=r"q4\.gguf is a GGUF file") as caught:
+            pax.import_weights(source, tmp_path / "run")
+        assert "safetensors" in caught.value.hint
 
 
 def test_quantized_tensors_are_refused(tmp_path: pathlib.Path):

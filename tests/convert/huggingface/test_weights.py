@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import resource
 import shutil
 from typing import Any
 
@@ -21,8 +22,9 @@ from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.generation import decoding_values
 from paxcli.convert.runs import state_shapes, write_run
-from paxcli.errors import ConfigError, DataError
+from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.inputs.chat import ChatInput
+from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
 from paxcli.training.progress import Reporter
@@ -210,6 +212,27 @@ def test_a_recipe_that_was_never_imported_is_exported(tmp_path: pathlib.Path):
     assert not pax.import_weights(tmp_path / "hf", tmp_path / "again", dry_run=True).tensors
 
 
+@pytest.mark.parametrize("circular_repeat", [1, 2])
+def test_pipelined_layers_are_exported_as_those_of_a_stack(circular_repeat: int, tmp_path: pathlib.Path):
+    """Random numbers fill both in the same order of layers. Adapters are merged, or written as PEFT's files."""
+    small = {"num_layers": 4, "model_dims": 16, "hidden_dims": 24, "num_heads": 4, "task.model.vocab_size": 32}
+    small |= {"max_seq_len": 16, "task.model.lora": "Lora", "train_input": "SyntheticInput", "eval_inputs": []}
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for name in ("stack", "pipeline"):
+        recipe = pax.load("llama-1b", set=small)
+        if name == "pipeline":
+            stack = {"block": recipe.config.task.model.stack.block, "num_stages": 2, "num_microbatches": 2}
+            recipe.config.task.model.stack = PipelinedStack.partial(circular_repeat=circular_repeat, **stack)
+        shapes, random = state_shapes(recipe.config), np.random.default_rng(0)
+        named = {f"params.{name}": x for name, x in named_leaves(shapes.params).items()}
+        arrays = {key: random.normal(size=x.shape).astype(np.float32) for key, x in named.items()}
+        write_run(recipe.config, recipe.yaml(), tmp_path / name, shapes, arrays)
+        for file, is_adapter in (("model", False), ("adapter_model", True)):
+            pax.export_weights(pax.Run(tmp_path / name, recipe), tmp_path / name / file, adapter=is_adapter)
+            found.setdefault(name, {}).update(load_file(tmp_path / name / file / f"{file}.safetensors"))
+    assert_same(found["pipeline"], found["stack"])
+
+
 def test_a_model_that_no_family_computes_is_refused_with_its_fields():
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*differs from this model: .*feed_forward"):
         config_json(pax.load("tiny").config, None, "float32")
@@ -232,6 +255,16 @@ def test_a_hugging_face_directory_in_place_of_a_run_is_named(tmp_path: pathlib.P
     with pytest.raises(DataError, match="not a run directory") as caught:
         RunDir(source).require_recipe()
     assert f"`pax import {source} --out RUN_DIR`" in str(caught.value.hint)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: pathlib.Path):
+    source, tensors = write_directory(tmp_path / "hf", "llama2"), dict(tensors_of("llama2"))
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name] = np.where(np.arange(tensors[name].size).reshape(tensors[name].shape) == 5, np.nan, tensors[name])
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(DataError, match=r"hf has NaN or infinity in `stack.layers.feed_forward.w_in`"):
+        pax.import_weights(source, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_weights_that_would_be_lost_are_named(tmp_path: pathlib.Path):
@@ -357,6 +390,17 @@ def test_an_optimizer_that_does_not_start_from_zero_is_refused(field, tmp_path: 
     pax.import_weights(source, tmp_path / "averaged", recipe=averaged)
 
 
+def test_a_full_disk_is_named(tmp_path: pathlib.Path):
+    pax.import_weights(write_directory(tmp_path / "hf", "llama2"), tmp_path / "run")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))  # no file may be larger
+    try:
+        with pytest.raises(MissingError, match=r"out cannot be written: .*File too large"):
+            pax.export_weights(tmp_path / "run", tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
 def test_of_several_tokenizers_that_of_training_is_exported(tmp_path: pathlib.Path):
     source, run = write_directory(tmp_path / "hf", "llama2"), tmp_path / "run"
     write_tokenizer(source)
@@ -372,11 +416,12 @@ def test_of_several_tokenizers_that_of_training_is_exported(tmp_path: pathlib.Pa
     pax.export_weights(pax.Run(run, pax.load(f"{run}/", set=sets)), tmp_path / "out")
     assert json.loads((tmp_path / "out/tokenizer.json").read_text()) == paths["train"]
 
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(source / file, run / "tokenizers/train")
     shutil.rmtree(run / "huggingface")  # a model that was never imported
-    for token, number in (("<s>", 1), ("</s>", 2)):
-        (run / "tokenizers/train/tokenizer_config.json").write_text(json.dumps({"eos_token": token}))
+    (run / "tokenizers.json").unlink()
+    (source / "tokenizer_config.json").unlink()
+    sets = {"train_input.tokenizer.path": str(source / "tokenizer.json")}
+    for token, number in (("<s>", 1), ("</s>", 2)):  # the recipe alone names it
+        sets["train_input.tokenizer.eos_token"] = token
         pax.export_weights(pax.Run(run, pax.load(f"{run}/", set=sets)), tmp_path / str(number))
         content = json.loads((tmp_path / str(number) / "config.json").read_text())
         assert content["eos_token_id"] == number

@@ -301,6 +301,47 @@ def test_the_arguments_of_a_script_are_its_own(how: str) -> None:
     assert keys(launch) == {"steps": "4", "model_name": "gpt3-52k"}
 
 
+TRAIN = "python3 -m MaxText.train"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("[[ $M == llama* ]] && A=1 || A=2\nTRAIN a=$A", [{"a": "1"}]),
+        ('[[ $M != llama* ]] && A=1\n[[ $M == "llama*" ]] && A=3\nTRAIN a=${A:-2}', [{"a": "2"}]),
+        ('if [[ -z $N || $M == x ]] && [[ ! $N && $T == "a b" ]]; then A=1; fi\nTRAIN a=$A', [{"a": "1"}]),
+        ("declare -x M_A=1\nset -a\nM_B=2\nset +a\nM_C=3\nTRAIN", [{"A": "1", "B": "2"}]),
+        ("export M_A=1 M_B=2\nexport -n M_A\nunset M_B\nTRAIN a=${M_B:-3}", [{"a": "3"}]),
+        ("(A=1; TRAIN a=$A)\nTRAIN a=${A:-2}", [{"a": "1"}, {"a": "2"}]),
+        ("A=1\nA=2 TRAIN a=$A\nTRAIN a=$A", [{"a": "1"}, {"a": "1"}]),
+        ("yes | TRAIN a=1", [{"a": "1"}]),
+        ("command TRAIN a=1", [{"a": "1"}]),
+        ("eval A=1\nTRAIN a=$A", [{"a": "1"}]),
+        ("source env.sh\nTRAIN a=$A", [{"a": "1"}]),
+        ("[ -z $N ] && TRAIN a=1 && exit\nTRAIN a=2", [{"a": "1"}]),
+        ("TRAIN a=1\n(exit)\nTRAIN a=2", [{"a": "1"}, {"a": "2"}]),
+        ("[ -z $N ] && exit 1\nTRAIN a=1", [{"a": "1"}]),  # it is for those who call it without its arguments
+    ],
+)
+def test_a_script_trains_as_in_a_shell(script: str, expected: list[dict[str, str]]) -> None:
+    found = read_script(f"M=llama2-7b T='a b'\n{script}".replace("TRAIN", TRAIN), {}, {"env.sh": "X=1 date\nA=1"}.get)
+    values = [{pair.key: pair.value for pair in (*launch.overrides, *launch.pairs)} for launch in found.launches]
+    assert values == expected
+
+
+def test_what_follows_an_exit_is_reported() -> None:
+    found = read_script(f"{TRAIN} a=1\nexit 0\n{TRAIN} a=2\n{TRAIN} a=3")
+    assert [(skipped.line, skipped.reason) for skipped in found.skipped] == [(3, "after an `exit`")]
+
+
+def test_the_output_of_a_command_is_one_unknown_value() -> None:
+    (launch,) = read_script(f"A=$(nproc --all)\n{TRAIN} a=$A b=$(cat a b) c=1").launches
+    assert [(pair.key, set(pair.missing)) for pair in launch.pairs] == [
+        ("a", {"$(nproc --all)"}), ("b", {"$(cat a b)"}), ("c", set()),
+    ]  # fmt: skip
+    assert not launch.diagnostics
+
+
 def test_an_argument_that_is_missing_after_shift_has_its_number() -> None:
     (launch,) = read_script("A=$1; shift\npython3 -m MaxText.train run_name=$A steps=$1").launches
     assert [set(pair.missing) for pair in launch.pairs] == [{"1"}, {"2"}]
