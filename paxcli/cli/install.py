@@ -87,8 +87,11 @@ def _install_here(package: Package, venv: Path | None, folder: Path, extra: str,
 
 def _install_there(target: Target, node: str, index: str, package: Package, as_json: bool) -> None:
     gcloud = Gcloud()
-    workers = select(find_workers(target, gcloud), node, index)
-    results = remote.install(target, workers, package, gcloud, log.info)
+    everyone = find_workers(target, gcloud)
+    workers = select(everyone, node, index)
+    slices = {worker.slice for worker in workers}
+    others = [worker for worker in everyone if worker.slice in slices and worker not in workers]
+    results = remote.install(target, workers, package, gcloud, log.info, others)
     rows = [
         {
             "worker": str(each.worker),
