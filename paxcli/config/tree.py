@@ -186,8 +186,7 @@ def _item_key(node: Node, text: str) -> str | int | None:
     if isinstance(node.value, list | tuple):
         return int(text) if text.isdecimal() and int(text) < len(node.value) else None
     types_of_value = [typing.get_origin(member) or member for member in union_members(node.annotation)]
-    is_dict = isinstance(node.value, dict) or (node.value is None and dict in types_of_value)
-    return text if is_dict else None
+    return text if isinstance(node.value, dict) or (node.value is None and dict in types_of_value) else None
 
 
 def _matches(nodes: Iterable[Node], path: str) -> list[Node]:

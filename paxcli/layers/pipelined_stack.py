@@ -151,7 +151,6 @@ def _copies(init: Callable[[jax.Array], Any], count: int, logical_axis: str) -> 
     """`init` with `count` keys, along a new leading dimension."""
 
     def init_all(key: jax.Array) -> Any:
-        params = jax.vmap(init)(jax.random.split(key, count))
-        return nn.meta.add_axis(params, 0, {nn.PARTITION_NAME: logical_axis})
+        return nn.meta.add_axis(jax.vmap(init)(jax.random.split(key, count)), 0, {nn.PARTITION_NAME: logical_axis})
 
     return init_all

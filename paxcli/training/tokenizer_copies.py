@@ -33,8 +33,7 @@ def copy_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None
     for path, (files, digest) in {node.value: _files(node.value) for node in _nodes(config)}.items():
         if digest == _MISSING:  # that of token files, which need it only to decode ids
             continue
-        copied = record.setdefault(path, f"tokenizers/{digest}/{epath.Path(path).name}")
-        folder = (run_dir / copied).parent
+        folder = (run_dir / record.setdefault(path, f"tokenizers/{digest}/{epath.Path(path).name}")).parent
         folder.mkdir(parents=True, exist_ok=True)
         for file in files:
             (folder / file.name).write_bytes(file.read_bytes())
