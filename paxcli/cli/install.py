@@ -72,8 +72,7 @@ def install(
 
 
 def _install_here(package: Package, venv: Path | None, folder: Path, extra: str, dry_run: bool, as_json: bool) -> None:
-    active = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
-    place = venv or active or Path.home() / ".pax" / "venv"
+    place = venv or (Path(sys.prefix) if sys.prefix != sys.base_prefix else Path.home() / ".pax" / "venv")
     lines = local_commands(package, place, folder)
     if dry_run:
         return say_commands(lines, as_json)
