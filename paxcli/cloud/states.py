@@ -60,6 +60,13 @@ def slices_of(described: Mapping[str, Any]) -> int:
     return max([len(specs), *counts, 1])
 
 
+def types_of(described: Mapping[str, Any]) -> set[str]:
+    """The accelerator types of a queued resource's nodes, or of a TPU VM, as far as Google names them."""
+    specs = (described.get("tpu") or {}).get("nodeSpec") or []
+    nodes = [described, *(spec.get("node") or {} for spec in specs)]
+    return {str(node["acceleratorType"]).rpartition("/")[2] for node in nodes if node.get("acceleratorType")}
+
+
 def look(target: Target, gcloud: Gcloud) -> Status:
     """Queries the current state.
 
@@ -211,10 +218,7 @@ def _check_kind(target: Target, described: Mapping[str, Any] | None, gcloud: Gcl
 
 
 def _check_shape(order: Order, described: Mapping[str, Any]) -> None:
-    target, slices = order.target, slices_of(described)
-    specs = (described.get("tpu") or {}).get("nodeSpec") or []
-    nodes = [spec.get("node") or {} for spec in specs] if target.queued else [described]
-    types = {str(node["acceleratorType"]).rpartition("/")[2] for node in nodes if node.get("acceleratorType")}
+    target, slices, types = order.target, slices_of(described), types_of(described)
     if slices != target.slices or types - {order.accelerator.type}:
         exists = f"{slices} x {', '.join(sorted(types)) or 'a type that Google does not name'}"
         wanted = f"{target.slices} x {order.accelerator.type}"
