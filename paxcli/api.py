@@ -191,7 +191,7 @@ class Run:
         runs = read_runs([self, *others])
         metrics = _several(metrics) or default_metrics(runs)
         for metric in metrics:
-            check_metric(runs, metric)
+            check_metric(runs, metric, log)
         figure = draw(runs, metrics, smoothing, log)
         if path is not None:
             save_figure(figure, path)

@@ -146,7 +146,11 @@ class LocalTier:
 def find_local(checkpoints: epath.Path) -> list[epath.Path]:
     """The local checkpoints on this machine, `process-I-of-N/STEP`, of the run whose own are in `checkpoints`."""
     record = checkpoints / RECORD
-    folders = sorted(_root(checkpoints, record.read_text()).glob("process-*")) if record.exists() else []
+    try:
+        folders = sorted(_root(checkpoints, record.read_text()).glob("process-*")) if record.exists() else []
+    except ValueError:  # not text, or not a path
+        hint = "Write `checkpoint.local_directory` of the recipe into it; or delete it, and those checkpoints with it."
+        raise DataError(f"{record} is damaged.", hint) from None
     return [folder / str(step) for folder in folders for step in _steps(folder)]
 
 

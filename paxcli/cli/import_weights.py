@@ -99,8 +99,7 @@ def _text(done: ImportedWeights, dry_run: bool) -> str:
     size = f"{done.parameters:,} parameters of {done.family}{state}, from {done.source}"
     size += f", without {', '.join(done.left_out)}" * bool(done.left_out)
     if not dry_run:
-        rate = done.num_bytes / 1e9 / max(done.seconds, 1e-9)
-        speed = f"{done.num_bytes / 1e9:.2f} GB, {rate:.2f} GB/s"
+        speed = f"{done.num_bytes / 1e9:.2f} GB, {done.num_bytes / 1e9 / max(done.seconds, 1e-9):.2f} GB/s"
         lacks = f"Settings of generation that pax does not have: {', '.join(done.not_imported)}.\n"
         has_tokenizer = not done.carried or "tokenizer.json" in done.carried
         note = "" if has_tokenizer else "It has no tokenizer.json: set `tokenizer` to train on text.\n"

@@ -72,8 +72,7 @@ def install(
 
 
 def _install_here(package: Package, venv: Path | None, folder: Path, extra: str, dry_run: bool, as_json: bool) -> None:
-    active = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
-    place = venv or active or Path.home() / ".pax" / "venv"
+    place = venv or (Path(sys.prefix) if sys.prefix != sys.base_prefix else Path.home() / ".pax" / "venv")
     lines = local_commands(package, place, folder)
     if dry_run:
         return say_commands(lines, as_json)
@@ -87,8 +86,11 @@ def _install_here(package: Package, venv: Path | None, folder: Path, extra: str,
 
 def _install_there(target: Target, node: str, index: str, package: Package, as_json: bool) -> None:
     gcloud = Gcloud()
-    workers = select(find_workers(target, gcloud), node, index)
-    results = remote.install(target, workers, package, gcloud, log.info)
+    everyone = find_workers(target, gcloud)
+    workers = select(everyone, node, index)
+    slices = {worker.slice for worker in workers}
+    others = [worker for worker in everyone if worker.slice in slices and worker not in workers]
+    results = remote.install(target, workers, package, gcloud, log.info, others)
     rows = [
         {
             "worker": str(each.worker),

@@ -26,7 +26,7 @@ MetricOption = Annotated[
 OutOption = Annotated[
     str | None,
     typer.Option(
-        "--out", metavar="FILE", help="Image to write. Default: RUN_DIR/loss.png, or plot.png for several runs."
+        "--out", metavar="FILE", help="Image to write. Default: RUN_DIR/METRIC.png, or plot.png for several runs."
     ),
 ]
 SmoothingOption = Annotated[
@@ -57,7 +57,8 @@ def plot(
     runs = read_runs(run_dirs)
     metrics = metrics or default_metrics(runs)
     view: dict[str, Any] = {"smoothing": smoothing, "log": log}
-    path = out or (f"{run_dirs[0].rstrip('/')}/{metrics[0]}.png" if len(run_dirs) == 1 else "plot.png")
+    name = metrics[0].replace("/", ".")
+    path = out or (f"{run_dirs[0].rstrip('/')}/{name}.png" if len(run_dirs) == 1 else "plot.png")
     pax.Run(run_dirs[0]).plot(*run_dirs[1:], metrics=metrics, path=None if dry_run else path, **view)
     width = min(shutil.get_terminal_size().columns, 120)
     drawn = [] if as_json else [plot_text(runs, metric, width, 18, use_color(sys.stdout), **view) for metric in metrics]

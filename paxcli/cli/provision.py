@@ -129,6 +129,8 @@ def create(
     if wait:
         left = max(0.0, deadline - time.monotonic())
         status = states.wait(target, gcloud, left, log.info, order if recreate else None)
+    elif status.phase in (states.Phase.FAILED, states.Phase.PREEMPTED):
+        raise states.not_usable(status, target)
     then = f"pax install --on {name}" if status.phase is states.Phase.READY else f"pax provision wait {name}"
     say_result(_report(target, status), f"{name}: {status}\nNext: {then}", as_json)
 
@@ -217,7 +219,7 @@ def delete(
     if not yes:
         what = f"{target.slices} slices of" if target.slices > 1 else "the TPU VM of"
         typer.confirm(f"Delete {what} {name} in {target.zone}?", abort=True, err=True)
-    Gcloud().run(commands.delete(target), timeout=1800)
+    states.delete(target, Gcloud())
     forget(name)
     say_result({"name": name, "deleted": True}, f"Deleted {name}.", as_json)
 

@@ -100,8 +100,7 @@ def forward(
         raise ConfigError("Ports are forwarded from one worker.", "Name the worker.")
     for each in ports:
         check("port", each)
-    target = find(name, zone, project, dry_run)
-    _hand_over(commands.ssh(target, node, index, forwards=ports), dry_run, as_json)
+    _hand_over(commands.ssh(find(name, zone, project, dry_run), node, index, forwards=ports), dry_run, as_json)
 
 
 def logs(

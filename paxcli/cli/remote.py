@@ -25,6 +25,7 @@ from paxcli.errors import ConfigError
 from paxcli.log import log
 
 _ON = typer.Option("--on", metavar="NAME", help="Run on all workers of these TPU VMs. Default: this machine.")
+_ON_ONE = typer.Option("--on", metavar="NAME", help="Run on worker 0 of these TPU VMs. Default: this machine.")
 # Arguments that may name files of this machine, which are then sent along with the command.
 _FILES = {"recipe", "target", "overlays", "prompts_file"}
 # Commands whose processes share a run directory.
@@ -45,7 +46,7 @@ def on_workers(verb: Callable[..., None], everywhere: bool = True) -> Callable[.
 
     own = inspect.signature(verb, eval_str=True)
     context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    option = context.replace(name="on", default=None, annotation=Annotated[str | None, _ON])
+    option = context.replace(name="on", default=None, annotation=Annotated[str | None, _ON if everywhere else _ON_ONE])
     command.__signature__ = own.replace(parameters=[*own.parameters.values(), option, context])  # type: ignore
     return command
 

@@ -15,12 +15,21 @@ _TUNABLE = "glibc.malloc.hugetlb"
 
 def main() -> None:
     """Runs this process's command line and exits."""
+    open_closed_streams()
     restart_tuned()
     # Imports and tracing create half a million objects, which Python would scan again and again.
     gc.set_threshold(1_000_000)
     from paxcli.cli.main import main as run_command_line  # after the restart, or it would be imported twice
 
     run_command_line()
+
+
+def open_closed_streams() -> None:
+    """Opens the standard streams that the caller closed: the next file would get their number, and their output."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if vars(sys)[name] is None:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets `number`, the lowest that is free
+            setattr(sys, name, open(number, "w" if number else "r"))
 
 
 def restart_tuned() -> None:

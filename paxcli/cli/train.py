@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 import paxcli as pax
+from paxcli.cli import options
 from paxcli.cli.import_weights import HF, import_once
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
@@ -145,12 +146,11 @@ def _describe(
     would = "start" if done is None else f"resume at step {done:,}"
     if is_finished:
         would = "do nothing: the run is finished"
-    observed.instrument(recipe.config, RunDir(run_dir))
+    observed.instrument(recipe.config, RunDir(options.creatable(run_dir)))
     if warm_start is not None:
         find_step(warm_start.run_dir, warm_start.step)
     session = build_session(recipe.config)
-    sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir}
-    sizes |= {"steps": recipe.config.task.train.num_train_steps}
+    sizes = {"would": would} | recipe.sizes() | {"run_dir": run_dir, "steps": recipe.config.task.train.num_train_steps}
     sizes |= {"devices": device_name(session.mesh), "mesh": describe(session.mesh.shape)}
     sizes |= {"state_bytes_per_device": bytes_per_device(session.abstract)}
     sources = (session.experiment.train_input, *session.experiment.eval_inputs)

@@ -39,8 +39,7 @@ def usage_hint(arguments: Sequence[str], command: str) -> str:
         return f"In pax that is `{verb}`."
     values = [b for a, b in pairwise(arguments) if "=" in b and not a.startswith("-") and not b.startswith("-")]
     if values:
-        sets = " ".join(f"--set {shlex.quote(value)}" for value in values)
-        return f"Values are given with `--set`: `{sets}`."
+        return f"Values are given with `--set`: `{' '.join(f'--set {shlex.quote(value)}' for value in values)}`."
     return f"See `{command} --help`."
 
 

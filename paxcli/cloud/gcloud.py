@@ -68,7 +68,7 @@ _CAUSES = (
     (r"ALREADY_EXISTS|already exists", "The name is in use: pax provision describe NAME, or choose another name."),
     (
         r"NOT_FOUND|\b404\b|not found|Unknown zone|zone.* (is )?(not|in)valid|Permission denied on .locations/",
-        "There is no resource of this name. Check the zone and the project: pax provision list --zone ZONE",
+        "There is no resource of this name. Check the zone and the project: pax provision list --zone {zone}",
     ),
     (
         r"Could not (add|fetch) SSH|publickey|\[255\]|return code 255|timed out",
@@ -113,6 +113,8 @@ class Gcloud:
             except subprocess.TimeoutExpired:
                 hint = "Try again; `gcloud info --run-diagnostics` tests the connection."
                 raise RemoteError(f"{_short_command(argv)} timed out after {timeout:.0f} s.", hint) from None
+            except OSError as error:
+                raise _cannot_start(program, error) from None
             if done.returncode == 0:
                 return done.stdout
             if attempt == tries or not _TRANSIENT.search(done.stderr):
@@ -134,9 +136,14 @@ class Gcloud:
         try:
             return self.json(argv)
         except RemoteError as error:
-            if re.search(r"NOT_FOUND|\b404\b|was not found", error.message):
+            if is_not_found(error):
                 return None
             raise
+
+
+def is_not_found(error: RemoteError) -> bool:
+    """Whether gcloud failed because the resource does not exist."""
+    return re.search(r"NOT_FOUND|\b404\b|was not found", error.message) is not None
 
 
 def find_gcloud() -> str:
@@ -178,7 +185,13 @@ def read_setting(setting: str) -> str | None:
         done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     except subprocess.TimeoutExpired:
         return None
+    except OSError as error:
+        raise _cannot_start(program, error) from None
     return done.stdout.strip() or None
+
+
+def _cannot_start(program: str, error: OSError) -> MissingError:
+    return MissingError(f"{program} cannot be started: {error.strerror}.", f"Install gcloud again: {INSTALL}")
 
 
 def _short_command(argv: Sequence[str]) -> str:

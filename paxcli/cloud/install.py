@@ -6,7 +6,7 @@ import dataclasses
 import json
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from paxcli.cloud import commands
@@ -91,11 +91,17 @@ def install_commands(target: Target, package: Package, node: str, worker: str) -
 
 
 def install(
-    target: Target, workers: Sequence[Worker], package: Package, gcloud: Gcloud, say: Callable[[str], None]
+    target: Target,
+    workers: Sequence[Worker],
+    package: Package,
+    gcloud: Gcloud,
+    say: Callable[[str], None],
+    others: Collection[Worker] = (),
 ) -> list[Result]:
     """Installs the package on every worker that does not have it, and verifies all of them.
 
     The first connection to a target makes gcloud distribute an ssh key; worker 0 goes first so that this happens once.
+    A slice with one of `others`, which are not installed, is verified without its chips: they start on all workers.
     """
 
     def attempt(worker: Worker) -> str:
@@ -116,13 +122,18 @@ def install(
             say(f"{worker} | failed, trying again: {_text(done[worker])}")
         done |= on_each(failed, attempt) if failed else {}
     results = [Result(worker, _text(result), isinstance(result, PaxError)) for worker, result in done.items()]
-    return _verify(target, results, gcloud)
+    return _verify(target, results, gcloud, {worker.slice for worker in others})
 
 
-def _verify(target: Target, results: list[Result], gcloud: Gcloud) -> list[Result]:
+def _verify(target: Target, results: list[Result], gcloud: Gcloud, partial: set[int]) -> list[Result]:
     """Runs `pax doctor` on all workers at once, since the hosts of a slice initialize their chips together."""
+
+    def ask(worker: Worker) -> dict[str, Any]:
+        script = f"JAX_PLATFORMS=cpu {_DOCTOR}" if worker.slice in partial else _DOCTOR
+        return _doctor(target, worker, script, gcloud)
+
     asked = [result.worker for result in results if not result.failed]
-    answers = on_each(asked, lambda worker: _doctor(target, worker, gcloud), at_once=None) if asked else {}
+    answers = on_each(asked, ask, at_once=None) if asked else {}
     reports = {worker: answer for worker, answer in answers.items() if isinstance(answer, dict)}
     reference = next(iter(reports.values()), {})
     checked = []
@@ -132,13 +143,14 @@ def _verify(target: Target, results: list[Result], gcloud: Gcloud) -> list[Resul
             result = dataclasses.replace(result, result=_text(answer), failed=True)
         elif answer is not None:
             problem = _find_problem(answer, reference)
-            result = dataclasses.replace(result, doctor=answer, result=problem or result.result, failed=bool(problem))
+            done = f"{result.result}, chips not checked" if result.worker.slice in partial else result.result
+            result = dataclasses.replace(result, doctor=answer, result=problem or done, failed=bool(problem))
         checked.append(result)
-    return _count_devices(target, checked)
+    return _count_devices(target, checked, partial)
 
 
-def _doctor(target: Target, worker: Worker, gcloud: Gcloud) -> dict[str, Any]:
-    output = run_script(target, worker, _DOCTOR, gcloud, _DOCTOR_SECONDS)
+def _doctor(target: Target, worker: Worker, script: str, gcloud: Gcloud) -> dict[str, Any]:
+    output = run_script(target, worker, script, gcloud, _DOCTOR_SECONDS)
     line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
     if line is None:
         raise RemoteError(f"pax does not start: {output[-300:]!r}.")
@@ -167,13 +179,13 @@ def _find_problem(report: dict[str, Any], reference: dict[str, Any]) -> str | No
     return None
 
 
-def _count_devices(target: Target, results: list[Result]) -> list[Result]:
-    """Marks slices as failed whose workers together have another number of devices than the accelerator type."""
+def _count_devices(target: Target, results: list[Result], partial: set[int]) -> list[Result]:
+    """Marks complete slices as failed whose devices are not as many as those of the accelerator type."""
     if target.accelerator is None:
         return results
     expected = find_accelerator(target.accelerator).devices
     checked = list(results)
-    for number in {result.worker.slice for result in results}:
+    for number in {result.worker.slice for result in results} - partial:
         members = [result for result in results if result.worker.slice == number]
         found = sum(device["count"] for member in members for device in member.doctor.get("devices", []))
         if found != expected and not any(member.failed for member in members) and members[0].worker.index == 0:

@@ -66,8 +66,12 @@ def make_package(source: str, extra: str, folder: Path, dry_run: bool = False) -
         return Package(git_requirement(source, extra), (constraints,))
     require_checkout()
     extras = "" if extra == "cpu" else f"[{extra}]"
-    wheel = folder / f"paxcli-{paxcli.__version__}-py3-none-any.whl" if dry_run else _wheel(folder)
-    return Package(f"{{ship}}/{wheel.name}{extras}", (constraints,) if dry_run else (constraints, wheel))
+    wheel = folder / f"paxcli-{paxcli.__version__}-py3-none-any.whl"
+    if dry_run:
+        wheel.touch()
+    else:
+        wheel = _wheel(folder)
+    return Package(f"{{ship}}/{wheel.name}{extras}", (constraints, wheel))
 
 
 def git_requirement(source: str, extra: str) -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 from paxcli.cloud import commands
 from paxcli.cloud.commands import Order, Target
-from paxcli.cloud.gcloud import Gcloud
-from paxcli.errors import RemoteError
+from paxcli.cloud.gcloud import Gcloud, is_not_found
+from paxcli.errors import ConfigError, RemoteError
 
 _MIN_INTERVAL, _MAX_INTERVAL, _REMINDER = 2.0, 60.0, 600.0
 _STOPPING_NODE = {"DELETING", "STOPPING", "STOPPED", "HIDING", "HIDDEN"}
@@ -60,13 +60,23 @@ def slices_of(described: Mapping[str, Any]) -> int:
     return max([len(specs), *counts, 1])
 
 
+def types_of(described: Mapping[str, Any]) -> set[str]:
+    """The accelerator types of a queued resource's nodes, or of a TPU VM, as far as Google names them."""
+    specs = (described.get("tpu") or {}).get("nodeSpec") or []
+    nodes = [described, *(spec.get("node") or {} for spec in specs)]
+    return {str(node["acceleratorType"]).rpartition("/")[2] for node in nodes if node.get("acceleratorType")}
+
+
 def look(target: Target, gcloud: Gcloud) -> Status:
     """Queries the current state.
 
     Raises:
       RemoteError: gcloud failed.
     """
-    described = gcloud.find(commands.describe(target))
+    return _status(target, gcloud.find(commands.describe(target)), gcloud)
+
+
+def _status(target: Target, described: Mapping[str, Any] | None, gcloud: Gcloud) -> Status:
     if described is None:
         return Status(Phase.GONE, "not found")
     if not target.queued:
@@ -120,20 +130,24 @@ def ensure(order: Order, gcloud: Gcloud, recreate: bool, say: Callable[[str], No
     """Creates the ordered target unless it exists, so a second call changes nothing.
 
     Raises:
+      ConfigError: The name is that of a target of another kind, accelerator type or number of slices.
       RemoteError: gcloud failed, or the existing target failed or was preempted and `recreate` is False.
     """
     target = order.target
-    status = look(target, gcloud)
+    described = gcloud.find(commands.describe(target))
+    _check_kind(target, described, gcloud)
+    status = _status(target, described, gcloud)
     if status.phase in (Phase.FAILED, Phase.PREEMPTED):
         if not recreate:
-            raise _not_usable(status, target)
+            raise not_usable(status, target)
         say(f"{target.name}: {status}; deleting and recreating it")
-        gcloud.run(commands.delete(target), timeout=1800)
+        delete(target, gcloud)
         status = Status(Phase.DELETING, "DELETING")
     if status.phase is Phase.DELETING:
         _wait_for_phase(target, gcloud, {Phase.GONE}, say, deadline)
         status = Status(Phase.GONE, "not found")
     if status.phase is not Phase.GONE:
+        _check_shape(order, described or {})
         say(f"{target.name} already exists: {status}")
         return status
     # `tpu-vm create` returns when the TPU VM is running. A retry would fail with ALREADY_EXISTS, hence one try.
@@ -157,7 +171,7 @@ def wait(
         if status.phase is Phase.READY:
             return status
         if order is None or status.phase is Phase.FAILED:
-            raise _not_usable(status, target)
+            raise not_usable(status, target)
         ensure(order, gcloud, True, say, deadline)
 
 
@@ -185,7 +199,38 @@ def _wait_for_phase(
         interval = min(_MAX_INTERVAL, interval * 1.6)
 
 
-def _not_usable(status: Status, target: Target) -> RemoteError:
+def delete(target: Target, gcloud: Gcloud) -> None:
+    """Deletes the target. One that does not exist is deleted: a lost answer may have hidden an earlier success."""
+    try:
+        gcloud.run(commands.delete(target), timeout=1800)
+    except RemoteError as error:
+        if not is_not_found(error):
+            raise
+
+
+def _check_kind(target: Target, described: Mapping[str, Any] | None, gcloud: Gcloud) -> None:
+    """A queued resource and a TPU VM may have the same name; pax could then delete only one of them."""
+    other = dataclasses.replace(target, queued=not target.queued, slices=1)
+    # The TPU VM of a queued resource may have its name.
+    if not (target.queued and described) and gcloud.find(commands.describe(other)) is not None:
+        kind = "queued resource" if other.queued else "TPU VM"
+        raise ConfigError(f"{target.name} already exists in {target.zone}, as a {kind}.", _other_name(target))
+
+
+def _check_shape(order: Order, described: Mapping[str, Any]) -> None:
+    target, slices, types = order.target, slices_of(described), types_of(described)
+    if slices != target.slices or types - {order.accelerator.type}:
+        exists = f"{slices} x {', '.join(sorted(types)) or 'a type that Google does not name'}"
+        wanted = f"{target.slices} x {order.accelerator.type}"
+        raise ConfigError(f"{target.name} already exists, as {exists}, not {wanted}.", _other_name(target))
+
+
+def _other_name(target: Target) -> str:
+    return f"Choose another name, or delete it first: pax provision delete {target.name} --zone {target.zone}"
+
+
+def not_usable(status: Status, target: Target) -> RemoteError:
+    """The error for a target that failed, was preempted or deleted."""
     hints = {
         Phase.FAILED: "Check zone, accelerator type and quota; pax provision create --recreate recreates it.",
         Phase.PREEMPTED: "pax provision create --recreate deletes and recreates it.",

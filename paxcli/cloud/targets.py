@@ -8,13 +8,15 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from paxcli.cloud import commands
+from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.commands import Target
 from paxcli.cloud.gcloud import Gcloud, read_setting
-from paxcli.cloud.states import slices_of
+from paxcli.cloud.states import slices_of, types_of
 from paxcli.cloud.values import check
 from paxcli.errors import ConfigError
 
@@ -96,12 +98,22 @@ def find_target(
         return queued
     described = gcloud.find(commands.describe(queued))
     if described is not None:
-        return dataclasses.replace(queued, slices=slices_of(described))
+        return dataclasses.replace(queued, slices=slices_of(described), accelerator=_known_type(described))
     single = Target(name, zone, project)
-    if gcloud.find(commands.describe(single)) is None:
+    described = gcloud.find(commands.describe(single))
+    if described is None:
         hint = f"List the zone's resources: pax provision list --zone {zone}. For another zone, pass --zone."
         raise ConfigError(f"There is neither a queued resource nor a TPU VM {name!r} in {zone}.", hint)
-    return single
+    return dataclasses.replace(single, accelerator=_known_type(described))
+
+
+def _known_type(described: Mapping[str, Any]) -> str | None:
+    """The accelerator type of all slices; None if Google names none, or one that pax does not know."""
+    try:
+        (found,) = types_of(described)
+        return find_accelerator(found).type
+    except (ValueError, ConfigError):
+        return None
 
 
 def _file(name: str) -> Path:

@@ -40,7 +40,7 @@ def find_workers(target: Target, gcloud: Gcloud) -> list[Worker]:
     if status.phase is not states.Phase.READY:
         hint = f"pax provision wait {target.name}"
         if status.phase in (states.Phase.FAILED, states.Phase.PREEMPTED, states.Phase.GONE):
-            hint = "pax provision create --recreate recreates it."
+            hint = states.not_usable(status, target).hint
         raise RemoteError(f"{target.name} is not running: it is {status}.", hint)
     return [Worker(number, index) for number, count in enumerate(status.workers) for index in range(count)]
 

@@ -15,6 +15,7 @@ import fiddle as fdl
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import union_members
 from paxcli.config.tree import find, walk
+from paxcli.errors import ConfigError
 
 ROOMS = ("paxcli.layers", "paxcli.optim", "paxcli.inputs", "paxcli.models")
 
@@ -54,12 +55,15 @@ def is_of_another_class(config: fdl.Buildable, path: str) -> bool:
     """Whether a full path names no field of `config`, but a field of a class that could replace its parent.
 
     Raises:
-      ConfigError: The path of the parent is unknown too.
+      ConfigError: The path of the parent is unknown too, or is not a full path.
     """
-    if any(node.path == path for node in walk(config)):
+    paths = {node.path for node in walk(config)}
+    if path in paths:
         return False
+    if path.partition(".")[0] not in paths:
+        raise ConfigError(f"`{path}?` is not a full path.", f"Write `task.model.{path}?`, for example.")
     head, _, name = path.rpartition(".")
-    if head and is_of_another_class(config, head):
+    if is_of_another_class(config, head):
         return True
     holder = find(config, head)[0]
     others = choices(holder.value, *(holder.declared or ()), *union_members(holder.annotation)).values()

@@ -112,8 +112,6 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
         try:
             if path.endswith(OPTIONAL):
                 path = path.removesuffix(OPTIONAL)
-                if "." not in path:
-                    raise ConfigError(f"`{path}?` is not a full path.", f"Write `task.model.{path}?`, for example.")
                 if is_of_another_class(config, path):
                     continue
             nodes = walk(config)
@@ -121,8 +119,7 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
             paths = assign_in(nodes, path, value)
             again = _assign_again(config, common, paths)
         except ConfigError as error:
-            prefix = "" if source == "--set" else f"{source}: "
-            raise ConfigError(prefix + error.message, error.hint) from None
+            raise ConfigError(("" if source == "--set" else f"{source}: ") + error.message, error.hint) from None
         for full in paths:
             if full in done:
                 raise ConfigError(f"{source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")

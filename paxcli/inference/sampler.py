@@ -10,7 +10,7 @@ from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError
 from paxcli.inference.decode import Prompt, PromptDecoder, check_continues_prompts
 from paxcli.inputs.base_input import tokenizer_of
-from paxcli.metrics.writers import read_lines
+from paxcli.metrics.writers import read_records
 from paxcli.training.run_dir import SAMPLES, RunDir
 from paxcli.training.session import Session
 
@@ -37,7 +37,7 @@ class Sampler:
         self._decoder = PromptDecoder(experiment.task.model, {}, tokenizer, experiment.decoding, seed=0)
         self._decoder.requests(self._prompts)
         self._path = run_dir.path / SAMPLES
-        self._lines = list(read_lines(self._path))
+        self._lines = list(read_records(self._path))
 
     def __call__(self, step: int, params: dict) -> list[tuple[str, str]]:
         """Each prompt and its continuation. Written to `samples.jsonl` too, in place of later steps' lines."""

@@ -76,8 +76,7 @@ class SyntheticInput(_Synthetic):
         alphabet = min(vocab_size, _ALPHABET)
         seed = _mix(numbers.astype(np.uint64) + np.uint64((self.seed * 2 + self.is_training) * _ODD % 2**64))
         column = np.arange(length)
-        cycle = np.random.RandomState(0).permutation(alphabet).astype(np.int32)
-        cycles = np.resize(cycle, alphabet + length)
+        cycles = np.resize(np.random.RandomState(0).permutation(alphabet).astype(np.int32), alphabet + length)
         walk = cycles[(seed % np.uint64(alphabet)).astype(np.int64)[:, None] + column]
         draw = _mix(_mix(seed)[:, None] + column.astype(np.uint64))
         other = ((draw & np.uint64(0xFFFF)) * np.uint64(alphabet) >> np.uint64(16)).astype(np.int32)
@@ -118,9 +117,8 @@ class SyntheticPairs(SyntheticInput):
                 count = len(tokens) + 1
                 source[index, :count] = [*tokens, EOS_ID]
                 labels[index, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
-        is_token = labels != BOS_ID
         ids = np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS_ID)[:, :-1]
-        batch = _language_batch(ids, labels, is_token)
+        batch = _language_batch(ids, labels, labels != BOS_ID)
         batch.source_ids = source
         batch.source_segment_ids, batch.source_segment_pos = batch.segment_ids, batch.segment_pos
         return batch

@@ -83,20 +83,23 @@ def series(run: RunMetrics, metric: str) -> list[Series]:
     ]
 
 
-def check_metric(runs: Sequence[RunMetrics], metric: str) -> None:
-    """Checks that every run has values of a metric.
+def check_metric(runs: Sequence[RunMetrics], metric: str, log: str = "") -> None:
+    """Checks that every run has values of a metric, for axes with a logarithmic scale (as in `draw`).
 
     Raises:
       ConfigError: No run has such a metric.
-      DataError: A run has no values of it.
+      DataError: A run has no values of it, or one without a logarithm.
     """
     names = metric_names(runs)
     if metric not in names:
         raise ConfigError(f"No run has a metric `{metric}`.", names_hint(metric, names))
     for run in runs:
-        if not series(run, metric):
-            hint = "Plot another metric, or leave the run out."
-            raise DataError(f"Run {run.name} has no values of `{metric}`.", hint)
+        if not (curves := series(run, metric)):
+            raise DataError(f"Run {run.name} has no values of `{metric}`.", "Plot another metric, or leave it out.")
+        for axis, field in (("x", "steps"), ("y", "values")):
+            if axis in log and (low := min(min(getattr(curve, field)) for curve in curves)) <= 0:
+                hint = "Leave out `--log`, or plot another metric."
+                raise DataError(f"A logarithmic axis has no place for {low:g}, of run {run.name}.", hint)
 
 
 def smooth(curve: Series, weight: float) -> Series:
@@ -188,8 +191,7 @@ def eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[
 
 def curve_label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> str:
     """Name of a curve, with its last value: late differences are too small to read off the plot."""
-    run_name = f"{run.name} " if len(runs) > 1 else ""
-    return f"{run_name}{curve.split}, last {curve.values[-1]:.4g}"
+    return f"{f'{run.name} ' if len(runs) > 1 else ''}{curve.split}, last {curve.values[-1]:.4g}"
 
 
 def title_of(runs: Sequence[RunMetrics]) -> str:

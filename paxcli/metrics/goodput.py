@@ -139,6 +139,5 @@ def _process_age() -> float:
     """Seconds since this process started, on Linux. 0 elsewhere, and in a notebook, whose kernel outlives its runs."""
     if sys.platform != "linux" or "ipykernel" in sys.modules:
         return 0.0
-    stat = epath.Path("/proc/self/stat").read_text()
-    started = int(stat.rpartition(")")[2].split()[19])  # clock ticks since boot
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    started = epath.Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]  # clock ticks since boot
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(started) / os.sysconf("SC_CLK_TCK")

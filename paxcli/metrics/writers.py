@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from etils import epath
 
 from paxcli.config.paths import replace_text
-from paxcli.errors import first_line
+from paxcli.errors import DataError, first_line
 from paxcli.log import log
 
 TRAIN = "train"
@@ -161,7 +161,20 @@ class _EventFile:
 
 
 def read_lines(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any]]:
-    """The lines of a `metrics.jsonl` that can be parsed; none if there is no file.
+    """The lines of a `metrics.jsonl`, as `read_records`.
+
+    Raises:
+      DataError: A value of a line is not a number or null.
+    """
+    for line in read_records(path, sample):
+        values = [value for name, value in line.items() if name != "split"]
+        if not isinstance(line.get("split"), str) or not all(isinstance(x, int | float | None) for x in values):
+            raise DataError(f"{path} has a line without metrics: {str(line)[:100]}.", "Restore or delete that line.")
+        yield line
+
+
+def read_records(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any]]:
+    """The lines of a file of records with a `step` that can be parsed; none if there is no file.
 
     Args:
       path: The file.
@@ -192,7 +205,7 @@ def _parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Lines of `metrics.jsonl`, but those that are torn."""
     for text in lines:
         with contextlib.suppress(ValueError):
-            parsed = json.loads(text)
+            parsed = json.loads(text, parse_constant=lambda _: None)  # NaN and infinity, as `JsonlWriter` writes them
             if isinstance(parsed, dict) and isinstance(parsed.get("step"), int):
                 yield parsed
 

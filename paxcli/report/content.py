@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from etils import epath
@@ -14,7 +15,7 @@ from paxcli.config.diff import diff
 from paxcli.config.render import value_text
 from paxcli.errors import DataError
 from paxcli.metrics.curves import read_runs
-from paxcli.metrics.writers import TRAIN, read_lines
+from paxcli.metrics.writers import TRAIN, read_lines, read_records
 from paxcli.training.run_dir import SAMPLES, RunDir
 
 _MOST_POINTS = 4000
@@ -24,6 +25,7 @@ _GROUPS = {
     "Optimization": ("learning_rate", "grad_norm", "param_norm", "skipped_steps"),
     "Speed": ("tokens_per_second", "mfu", "step_seconds", "input_wait_seconds", "peak_memory_bytes", "goodput"),
 }
+_GOODPUT = {"goodput": int | float | None, "wall_seconds": int | float, "seconds": dict, "starts": list}
 _FACTS = ("loss", "log_pplx", "tokens_per_second", "mfu", "peak_memory_bytes")
 
 
@@ -95,8 +97,8 @@ def read_reported_runs(run_dirs: Sequence[epath.PathLike]) -> list[ReportedRun]:
             values=RunDir(path).original_config(),
             recipe=(path / "recipe.yaml").read_text() if (path / "recipe.yaml").exists() else "",
             environment=_read_json(path / "environment.json") or {},
-            goodput=_read_json(path / "goodput.json", ("goodput", "wall_seconds", "seconds", "starts")),
-            samples=[line for line in read_lines(path / SAMPLES) if "prompt" in line and "text" in line],
+            goodput=_read_json(path / "goodput.json", _GOODPUT),
+            samples=[line for line in read_records(path / SAMPLES) if "prompt" in line and "text" in line],
         )
         found.append(run)
     return found
@@ -122,11 +124,11 @@ def differing_values(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]
     ]
 
 
-def _read_json(path: epath.Path, keys: Sequence[str] = ()) -> dict[str, Any] | None:
+def _read_json(path: epath.Path, keys: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any] | None:
     """The object in a file; None if there is no file.
 
     Raises:
-      DataError: It is not an object with these keys.
+      DataError: It is not an object with these keys, whose values have these types.
     """
     if not path.exists():
         return None
@@ -134,6 +136,6 @@ def _read_json(path: epath.Path, keys: Sequence[str] = ()) -> dict[str, Any] | N
         content = json.loads(path.read_bytes())
     except ValueError:
         content = None
-    if not isinstance(content, dict) or not content.keys() >= set(keys):
+    if not isinstance(content, dict) or not all(isinstance(content.get(key, ""), kind) for key, kind in keys.items()):
         raise DataError(f"{path} is damaged.", "Move it away: the report does without it.")
     return content

@@ -6,7 +6,6 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from paxcli.errors import DataError
 from paxcli.metrics.curves import RunMetrics, curve_label, eval_markers, series, smooth, title_of
 from paxcli.metrics.writers import TRAIN
 
@@ -56,12 +55,5 @@ def plot_text(
 
 
 def _scale(values: Sequence[float], log: bool) -> list[float]:
-    """The values, or their logarithms.
-
-    Raises:
-      DataError: One has no logarithm.
-    """
-    if log and min(values) <= 0:
-        hint = "Leave out `--log`, or plot another metric."
-        raise DataError(f"A logarithmic axis has no place for {min(values):g}.", hint)
+    """The values, or their logarithms."""
     return [math.log10(value) for value in values] if log else list(values)

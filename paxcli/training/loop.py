@@ -397,9 +397,10 @@ def resume_step(
     Writes nothing.
 
     Raises:
-      ConfigError: The run in the directory refuses the recipe.
+      ConfigError: The run in the directory refuses the recipe, or another process writes there.
     """
-    config, _ = with_seeds(config, recipe_text, run_dir)
+    with run_dir.lock(dry_run=True):
+        config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
     found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
     step = max((step for step in found if step is not None), default=None)

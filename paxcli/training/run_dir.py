@@ -84,18 +84,20 @@ class RunDir:
         return str(directory)
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, dry_run: bool = False) -> Iterator[None]:
         """Makes this process the only writer of the directory. Directories in buckets have no lock.
+
+        With `dry_run` it writes nothing, and is for a moment only: another process could not start meanwhile.
 
         Raises:
           ConfigError: Another process, or another run of this one, writes here.
         """
-        if "://" in os.fspath(self.path):
+        if "://" in os.fspath(self.path) or (dry_run and not self._lock_file.exists()):
             yield
             return
         import fcntl
 
-        with open(self._lock_file, "a+") as lock:
+        with open(self._lock_file, "r" if dry_run else "a+") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -103,10 +105,11 @@ class RunDir:
                 owner = lock.read().strip() or "another process"
                 hint = "Wait for it, stop it, or give another `--run-dir`."
                 raise ConfigError(f"{self.path} is in use by {owner}.", hint) from None
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {platform.node()}")
-            lock.flush()
-            self._locked = os.fstat(lock.fileno())
+            if not dry_run:
+                lock.truncate(0)
+                lock.write(f"process {os.getpid()} on {platform.node()}")
+                lock.flush()
+                self._locked = os.fstat(lock.fileno())
             yield
 
     def check_in_place(self) -> None:

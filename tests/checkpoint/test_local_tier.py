@@ -8,6 +8,7 @@ import shutil
 
 import jax
 import pytest
+from etils import epath
 
 from paxcli.checkpoint.local_tier import find_local, newest_local_step
 from paxcli.checkpoint.manager import CheckpointStore
@@ -103,6 +104,14 @@ def test_local_checkpoints_alone_that_cannot_be_used_are_an_error_and_kept(tmp_p
     with pytest.raises(DataError, match="with process count 2, and this job's is 1") as caught:
         _store(tmp_path)
     assert "local.txt" in str(caught.value.hint) and find_local(tmp_path / "run" / "checkpoints")
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a\0b"])
+def test_a_damaged_record_of_the_local_directory_is_named(tmp_path, content):
+    (tmp_path / "local.txt").write_bytes(content)
+    with pytest.raises(DataError, match=r"local\.txt is damaged") as caught:
+        find_local(epath.Path(tmp_path))
+    assert "checkpoint.local_directory" in str(caught.value.hint)
 
 
 def test_the_directory_and_the_interval_need_each_other():

@@ -104,6 +104,15 @@ def test_a_full_disk_is_the_machine_s_fault(tmp_path: pathlib.Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "<&-", "<&- >&- 2>&-"])
+def test_streams_may_be_closed(closed: str, tmp_path: pathlib.Path) -> None:
+    command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "paxcli"]
+    deleted = subprocess.run([*command, "provision", "delete", "demo"], capture_output=True, text=True, timeout=60)
+    assert deleted.returncode == 2 and "Traceback" not in deleted.stderr
+    copied = subprocess.run([*command, "recipes", "cp", "tiny", "mine.py"], cwd=tmp_path, timeout=60)
+    assert copied.returncode == 0 and (tmp_path / "mine.py").read_text().startswith('"""')
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
 def test_faults_of_the_machine_are_not_bugs(number: int, capsys: pytest.CaptureFixture) -> None:
     app = typer.Typer()

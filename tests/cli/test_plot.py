@@ -39,6 +39,18 @@ def test_one_run_gets_its_picture_in_the_run_directory(run_dirs, tmp_path, capsy
     assert "\x1b" not in out and err == ""
 
 
+def test_an_axis_without_a_logarithm_and_a_metric_of_a_parameter(run_dirs, tmp_path, capsys):
+    writer = JsonlWriter(tmp_path / "runs/a/metrics.jsonl")
+    writer.write(1, {"grad_norm/stack/w": 0.0, "loss": 2.0})
+    writer.close()
+    for options in ((), ("--json",)):
+        assert _plot("runs/a", "--metric", "grad_norm/stack/w", "--log", "y", *options) == 5
+        assert "no place for 0, of run a" in "".join(capsys.readouterr())
+    assert list(tmp_path.glob("**/*.png")) == []
+    assert _plot("runs/a", "--metric", "grad_norm/stack/w") == 0
+    assert (tmp_path / "runs/a/grad_norm.stack.w.png").exists()
+
+
 def test_several_runs_share_a_picture_here(run_dirs, tmp_path, capsys):
     assert _plot(*run_dirs, "--metric", "log_pplx") == 0
     assert (tmp_path / "plot.png").read_bytes().startswith(PNG)

@@ -49,6 +49,12 @@ def test_from_nothing_to_gone(cloud, pax_here):
     assert pax_here("provision", "describe", "demo")[0] == 2
 
 
+def test_a_request_that_fails_at_once_is_a_failure(cloud, pax_here):
+    cloud.write(states=[["FAILED"]])
+    code, out, err = pax_here("provision", "demo", "--accelerator", "v4-8", "--queued", *IN)
+    assert (code, out) == (4, "") and "demo is FAILED (no quota)" in err and "--recreate" in err
+
+
 def test_zone_and_project_come_from_somewhere_and_it_is_said(cloud, pax_here, monkeypatch):
     words = ("provision", "demo", "--accelerator", "v4-8", "--dry-run")
     code, out, err = pax_here(*words)

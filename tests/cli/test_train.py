@@ -15,6 +15,7 @@ import textwrap
 import pytest
 
 from paxcli.metrics.meter import RESERVED
+from paxcli.training.run_dir import RunDir
 from tests.training.runs import losses, small
 
 
@@ -92,6 +93,9 @@ def test_dry_run_touches_nothing(tmp_path, pax_here):
     assert not list(tmp_path.iterdir())
     empty = pax_here("train", "tiny", "--run-dir=", "--dry-run", "--json")
     assert empty.returncode == 2 and "is empty" in _error(empty)["message"]
+    (tmp_path / "file").write_text("")
+    below = pax_here("train", "tiny", "--run-dir=file/run", "--dry-run", "--json")
+    assert below.returncode == 3 and "file is a file" in _error(below)["message"]
 
 
 def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys):
@@ -125,6 +129,8 @@ def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys)
         code, refused = dry_run(*arguments)
         assert code == exit_code and message in refused["error"]["message"], refused
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with RunDir("mine").lock():
+        assert "mine is in use by process" in dry_run()[1]["error"]["message"]
     done = pax("train", "mine", *more, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["steps"] == 24 and "at step 20" in done.stderr

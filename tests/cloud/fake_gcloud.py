@@ -93,7 +93,12 @@ def describe(name: str, kind: str) -> None:
                         "stateInitiator": "SERVICE",
                         "failedData": {"error": {"message": "no quota"}},
                     },
-                    "tpu": {"nodeSpec": [{"nodeId": node} for node in nodes(name, resource)]},
+                    "tpu": {
+                        "nodeSpec": [
+                            {"nodeId": node, "node": {"acceleratorType": resource["type"]}}
+                            for node in nodes(name, resource)
+                        ]
+                    },
                 }
             )
         elif owner:

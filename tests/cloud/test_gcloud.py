@@ -6,7 +6,7 @@ import pytest
 
 from paxcli.cloud import commands
 from paxcli.cloud.commands import Target
-from paxcli.cloud.gcloud import Gcloud
+from paxcli.cloud.gcloud import Gcloud, read_setting
 from paxcli.errors import MissingError, RemoteError
 
 DESCRIBE = commands.describe(Target("demo", "us-central2-b", "my-project"))
@@ -39,6 +39,15 @@ def test_a_transient_failure_is_retried_with_jitter(cloud):
     cloud.play("describe", "ERROR: UNAVAILABLE: 503 backend", times=9)
     with pytest.raises(RemoteError, match="UNAVAILABLE"):
         Gcloud(pauses.append).run(DESCRIBE)
+
+
+@pytest.mark.parametrize("text", ["garbage", "#!/there/is/no/sh\n"])
+def test_a_gcloud_that_cannot_be_started_is_missing(cloud, text):
+    (cloud.root / "bin" / "gcloud").write_text(text)
+    for call in (lambda: Gcloud().run(["gcloud", "info"]), lambda: read_setting("compute/zone")):
+        with pytest.raises(MissingError, match="bin/gcloud cannot be started") as error:
+            call()
+        assert "cloud.google.com/sdk" in error.value.hint
 
 
 def test_without_gcloud_the_error_has_the_install_page(monkeypatch):

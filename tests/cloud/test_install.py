@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 import shutil
@@ -12,7 +13,8 @@ import pytest
 
 import paxcli
 from paxcli.cloud.commands import Target
-from paxcli.cloud.install import Result, _count_devices, _find_problem, install_script
+from paxcli.cloud.gcloud import Gcloud
+from paxcli.cloud.install import Result, _count_devices, _find_problem, install, install_script
 from paxcli.cloud.package import Package, detect_extra, local_commands, make_package
 from paxcli.cloud.workers import Worker
 from paxcli.errors import ConfigError
@@ -32,6 +34,8 @@ ROOT = pathlib.Path(paxcli.__file__).resolve().parents[1]
 def test_each_source_is_a_requirement_of_pip_with_the_tested_pins(source, extra, requirement, tmp_path):
     package = make_package(source, extra, tmp_path, dry_run=True)
     assert package.requirement == requirement
+    assert all(file.name in requirement or file.name == "constraints.txt" for file in package.files)
+    assert len(package.files) == (2 if source == "local" else 1)
     assert (tmp_path / "constraints.txt").read_text() == (ROOT / "constraints.txt").read_text()
     assert "http" not in requirement.replace("git+https://example.com", "")
 
@@ -136,9 +140,30 @@ def test_a_slice_has_the_devices_of_its_type():
         Result(Worker(number, index), "installed", doctor=doctor(count))
         for number, index, count in [(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 3)]
     ]
-    checked = _count_devices(target, results)
+    checked = _count_devices(target, results, set())
     assert [result.failed for result in checked] == [False, False, True, True]
     assert checked[3].result == "slice 1 has 7 devices, not 8"
+
+
+class OneOfTwo(Gcloud):
+    """Workers of a slice whose chips start only if all of its workers use them."""
+
+    def run(self, argv, timeout=300, tries=3):
+        if "paxcli doctor" not in " ".join(argv):
+            return "installed"
+        on_cpu = any("JAX_PLATFORMS=cpu" in word for word in argv)
+        problem = {} if on_cpu else {"error": {"message": "JAX found no devices in 60 s"}}
+        return json.dumps(doctor(1, "cpu", environment={"JAX_PLATFORMS": on_cpu}) | problem)
+
+
+def test_a_part_of_a_slice_is_verified_without_its_chips():
+    target = Target("demo", "us-central2-b", queued=True, accelerator="v4-16")
+    package = Package("paxcli[tpu]==1.0", ())
+    chosen, other = Worker(0, 0), Worker(0, 1)
+    (result,) = install(target, [chosen], package, OneOfTwo(), print, [other])
+    assert (result.failed, result.result) == (False, "installed, chips not checked")
+    both = install(target, [chosen, other], package, OneOfTwo(), print)
+    assert [result.failed for result in both] == [True, True]
 
 
 def test_a_worker_of_no_machine_is_refused(pax_here):

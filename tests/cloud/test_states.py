@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from paxcli.cloud.accelerators import find_accelerator
 from paxcli.cloud.commands import Order, Target
 from paxcli.cloud.gcloud import Gcloud
 from paxcli.cloud.states import Phase
-from paxcli.errors import RemoteError
+from paxcli.errors import ConfigError, RemoteError
 
 TWO = Target("demo", "us-central2-b", "my-project", queued=True, slices=2)
 ONE = Target("demo", "us-central2-b", "my-project")
@@ -73,6 +74,31 @@ def test_creating_twice_creates_once_and_waits_for_a_deletion(cloud):
     )
     ensure()
     assert len(cloud.calls_with("create")) == 2
+
+
+@pytest.mark.parametrize(
+    ("there", "wanted", "message"),
+    [
+        (ORDER, Order(TWO, find_accelerator("v4-32")), "already exists, as 2 x v4-16, not 2 x v4-32"),
+        (ORDER, Order(dataclasses.replace(TWO, slices=3), find_accelerator("v4-16")), "as 2 x v4-16, not 3 x v4-16"),
+        (ORDER, Order(ONE, find_accelerator("v4-16")), "as a queued resource"),
+        (Order(ONE, find_accelerator("v4-8")), ORDER, "as a TPU VM"),
+        (Order(ONE, find_accelerator("v4-8")), Order(ONE, find_accelerator("v4-128")), "as 1 x v4-8, not 1 x v4-128"),
+    ],
+)
+def test_a_name_of_something_else_is_an_error(cloud, there, wanted, message):
+    ensure(there)
+    with pytest.raises(ConfigError, match=message) as error:
+        ensure(wanted)
+    assert "pax provision delete demo" in error.value.hint
+    assert len(cloud.calls_with("create")) == 1 and not cloud.calls_with("delete")
+
+
+def test_deleting_what_is_gone_is_no_error(cloud):
+    ensure()
+    cloud.play("queued-resources delete", "ERROR: UNAVAILABLE: connection reset", late=True)
+    states.delete(TWO, Gcloud(Clock()))
+    assert len(cloud.calls_with("delete")) == 2 and states.look(TWO, Gcloud()).phase is Phase.GONE
 
 
 def test_waits_for_every_slice():

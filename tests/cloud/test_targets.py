@@ -23,8 +23,10 @@ def test_an_unknown_target_is_looked_up(cloud):
     resource = {"kind": "queued-resources", "slices": 3, "states": ["ACTIVE"], "type": "v4-8"}
     cloud.write(resources={"demo": resource, "one": resource | {"kind": "tpu-vm", "slices": 1, "states": ["READY"]}})
     place = ("europe-west4-b", "other-project", Gcloud(), lambda _: None)
-    assert targets.find_target("demo", *place) == Target("demo", *place[:2], queued=True, slices=3)
-    assert targets.find_target("one", *place) == Target("one", *place[:2])
+    assert targets.find_target("demo", *place) == Target("demo", *place[:2], queued=True, slices=3, accelerator="v4-8")
+    assert targets.find_target("one", *place) == Target("one", *place[:2], accelerator="v4-8")
+    cloud.write(resources={"new": resource | {"kind": "tpu-vm", "slices": 1, "states": ["READY"], "type": "v99-8"}})
+    assert targets.find_target("new", *place) == Target("new", *place[:2])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "other"}', '{"name": "demo", "zone": "$(id)"}', '{"x": 1}'])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pathlib
+import re
 
 import fiddle as fdl
 import pytest
@@ -75,9 +76,10 @@ def test_an_optional_value_goes_where_a_class_has_the_field(recipe: str, rows: i
     overlay.write_text("task.model.position.num_positions?: 32\ntask.model.position.min_timescale?: 2.0\n")
     resolved = resolve(recipe, [str(overlay)])
     assert sources(resolved).get("task.model.position.num_positions") == (rows and (rows, f"overlay {overlay}"))
-    overlay.write_text("num_positions?: 32\n")
-    with pytest.raises(ConfigError, match="`num_positions[?]` is not a full path"):
-        resolve(recipe, (str(overlay),))
+    for path in ("num_positions?", "position.num_positions?"):
+        overlay.write_text(f"{path}: 32\n")
+        with pytest.raises(ConfigError, match=f"`{re.escape(path)}` is not a full path"):
+            resolve(recipe, (str(overlay),))
     overlay.write_text("task.model.position.num_position?: 32\n")
     with pytest.raises(ConfigError, match=r"no field `task\.model\.position\.num_position`"):
         resolve(recipe, [str(overlay)])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from paxcli.errors import DataError
 from paxcli.metrics import writers
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter, read_lines
 
@@ -98,6 +99,18 @@ def test_a_long_file_is_sampled(tmp_path, monkeypatch, block):
     early = [step for step in steps if step <= 10_000]
     assert 45 < len(early) < (55 if block > 1_000_000 else 120) and max(np.diff(early)) < 250
     assert [line["step"] for line in read_lines(path) if line["split"] == "train"] == list(range(1, 20_001))
+
+
+@pytest.mark.parametrize(
+    "line", [{"loss": 2}, {"split": 4, "loss": 1}, {"split": "train", "loss": "y"}, {"split": "train", "loss": [1]}]
+)
+def test_a_line_that_somebody_changed_is_named(tmp_path, line):
+    path = epath.Path(tmp_path / "metrics.jsonl")
+    path.write_text(f'{{"step": 1, "split": "train", "loss": NaN}}\n{json.dumps({"step": 2} | line)}\n')
+    lines = read_lines(path)
+    assert next(lines) == {"step": 1, "split": "train", "loss": None}
+    with pytest.raises(DataError, match=r"metrics.jsonl has a line without metrics: \{'step': 2"):
+        next(lines)
 
 
 def test_a_new_run_starts_an_empty_file(tmp_path):

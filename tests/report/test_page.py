@@ -111,9 +111,10 @@ def test_a_value_that_one_recipe_lacks_is_not_set(runs):
 
 
 def test_damage_is_named(runs, tmp_path):
-    (runs[0] / "goodput.json").write_text('{"goodput": 1}')
-    with pytest.raises(DataError, match=r"goodput\.json is damaged"):
-        pax.Run(runs[0]).report(path=tmp_path / "x.html")
+    for text in ('{"goodput": 1}', '{"goodput": 1, "wall_seconds": [], "seconds": {}, "starts": []}'):
+        (runs[0] / "goodput.json").write_text(text)
+        with pytest.raises(DataError, match=r"goodput\.json is damaged"):
+            pax.Run(runs[0]).report(path=tmp_path / "x.html")
     (tmp_path / "file").write_text("")
     with pytest.raises(MissingError, match="Cannot write"):
         pax.Run(runs[1]).report(path=tmp_path / "file" / "x.html")
