@@ -179,10 +179,10 @@ def _parse_out_of_memory(message: str) -> tuple[int | None, int | None]:
     if found := re.search(_OUT_OF_MEMORY, message):
         needed, unit, available, other = found.groups()
         return int(float(needed) * 1024 ** _UNITS.index(unit)), int(float(available) * 1024 ** _UNITS.index(other))
-    if "RESOURCE_EXHAUSTED" in message:
+    if "RESOURCE_EXHAUSTED" in message and "memory space vmem" not in message:
         return None, None
-    hint = "Try without `mesh.compiler_options`, if there are any."
-    raise ConfigError(f"The compiler rejects the program: {message.strip().splitlines()[0]}", hint)
+    hint = "Try other `mesh.compiler_options`; where VMEM ran out, a larger `xla_tpu_scoped_vmem_limit_kib`."
+    raise ConfigError(f"The compiler rejects the program: {' '.join(message.split())[:300]}", hint)
 
 
 def _sizes(session: Session, target: CompileTarget, step: Step) -> dict[str, Any]:

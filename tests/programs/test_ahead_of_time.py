@@ -12,8 +12,11 @@ import sys
 import types
 from typing import Any
 
+import jax
 import pytest
 
+from paxcli.config.resolve import resolve
+from paxcli.errors import ConfigError
 from paxcli.layers.scopes import ATTENTION
 from paxcli.programs import ahead_of_time
 from paxcli.programs.ahead_of_time import describe_shortage
@@ -183,3 +186,15 @@ def test_a_program_that_does_not_fit_says_where() -> None:
     on_host = {"hbm_needed_bytes": 9 << 30, "memory": {"host_bytes": 50 << 30}, "host_available_bytes": 48 * 10**9}
     expected = "it needs 50.00 GiB of each device's 44.70 GiB of host memory, 5.30 GiB too much"
     assert describe_shortage(sizes | on_host) == expected
+
+
+def test_a_kernel_that_needs_more_vmem_is_not_called_a_program_without_memory(monkeypatch) -> None:
+    def compile_nothing(lowered: Any, **options: Any) -> None:
+        text = "RESOURCE_EXHAUSTED: E1001: CompileTimeScopedVmemOom:\nRan out of memory in memory space vmem while …"
+        raise jax.errors.JaxRuntimeError(text)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", compile_nothing)
+    config = resolve("tiny-synthetic", sets=["num_layers=1"]).config
+    with pytest.raises(ConfigError, match="rejects the program: .*memory space vmem") as failed:
+        ahead_of_time.compile_ahead(config, find_compile_target("cpu:1", 1))
+    assert "xla_tpu_scoped_vmem_limit_kib" in failed.value.hint
