@@ -125,9 +125,7 @@ class BaseInput(Configurable, abc.ABC):
         """The next batch, without advancing the stream; None at the end of the data."""
         state = self.get_state()
         try:
-            return self.get_next()
-        except StopIteration:
-            return None
+            return next(self.remaining_batches(), None)
         finally:
             self.set_state(state)
 

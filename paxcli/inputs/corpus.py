@@ -80,7 +80,7 @@ def tokenize_text(
     Raises:
       DataError: A file cannot be read, or there are more bad records than the budget.
     """
-    bad = BadRecords(tokenizing.reading.policy, tokenizing.reading.budget)
+    bad = BadRecords(tokenizing.reading.on_bad_record, tokenizing.reading.bad_record_budget)
     with contextlib.ExitStack() as stack:
         documents: Iterable[tuple[np.ndarray, np.ndarray]]
         if num_workers:

@@ -78,7 +78,7 @@ class Tokenizing:
         """Writes one part, and returns its description."""
         tokenizer = self.tokenizer()
         info = TokenFileInfo.of(tokenizer, made_from=self._provenance(part))
-        bad = BadRecords(self.reading.policy, self.reading.budget)
+        bad = BadRecords(self.reading.on_bad_record, self.reading.bad_record_budget)
         write_token_file(part.path, tokenize_files(part.files, self.reading, tokenizer, bad), info, bad.found)
         return read_info(part.path)
 
@@ -122,11 +122,11 @@ class Tokenizing:
           MissingError: A process was killed, usually because memory ran out.
           DataError: A file cannot be read, or the parts skipped more records than the budget.
         """
-        bad = BadRecords(self.reading.policy, self.reading.budget)
+        bad = BadRecords(self.reading.on_bad_record, self.reading.bad_record_budget)
         bad.found += [record for info in done for record in info.bad_records]
         for part, info in map_in_processes(self.write, parts, num_workers):
             yield part, info
-            if self.reading.policy == "skip":
+            if self.reading.on_bad_record == "skip":
                 bad.add_skipped(info.bad_records)
 
 
