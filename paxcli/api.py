@@ -13,9 +13,9 @@ import fiddle as fdl
 import numpy as np
 
 from paxcli.config.consent import code_consent
-from paxcli.config.facts import check_range
 from paxcli.config.render import recipe_yaml, render_text
 from paxcli.config.resolve import Resolved, SourcedValue, resolve
+from paxcli.config.tree import check_range
 from paxcli.errors import ConfigError, names_hint
 from paxcli.inference.generation import Generation
 

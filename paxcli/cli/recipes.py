@@ -105,8 +105,8 @@ def compare(
       pax recipes diff c4-1b c4-16b
       pax recipes diff tiny ./mine.py --exit-code
     """
-    from paxcli.config.diff import ABSENT, diff
     from paxcli.config.render import value_text
+    from paxcli.config.values import ABSENT, diff
 
     both = [load_recipe(name, None, None) for name in (recipe, other)]
     before, after = (one.sizes() | {path: value.value for path, value in one.values.items()} for one in both)

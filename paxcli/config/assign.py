@@ -17,9 +17,8 @@ import numpy as np
 import yaml
 
 from paxcli.config.classes import choices, class_of
-from paxcli.config.facts import check_range
 from paxcli.config.fields import Mark, annotation_of, marks_of, union_members
-from paxcli.config.tree import Node, find_all, walk
+from paxcli.config.tree import Node, check_range, find_all, walk
 from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean
 

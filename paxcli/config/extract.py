@@ -51,7 +51,8 @@ def _import_text(node: ast.stmt, lines: list[str], entry: RecipeEntry) -> str:
     if isinstance(node, ast.ImportFrom) and node.level and entry.module:
         is_package = entry.path.name == "__init__.py"
         package = entry.module.split(".")[: None if is_package and node.level == 1 else is_package - node.level]
-        return ast.unparse(ast.ImportFrom(".".join([*package, *filter(None, [node.module])]), node.names, 0))
+        absolute = ".".join([*package, *filter(None, [node.module])])
+        return ast.unparse(ast.ImportFrom(absolute, node.names, 0))
     return "\n".join(lines[node.lineno - 1 : node.end_lineno])
 
 

@@ -118,4 +118,5 @@ def _packages() -> Iterator[tuple[str, Path]]:
 def _module_name(package: str, root: Path, path: Path) -> str:
     if path == root:
         return package
-    return ".".join([package, *path.relative_to(root).with_suffix("").parts]).removesuffix(".__init__")
+    parts = path.relative_to(root).with_suffix("").parts
+    return ".".join([package, *parts]).removesuffix(".__init__")

@@ -16,7 +16,7 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.configurable import EXPAND
-from paxcli.config.fields import Mark, annotation_of, marks_of, union_members
+from paxcli.config.fields import Mark, annotation_of, marks_of, out_of_range, union_members
 from paxcli.errors import ConfigError, did_you_mean
 
 
@@ -90,6 +90,35 @@ def find_all(nodes: Sequence[Node], path: str) -> tuple[list[Node], str | int | 
 def is_common(nodes: Sequence[Node], path: str) -> bool:
     """Whether `path` is the name of a field that all inputs share (`Mark.COMMON`), not of that of one input."""
     return "." not in path and all(map(_is_common, find_all(nodes, path)[0]))
+
+
+def check_range(path: str, value: Any, annotation: Any) -> None:
+    """Raises a ConfigError when a number or a word of `value` is not among those that `annotation` allows."""
+    if error := out_of_range(path, value, annotation):
+        raise ConfigError(error)
+
+
+def check_ranges(config: fdl.Buildable) -> None:
+    """Raises a ConfigError when any value of a config tree, defaults included, is not among those its field allows."""
+    for node in walk(config):
+        if node.is_shown:
+            check_range(node.path, node.value, node.annotation)
+
+
+def check_fields(instance: Any, prefix: str = "") -> None:
+    """Raises a ConfigError when a field of an object does not allow its value; `prefix` begins the message."""
+    for field in dataclasses.fields(instance):
+        check_range(prefix + field.name, getattr(instance, field.name), annotation_of(type(instance), field.name))
+
+
+def marked_paths(config: fdl.Buildable, mark: Mark) -> tuple[str, ...]:
+    """The full paths of the fields of a config tree that carry `mark`."""
+    return tuple(node.path for node in walk(config) if mark in marks_of(node.annotation))
+
+
+def is_at_or_below(path: str, roots: tuple[str, ...]) -> bool:
+    """Whether `path` is one of the paths `roots`, or a field below one of them."""
+    return any(path == root or path.startswith(f"{root}.") for root in roots)
 
 
 def _is_common(node: Node) -> bool:
@@ -186,7 +215,8 @@ def _item_key(node: Node, text: str) -> str | int | None:
     if isinstance(node.value, list | tuple):
         return int(text) if text.isdecimal() and int(text) < len(node.value) else None
     types_of_value = [typing.get_origin(member) or member for member in union_members(node.annotation)]
-    return text if isinstance(node.value, dict) or (node.value is None and dict in types_of_value) else None
+    is_dict = isinstance(node.value, dict) or (node.value is None and dict in types_of_value)
+    return text if is_dict else None
 
 
 def _matches(nodes: Iterable[Node], path: str) -> list[Node]:
@@ -198,7 +228,8 @@ def _matches(nodes: Iterable[Node], path: str) -> list[Node]:
         if node.path.lower().endswith("." + wanted):
             found.setdefault((id(node.parent), node.key), node)
     own = [node for node in found.values() if not node.is_gap]
-    return [node for node in own if Mark.DERIVED not in marks_of(node.annotation)] or own or list(found.values())
+    chosen = [node for node in own if Mark.DERIVED not in marks_of(node.annotation)]
+    return chosen or own or list(found.values())
 
 
 def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:

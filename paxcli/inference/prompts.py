@@ -11,8 +11,8 @@ from typing import Any
 import fiddle as fdl
 
 from paxcli.config.assign import assign
-from paxcli.config.facts import check_fields
 from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, Seed, Tokens
+from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError, PaxError, did_you_mean, first_line
 from paxcli.inputs.conversations import messages_of
 

@@ -13,9 +13,9 @@ import jax
 
 from paxcli.checkpoint.manager import CheckpointStore, find_steps, format_steps
 from paxcli.checkpoint.warm_start import load_params
-from paxcli.config.facts import check_range
 from paxcli.config.fields import Seed
 from paxcli.config.paths import replace_text
+from paxcli.config.tree import check_range
 from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inference.decode import OnText, PromptDecoder, check_continues_prompts, check_decodes, override
 from paxcli.inference.prompts import Prompt, parse_prompt

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.facts import check_fields
 from paxcli.config.fields import Derived, Examples, NonNegativeInt, PositiveInt, Seed
+from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError, DataError, PaxError
 from paxcli.log import log
 from paxcli.nested_map import NestedMap
@@ -125,9 +125,7 @@ class BaseInput(Configurable, abc.ABC):
         """The next batch, without advancing the stream; None at the end of the data."""
         state = self.get_state()
         try:
-            return self.get_next()
-        except StopIteration:
-            return None
+            return next(self.remaining_batches(), None)
         finally:
             self.set_state(state)
 

@@ -53,13 +53,6 @@ class C4(Configurable):
             shuffle_buffer_size=_SHUFFLE_BUFFER,
         )
 
-    def validate(self, name: str, holder: str) -> None:
-        """Raises ConfigError if input `name` lacks a field; `holder` is the path of this object in the recipe."""
-        for field, example in (("path", "~/c4/en"), ("tokenizer_path", "c4.model")):
-            if getattr(self, field) is None:
-                hint = f"Set it, such as --set {holder}.{field}={example}, or use `--overlay synthetic-data`."
-                raise ConfigError(f"Input `{name}` has no data: {field} is None.", hint)
-
     @functools.cached_property
     def _vocabulary(self) -> Any:
         seqio = load("seqio")
@@ -152,7 +145,11 @@ class C4Input(SeqIOInput):
             return self.c4.task(self.split_name)
 
     def _validate_task(self) -> None:
-        self.c4.validate(str(self.name), "train_input.c4" if self.is_training else "eval_inputs.0.c4")
+        holder = "train_input.c4" if self.is_training else "eval_inputs.0.c4"
+        for field, example in (("path", "~/c4/en"), ("tokenizer_path", "c4.model")):
+            if getattr(self.c4, field) is None:
+                hint = f"Set it, such as --set {holder}.{field}={example}, or use `--overlay synthetic-data`."
+                raise ConfigError(f"Input `{self.name}` has no data: {field} is None.", hint)
 
 
 def _split_into_rows(ds: Any, sequence_length: Mapping[str, int], *, concatenate: bool) -> Any:

@@ -46,18 +46,18 @@ class ChatReading(Reading):
 
     Attributes:
       tokenizer: Template of the tokenizer. Each process builds its own.
-      chat_template: The input's `chat_template`.
-      date: The date that `strftime_now` formats.
+      chat_template: A Jinja template, or the path of one.
+      template_date: The date that `strftime_now` formats.
     """
 
     text_field: str | None = "messages"
     tokenizer: Callable[[], Tokenizer]
     chat_template: str | None
-    date: datetime.datetime
+    template_date: str
 
     def tokenize(self, file: SourceFile) -> TokenizedChats:
         """The conversations of one file."""
-        bad = BadRecords(self.policy, self.budget)
+        bad = BadRecords(self.on_bad_record, self.bad_record_budget)
         chats = [(np.zeros(0, dtype_for(self._tokenizer.vocab_size)), np.zeros(0, bool)), *self.documents(file, bad)]
         ids, is_target = (np.concatenate(arrays) for arrays in zip(*chats, strict=True))
         return TokenizedChats(ids, is_target, np.array([len(ids) for ids, _ in chats[1:]], np.int64), bad.found)
@@ -93,7 +93,8 @@ class ChatReading(Reading):
     @functools.cached_property
     def template(self) -> ChatTemplate:
         """The chat template that renders records."""
-        return load_chat_template(self.chat_template, self._tokenizer, self.date)
+        date = datetime.datetime.fromisoformat(self.template_date)
+        return load_chat_template(self.chat_template, self._tokenizer, date)
 
     @functools.cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -150,14 +151,13 @@ class ChatInput(TextInput):
         return load_chat_template(self.chat_template, self.text_tokenizer, date)
 
     def _read_corpus(self) -> Corpus:
-        assert self.seq_len is not None
         for file in self._files:
             if self.format is None and format_of(file.name) not in (JSONL, PARQUET, ARRAY_RECORD):
                 hint = "If every file has a JSON object on each line, set format=jsonl."
                 self.refuse(f"{file.path} has no suffix of JSON lines, Parquet or ArrayRecord.", hint)
-        tokenizer, limit = self.text_tokenizer, self.drop_longer_than
+        tokenizer = self.text_tokenizer
         chats = self._tokenize_files()
-        pack, num_truncated = _pack(chats, self.seq_len, limit, tokenizer.pad_id, self.packing)
+        pack, num_truncated = self._pack_chats(chats)
         num_chats = len(chats.lengths)
         if not pack.num_documents:
             hint = "Set `files` to files with conversations, or raise seq_len or drop_longer_than."
@@ -169,45 +169,34 @@ class ChatInput(TextInput):
 
     def _tokenize_files(self) -> TokenizedChats:
         """All conversations, tokenized in `num_workers` processes (0: in this one)."""
-        reading = self.reading(
-            format=self.format,
-            text_field=self.text_field,
-            policy=self.on_bad_record,
-            budget=self.bad_record_budget,
-            cache_dir=self.cache_dir,
-            tokenizer=self.tokenizer,
-            chat_template=self.chat_template,
-            date=datetime.datetime.fromisoformat(self.template_date),
-        )
-        by_file = dict(map_in_processes(reading.tokenize, self._files, self.num_workers))
-        bad, parts = BadRecords(self.on_bad_record, self.bad_record_budget), [by_file[file] for file in self._files]
+        by_file = dict(map_in_processes(self.reading.of(self).tokenize, self._files, self.num_workers))
+        bad = BadRecords(self.on_bad_record, self.bad_record_budget)
+        parts = [by_file[file] for file in self._files]
         for part in parts:
             bad.add_skipped(part.bad_records)
         ids, is_target, lengths = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
         return TokenizedChats(ids, is_target, lengths, bad.found)
 
+    def _pack_chats(self, chats: TokenizedChats) -> tuple[PackedTokens, int]:
+        """Packs conversations, truncated to T tokens with a label, and counts those that are truncated.
 
-def _pack(
-    chats: TokenizedChats, seq_len: int, limit: int | None, pad_id: int, packing: str
-) -> tuple[PackedTokens, int]:
-    """Packs conversations, truncated to T tokens with a label, and counts those that are truncated.
-
-    Drops those of more than `limit` tokens, and those without a target after truncation.
-    """
-    begins = np.cumsum(chats.lengths) - chats.lengths
-    num_tokens = chats.lengths - 1  # the last one has no label
-    lengths = np.minimum(num_tokens, seq_len)
-    targets = np.cumsum([0, *chats.is_target], dtype=np.int64)
-    kept = targets[begins + 1 + lengths] > targets[begins + 1]
-    if limit is not None:
-        kept &= num_tokens <= limit
-    pack = PackedTokens(
-        tokens=chats.ids,
-        starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[kept])]),
-        seq_len=seq_len,
-        pad_id=pad_id,
-        packing=packing,
-        begins=begins[kept],
-        loss_weights=chats.is_target,
-    )
-    return pack, int((kept & (num_tokens > seq_len)).sum())
+        Drops those of more than `drop_longer_than` tokens, and those without a target after truncation.
+        """
+        assert self.seq_len is not None
+        begins = np.cumsum(chats.lengths) - chats.lengths
+        num_tokens = chats.lengths - 1  # the last one has no label
+        lengths = np.minimum(num_tokens, self.seq_len)
+        targets = np.cumsum([0, *chats.is_target], dtype=np.int64)
+        kept = targets[begins + 1 + lengths] > targets[begins + 1]
+        if self.drop_longer_than is not None:
+            kept &= num_tokens <= self.drop_longer_than
+        pack = PackedTokens(
+            tokens=chats.ids,
+            starts=np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths[kept])]),
+            seq_len=self.seq_len,
+            pad_id=self.text_tokenizer.pad_id,
+            packing=self.packing,
+            begins=begins[kept],
+            loss_weights=chats.is_target,
+        )
+        return pack, int((kept & (num_tokens > self.seq_len)).sum())

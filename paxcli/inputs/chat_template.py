@@ -171,16 +171,17 @@ def load_chat_template(source: str | None, tokenizer: Tokenizer, date: datetime.
     config = read_object(config_path) if config_path is not None and config_path.is_file() else {}
     named = {name: token_text(value) for name, value in config.items() if name.endswith("_token")}
     variables = {name: text for name, text in named.items() if text is not None} | tokenizer.special_tokens
-    if source is not None:
-        text = read_text(Path(source).expanduser()) if source.endswith(".jinja") else source
-        return ChatTemplate(text, variables, date, "the recipe" if text is source else source)
-    if directory is not None and (file := directory / _FILES[_DEFAULT]).is_file():
+    if source is not None and source.endswith(".jinja"):
+        texts, origin = {_DEFAULT: read_text(Path(source).expanduser())}, source
+    elif source is not None:
+        texts, origin = {_DEFAULT: source}, "the recipe"
+    elif directory is not None and (file := directory / _FILES[_DEFAULT]).is_file():
         files = [(name, directory / path) for name, path in _FILES.items()]
         texts, origin = {name: read_text(path) for name, path in files if path.is_file()}, str(file)
     elif (found := config.get("chat_template")) is not None:
         texts, origin = _by_name(found, config_path), str(config_path)
     else:
-        return ChatTemplate(DEFAULT_TEMPLATE, variables, date, "pax")
+        texts, origin = {_DEFAULT: DEFAULT_TEMPLATE}, "pax"
     made = {name: ChatTemplate(text, variables, date, origin) for name, text in texts.items()}
     made[_DEFAULT].for_tools = made.get(_FOR_TOOLS)
     return made[_DEFAULT]

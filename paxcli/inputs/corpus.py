@@ -21,7 +21,7 @@ from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.token_files import TokenFileInfo, check_contents, dtype_for, identity, open_token_file, read_info
 from paxcli.inputs.tokenizers import Tokenizer
-from paxcli.inputs.tokenizing import Tokenizing, plan_parts, tokenize_files
+from paxcli.inputs.tokenizing import Tokenizing, plan_parts
 from paxcli.nested_map import NestedMap, join_rows
 
 _SPARE_FILES = 256
@@ -80,7 +80,7 @@ def tokenize_text(
     Raises:
       DataError: A file cannot be read, or there are more bad records than the budget.
     """
-    bad = BadRecords(tokenizing.reading.policy, tokenizing.reading.budget)
+    bad = BadRecords(tokenizing.reading.on_bad_record, tokenizing.reading.bad_record_budget)
     with contextlib.ExitStack() as stack:
         documents: Iterable[tuple[np.ndarray, np.ndarray]]
         if num_workers:
@@ -90,8 +90,7 @@ def tokenize_text(
             bad.found += [record for part in parts for record in infos[part].bad_records]
             documents = (open_token_file(part.path, infos[part], None) for part in parts)
         else:
-            ids_of_documents = tokenize_files(files, tokenizing.reading, tokenizer, bad)
-            documents = ((ids, np.array([0, len(ids) - 1])) for ids in ids_of_documents)
+            documents = ((ids, np.array([0, len(ids) - 1])) for ids in tokenizing.tokenize(files, tokenizer, bad))
         tokens, starts = _concatenate(documents, dtype_for(tokenizer.vocab_size))
     pack = make_pack(tokens, starts, tokenizer.pad_id)
     return Corpus([pack], bad.found, len(starts) - 1 - pack.num_documents, [], tokenizer.vocab_size, pack.checksum)

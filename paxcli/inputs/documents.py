@@ -9,7 +9,7 @@ import json
 import lzma
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Self
 
 from paxcli.errors import DataError, MissingError, did_you_mean
 from paxcli.inputs.array_records import read_records
@@ -63,21 +63,26 @@ class BadRecords:
 
 @dataclasses.dataclass(frozen=True)
 class Reading:
-    """Reads documents from files.
+    """Reads documents from files. Its fields are those of the same names of an input.
 
     Attributes:
       format: Format of all files. None: by each file's suffix.
       text_field: Field or column with a document's text. None: the text is an ArrayRecord's full record.
-      policy: `error` or `skip` bad records.
-      budget: Maximum number of skipped records.
+      on_bad_record: `error` or `skip` bad records.
+      bad_record_budget: Maximum number of skipped records.
       cache_dir: Directory for local copies of a bucket's ArrayRecord files.
     """
 
     format: str | None = None
     text_field: str | None = "text"
-    policy: str = "error"
-    budget: int = 0
+    on_bad_record: str = "error"
+    bad_record_budget: int = 0
     cache_dir: str | None = None
+
+    @classmethod
+    def of(cls, source: Any) -> Self:
+        """Reads the files of the input `source`."""
+        return cls(**{field.name: getattr(source, field.name) for field in dataclasses.fields(cls)})
 
     def documents(self, file: SourceFile, bad: BadRecords) -> Iterator[Any]:
         """The documents of one file, in order: texts, unless a subclass overrides `document_of`.

@@ -83,7 +83,8 @@ class PackedTokens:
             chunk = np.asarray(self.tokens[first : first + _CHUNK])
             inside = lasts[np.searchsorted(lasts, first) : np.searchsorted(lasts, first + len(chunk))]
             total = zlib.crc32(np.delete(chunk, inside - first).data, total)
-        total = zlib.crc32(np.full(-self.num_tokens % self.seq_len + 1, self.pad_id, self.tokens.dtype).data, total)
+        padding = -self.num_tokens % self.seq_len + 1
+        total = zlib.crc32(np.full(padding, self.pad_id, self.tokens.dtype).data, total)
         total = zlib.crc32(np.ascontiguousarray(self.starts).data, total)
         if self.loss_weights is not None:
             total = zlib.crc32(np.ascontiguousarray(self.loss_weights).data, total)

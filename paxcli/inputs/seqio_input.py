@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,7 +16,6 @@ from paxcli.errors import DataError, did_you_mean
 from paxcli.inputs.base_input import ExampleMetrics, StreamInput
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_library import load, translate_errors
-from paxcli.inputs.seqio_metrics import VocabularyTokenizer, task_metrics
 from paxcli.log import log
 from paxcli.nested_map import NestedMap, num_rows
 
@@ -265,7 +264,8 @@ class SeqIOInput(StreamInput):
         return VocabularyTokenizer(targets.vocabulary, bos_id)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
-        decode = self.task.output_features.get("inputs" if key.startswith("source") else "targets").vocabulary.decode
+        feature = "inputs" if key.startswith("source") else "targets"
+        decode = self.task.output_features.get(feature).vocabulary.decode
         return [decode([int(i) for i in row[:length]]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
     def special_tokens(self) -> dict[int, str]:
@@ -290,7 +290,51 @@ class SeqIOInput(StreamInput):
         if of == "scores" and "inputs" in self.lengths and not on_targets:
             hint = "Set weights_on_targets_only=True."
             self.refuse(f"{metrics} need the scores of targets, but inputs have weights too.", hint)
-        return functools.partial(task_metrics, self.task, functions, of, self._where, self._targets)
+        return functools.partial(self._task_metrics, functions, of)
+
+    def _task_metrics(self, functions: Iterable[Callable], of: str, outputs: Mapping[int, Any]) -> dict[str, float]:
+        """Computes the metrics of the task, named `seqio/NAME`, like `seqio.Evaluator`.
+
+        Args:
+          functions: `(targets, scores)` or `(targets, predictions)` → metrics by name.
+          of: Kind of outputs: `scores` or `predictions`.
+          outputs: For each `example_id`, the log-probability of its targets, or the generated ids [T].
+
+        Raises:
+          DataError: There is not exactly one output per example.
+          ConfigError: Two functions return a metric of the same name.
+        """
+        targets, answers = [], []
+        for number, example in enumerate(self._targets()):
+            if number not in outputs:
+                self.refuse(f"example {number} was not evaluated.", "Evaluate full epochs.", DataError)
+            targets.append(self.task.postprocess_fn(self._target_text(example), example=example, is_target=True))
+            answer = outputs[number]
+            if of == "predictions":
+                text = self.text_tokenizer.decode(np.asarray(answer))
+                answer = self.task.postprocess_fn(text, example=example, is_target=False)
+            answers.append(answer)
+        if len(targets) != len(outputs):
+            hint = "The feature converter must return one row per example."
+            self.refuse(f"there are {len(outputs)} outputs for {len(targets)} examples.", hint, DataError)
+        metrics: dict[str, float] = {}
+        for function in functions:
+            for name, value in function(targets, answers).items():
+                value = getattr(value, "value", value)  # seqio.metrics.Scalar
+                if f"seqio/{name}" in metrics:
+                    self.refuse(f"two metric functions of the task return `{name}`.", "Rename one.")
+                if isinstance(value, int | float | np.number) or getattr(value, "ndim", None) == 0:
+                    metrics[f"seqio/{name}"] = float(value)
+                else:
+                    log.warning("%s: metric `%s` is not a number; skipped.", self._where, name)
+        return metrics
+
+    def _target_text(self, example: Mapping[str, Any]) -> str:
+        """The original text of the targets, or the decoded ids."""
+        text = example.get("targets_pretokenized")
+        if text is None:
+            text = self.text_tokenizer.decode(example["targets"])
+        return text.decode("utf-8") if isinstance(text, bytes) else text
 
     def _targets(self) -> Iterator[Mapping[str, Any]]:
         """The examples of an eval epoch, ordered by `example_id`."""
@@ -300,6 +344,31 @@ class SeqIOInput(StreamInput):
     @property
     def _where(self) -> str:
         return f"Input `{self.name}`"
+
+
+@dataclasses.dataclass(frozen=True)
+class VocabularyTokenizer:
+    """A `Tokenizer` that wraps a `seqio.Vocabulary`.
+
+    Attributes:
+      vocabulary: The vocabulary.
+      bos_id: Id before the first token of a sequence; None: none.
+    """
+
+    vocabulary: Any
+    bos_id: int | None
+
+    vocab_size = property(lambda self: self.vocabulary.vocab_size)
+    pad_id = property(lambda self: self.vocabulary.pad_id)
+    eos_id = property(lambda self: self.vocabulary.eos_id)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The ids of `text` [T]."""
+        return np.asarray(self.vocabulary.encode(text), np.int32)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of ids [T], up to the first end token."""
+        return self.vocabulary.decode([int(token) for token in ids])
 
 
 def _slice(rows: NestedMap, start: int, stop: int | None) -> NestedMap:

@@ -188,8 +188,7 @@ class TextInput(RandomAccessInput):
             if self.format is None and format_of(file.name) == TOKENS:
                 hint = "Use token files only, such as DIR/*.bin, and combine inputs with MixtureInput."
                 self.refuse(f"{file.path} is a token file, but `files` also has other formats.", hint)
-        reading = Reading(self.format, self.text_field, self.on_bad_record, self.bad_record_budget, self.cache_dir)
-        tokenizing = Tokenizing(reading, self.tokenizer)
+        tokenizing = Tokenizing(Reading.of(self), self.tokenizer)
         return tokenize_text(self._files, tokenizing, self.text_tokenizer, self._pack, self.num_workers)
 
     @functools.cached_property

@@ -76,13 +76,30 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
 
 
 class TokenizerConfig(Configurable):
-    """Base class of the tokenizers that YAML and `--set` may name, by class or by a short form (`find_tokenizer`)."""
+    """Base class of the tokenizers that YAML and `--set` may name, by class or by a short form."""
 
     short_forms = ("byte", "hf:DIR", "spm:FILE", "tiktoken:FILE")
 
     @classmethod
-    def from_short_form(cls, text: str) -> tuple[type[Configurable], dict[str, Any]] | None:
-        return find_tokenizer(text)
+    def from_short_form(cls, text: str) -> tuple[type[Any], dict[str, Any]] | None:
+        """The class and the fields of a tokenizer's short form; None for other texts.
+
+        `byte`, `hf:DIR` with a `tokenizer.json` and the names of its special tokens, `spm:FILE` or `tiktoken:FILE`.
+        `DIR` may also be the name of a model on the Hugging Face Hub (`find_model`), whose files are downloaded.
+
+        Raises:
+          DataError: A file of `hf:` cannot be read, or the hub has no such model.
+          MissingError: The hub does not let this user read the model.
+          RemoteError: The hub cannot be reached.
+        """
+        if text == "byte":
+            return ByteTokenizer, {}
+        kind, _, path = text.partition(":")
+        if kind in ("spm", "tiktoken") and path:
+            return SentencePieceTokenizer if kind == "spm" else TiktokenTokenizer, {"path": path}
+        if kind == "hf" and path:
+            return HuggingFaceTokenizer, hugging_face_fields(Path(find_model(path)))
+        return None
 
 
 class _NamedTokens(TokenizerConfig):
@@ -283,25 +300,6 @@ class TiktokenTokenizer(_NamedTokens):
         return self._model.decode([int(i) for i in ids if i < first_special])
 
 
-def find_tokenizer(name: str) -> tuple[type[Any], dict[str, Any]] | None:
-    """The class and the fields of a tokenizer's short form; None for other names.
-
-    `byte`, `hf:DIR` with a `tokenizer.json` and the names of its special tokens, `spm:FILE` or `tiktoken:FILE`. `DIR`
-    may also be the name of a model on the Hugging Face Hub (`find_model`), whose files are downloaded.
-
-    Raises:
-      DataError: A file of `hf:` cannot be read, or the hub has no such model.
-      MissingError: The hub does not let this user read the model.
-      RemoteError: The hub cannot be reached.
-    """
-    kind, _, path = name.partition(":")
-    if name == "byte":
-        return ByteTokenizer, {}
-    if kind in ("spm", "tiktoken") and path:
-        return SentencePieceTokenizer if kind == "spm" else TiktokenTokenizer, {"path": path}
-    return (HuggingFaceTokenizer, hugging_face_fields(Path(find_model(path)))) if kind == "hf" and path else None
-
-
 def hugging_face_fields(path: Path) -> dict[str, str]:
     """`path` and the special tokens of a `HuggingFaceTokenizer`; the names of the tokens are in the files beside it.
 
@@ -330,7 +328,8 @@ def tokenizer_template(
     Raises:
       ConfigError: The name is unknown, or the tokenizer has no end-of-document token, or its file defines it.
     """
-    found = find_tokenizer(name) or find_tokenizer({".model": "spm:", ".json": "hf:"}.get(Path(name).suffix, "") + name)
+    find = TokenizerConfig.from_short_form
+    found = find(name) or find({".model": "spm:", ".json": "hf:"}.get(Path(name).suffix, "") + name)
     if found is None:
         hint = "Use `byte`, hf:DIR, spm:FILE or tiktoken:FILE; or a *.model or *.json file."
         raise ConfigError(f"There is no tokenizer `{name}`.", hint)

@@ -24,19 +24,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def tokenize_files(
-    files: Sequence[SourceFile], reading: Reading, tokenizer: Tokenizer, bad: BadRecords
-) -> Iterator[np.ndarray]:
-    """The ids of each document: `bos` if the tokenizer has one, the text, `eos`. Skips empty documents."""
-    dtype = dtype_for(tokenizer.vocab_size)
-    first = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], dtype)
-    last = np.array([tokenizer.eos_id], dtype)
-    for file in files:
-        for text in reading.documents(file, bad):
-            if text:
-                yield np.concatenate([first, tokenizer.encode(text).astype(dtype, copy=False), last])
-
-
 class Part(NamedTuple):
     """A token file to write, and its source files."""
 
@@ -64,7 +51,7 @@ def plan_parts(files: Sequence[SourceFile], directory: epath.Path, bytes_per_par
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizing:
-    """Writes parts of a data set as token files.
+    """Tokenizes the files of a data set, and writes parts of it as token files.
 
     Attributes:
       reading: Reads documents from files.
@@ -74,12 +61,22 @@ class Tokenizing:
     reading: Reading
     tokenizer: Callable[[], Tokenizer]
 
+    def tokenize(self, files: Iterable[SourceFile], tokenizer: Tokenizer, bad: BadRecords) -> Iterator[np.ndarray]:
+        """The ids of each document: `bos` if the tokenizer has one, the text, `eos`. Skips empty documents."""
+        dtype = dtype_for(tokenizer.vocab_size)
+        first = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], dtype)
+        last = np.array([tokenizer.eos_id], dtype)
+        for file in files:
+            for text in self.reading.documents(file, bad):
+                if text:
+                    yield np.concatenate([first, tokenizer.encode(text).astype(dtype, copy=False), last])
+
     def write(self, part: Part) -> TokenFileInfo:
         """Writes one part, and returns its description."""
         tokenizer = self.tokenizer()
         info = TokenFileInfo.of(tokenizer, made_from=self._provenance(part))
-        bad = BadRecords(self.reading.policy, self.reading.budget)
-        write_token_file(part.path, tokenize_files(part.files, self.reading, tokenizer, bad), info, bad.found)
+        bad = BadRecords(self.reading.on_bad_record, self.reading.bad_record_budget)
+        write_token_file(part.path, self.tokenize(part.files, tokenizer, bad), info, bad.found)
         return read_info(part.path)
 
     def find_written_parts(self, parts: Sequence[Part]) -> dict[Part, TokenFileInfo]:
@@ -122,11 +119,11 @@ class Tokenizing:
           MissingError: A process was killed, usually because memory ran out.
           DataError: A file cannot be read, or the parts skipped more records than the budget.
         """
-        bad = BadRecords(self.reading.policy, self.reading.budget)
+        bad = BadRecords(self.reading.on_bad_record, self.reading.bad_record_budget)
         bad.found += [record for info in done for record in info.bad_records]
         for part, info in map_in_processes(self.write, parts, num_workers):
             yield part, info
-            if self.reading.policy == "skip":
+            if self.reading.on_bad_record == "skip":
                 bad.add_skipped(info.bad_records)
 
 

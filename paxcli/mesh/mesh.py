@@ -13,8 +13,8 @@ import numpy as np
 from jax.experimental import mesh_utils
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.facts import check_fields
 from paxcli.config.fields import AnyFloat, AnyInt, NotCompiled, PositiveFloat, PositiveInt, Unit
+from paxcli.config.tree import check_fields
 from paxcli.errors import ConfigError
 from paxcli.mesh.axes import MESH_AXES
 from paxcli.mesh.rules import check_mesh_axis, merge_rules

@@ -76,11 +76,8 @@ def series(run: RunMetrics, metric: str) -> list[Series]:
     for line in run.lines:
         if line.get(metric) is not None:
             points.setdefault(line["split"], {})[line["step"]] = line[metric]
-    return [
-        Series(split, sorted(by_step), [by_step[step] for step in sorted(by_step)])
-        for split, by_step in points.items()
-        if by_step
-    ]
+    in_order = {split: sorted(by_step.items()) for split, by_step in points.items() if by_step}
+    return [Series(split, *map(list, zip(*pairs, strict=True))) for split, pairs in in_order.items()]
 
 
 def check_metric(runs: Sequence[RunMetrics], metric: str, log: str = "") -> None:
@@ -94,12 +91,14 @@ def check_metric(runs: Sequence[RunMetrics], metric: str, log: str = "") -> None
     if metric not in names:
         raise ConfigError(f"No run has a metric `{metric}`.", names_hint(metric, names))
     for run in runs:
-        if not (curves := series(run, metric)):
+        curves = series(run, metric)
+        if not curves:
             raise DataError(f"Run {run.name} has no values of `{metric}`.", "Plot another metric, or leave it out.")
-        for axis, field in (("x", "steps"), ("y", "values")):
-            if axis in log and (low := min(min(getattr(curve, field)) for curve in curves)) <= 0:
+        smallest = {"x": min(min(curve.steps) for curve in curves), "y": min(min(curve.values) for curve in curves)}
+        for axis in log:
+            if smallest[axis] <= 0:
                 hint = "Leave out `--log`, or plot another metric."
-                raise DataError(f"A logarithmic axis has no place for {low:g}, of run {run.name}.", hint)
+                raise DataError(f"A logarithmic axis has no place for {smallest[axis]:g}, of run {run.name}.", hint)
 
 
 def smooth(curve: Series, weight: float) -> Series:
@@ -191,7 +190,8 @@ def eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[
 
 def curve_label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> str:
     """Name of a curve, with its last value: late differences are too small to read off the plot."""
-    return f"{f'{run.name} ' if len(runs) > 1 else ''}{curve.split}, last {curve.values[-1]:.4g}"
+    name = f"{run.name} {curve.split}" if len(runs) > 1 else curve.split
+    return f"{name}, last {curve.values[-1]:.4g}"
 
 
 def title_of(runs: Sequence[RunMetrics]) -> str:

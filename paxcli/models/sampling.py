@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from paxcli.config.configurable import Configurable
-from paxcli.config.facts import check_fields
 from paxcli.config.fields import (
     DecayRate,
     Examples,
@@ -22,6 +21,7 @@ from paxcli.config.fields import (
     PositiveInt,
     Tokens,
 )
+from paxcli.config.tree import check_fields
 
 _ALL = 2**31 - 1  # candidates: every token of the vocabulary
 

@@ -18,11 +18,10 @@ import fiddle as fdl
 import jax
 
 import paxcli
-from paxcli.config.diff import changed_lines, diff
-from paxcli.config.facts import is_at_or_below, marked_paths
 from paxcli.config.fields import Mark
 from paxcli.config.render import config_text
-from paxcli.config.values import plain_values
+from paxcli.config.tree import is_at_or_below, marked_paths
+from paxcli.config.values import changed_lines, diff, plain_values
 from paxcli.errors import ConfigError, DataError, first_line
 from paxcli.mesh.sharding import name_of
 from paxcli.programs.serialization import LoadedProgram, SerializedProgram

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from paxcli.config.diff import diff
 from paxcli.config.render import value_text
+from paxcli.config.values import diff
 from paxcli.errors import DataError
 from paxcli.metrics.curves import read_runs
 from paxcli.metrics.writers import TRAIN, read_lines, read_records

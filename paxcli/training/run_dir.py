@@ -17,12 +17,11 @@ from etils import epath
 import paxcli
 from paxcli.checkpoint.local_tier import find_local
 from paxcli.checkpoint.manager import CheckpointStore
-from paxcli.config.diff import changed_lines
-from paxcli.config.facts import is_at_or_below, marked_paths
 from paxcli.config.fields import Mark
 from paxcli.config.paths import replace_text, resolve_path
 from paxcli.config.render import config_text, parse_config_text
-from paxcli.config.tree import walk
+from paxcli.config.tree import is_at_or_below, marked_paths, walk
+from paxcli.config.values import changed_lines
 from paxcli.errors import ConfigError, DataError, MissingError, PaxError
 
 SAMPLES = "samples.jsonl"

@@ -11,7 +11,7 @@ import flax.linen as nn
 import jax
 
 from paxcli.config.assign import check_types
-from paxcli.config.facts import check_ranges
+from paxcli.config.tree import check_ranges
 from paxcli.errors import ConfigError, MeshError
 from paxcli.layers.lora import Lora
 from paxcli.layers.pipeline import Pipeline

@@ -4,11 +4,10 @@ import pathlib
 
 import pytest
 
-from paxcli.config.diff import diff
 from paxcli.config.extract import recipe_source
 from paxcli.config.index import find_recipes, recipes_in
 from paxcli.config.load import find_entry, load
-from paxcli.config.values import plain_values
+from paxcli.config.values import diff, plain_values
 
 
 @pytest.mark.parametrize("name", ["small", "shared_4"])

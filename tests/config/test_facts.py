@@ -7,9 +7,8 @@ import pytest
 
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.config.assign import assign
-from paxcli.config.facts import check_fields, check_ranges, is_at_or_below, marked_paths
 from paxcli.config.fields import Mark
-from paxcli.config.tree import find
+from paxcli.config.tree import check_fields, check_ranges, find, is_at_or_below, marked_paths
 from paxcli.errors import ConfigError
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.init import Gaussian

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paxcli.config.consent import code_consent
-from paxcli.config.diff import diff
 from paxcli.config.render import config_text, parse_config_text, recipe_yaml, render_text, to_json_values
 from paxcli.config.resolve import resolve
-from paxcli.config.values import plain_values
+from paxcli.config.values import diff, plain_values
 from paxcli.errors import DataError
 
 PLAIN = st.recursive(

@@ -6,10 +6,9 @@ import re
 import fiddle as fdl
 import pytest
 
-from paxcli.config.diff import ABSENT, diff
 from paxcli.config.load import load
 from paxcli.config.resolve import Resolved, resolve
-from paxcli.config.values import plain_values
+from paxcli.config.values import ABSENT, diff, plain_values
 from paxcli.errors import ConfigError
 
 
