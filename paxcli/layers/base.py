@@ -41,6 +41,13 @@ class Layer(Configurable, nn.Module):
 
     has_kinds = True
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        for name, method in vars(cls).items():
+            # Flax wraps the methods of every class: an override of one that `nn.nowrap` marks needs the mark as well.
+            if any(hasattr(vars(base).get(name), "nowrap") for base in cls.__mro__[1:]):
+                nn.nowrap(method)
+        super().__init_subclass__(**kwargs)
+
     def weight(
         self,
         name: str,

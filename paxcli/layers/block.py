@@ -6,7 +6,6 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-import flax.linen as nn
 import jax
 import jax.typing
 from jaxtyping import Float
@@ -89,7 +88,6 @@ class TransformerBlock(Block):
         x = x + attended
         return x + self._feed(normed if self._is_parallel else self.feed_forward_norm(x), segment_ids), cache
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         layers = (self._attention_template(parent=None), self._feed_forward_template(parent=None))
         return sum_flops(flops_of(layer, *shape) for layer in layers)
@@ -98,7 +96,6 @@ class TransformerBlock(Block):
     def visibility(self) -> Visibility:
         return visibility_of(self._attention_template(parent=None))
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
         return cache_of(self._attention_template(parent=None), batch_size, length, dtype)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.typing
 from jaxtyping import Float, Int
@@ -68,13 +67,11 @@ class DecoderBlock(TransformerBlock):
         x = x + self._feed(self.feed_forward_norm(x), segment_ids)
         return x, None if own is None else DecoderCache(own, keys)
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, _ = shape
         own, cross = super().matmul_flops(batch, length), flops_of(self._cross_attention_template(parent=None), *shape)
         return sum_flops((own, cross))
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> DecoderCache:
         return DecoderCache(super().init_cache(batch_size, length, dtype))
 

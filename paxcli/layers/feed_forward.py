@@ -56,7 +56,6 @@ class FeedForward(FeedForwardLayer):
             self.b_out = self.weight("b_out", nn.initializers.zeros, (self.model_dims,), ("norm",))
         self.in_product, self.out_product = product(self.precision), product(self.precision)
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return matrix_flops(shape, self.model_dims * self.hidden_dims * (3 if self.gated else 2))
 

@@ -38,7 +38,6 @@ class Linear(Layer):
         if self.use_bias:
             self.b = self.weight("b", nn.initializers.zeros, (self.output_dims,), (self.output_axis,))
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return matrix_flops(shape, self.input_dims * self.output_dims)
 

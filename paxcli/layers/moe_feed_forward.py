@@ -112,7 +112,6 @@ class MoeFeedForward(FeedForwardLayer):
                 axes = ("embed", None)
                 self.gate = self.weight("shared_gate", init, (dims, 1), axes, contracts=(0,), produces=(1,))
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         """FLOPs of the router, of k experts per token, as if dropless, and of the shared experts."""
         expert = self.model_dims * self._expert_dims * (3 if self.gated else 2)

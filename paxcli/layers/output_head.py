@@ -50,7 +50,6 @@ class Head(Layer):
     use_bias: bool = False
     logit_cap: PositiveFloat | None = None
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         """FLOPs of the logits; looking embeddings up is not a matmul."""
         return matrix_flops(shape, self.model_dims * self.vocab_size)

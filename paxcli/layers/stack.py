@@ -75,7 +75,6 @@ class Stack(LayerStack):
         """The template of each layer, in order."""
         return (self.block,) * self.num_layers
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return sum_flops(flops_of(block, *shape) for block in self._unbound_blocks())
 
@@ -86,7 +85,6 @@ class Stack(LayerStack):
             raise ConfigError("Some blocks have `bidirectional_prefix`, others do not.", "Set it for all or none.")
         return found.pop() if len(found) == 1 else "segment"
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
         caches = tuple(cache_of(block, batch_size, length, dtype) for block in self._unbound_blocks())
         return repeat_cache(caches[0], self.num_layers) if self.scan else caches

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -44,7 +43,6 @@ class TokenPredictor(Layer):
         sizes = dict(input_dims=2 * self.model_dims, output_dims=self.model_dims, output_axis=None)
         return functools.partial(Linear, params_init=self.params_init, **sizes)
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return sum_flops(flops_of(part(parent=None), *shape) for part in (self._projection_template, self.stack))
 

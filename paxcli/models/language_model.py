@@ -86,16 +86,13 @@ class TransformerLm(TransformerModel):
         assert chunk is not None
         return chunked_token_metrics(self._head.scorer(), x, batch.labels, weights, chunk, *regularization)
 
-    @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         shape = spec.labels.shape
         return sum_flops((flops_of(self._stack_template(parent=None), *shape), flops_of(self._unbound_head, *shape)))
 
-    @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:
         return find_stacks(stack=self._stack_template(parent=None))
 
-    @nn.nowrap
     def unchunked_logits(self, spec: NestedMap) -> tuple[int, ...] | None:
         return None if isinstance(self.loss_chunk, int) else (*spec.labels.shape, self.vocab_size)
 
@@ -208,7 +205,6 @@ class LanguageModel(TransformerLm, CausalModel):
             found.activations = examples.activations
         return self.dpo.metrics(scores, expected, has_loss), found
 
-    @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         forward, shape = super().forward_flops(spec), spec.labels.shape
         if not self.mtp_num_layers:
@@ -217,7 +213,6 @@ class LanguageModel(TransformerLm, CausalModel):
         further = sum_flops(flops_of(part, *shape) for part in parts)
         return sum_flops((forward, further and further * self.mtp_num_layers))
 
-    @nn.nowrap
     def step_flops(self, spec: NestedMap) -> Flops | None:
         step, forward = super().step_flops(spec), self.forward_flops(spec)
         return step if self.dpo is None or step is None or forward is None else (step + forward) * 2
@@ -233,6 +228,5 @@ class LanguageModel(TransformerLm, CausalModel):
     def prompt_segment_id(self) -> int:
         return -1 if visibility_of(self._stack_template(parent=None)) == "prefix" else 1
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int) -> Cache:
         return cache_of(self._stack_template(parent=None), batch_size, length, self.fprop_dtype)

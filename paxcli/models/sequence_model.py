@@ -6,7 +6,6 @@ import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float, Int
@@ -88,7 +87,6 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
         """Mean cross-entropy of `labels` by `weights`, both [B, T]."""
         return token_metrics(predictions.logits, batch.labels, batch.weights, self.label_smoothing)
 
-    @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         (batch, length), source_length = spec.labels.shape, spec.source_ids.shape[1]
         encoder = flops_of(self._encoder_template(parent=None), batch, source_length)
@@ -96,7 +94,6 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
         head = flops_of(self.embedding(**self._table_widths, parent=None), batch, length)
         return sum_flops((encoder, decoder, head))
 
-    @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:
         return find_stacks(encoder=self._encoder_template(parent=None), decoder=self._decoder_template(parent=None))
 

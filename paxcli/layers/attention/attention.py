@@ -195,13 +195,11 @@ class Attention(SelfAttention):
     def visibility(self) -> Visibility:
         return "prefix" if self.bidirectional_prefix else "segment" if self.segmented else "row"
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
         tokens, pairs = batch * length, batch * visible_pairs(length, self.causal, self.window, self.chunked)
         return self._flops(tokens, tokens, pairs)
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
         if not self.causal:
             raise ConfigError("Attention that is not causal cannot decode: earlier tokens would see later ones.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jax.typing
@@ -57,11 +56,9 @@ class CrossAttention(Attention):
         same = segment_ids[:, :, None] == source_segment_ids[:, None, :]
         return self._project_output(dot_product_attention(query, *cache.in_rows, same, self.logit_cap)), cache
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, source_length = shape
         return self._flops(batch * length, batch * source_length, batch * length * source_length)
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
         raise ConfigError("Cross-attention has no empty cache: its first call computes the keys of the source.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import jax.typing
@@ -117,7 +116,6 @@ class LatentAttention(SelfAttention):
     def visibility(self) -> Visibility:
         return "segment" if self.segmented else "row"
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
         latents = (self.query_latent_dims or 0) + self.latent_dims + self.rotary_dims
@@ -128,7 +126,6 @@ class LatentAttention(SelfAttention):
         attention = Flops(attention=2 * pairs * (self.dims_per_head + self._value_dims))
         return matrix_flops(shape, self.model_dims * latents + self.num_heads * per_head) + attention
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> LatentCache:
         return jnp.zeros((batch_size, 1, length, self.latent_dims + self.rotary_dims), dtype)
 
