@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jax.typing
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from paxcli.config.configurable import Configurable
 from paxcli.errors import ConfigError
@@ -23,6 +22,7 @@ from paxcli.mesh.weights import Weight, WeightBox
 if TYPE_CHECKING:
     from paxcli.layers.stack import Stack
 
+HiddenStates = Float[jax.Array, "B T D"]
 Ids = Int[jax.Array, "B T"]  # an integer of each token: its id, its segment's, its position
 Cache = Any  # a decode cache: a pytree of arrays whose structure is its layer's own
 Visibility = Literal["segment", "prefix", "row"]

@@ -6,12 +6,11 @@ import functools
 from typing import NamedTuple
 
 import jax
-import jax.typing
 from jaxtyping import Float, Int
 
 from paxcli.config.configurable import template
 from paxcli.layers.attention.cross_attention import CrossAttention
-from paxcli.layers.base import Cache, flops_of
+from paxcli.layers.base import Cache, HiddenStates, Ids, flops_of
 from paxcli.layers.block import TransformerBlock, as_residual
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.stack import Stack
@@ -50,13 +49,13 @@ class DecoderBlock(TransformerBlock):
 
     def __call__(  # pyrefly: ignore[bad-override]
         self,
-        x: Float[jax.Array, "B T D"],
+        x: HiddenStates,
         cache: DecoderCache | None,
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
+        segment_ids: Ids,
+        segment_pos: Ids,
         source: Float[jax.Array, "B S D"] | None,
         source_segment_ids: Int[jax.Array, "B S"],
-    ) -> tuple[Float[jax.Array, "B T D"], DecoderCache | None]:
+    ) -> tuple[HiddenStates, DecoderCache | None]:
         x = as_residual(x)
         report_activation(self, x, segment_ids)
         own, keys = cache or (None, None)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import functools
 
 import flax.linen as nn
-import jax
-from jaxtyping import Float
 
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation, gate
-from paxcli.layers.base import FeedForwardLayer
+from paxcli.layers.base import FeedForwardLayer, HiddenStates
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -59,7 +57,7 @@ class FeedForward(FeedForwardLayer):
     def matmul_flops(self, *shape: int) -> Flops | None:
         return matrix_flops(shape, self.model_dims * self.hidden_dims * (3 if self.gated else 2))
 
-    def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+    def __call__(self, x: HiddenStates) -> HiddenStates:
         hidden = self.in_product("btd,df->btf", x, self.w_in)
         if self.use_bias:
             hidden = hidden + self.b_in

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import ActivationName
-from paxcli.layers.base import BALANCE_BIAS, FeedForwardLayer, flops_of
+from paxcli.layers.base import BALANCE_BIAS, FeedForwardLayer, HiddenStates, flops_of
 from paxcli.layers.expert_dispatch import Experts, Routing, dropless, with_capacity
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, matrix_flops, sum_flops
@@ -121,7 +121,7 @@ class MoeFeedForward(FeedForwardLayer):
         gate = matrix_flops(shape, self.model_dims * self.shared_gate)
         return sum_flops((routed, gate, flops_of(self._shared_template(parent=None), *shape)))
 
-    def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+    def __call__(self, x: HiddenStates) -> HiddenStates:
         biases = (self.b_gate, self.b_in, self.b_out) if self.use_bias else ()
         experts = Experts(self.w_gate, self.w_in, self.w_out, *biases)
         routing, act, tokens = self._routing(x), self.activation, x

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
-from paxcli.layers.base import Layer
+from paxcli.layers.base import HiddenStates, Layer
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import product
 from paxcli.layers.init import Init, Xavier
@@ -54,7 +54,7 @@ class Head(Layer):
         """FLOPs of the logits; looking embeddings up is not a matmul."""
         return matrix_flops(shape, self.model_dims * self.vocab_size)
 
-    def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
+    def logits(self, x: HiddenStates) -> Float[jax.Array, "B T V"]:
         """Scores every token of the vocabulary."""
         scorer = self.scorer()
         return scorer.score(scorer.params, x)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.typing
 
 from paxcli.config.fields import ExtraLayerCount
 from paxcli.errors import ConfigError

@@ -9,13 +9,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jax.typing
-from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import LayerCount, PositiveInt, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, LayerStack, Visibility, cache_of, flops_of, visibility_of
+from paxcli.layers.base import Cache, HiddenStates, LayerStack, Visibility, cache_of, flops_of, visibility_of
 from paxcli.layers.block import EncoderBlock, TransformerBlock
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import FP8_STATE
@@ -103,9 +101,7 @@ class Stack(LayerStack):
         attention = self.named_fields("num_heads", "dims_per_head", "num_kv_heads")
         return self.named_fields("model_dims", "hidden_dims", "params_init") | attention
 
-    def __call__(
-        self, x: Float[jax.Array, "B T D"], cache: Cache, *broadcast: Any
-    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
+    def __call__(self, x: HiddenStates, cache: Cache, *broadcast: Any) -> tuple[HiddenStates, Cache]:
         """Runs all layers. Every block also takes `broadcast`: the segment ids and positions, both [B, T], of `x`."""
         if self.scan:
             return self.layers(x, cache, *broadcast)

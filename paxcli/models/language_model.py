@@ -9,12 +9,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import ExtraLayerCount, Fraction, NonNegativeFloat, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, Ids, cache_of, flops_of, visibility_of
+from paxcli.layers.base import Cache, HiddenStates, Ids, cache_of, flops_of, visibility_of
 from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
@@ -23,7 +23,7 @@ from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack, find_stacks
 from paxcli.layers.token_predictor import TokenPredictor
-from paxcli.models.base import CausalModel, take_last
+from paxcli.models.base import CausalModel, Key, PerRow, take_last
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
 from paxcli.models.dpo import REJECTED, Dpo, interleave_pairs
 from paxcli.models.losses import WeightedScalars, token_metrics
@@ -104,7 +104,7 @@ class TransformerLm(TransformerModel):
     def _unbound_head(self) -> nn.Module:
         return (self.embedding if self.head is None else self.head)(**self._table_widths, parent=None)
 
-    def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
+    def _predict(self, ids: Ids, batch: NestedMap) -> NestedMap:
         x, _ = self._hidden(ids, *self._segments(batch), None)
         return self._predict_from(x)
 
@@ -116,7 +116,7 @@ class TransformerLm(TransformerModel):
             ids = jnp.where(batch.inputs_indicator > 0, -ids, ids)
         return ids, jax.lax.broadcasted_iota(positions.dtype, ids.shape, 1) if visibility == "row" else positions
 
-    def _predict_from(self, x: Float[jax.Array, "B T D"]) -> NestedMap:
+    def _predict_from(self, x: HiddenStates) -> NestedMap:
         x = as_matmul_input(self._final_norm(x))
         if chunk_size(self.loss_chunk, x.shape[:2], self.vocab_size) is None:
             return NestedMap(logits=self._head.logits(x))
@@ -124,7 +124,7 @@ class TransformerLm(TransformerModel):
 
     def _hidden(
         self, ids: jax.Array, segment_ids: jax.Array, segment_pos: jax.Array, cache: Cache
-    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
+    ) -> tuple[HiddenStates, Cache]:
         """The output of the layers."""
         x = self._embedding.embed(ids)
         if self.position is not None:
@@ -160,13 +160,13 @@ class LanguageModel(TransformerLm, CausalModel):
         same = self.named_fields("model_dims", "params_init")
         return functools.partial(TokenPredictor, stack=stack, norm=self.final_norm, **same)
 
-    def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
+    def _predict(self, ids: Ids, batch: NestedMap) -> NestedMap:
         x, _ = self._hidden(ids, *self._segments(batch), None)
         if self.mtp_num_layers:
             self.sow("metrics", "mtp_loss", self._mtp_loss(x, batch))
         return self._predict_from(x)
 
-    def _mtp_loss(self, x: Float[jax.Array, "B T D"], batch: NestedMap) -> jax.Array:
+    def _mtp_loss(self, x: HiddenStates, batch: NestedMap) -> jax.Array:
         """The mean of the losses of further tokens. Those of another segment have no weight."""
         losses, labels, weights = [], batch.labels, batch.weights
         is_same = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
@@ -183,12 +183,7 @@ class LanguageModel(TransformerLm, CausalModel):
         return self.dpo is not None and self.lora is None
 
     def loss_and_metrics(
-        self,
-        params: dict,
-        batch: NestedMap,
-        key: jax.Array | None = None,
-        fp8: Any = None,
-        with_activations: bool = False,
+        self, params: dict, batch: NestedMap, key: Key | None = None, fp8: Any = None, with_activations: bool = False
     ) -> tuple[WeightedScalars, NestedMap]:
         if self.dpo is None or (REJECTED not in batch and key is None):
             return super().loss_and_metrics(params, batch, key, fp8, with_activations)
@@ -218,7 +213,7 @@ class LanguageModel(TransformerLm, CausalModel):
         return step if self.dpo is None or step is None or forward is None else (step + forward) * 2
 
     def extend(
-        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: Int[jax.Array, " B"] | None = None
+        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: PerRow | None = None
     ) -> tuple[Float[jax.Array, "B t V"], Cache]:
         """As `DecodingModel.extend`; without a cache, of whole sequences."""
         x, cache = self._hidden(ids, segment_ids, segment_pos, cache)

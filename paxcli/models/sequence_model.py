@@ -18,7 +18,7 @@ from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.layers.stack import Encoder, Stack, find_stacks
-from paxcli.models.base import Seq2SeqModel, take_last
+from paxcli.models.base import PerRow, Seq2SeqModel, take_last
 from paxcli.models.losses import WeightedScalars, token_metrics
 from paxcli.models.transformer import TransformerModel
 from paxcli.nested_map import NestedMap
@@ -112,12 +112,7 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
         return Seq2SeqCache(layers, self.encode(ids, segment_ids, positions), segment_ids)
 
     def extend(
-        self,
-        ids: Ids,
-        segment_ids: Ids,
-        segment_pos: Ids,
-        cache: Seq2SeqCache,
-        last: Int[jax.Array, " B"] | None = None,
+        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Seq2SeqCache, last: PerRow | None = None
     ) -> tuple[Float[jax.Array, "B t V"], Seq2SeqCache]:
         x = self._embed(ids, segment_pos)
         x, layers = self._decoder(x, cache.layers, segment_ids, segment_pos, cache.source, cache.source_segment_ids)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jax.typing
 from jaxtyping import Float, Int
 
 from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume, Tokens
@@ -19,7 +18,7 @@ from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
-from paxcli.layers.base import Ids, SelfAttention, Visibility
+from paxcli.layers.base import HiddenStates, Ids, SelfAttention, Visibility
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -150,8 +149,8 @@ class Attention(SelfAttention):
             self.rotate = self.rotary(dims_per_head=dims)
 
     def __call__(
-        self, x: Float[jax.Array, "B T D"], segment_ids: Ids, segment_pos: Ids, cache: KVCache | None = None
-    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+        self, x: HiddenStates, segment_ids: Ids, segment_pos: Ids, cache: KVCache | None = None
+    ) -> tuple[HiddenStates, KVCache | None]:
         """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         query, key, value = self._queries(x), *self._keys_and_values(x)
         chunk = self.window if self.chunked else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import jax.typing
 from jaxtyping import Float, Int
 
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention, KVCache, shard_heads
 from paxcli.layers.attention.xla import dot_product_attention
+from paxcli.layers.base import HiddenStates, Ids
 from paxcli.layers.flops import Flops
 
 
@@ -33,12 +33,12 @@ class CrossAttention(Attention):
 
     def __call__(  # pyrefly: ignore[bad-override]
         self,
-        x: Float[jax.Array, "B T D"],
-        segment_ids: Int[jax.Array, "B T"],
+        x: HiddenStates,
+        segment_ids: Ids,
         source: Float[jax.Array, "B S D"] | None,
         source_segment_ids: Int[jax.Array, "B S"],
         cache: KVCache | None = None,
-    ) -> tuple[Float[jax.Array, "B T D"], KVCache]:
+    ) -> tuple[HiddenStates, KVCache]:
         """Attends to the source positions of the same segment.
 
         Args:

@@ -6,7 +6,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-import jax.typing
 from jaxtyping import Float
 
 from paxcli.config.configurable import template
@@ -17,7 +16,7 @@ from paxcli.layers.attention.backend import Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import dot_product_attention, is_visible
-from paxcli.layers.base import Ids, SelfAttention, Visibility
+from paxcli.layers.base import HiddenStates, Ids, SelfAttention, Visibility
 from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.rms_norm import RmsNorm
@@ -90,8 +89,8 @@ class LatentAttention(SelfAttention):
         self.rotate = self.rotary(dims_per_head=self.rotary_dims)
 
     def __call__(
-        self, x: Float[jax.Array, "B T D"], segment_ids: Ids, segment_pos: Ids, cache: LatentCache | None = None
-    ) -> tuple[Float[jax.Array, "B T D"], LatentCache | None]:
+        self, x: HiddenStates, segment_ids: Ids, segment_pos: Ids, cache: LatentCache | None = None
+    ) -> tuple[HiddenStates, LatentCache | None]:
         """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         content, rotated = self._queries(x, segment_pos)
         latent, key = self._latents(x, segment_pos)
