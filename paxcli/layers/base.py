@@ -100,6 +100,12 @@ class Layer(Configurable, nn.Module):
         adapted = self._adapt(name, w, facts, lora)
         return adapted if factored else adapted.merge()
 
+    def zero_weight(
+        self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], group: str | None = None
+    ) -> Any:
+        """A `weight` that is initially 0, such as a bias."""
+        return self.weight(name, nn.initializers.zeros, shape, axes, group=group)
+
     def _adapt(self, name: str, w: jax.Array, facts: Weight, lora: Lora) -> AdaptedWeight:
         arrays = []
         for suffix, (shape, of_adapter) in adapter_arrays(facts, w.shape, lora).items():

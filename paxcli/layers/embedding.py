@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -35,7 +34,7 @@ class TiedEmbedding(Head):
         shape = (self.vocab_size, self.model_dims)
         self.table = self.lookup_table("table", self.params_init, shape, _AXES["table"])
         if self.use_bias:
-            self.bias = self.weight("bias", nn.initializers.zeros, (self.vocab_size,), _AXES["bias"])
+            self.bias = self.zero_weight("bias", (self.vocab_size,), _AXES["bias"])
 
     def embed(self, ids: Ids) -> HiddenStates:
         """Looks tokens up."""

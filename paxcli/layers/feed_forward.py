@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
-
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation, gate
 from paxcli.layers.base import FeedForwardLayer, HiddenStates
@@ -50,8 +48,8 @@ class FeedForward(FeedForwardLayer):
         # [D, F] like the others: XLA then runs the matmul of its gradient faster on a CPU.
         self.w_out = matrix("w_out", contracts=(1,), produces=(0,))
         if self.use_bias:
-            self.b_in = self.weight("b_in", nn.initializers.zeros, (self.hidden_dims,), ("mlp",))
-            self.b_out = self.weight("b_out", nn.initializers.zeros, (self.model_dims,), ("norm",))
+            self.b_in = self.zero_weight("b_in", (self.hidden_dims,), ("mlp",))
+            self.b_out = self.zero_weight("b_out", (self.model_dims,), ("norm",))
         self.in_product, self.out_product = product(self.precision), product(self.precision)
 
     def matmul_flops(self, *shape: int) -> Flops | None:

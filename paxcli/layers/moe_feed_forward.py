@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -97,15 +96,13 @@ class MoeFeedForward(FeedForwardLayer):
         self.w_gate = weight("w_gate", shape=wide, axes=wide_axes) if self.gated else None
         self.w_in = weight("w_in", shape=wide, axes=wide_axes)
         self.w_out = weight("w_out", shape=(experts, hidden, dims), axes=("expert", "mlp", "embed"))
-
-        zeros = nn.initializers.zeros
         if self.use_bias:
-            self.router_bias = self.weight("router_bias", zeros, (experts,), ("norm",))
-            self.b_gate = self.weight("b_gate", zeros, (experts, hidden), ("expert", "mlp")) if self.gated else None
-            self.b_in = self.weight("b_in", zeros, (experts, hidden), ("expert", "mlp"))
-            self.b_out = self.weight("b_out", zeros, (experts, dims), ("expert", None))
+            self.router_bias = self.zero_weight("router_bias", (experts,), ("norm",))
+            self.b_gate = self.zero_weight("b_gate", (experts, hidden), ("expert", "mlp")) if self.gated else None
+            self.b_in = self.zero_weight("b_in", (experts, hidden), ("expert", "mlp"))
+            self.b_out = self.zero_weight("b_out", (experts, dims), ("expert", None))
         if self.balance_bias:
-            self.balance = self.weight(BALANCE_BIAS, zeros, (experts,), ("norm",))
+            self.balance = self.zero_weight(BALANCE_BIAS, (experts,), ("norm",))
         if self.shared_dims is not None:
             self._shared = self._shared_template(name="shared")
             if self.shared_gate:

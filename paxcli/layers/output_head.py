@@ -6,7 +6,6 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 from jaxtyping import Float
 
@@ -77,7 +76,7 @@ class OutputHead(Head):
         shape = (self.model_dims, self.vocab_size)
         self.w = self.weight("w", self.params_init, shape, _AXES["w"], contracts=(0,), produces=(1,), any_order=True)
         if self.use_bias:
-            self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
+            self.b = self.zero_weight("b", (self.vocab_size,), _AXES["b"])
 
     def scorer(self) -> Scorer:
         params = {"w": self.w} | ({"b": self.b} if self.use_bias else {})
