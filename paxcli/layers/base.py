@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 HiddenStates = Float[jax.Array, "B T D"]
 Ids = Int[jax.Array, "B T"]  # an integer of each token: its id, its segment's, its position
+SourceIds = Int[jax.Array, "B S"]  # likewise, of the tokens of a source
+Axes = tuple[str | None, ...]  # the logical axis of each dimension, from `mesh/rules.py`, or None
 Cache = Any  # a decode cache: a pytree of arrays whose structure is its layer's own
 Visibility = Literal["segment", "prefix", "row"]
 BALANCE_BIAS = "balance_bias"
@@ -53,7 +55,7 @@ class Layer(Configurable, nn.Module):
         name: str,
         init: Init | Initializer,
         shape: tuple[int, ...],
-        axes: tuple[str | None, ...],
+        axes: Axes,
         contracts: tuple[int, ...] = (),
         produces: tuple[int, ...] = (),
         fused: int = 1,
@@ -100,9 +102,7 @@ class Layer(Configurable, nn.Module):
         adapted = self._adapt(name, w, facts, lora)
         return adapted if factored else adapted.merge()
 
-    def zero_weight(
-        self, name: str, shape: tuple[int, ...], axes: tuple[str | None, ...], group: str | None = None
-    ) -> Any:
+    def zero_weight(self, name: str, shape: tuple[int, ...], axes: Axes, group: str | None = None) -> Any:
         """A `weight` that is initially 0, such as a bias."""
         return self.weight(name, nn.initializers.zeros, shape, axes, group=group)
 

@@ -6,11 +6,11 @@ import functools
 from typing import NamedTuple
 
 import jax
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.layers.attention.cross_attention import CrossAttention
-from paxcli.layers.base import Cache, HiddenStates, Ids, flops_of
+from paxcli.layers.base import Cache, HiddenStates, Ids, SourceIds, flops_of
 from paxcli.layers.block import TransformerBlock, as_residual
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.stack import Stack
@@ -54,7 +54,7 @@ class DecoderBlock(TransformerBlock):
         segment_ids: Ids,
         segment_pos: Ids,
         source: Float[jax.Array, "B S D"] | None,
-        source_segment_ids: Int[jax.Array, "B S"],
+        source_segment_ids: SourceIds,
     ) -> tuple[HiddenStates, DecoderCache | None]:
         x = as_residual(x)
         report_activation(self, x, segment_ids)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.errors import MeshError
-from paxcli.layers.base import BALANCE_BIAS, Cache, Ids, Layer
+from paxcli.layers.base import BALANCE_BIAS, Cache, Ids, Layer, SourceIds
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.lora import REFERENCE, Lora, use_lora
@@ -252,7 +252,7 @@ class CausalModel(DecodingModel):
 class Seq2SeqModel(DecodingModel):
     """A model that reads a source and writes a target (Hugging Face: Seq2SeqLM)."""
 
-    def encode_source(self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], length: int) -> Cache:
+    def encode_source(self, ids: SourceIds, segment_ids: SourceIds, length: int) -> Cache:
         """A decode cache for up to `length` target tokens, with the encoded sources, of one segment each."""
         raise NotImplementedError
 

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, LayerCount
-from paxcli.layers.base import Cache, Ids, cache_of, flops_of
+from paxcli.layers.base import Cache, Ids, SourceIds, cache_of, flops_of
 from paxcli.layers.decoder import Decoder
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
@@ -97,16 +97,12 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
     def stacks(self) -> Mapping[str, Stack]:
         return find_stacks(encoder=self._encoder_template(parent=None), decoder=self._decoder_template(parent=None))
 
-    def encode(
-        self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], segment_pos: Int[jax.Array, "B S"]
-    ) -> Float[jax.Array, "B S D"]:
+    def encode(self, ids: SourceIds, segment_ids: SourceIds, segment_pos: SourceIds) -> Float[jax.Array, "B S D"]:
         """The encoded source, which the decoder attends to."""
         x, _ = self._encoder(self._embed(ids, segment_pos), None, segment_ids, segment_pos)
         return self._encoder_norm(x)
 
-    def encode_source(
-        self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], length: int
-    ) -> Seq2SeqCache:
+    def encode_source(self, ids: SourceIds, segment_ids: SourceIds, length: int) -> Seq2SeqCache:
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
         layers = cache_of(self._decoder_template(parent=None), len(ids), length, self.fprop_dtype)
         return Seq2SeqCache(layers, self.encode(ids, segment_ids, positions), segment_ids)

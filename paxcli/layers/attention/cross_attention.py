@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention, KVCache, shard_heads
 from paxcli.layers.attention.xla import dot_product_attention
-from paxcli.layers.base import HiddenStates, Ids
+from paxcli.layers.base import HiddenStates, Ids, SourceIds
 from paxcli.layers.flops import Flops
 
 
@@ -36,7 +36,7 @@ class CrossAttention(Attention):
         x: HiddenStates,
         segment_ids: Ids,
         source: Float[jax.Array, "B S D"] | None,
-        source_segment_ids: Int[jax.Array, "B S"],
+        source_segment_ids: SourceIds,
         cache: KVCache | None = None,
     ) -> tuple[HiddenStates, KVCache]:
         """Attends to the source positions of the same segment.
