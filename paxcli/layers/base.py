@@ -22,7 +22,7 @@ from paxcli.mesh.weights import Weight, WeightBox
 if TYPE_CHECKING:
     from paxcli.layers.stack import Stack
 
-HiddenStates = Float[jax.Array, "B T D"]
+HiddenStates = Float[jax.Array, "B T D"]  # the features of each token
 Ids = Int[jax.Array, "B T"]  # an integer of each token: its id, its segment's, its position
 SourceIds = Int[jax.Array, "B S"]  # likewise, of the tokens of a source
 Axes = tuple[str | None, ...]  # the logical axis of each dimension, from `mesh/rules.py`, or None

@@ -114,7 +114,9 @@ class TransformerLm(TransformerModel):
         visibility = visibility_of(self._stack_template(parent=None))
         if visibility == "prefix" and "inputs_indicator" in batch:
             ids = jnp.where(batch.inputs_indicator > 0, -ids, ids)
-        return ids, jax.lax.broadcasted_iota(positions.dtype, ids.shape, 1) if visibility == "row" else positions
+        if visibility == "row":
+            positions = jax.lax.broadcasted_iota(positions.dtype, ids.shape, 1)
+        return ids, positions
 
     def _predict_from(self, x: HiddenStates) -> NestedMap:
         x = as_matmul_input(self._final_norm(x))
