@@ -53,7 +53,7 @@ class LocalTier:
         if not self._record.exists():
             shutil.rmtree(self._root, ignore_errors=True)
         mine = np.resize(np.array([*reversed(_steps(self._folder)), 0], np.int32), 8)
-        self.steps = sorted(set.intersection(*(set(row.tolist()) for row in _gather(mine))) - {0})
+        self.steps = sorted(set.intersection(*(set(row.tolist()) for row in gather(mine))) - {0})
         counts = {folder.name.rpartition("-")[2] for folder in self._root.glob("process-*") if _steps(folder)}
         if (other := min(counts, default=None)) and str(jax.process_count()) not in counts and not _steps(checkpoints):
             problem = f"were saved locally with process count {other}, and this job's is {jax.process_count()}"
@@ -65,7 +65,7 @@ class LocalTier:
     ) -> None:
         """Copies this process's shards of `arrays`, and writes them in the background."""
         self.wait()
-        _gather(np.zeros(1, np.int32))  # the save before is now complete everywhere
+        gather(np.zeros(1, np.int32))  # the save before is now complete everywhere
         if jax.process_index() == 0 and not self._record.exists():
             self._record.parent.mkdir(parents=True, exist_ok=True)
             replace_text(self._record, self._directory)
@@ -112,7 +112,7 @@ class LocalTier:
                 raise  # such as out of memory: the files are not at fault
             except Exception as error:  # NumPy and zipfile raise many types
                 problem = first_line(error)
-            if _gather(np.array([found is not None])).all() and found is not None:
+            if gather(np.array([found is not None])).all() and found is not None:
                 return step, *found
             announce(f"The local checkpoint of step {step} cannot be used: {problem}.")
             self.steps.remove(step)
@@ -187,6 +187,6 @@ def _assemble(name: str, x: Any, shards: Mapping[str, np.ndarray]) -> jax.Array:
     return jax.make_array_from_callback(x.shape, x.sharding, lambda index: shards[_key(name, x, index)])
 
 
-def _gather(row: np.ndarray) -> np.ndarray:
+def gather(row: np.ndarray) -> np.ndarray:
     """The rows of all processes."""
     return multihost_utils.process_allgather(row) if jax.process_count() > 1 else row[None]

@@ -18,7 +18,7 @@ from etils import epath
 
 from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.fingerprint import in_host_memory
-from paxcli.checkpoint.local_tier import RECORD, LocalTier
+from paxcli.checkpoint.local_tier import RECORD, LocalTier, gather
 from paxcli.checkpoint.manifest import describe_state, to_json
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import MANIFEST, STATE, named_leaves, nest_by_name, read_arrays, read_manifest
@@ -85,12 +85,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         return step > 0 and (step % self._policy.save_interval_steps == 0 or (local is not None and step % local == 0))
 
     def save(
-        self,
-        step: int,
-        state: Any,
-        input_state: dict[str, Any],
-        force: bool = False,
-        recipe: Mapping[str, Any] | None = None,
+        self, step: int, state: Any, input_state: dict[str, Any], force: bool = False, recipe: Mapping[str, Any] = {}
     ) -> bool:
         """Saves if the policy requires it or `force` is set. An existing checkpoint of this step is not overwritten.
 
@@ -101,7 +96,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
           state: A tree of arrays, with random keys as `jax.random.key_data`.
           input_state: `BaseInput.get_state()` of this process's inputs, by split.
           force: Save regardless of the policy.
-          recipe: Path → plain value of the resolved recipe, to resume without `config.txt`; None = not recorded.
+          recipe: Path → plain value of the resolved recipe, to resume without `config.txt`; empty = not recorded.
 
         Returns:
           Whether a checkpoint was saved.
@@ -117,7 +112,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         arrays = named_leaves(state)
         with self._translate_write_errors():
             if self._local is not None and not force and step % self._policy.save_interval_steps:
-                self._local.save(step, arrays, input_state, recipe or {})
+                self._local.save(step, arrays, input_state, recipe)
                 return True
             self._manager.wait_until_finished()
             if step in self.steps():
@@ -125,7 +120,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             self._start_cleanup()
             import orbax.checkpoint as ocp
 
-            manifest = describe_state(step, arrays, _gather_input_states(input_state), recipe or {})
+            manifest = describe_state(step, arrays, _gather_input_states(input_state), recipe)
             # In files of limited size, Orbax would split arrays above 2 GB, which copies them.
             limit = 0 if all(isinstance(x, np.ndarray) for x in arrays.values()) else None
             named = nest_by_name(_copy_host_arrays(arrays))
@@ -405,14 +400,8 @@ def _preservation_policy(policy: Checkpoint) -> Any:
 
 def _gather_input_states(input_state: dict[str, Any]) -> list[dict[str, Any]]:
     """The input state of every process, or a single one if they are all equal."""
-    if jax.process_count() == 1:
-        return [input_state]
-    from jax.experimental import multihost_utils
-
     text = np.frombuffer(json.dumps(input_state).encode(), np.uint8)
-    lengths = multihost_utils.process_allgather(np.asarray(text.size)).reshape(-1)
-    padded = np.zeros(lengths.max(), np.uint8)
-    padded[: text.size] = text
-    rows = multihost_utils.process_allgather(padded)
+    lengths = gather(np.array([text.size])).reshape(-1)
+    rows = gather(np.pad(text, (0, lengths.max() - text.size)))
     states = [json.loads(bytes(row[:length])) for row, length in zip(rows, lengths, strict=True)]
     return states[:1] if all(state == states[0] for state in states) else states

@@ -30,14 +30,13 @@ class Report:
     def text(self) -> str:
         """A summary of several lines, without empty categories."""
         arrays = self.arrays
-        lines = [f"Loaded {len(arrays.matched)} arrays from {self.source}."]
-        if arrays.missing:
-            lines.append(f"Not in the checkpoint, randomly initialized: {listing(arrays.missing)}.")
-        if arrays.mismatched:
-            lines.append(f"Another shape or dtype, randomly initialized: {'; '.join(arrays.mismatched.values())}.")
-        if arrays.unexpected:
-            lines.append(f"In the checkpoint, not used: {listing(arrays.unexpected)}.")
-        return "\n".join(lines)
+        categories = {
+            "Not in the checkpoint, randomly initialized": listing(arrays.missing),
+            "Another shape or dtype, randomly initialized": "; ".join(arrays.mismatched.values()),
+            "In the checkpoint, not used": listing(arrays.unexpected),
+        }
+        lines = [f"{category}: {text}." for category, text in categories.items() if text]
+        return "\n".join([f"Loaded {len(arrays.matched)} arrays from {self.source}.", *lines])
 
 
 def parse_source(text: str) -> tuple[str, int | None]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jax.typing
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from paxcli.config.configurable import Configurable
 from paxcli.errors import ConfigError
@@ -23,7 +22,10 @@ from paxcli.mesh.weights import Weight, WeightBox
 if TYPE_CHECKING:
     from paxcli.layers.stack import Stack
 
+HiddenStates = Float[jax.Array, "B T D"]  # the features of each token
 Ids = Int[jax.Array, "B T"]  # an integer of each token: its id, its segment's, its position
+SourceIds = Int[jax.Array, "B S"]  # likewise, of the tokens of a source
+Axes = tuple[str | None, ...]  # the logical axis of each dimension, from `mesh/rules.py`, or None
 Cache = Any  # a decode cache: a pytree of arrays whose structure is its layer's own
 Visibility = Literal["segment", "prefix", "row"]
 BALANCE_BIAS = "balance_bias"
@@ -41,12 +43,19 @@ class Layer(Configurable, nn.Module):
 
     has_kinds = True
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        for name, method in vars(cls).items():
+            # Flax wraps the methods of every class: an override of one that `nn.nowrap` marks needs the mark as well.
+            if any(hasattr(vars(base).get(name), "nowrap") for base in cls.__mro__[1:]):
+                nn.nowrap(method)
+        super().__init_subclass__(**kwargs)
+
     def weight(
         self,
         name: str,
         init: Init | Initializer,
         shape: tuple[int, ...],
-        axes: tuple[str | None, ...],
+        axes: Axes,
         contracts: tuple[int, ...] = (),
         produces: tuple[int, ...] = (),
         fused: int = 1,
@@ -92,6 +101,10 @@ class Layer(Configurable, nn.Module):
             raise ConfigError(f"`lora.dropout` does not apply to {path}.", "Set it to 0, or change `lora.targets`.")
         adapted = self._adapt(name, w, facts, lora)
         return adapted if factored else adapted.merge()
+
+    def zero_weight(self, name: str, shape: tuple[int, ...], axes: Axes, group: str | None = None) -> Any:
+        """A `weight` that is initially 0, such as a bias."""
+        return self.weight(name, nn.initializers.zeros, shape, axes, group=group)
 
     def _adapt(self, name: str, w: jax.Array, facts: Weight, lora: Lora) -> AdaptedWeight:
         arrays = []

@@ -6,16 +6,13 @@ import dataclasses
 import functools
 from typing import Any, Literal
 
-import flax.linen as nn
 import jax
-import jax.typing
-from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention
-from paxcli.layers.base import Block, Cache, Ids, Layer, Visibility, cache_of, flops_of, visibility_of
+from paxcli.layers.base import Block, Cache, HiddenStates, Ids, Layer, Visibility, cache_of, flops_of, visibility_of
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import Precision
@@ -79,9 +76,7 @@ class TransformerBlock(Block):
         if self.post_norms:
             self.feed_forward_post_norm = self.norm(dims=self.model_dims)
 
-    def __call__(
-        self, x: Float[jax.Array, "B T D"], cache: Cache, segment_ids: Ids, segment_pos: Ids
-    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
+    def __call__(self, x: HiddenStates, cache: Cache, segment_ids: Ids, segment_pos: Ids) -> tuple[HiddenStates, Cache]:
         x = as_residual(x)
         report_activation(self, x, segment_ids)
         normed = self.attention_norm(x)
@@ -89,7 +84,6 @@ class TransformerBlock(Block):
         x = x + attended
         return x + self._feed(normed if self._is_parallel else self.feed_forward_norm(x), segment_ids), cache
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         layers = (self._attention_template(parent=None), self._feed_forward_template(parent=None))
         return sum_flops(flops_of(layer, *shape) for layer in layers)
@@ -98,7 +92,6 @@ class TransformerBlock(Block):
     def visibility(self) -> Visibility:
         return visibility_of(self._attention_template(parent=None))
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
         return cache_of(self._attention_template(parent=None), batch_size, length, dtype)
 
@@ -155,12 +148,12 @@ class EncoderBlock(TransformerBlock):
     attention: functools.partial = template(Attention, causal=False)
 
 
-def as_residual(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+def as_residual(x: HiddenStates) -> HiddenStates:
     """`x` with the sharding of the residual stream between layers, and its name for remat policies."""
     return save_as("layer_input", constrain(x, *_RESIDUAL) if _differ(x) else x)
 
 
-def as_matmul_input(x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+def as_matmul_input(x: HiddenStates) -> HiddenStates:
     """`x` with the sharding that matmuls with weights need."""
     return constrain(x, *_MATMUL_INPUT) if _differ(x) else x
 

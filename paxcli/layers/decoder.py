@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
-import jax.typing
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.layers.attention.cross_attention import CrossAttention
-from paxcli.layers.base import Cache, flops_of
+from paxcli.layers.base import Cache, HiddenStates, Ids, SourceIds, flops_of
 from paxcli.layers.block import TransformerBlock, as_residual
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.stack import Stack
@@ -51,13 +49,13 @@ class DecoderBlock(TransformerBlock):
 
     def __call__(  # pyrefly: ignore[bad-override]
         self,
-        x: Float[jax.Array, "B T D"],
+        x: HiddenStates,
         cache: DecoderCache | None,
-        segment_ids: Int[jax.Array, "B T"],
-        segment_pos: Int[jax.Array, "B T"],
+        segment_ids: Ids,
+        segment_pos: Ids,
         source: Float[jax.Array, "B S D"] | None,
-        source_segment_ids: Int[jax.Array, "B S"],
-    ) -> tuple[Float[jax.Array, "B T D"], DecoderCache | None]:
+        source_segment_ids: SourceIds,
+    ) -> tuple[HiddenStates, DecoderCache | None]:
         x = as_residual(x)
         report_activation(self, x, segment_ids)
         own, keys = cache or (None, None)
@@ -68,13 +66,11 @@ class DecoderBlock(TransformerBlock):
         x = x + self._feed(self.feed_forward_norm(x), segment_ids)
         return x, None if own is None else DecoderCache(own, keys)
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, _ = shape
         own, cross = super().matmul_flops(batch, length), flops_of(self._cross_attention_template(parent=None), *shape)
         return sum_flops((own, cross))
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> DecoderCache:
         return DecoderCache(super().init_cache(batch_size, length, dtype))
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
 
+from paxcli.layers.base import HiddenStates, Ids
 from paxcli.layers.init import Gaussian, Init
 from paxcli.layers.lookup import look_up
 from paxcli.layers.matmul import einsum
@@ -35,9 +34,9 @@ class TiedEmbedding(Head):
         shape = (self.vocab_size, self.model_dims)
         self.table = self.lookup_table("table", self.params_init, shape, _AXES["table"])
         if self.use_bias:
-            self.bias = self.weight("bias", nn.initializers.zeros, (self.vocab_size,), _AXES["bias"])
+            self.bias = self.zero_weight("bias", (self.vocab_size,), _AXES["bias"])
 
-    def embed(self, ids: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
+    def embed(self, ids: Ids) -> HiddenStates:
         """Looks tokens up."""
         table = self.table
         if split(ids.shape, "activation_batch", None) != split(ids.shape, "activation_microbatch", None):

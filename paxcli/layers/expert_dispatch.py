@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from paxcli.layers.activations import ActivationName, activation, gate
+from paxcli.layers.base import HiddenStates
 from paxcli.layers.grouped_matmul import grouped_matmul
 from paxcli.mesh.sharding import axes_of, constrain, layout
 
@@ -34,8 +35,8 @@ class Experts(NamedTuple):
 
 
 def with_capacity(
-    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationName, capacity: int
-) -> Float[jax.Array, "B T D"]:
+    x: HiddenStates, routing: Routing, experts: Experts, act: ActivationName, capacity: int
+) -> HiddenStates:
     """Each expert takes the first `capacity` tokens of each row that chose it; later ones are dropped and add 0.
 
     Experts read slots [E, B, C, D]; on a mesh with an `expert` axis these are exchanged by all-to-alls.
@@ -61,12 +62,11 @@ def with_capacity(
     y = by_expert(hidden, experts.w_out, experts.b_out)
     y = constrain(y, "activation_expert", "activation_batch", None, "activation_embed")
     y = constrain(y.swapaxes(0, 1).reshape(batch, nowhere, dims), "activation_batch", None, "activation_embed")
-    return jnp.einsum("btkd,btk->btd", _take_rows(y, slot).reshape(*routing.weights.shape, -1), routing.weights)
+    outputs = _take_rows(y, slot).reshape(*routing.weights.shape, -1)
+    return jnp.einsum("btkd,btk->btd", outputs, routing.weights)
 
 
-def dropless(
-    x: Float[jax.Array, "B T D"], routing: Routing, experts: Experts, act: ActivationName
-) -> Float[jax.Array, "B T D"]:
+def dropless(x: HiddenStates, routing: Routing, experts: Experts, act: ActivationName) -> HiddenStates:
     """Dropless: sorts the choices by expert, and one grouped matmul multiplies each by its expert's matrix.
 
     Devices all-gather the parts of the matrices that `embed` shards. Where the mesh axis `expert` shards the rows, the

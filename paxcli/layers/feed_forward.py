@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
-import jax
-from jaxtyping import Float
-
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation, gate
-from paxcli.layers.base import FeedForwardLayer
+from paxcli.layers.base import FeedForwardLayer, HiddenStates
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -52,15 +48,14 @@ class FeedForward(FeedForwardLayer):
         # [D, F] like the others: XLA then runs the matmul of its gradient faster on a CPU.
         self.w_out = matrix("w_out", contracts=(1,), produces=(0,))
         if self.use_bias:
-            self.b_in = self.weight("b_in", nn.initializers.zeros, (self.hidden_dims,), ("mlp",))
-            self.b_out = self.weight("b_out", nn.initializers.zeros, (self.model_dims,), ("norm",))
+            self.b_in = self.zero_weight("b_in", (self.hidden_dims,), ("mlp",))
+            self.b_out = self.zero_weight("b_out", (self.model_dims,), ("norm",))
         self.in_product, self.out_product = product(self.precision), product(self.precision)
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return matrix_flops(shape, self.model_dims * self.hidden_dims * (3 if self.gated else 2))
 
-    def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+    def __call__(self, x: HiddenStates) -> HiddenStates:
         hidden = self.in_product("btd,df->btf", x, self.w_in)
         if self.use_bias:
             hidden = hidden + self.b_in

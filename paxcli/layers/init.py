@@ -13,9 +13,10 @@ from paxcli.config.configurable import Configurable
 from paxcli.config.fields import NonNegativeFloat
 
 Initializer = Callable[..., jax.Array]
+Dims = Sequence[int]
 
 
-def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
+def _size(shape: Dims, axes: Dims) -> int:
     return math.prod(shape[axis] for axis in axes)
 
 
@@ -23,16 +24,14 @@ def _size(shape: Sequence[int], axes: Sequence[int]) -> int:
 class Init(Configurable):
     """Makes initializers from the contracted (`fan_in`) and produced (`fan_out`) dimensions of a weight."""
 
-    def scale(
-        self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1
-    ) -> float | None:
+    def scale(self, shape: Dims, fan_in: Dims, fan_out: Dims, fused: int = 1) -> float | None:
         """The scale of the initial values: standard deviation if normal, limit if uniform; None = unknown.
 
         Takes the shape of the weight, and the arguments of `weight`.
         """
         return None
 
-    def weight(self, fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> Initializer:
+    def weight(self, fan_in: Dims, fan_out: Dims, fused: int = 1) -> Initializer:
         """The initializer `(key, shape) -> array` of a weight.
 
         Args:
@@ -43,7 +42,7 @@ class Init(Configurable):
         """
         return lambda key, shape: self._draw(key, shape, self.scale(shape, fan_in, fan_out, fused))
 
-    def _draw(self, key: jax.Array, shape: Sequence[int], scale: Any) -> jax.Array:
+    def _draw(self, key: jax.Array, shape: Dims, scale: Any) -> jax.Array:
         return scale * jax.random.normal(key, shape, jax.numpy.float32)
 
     def table_scale(self, dims: int) -> float:
@@ -58,7 +57,7 @@ class Init(Configurable):
 class _Uniform(Init):
     """Uniform within `scale`."""
 
-    def _draw(self, key: jax.Array, shape: Sequence[int], scale: Any) -> jax.Array:
+    def _draw(self, key: jax.Array, shape: Dims, scale: Any) -> jax.Array:
         return jax.random.uniform(key, shape, jax.numpy.float32, -scale, scale)
 
 
@@ -66,7 +65,7 @@ class _Uniform(Init):
 class Xavier(_Uniform):
     """Uniform within sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010)."""
 
-    def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
+    def scale(self, shape: Dims, fan_in: Dims, fan_out: Dims, fused: int = 1) -> float:
         return math.sqrt(6 / (_size(shape, fan_in) + _size(shape, fan_out)))
 
 
@@ -80,7 +79,7 @@ class PraxisXavier(_Uniform):
     sqrt(6 / (3 * D * (N + H))): far below Xavier's.
     """
 
-    def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
+    def scale(self, shape: Dims, fan_in: Dims, fan_out: Dims, fused: int = 1) -> float:
         # Two dimensions contracted or produced together are heads and head size, which are last in praxis.
         last_two = next((axes for axes in (fan_in, fan_out) if len(axes) == 2), range(len(shape))[-2:])
         others = math.prod(shape) // _size(shape, last_two)
@@ -101,7 +100,7 @@ class Gaussian(Init):
     stddev: NonNegativeFloat | None = None
     table_stddev: NonNegativeFloat | None = None
 
-    def scale(self, shape: Sequence[int], fan_in: Sequence[int], fan_out: Sequence[int], fused: int = 1) -> float:
+    def scale(self, shape: Dims, fan_in: Dims, fan_out: Dims, fused: int = 1) -> float:
         return self.stddev if self.stddev is not None else _size(shape, fan_in) ** -0.5
 
     def table_scale(self, dims: int) -> float:

@@ -36,7 +36,7 @@ class LayerNorm(Norm):
         init = nn.initializers.ones if self.direct_scale else nn.initializers.zeros
         self.scale = self.weight("scale", init, (self.dims,), ("norm",))
         if self.use_bias:
-            self.bias = self.weight("bias", nn.initializers.zeros, (self.dims,), ("norm",))
+            self.bias = self.zero_weight("bias", (self.dims,), ("norm",))
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch D"]:
         wide = x.astype(jnp.float32) if self.reductions_in_fp32 else x

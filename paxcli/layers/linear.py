@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -36,9 +35,8 @@ class Linear(Layer):
         shape, axes = (self.input_dims, self.output_dims), (self.input_axis, self.output_axis)
         self.w = self.weight("w", self.params_init, shape, axes, contracts=(0,), produces=(1,))
         if self.use_bias:
-            self.b = self.weight("b", nn.initializers.zeros, (self.output_dims,), (self.output_axis,))
+            self.b = self.zero_weight("b", (self.output_dims,), (self.output_axis,))
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return matrix_flops(shape, self.input_dims * self.output_dims)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import flax.linen as nn
 import jax
 from jaxtyping import Float
 
@@ -41,7 +40,6 @@ class Mlp(Layer):
     def setup(self) -> None:
         self.layers = [Linear(*shape, use_bias=True, params_init=self.params_init) for shape in self._shapes]
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return matrix_flops(shape, sum(before * after for before, after in self._shapes))
 

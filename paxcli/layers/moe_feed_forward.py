@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Literal
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -13,7 +12,7 @@ from jaxtyping import Float
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.errors import ConfigError
 from paxcli.layers.activations import ActivationName
-from paxcli.layers.base import BALANCE_BIAS, FeedForwardLayer, flops_of
+from paxcli.layers.base import BALANCE_BIAS, FeedForwardLayer, HiddenStates, flops_of
 from paxcli.layers.expert_dispatch import Experts, Routing, dropless, with_capacity
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.flops import Flops, matrix_flops, sum_flops
@@ -97,22 +96,19 @@ class MoeFeedForward(FeedForwardLayer):
         self.w_gate = weight("w_gate", shape=wide, axes=wide_axes) if self.gated else None
         self.w_in = weight("w_in", shape=wide, axes=wide_axes)
         self.w_out = weight("w_out", shape=(experts, hidden, dims), axes=("expert", "mlp", "embed"))
-
-        zeros = nn.initializers.zeros
         if self.use_bias:
-            self.router_bias = self.weight("router_bias", zeros, (experts,), ("norm",))
-            self.b_gate = self.weight("b_gate", zeros, (experts, hidden), ("expert", "mlp")) if self.gated else None
-            self.b_in = self.weight("b_in", zeros, (experts, hidden), ("expert", "mlp"))
-            self.b_out = self.weight("b_out", zeros, (experts, dims), ("expert", None))
+            self.router_bias = self.zero_weight("router_bias", (experts,), ("norm",))
+            self.b_gate = self.zero_weight("b_gate", (experts, hidden), ("expert", "mlp")) if self.gated else None
+            self.b_in = self.zero_weight("b_in", (experts, hidden), ("expert", "mlp"))
+            self.b_out = self.zero_weight("b_out", (experts, dims), ("expert", None))
         if self.balance_bias:
-            self.balance = self.weight(BALANCE_BIAS, zeros, (experts,), ("norm",))
+            self.balance = self.zero_weight(BALANCE_BIAS, (experts,), ("norm",))
         if self.shared_dims is not None:
             self._shared = self._shared_template(name="shared")
             if self.shared_gate:
                 axes = ("embed", None)
                 self.gate = self.weight("shared_gate", init, (dims, 1), axes, contracts=(0,), produces=(1,))
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         """FLOPs of the router, of k experts per token, as if dropless, and of the shared experts."""
         expert = self.model_dims * self._expert_dims * (3 if self.gated else 2)
@@ -122,7 +118,7 @@ class MoeFeedForward(FeedForwardLayer):
         gate = matrix_flops(shape, self.model_dims * self.shared_gate)
         return sum_flops((routed, gate, flops_of(self._shared_template(parent=None), *shape)))
 
-    def __call__(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T D"]:
+    def __call__(self, x: HiddenStates) -> HiddenStates:
         biases = (self.b_gate, self.b_in, self.b_out) if self.use_bias else ()
         experts = Experts(self.w_gate, self.w_in, self.w_out, *biases)
         routing, act, tokens = self._routing(x), self.activation, x

@@ -6,13 +6,12 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 from jaxtyping import Float
 
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
-from paxcli.layers.base import Layer
+from paxcli.layers.base import HiddenStates, Layer
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import product
 from paxcli.layers.init import Init, Xavier
@@ -50,12 +49,11 @@ class Head(Layer):
     use_bias: bool = False
     logit_cap: PositiveFloat | None = None
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         """FLOPs of the logits; looking embeddings up is not a matmul."""
         return matrix_flops(shape, self.model_dims * self.vocab_size)
 
-    def logits(self, x: Float[jax.Array, "B T D"]) -> Float[jax.Array, "B T V"]:
+    def logits(self, x: HiddenStates) -> Float[jax.Array, "B T V"]:
         """Scores every token of the vocabulary."""
         scorer = self.scorer()
         return scorer.score(scorer.params, x)
@@ -78,7 +76,7 @@ class OutputHead(Head):
         shape = (self.model_dims, self.vocab_size)
         self.w = self.weight("w", self.params_init, shape, _AXES["w"], contracts=(0,), produces=(1,), any_order=True)
         if self.use_bias:
-            self.b = self.weight("b", nn.initializers.zeros, (self.vocab_size,), _AXES["b"])
+            self.b = self.zero_weight("b", (self.vocab_size,), _AXES["b"])
 
     def scorer(self) -> Scorer:
         params = {"w": self.w} | ({"b": self.b} if self.use_bias else {})

@@ -6,9 +6,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.typing
 
 from paxcli.config.fields import ExtraLayerCount
 from paxcli.errors import ConfigError
@@ -66,7 +64,6 @@ class PatternedStack(Stack):
         first = () if self.first is None else (self.first,) * self.num_first
         return first + tuple(self.turns[i % len(self.turns)] for i in in_turns)
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
         caches = [cache_of(turn, batch_size, length, dtype) for turn in self._unbound_blocks()[self.num_first :]]
         if self.scan:
@@ -76,7 +73,6 @@ class PatternedStack(Stack):
             caches.append(cache_of(self._first_stack(parent=None), batch_size, length, dtype))
         return tuple(caches)
 
-    @nn.nowrap
     def unstack(self, params: dict) -> dict:
         size, names = len(self.turns), range(self.num_layers - self.num_first)
         layers = {f"layers_{i}": entry_at(params["layers"][f"turn_{i % size}"], i // size) for i in names}

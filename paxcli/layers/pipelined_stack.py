@@ -10,10 +10,9 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float
 
 from paxcli.config.fields import Examples, PositiveInt, SafeOnResume
-from paxcli.layers.base import Cache, Ids
+from paxcli.layers.base import Cache, HiddenStates, Ids
 from paxcli.layers.fp8 import FP8_STATE, of_round, recomputing_fp8
 from paxcli.layers.pipeline import Pipeline, to_layers
 from paxcli.layers.remat import save_as, saveable
@@ -59,8 +58,8 @@ class PipelinedStack(Stack):
 
     @nn.compact
     def __call__(  # pyrefly: ignore[bad-override]
-        self, x: Float[jax.Array, "B T D"], cache: Cache, segment_ids: Ids, segment_pos: Ids
-    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
+        self, x: HiddenStates, cache: Cache, segment_ids: Ids, segment_pos: Ids
+    ) -> tuple[HiddenStates, Cache]:
         """Runs all layers."""
         variables = self._variables()
         if self.is_initializing():  # on one row, which does not divide into microbatches
@@ -151,6 +150,7 @@ def _copies(init: Callable[[jax.Array], Any], count: int, logical_axis: str) -> 
     """`init` with `count` keys, along a new leading dimension."""
 
     def init_all(key: jax.Array) -> Any:
-        return nn.meta.add_axis(jax.vmap(init)(jax.random.split(key, count)), 0, {nn.PARTITION_NAME: logical_axis})
+        variables = jax.vmap(init)(jax.random.split(key, count))
+        return nn.meta.add_axis(variables, 0, {nn.PARTITION_NAME: logical_axis})
 
     return init_all

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
 
 from paxcli.config.fields import PositiveFloat, PositiveInt, Tokens
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Positions
+from paxcli.layers.base import HiddenStates, Ids, Positions
 from paxcli.layers.init import Gaussian, Init
 from paxcli.layers.lookup import look_up
 from paxcli.mesh.sharding import constrain
@@ -30,7 +28,7 @@ class SinusoidPositions(Positions):
     max_timescale: PositiveFloat = 10_000.0
     params_init: Init = Gaussian()
 
-    def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
+    def __call__(self, positions: Ids) -> HiddenStates:
         n, odd = divmod(self.model_dims, 2)
         if odd:
             hint = "Make it even, or use `LearnedPositions`."
@@ -63,6 +61,6 @@ class LearnedPositions(Positions):
             raise ConfigError(f"num_positions={rows} is less than max_seq_len={self.max_seq_len}.", hint)
         self.table = self.lookup_table("table", self.params_init, (rows, self.model_dims), (None, "embed"))
 
-    def __call__(self, positions: Int[jax.Array, "B T"]) -> Float[jax.Array, "B T D"]:
+    def __call__(self, positions: Ids) -> HiddenStates:
         # Sharded like the vectors: otherwise XLA may replicate the gradients of all rows to sum them.
         return look_up(constrain(self.table, None, "activation_residual"), positions)

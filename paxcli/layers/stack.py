@@ -9,13 +9,11 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jax.typing
-from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import LayerCount, PositiveInt, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, LayerStack, Visibility, cache_of, flops_of, visibility_of
+from paxcli.layers.base import Cache, HiddenStates, LayerStack, Visibility, cache_of, flops_of, visibility_of
 from paxcli.layers.block import EncoderBlock, TransformerBlock
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.fp8 import FP8_STATE
@@ -75,7 +73,6 @@ class Stack(LayerStack):
         """The template of each layer, in order."""
         return (self.block,) * self.num_layers
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return sum_flops(flops_of(block, *shape) for block in self._unbound_blocks())
 
@@ -86,7 +83,6 @@ class Stack(LayerStack):
             raise ConfigError("Some blocks have `bidirectional_prefix`, others do not.", "Set it for all or none.")
         return found.pop() if len(found) == 1 else "segment"
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> Cache:
         caches = tuple(cache_of(block, batch_size, length, dtype) for block in self._unbound_blocks())
         return repeat_cache(caches[0], self.num_layers) if self.scan else caches
@@ -105,9 +101,7 @@ class Stack(LayerStack):
         attention = self.named_fields("num_heads", "dims_per_head", "num_kv_heads")
         return self.named_fields("model_dims", "hidden_dims", "params_init") | attention
 
-    def __call__(
-        self, x: Float[jax.Array, "B T D"], cache: Cache, *broadcast: Any
-    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
+    def __call__(self, x: HiddenStates, cache: Cache, *broadcast: Any) -> tuple[HiddenStates, Cache]:
         """Runs all layers. Every block also takes `broadcast`: the segment ids and positions, both [B, T], of `x`."""
         if self.scan:
             return self.layers(x, cache, *broadcast)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
 
+from paxcli.layers.base import HiddenStates, Ids
 from paxcli.mesh.sharding import path_of
 
 SUMMARIES = "summaries"  # the Flax collection that layers report to
@@ -41,7 +41,7 @@ class ActivationSums(NamedTuple):
         return {"activation_mean": mean, "activation_std": std, "activation_abs_max": self.abs_max}
 
 
-def report_activation(layer: nn.Module, x: Float[jax.Array, "B T D"], segment_ids: Int[jax.Array, "B T"]) -> None:
+def report_activation(layer: nn.Module, x: HiddenStates, segment_ids: Ids) -> None:
     """Reports the sums of `x` over its tokens (segment id not 0). Adds no computation unless a step asks for them."""
     if not layer.is_mutable_collection(SUMMARIES) or layer.is_initializing():
         return

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
-import jax
 import jax.numpy as jnp
-from jaxtyping import Float
 
 from paxcli.config.fields import PositiveInt
-from paxcli.layers.base import Ids, Layer, flops_of
+from paxcli.layers.base import HiddenStates, Ids, Layer, flops_of
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.linear import Linear
@@ -44,13 +41,10 @@ class TokenPredictor(Layer):
         sizes = dict(input_dims=2 * self.model_dims, output_dims=self.model_dims, output_axis=None)
         return functools.partial(Linear, params_init=self.params_init, **sizes)
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         return sum_flops(flops_of(part(parent=None), *shape) for part in (self._projection_template, self.stack))
 
-    def __call__(
-        self, x: Float[jax.Array, "B T D"], embedded: Float[jax.Array, "B T D"], segment_ids: Ids, segment_pos: Ids
-    ) -> Float[jax.Array, "B T D"]:
+    def __call__(self, x: HiddenStates, embedded: HiddenStates, segment_ids: Ids, segment_pos: Ids) -> HiddenStates:
         """Hidden states of the next prediction.
 
         Args:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Float
@@ -69,13 +68,11 @@ class VisionTransformer(Layer):
         """T, the length of the encoder's sequence."""
         return (self.image_size // self.patch_size) ** 2
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, layers = shape[0], (self._patches_template, self._stack_template)
         flops = [flops_of(layer(parent=None), batch, self.num_patches) for layer in layers]
         return sum_flops((*flops, flops_of(self._head_template(parent=None), batch)))
 
-    @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:
         return find_stacks(stack=self._stack_template(parent=None))
 

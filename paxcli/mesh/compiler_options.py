@@ -23,7 +23,8 @@ from paxcli.errors import ConfigError
 from paxcli.log import log
 from paxcli.mesh.option_check import compile_with_each
 
-Options = dict[str, str | int | float | bool]
+Option = str | int | float | bool
+Options = dict[str, Option]
 
 _PACKAGE = {"tpu": "libtpu", "gpu": "jaxlib", "cpu": "jaxlib"}
 _ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -31,10 +32,7 @@ _PRESETS: list[dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "data" 
 
 
 def compiler_options(
-    platform: str,
-    device_kind: str,
-    user_options: Mapping[str, str | int | float | bool | None] | None = None,
-    num_devices: int = 2,
+    platform: str, device_kind: str, user_options: Mapping[str, Option | None] | None = None, num_devices: int = 2
 ) -> Options:
     """The options for `lowered.compile(compiler_options=…)`.
 

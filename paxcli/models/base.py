@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Int
 
 from paxcli.errors import MeshError
-from paxcli.layers.base import BALANCE_BIAS, Cache, Ids, Layer
+from paxcli.layers.base import BALANCE_BIAS, Cache, Ids, Layer, SourceIds
 from paxcli.layers.flops import Flops
 from paxcli.layers.fp8 import FP8_STATE
 from paxcli.layers.lora import REFERENCE, Lora, use_lora
@@ -26,6 +26,9 @@ from paxcli.mesh.axes import Axis
 from paxcli.mesh.sharding import path_of
 from paxcli.models.losses import WeightedScalars
 from paxcli.nested_map import NestedMap
+
+Key = jax.Array  # a key of `jax.random`
+PerRow = Int[jax.Array, " B"]  # an integer of each row: a length, a position
 
 MASKING = "masking"
 """Name of the PRNG keys that choose which tokens to mask: the same in all microbatches, unlike those of dropout."""
@@ -139,12 +142,7 @@ class Model(Layer):
         return None
 
     def loss_and_metrics(
-        self,
-        params: dict,
-        batch: NestedMap,
-        key: jax.Array | None = None,
-        fp8: Any = None,
-        with_activations: bool = False,
+        self, params: dict, batch: NestedMap, key: Key | None = None, fp8: Any = None, with_activations: bool = False
     ) -> tuple[WeightedScalars, NestedMap]:
         """What `compute_loss` returns, with the metrics that layers report added.
 
@@ -198,7 +196,7 @@ class DecodingModel(Model):
     """A model that decodes: it predicts tokens one after the other, with a cache. `input_sizes.seq_len` is set."""
 
     def extend(
-        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: Int[jax.Array, " B"] | None = None
+        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: PerRow | None = None
     ) -> tuple[Float[jax.Array, "B t V"], Cache]:
         """Logits of the next token after each of `ids`: a prompt (prefill) or the last token.
 
@@ -227,7 +225,7 @@ class DecodingModel(Model):
         return seq_len
 
 
-def take_last(x: Float[jax.Array, "B T D"], last: Int[jax.Array, " B"] | None) -> Float[jax.Array, "B t D"]:
+def take_last(x: Float[jax.Array, "B T D"], last: PerRow | None) -> Float[jax.Array, "B t D"]:
     """Position `last` of each row, [B, 1, D]; None = all positions."""
     return x if last is None else jnp.take_along_axis(x, last[:, None, None], axis=1)
 
@@ -254,7 +252,7 @@ class CausalModel(DecodingModel):
 class Seq2SeqModel(DecodingModel):
     """A model that reads a source and writes a target (Hugging Face: Seq2SeqLM)."""
 
-    def encode_source(self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], length: int) -> Cache:
+    def encode_source(self, ids: SourceIds, segment_ids: SourceIds, length: int) -> Cache:
         """A decode cache for up to `length` target tokens, with the encoded sources, of one segment each."""
         raise NotImplementedError
 

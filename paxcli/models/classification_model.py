@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -45,11 +44,9 @@ class ClassificationModel(Model):
     def input_sizes(self) -> InputSizes:
         return InputSizes(num_classes=self.num_classes)
 
-    @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         return flops_of(self._network_template(parent=None), *spec[self.input_field].shape[:-1])
 
-    @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:
         network = self._network_template(parent=None)
         found = network.stacks() if isinstance(network, Layer) else {}
@@ -105,12 +102,10 @@ class ClassificationMlpModel(Model):
     def input_sizes(self) -> InputSizes:
         return InputSizes(vocab_size=self.vocab_size)
 
-    @nn.nowrap
     def validate(self, mesh: Mapping[str, int]) -> None:
         check_mesh_divides(mesh, Axis.TENSOR, hidden_dims=self.hidden_dims)
         check_mesh_divides(mesh, Axis.FSDP, model_dims=self.model_dims)
 
-    @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         layers = (self._mlp_template(parent=None), self._embedding_template(parent=None))
         return sum_flops(flops_of(layer, *spec.ids.shape) for layer in layers)

@@ -15,7 +15,7 @@ from paxcli.layers.matmul import output_first
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.sharding import current_device
 from paxcli.mesh.weights import Weight, weights_of
-from paxcli.models.base import CausalModel, DecodingModel, Seq2SeqModel, take_last
+from paxcli.models.base import CausalModel, DecodingModel, PerRow, Seq2SeqModel, take_last
 from paxcli.models.sampling import Sampling, SequenceSettings, choose, num_candidates, sequence_settings
 from paxcli.models.transformer import TransformerModel
 
@@ -40,10 +40,10 @@ class DecodeState(NamedTuple):
 
     ids: Int[jax.Array, "B S"]
     log_probs: Float[jax.Array, "B S"]
-    lengths: Int[jax.Array, " B"]
+    lengths: PerRow
     ended: Bool[jax.Array, " B"]
-    starts: Int[jax.Array, " B"]
-    limits: Int[jax.Array, " B"]
+    starts: PerRow
+    limits: PerRow
     settings: SequenceSettings
     logits: Float[jax.Array, "B V"]
     cache: Cache
@@ -58,7 +58,7 @@ def generate(
     model: DecodingModel,
     params: dict,
     ids: Int[jax.Array, "B P"],
-    lengths: Int[jax.Array, " B"],
+    lengths: PerRow,
     seed: int | jax.Array,
     max_tokens: int,
     eos_ids: tuple[int, ...],
@@ -81,9 +81,9 @@ def prefill(
     model: DecodingModel,
     params: dict,
     ids: Int[jax.Array, "B P"],
-    lengths: Int[jax.Array, " B"],
-    starts: Int[jax.Array, " B"],
-    max_tokens: int | Int[jax.Array, " B"],
+    lengths: PerRow,
+    starts: PerRow,
+    max_tokens: int | PerRow,
     settings: SequenceSettings,
     size: int,
     scored: bool,
@@ -191,7 +191,7 @@ def extend(
 
 
 def score(
-    model: CausalModel, params: dict, ids: Int[jax.Array, "B N"], starts: Int[jax.Array, " B"]
+    model: CausalModel, params: dict, ids: Int[jax.Array, "B N"], starts: PerRow
 ) -> tuple[Float[jax.Array, "B T"], Bool[jax.Array, "B T"]]:
     """The log-probability of each token but the first, T = N - 1, and whether it is the most likely one.
 

@@ -9,12 +9,12 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import ExtraLayerCount, Fraction, NonNegativeFloat, SafeOnResume
 from paxcli.errors import ConfigError
-from paxcli.layers.base import Cache, Ids, cache_of, flops_of, visibility_of
+from paxcli.layers.base import Cache, HiddenStates, Ids, cache_of, flops_of, visibility_of
 from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
@@ -23,7 +23,7 @@ from paxcli.layers.output_head import OutputHead
 from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack, find_stacks
 from paxcli.layers.token_predictor import TokenPredictor
-from paxcli.models.base import CausalModel, take_last
+from paxcli.models.base import CausalModel, Key, PerRow, take_last
 from paxcli.models.chunked_loss import LossChunk, chunk_size, chunked_token_metrics
 from paxcli.models.dpo import REJECTED, Dpo, interleave_pairs
 from paxcli.models.losses import WeightedScalars, token_metrics
@@ -86,16 +86,13 @@ class TransformerLm(TransformerModel):
         assert chunk is not None
         return chunked_token_metrics(self._head.scorer(), x, batch.labels, weights, chunk, *regularization)
 
-    @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         shape = spec.labels.shape
         return sum_flops((flops_of(self._stack_template(parent=None), *shape), flops_of(self._unbound_head, *shape)))
 
-    @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:
         return find_stacks(stack=self._stack_template(parent=None))
 
-    @nn.nowrap
     def unchunked_logits(self, spec: NestedMap) -> tuple[int, ...] | None:
         return None if isinstance(self.loss_chunk, int) else (*spec.labels.shape, self.vocab_size)
 
@@ -107,7 +104,7 @@ class TransformerLm(TransformerModel):
     def _unbound_head(self) -> nn.Module:
         return (self.embedding if self.head is None else self.head)(**self._table_widths, parent=None)
 
-    def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
+    def _predict(self, ids: Ids, batch: NestedMap) -> NestedMap:
         x, _ = self._hidden(ids, *self._segments(batch), None)
         return self._predict_from(x)
 
@@ -117,9 +114,11 @@ class TransformerLm(TransformerModel):
         visibility = visibility_of(self._stack_template(parent=None))
         if visibility == "prefix" and "inputs_indicator" in batch:
             ids = jnp.where(batch.inputs_indicator > 0, -ids, ids)
-        return ids, jax.lax.broadcasted_iota(positions.dtype, ids.shape, 1) if visibility == "row" else positions
+        if visibility == "row":
+            positions = jax.lax.broadcasted_iota(positions.dtype, ids.shape, 1)
+        return ids, positions
 
-    def _predict_from(self, x: Float[jax.Array, "B T D"]) -> NestedMap:
+    def _predict_from(self, x: HiddenStates) -> NestedMap:
         x = as_matmul_input(self._final_norm(x))
         if chunk_size(self.loss_chunk, x.shape[:2], self.vocab_size) is None:
             return NestedMap(logits=self._head.logits(x))
@@ -127,7 +126,7 @@ class TransformerLm(TransformerModel):
 
     def _hidden(
         self, ids: jax.Array, segment_ids: jax.Array, segment_pos: jax.Array, cache: Cache
-    ) -> tuple[Float[jax.Array, "B T D"], Cache]:
+    ) -> tuple[HiddenStates, Cache]:
         """The output of the layers."""
         x = self._embedding.embed(ids)
         if self.position is not None:
@@ -163,13 +162,13 @@ class LanguageModel(TransformerLm, CausalModel):
         same = self.named_fields("model_dims", "params_init")
         return functools.partial(TokenPredictor, stack=stack, norm=self.final_norm, **same)
 
-    def _predict(self, ids: Int[jax.Array, "B T"], batch: NestedMap) -> NestedMap:
+    def _predict(self, ids: Ids, batch: NestedMap) -> NestedMap:
         x, _ = self._hidden(ids, *self._segments(batch), None)
         if self.mtp_num_layers:
             self.sow("metrics", "mtp_loss", self._mtp_loss(x, batch))
         return self._predict_from(x)
 
-    def _mtp_loss(self, x: Float[jax.Array, "B T D"], batch: NestedMap) -> jax.Array:
+    def _mtp_loss(self, x: HiddenStates, batch: NestedMap) -> jax.Array:
         """The mean of the losses of further tokens. Those of another segment have no weight."""
         losses, labels, weights = [], batch.labels, batch.weights
         is_same = jnp.pad(batch.segment_ids[:, 1:] == batch.segment_ids[:, :-1], ((0, 0), (0, 1)))
@@ -186,12 +185,7 @@ class LanguageModel(TransformerLm, CausalModel):
         return self.dpo is not None and self.lora is None
 
     def loss_and_metrics(
-        self,
-        params: dict,
-        batch: NestedMap,
-        key: jax.Array | None = None,
-        fp8: Any = None,
-        with_activations: bool = False,
+        self, params: dict, batch: NestedMap, key: Key | None = None, fp8: Any = None, with_activations: bool = False
     ) -> tuple[WeightedScalars, NestedMap]:
         if self.dpo is None or (REJECTED not in batch and key is None):
             return super().loss_and_metrics(params, batch, key, fp8, with_activations)
@@ -208,7 +202,6 @@ class LanguageModel(TransformerLm, CausalModel):
             found.activations = examples.activations
         return self.dpo.metrics(scores, expected, has_loss), found
 
-    @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         forward, shape = super().forward_flops(spec), spec.labels.shape
         if not self.mtp_num_layers:
@@ -217,13 +210,12 @@ class LanguageModel(TransformerLm, CausalModel):
         further = sum_flops(flops_of(part, *shape) for part in parts)
         return sum_flops((forward, further and further * self.mtp_num_layers))
 
-    @nn.nowrap
     def step_flops(self, spec: NestedMap) -> Flops | None:
         step, forward = super().step_flops(spec), self.forward_flops(spec)
         return step if self.dpo is None or step is None or forward is None else (step + forward) * 2
 
     def extend(
-        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: Int[jax.Array, " B"] | None = None
+        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Cache, last: PerRow | None = None
     ) -> tuple[Float[jax.Array, "B t V"], Cache]:
         """As `DecodingModel.extend`; without a cache, of whole sequences."""
         x, cache = self._hidden(ids, segment_ids, segment_pos, cache)
@@ -233,6 +225,5 @@ class LanguageModel(TransformerLm, CausalModel):
     def prompt_segment_id(self) -> int:
         return -1 if visibility_of(self._stack_template(parent=None)) == "prefix" else 1
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int) -> Cache:
         return cache_of(self._stack_template(parent=None), batch_size, length, self.fprop_dtype)

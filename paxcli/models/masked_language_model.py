@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, NonNegativeInt
 from paxcli.errors import ConfigError
+from paxcli.layers.base import Ids
 from paxcli.layers.stack import Encoder
 from paxcli.models.base import MASKING
 from paxcli.models.language_model import TransformerLm
@@ -55,9 +56,7 @@ class MaskedLanguageModel(TransformerLm):
             ids, weights = self.mask(batch.labels, batch.weights)
         return NestedMap(self._predict(ids, batch), weights=weights)
 
-    def mask(
-        self, labels: Int[jax.Array, "B T"], weights: Float[jax.Array, "B T"]
-    ) -> tuple[Int[jax.Array, "B T"], Float[jax.Array, "B T"]]:
+    def mask(self, labels: Ids, weights: Float[jax.Array, "B T"]) -> tuple[Ids, Float[jax.Array, "B T"]]:
         """The model's input instead of `labels`, and the weights of the predicted tokens, all weighted in `weights`."""
         key = self.make_rng(MASKING) if self.has_rng(MASKING) else jax.random.key(0)
         draw, others = jax.vmap(functools.partial(_draws, key, self.vocab_size))(labels)

@@ -23,6 +23,8 @@ from paxcli.config.fields import (
 )
 from paxcli.config.tree import check_fields
 
+Logits = Float[jax.Array, "B V"]
+
 _ALL = 2**31 - 1  # candidates: every token of the vocabulary
 
 
@@ -104,11 +106,7 @@ def num_candidates(settings: SequenceSettings) -> int:
 
 
 def choose(
-    logits: Float[jax.Array, "B V"],
-    keys: Callable[[], jax.Array],
-    settings: SequenceSettings,
-    candidates: int,
-    sampling: Sampling,
+    logits: Logits, keys: Callable[[], jax.Array], settings: SequenceSettings, candidates: int, sampling: Sampling
 ) -> Int[jax.Array, " B"]:
     """The next token of each row.
 
@@ -133,9 +131,7 @@ def choose(
     return jax.lax.cond(jnp.any(temperature > 0), draw, lambda: most_likely)
 
 
-def _is_allowed(
-    logits: Float[jax.Array, "B V"], settings: SequenceSettings, candidates: int, epsilon: float
-) -> Bool[jax.Array, "B V"]:
+def _is_allowed(logits: Logits, settings: SequenceSettings, candidates: int, epsilon: float) -> Bool[jax.Array, "B V"]:
     """The tokens that `epsilon`, then `top_k`, then `top_p` leave. The most likely one always remains."""
     if epsilon:
         is_largest = logits == logits.max(axis=-1, keepdims=True)

@@ -6,20 +6,19 @@ import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.config.configurable import template
 from paxcli.config.fields import Fraction, LayerCount
-from paxcli.layers.base import Cache, Ids, cache_of, flops_of
+from paxcli.layers.base import Cache, Ids, SourceIds, cache_of, flops_of
 from paxcli.layers.decoder import Decoder
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.positions import SinusoidPositions
 from paxcli.layers.stack import Encoder, Stack, find_stacks
-from paxcli.models.base import Seq2SeqModel, take_last
+from paxcli.models.base import PerRow, Seq2SeqModel, take_last
 from paxcli.models.losses import WeightedScalars, token_metrics
 from paxcli.models.transformer import TransformerModel
 from paxcli.nested_map import NestedMap
@@ -88,7 +87,6 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
         """Mean cross-entropy of `labels` by `weights`, both [B, T]."""
         return token_metrics(predictions.logits, batch.labels, batch.weights, self.label_smoothing)
 
-    @nn.nowrap
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         (batch, length), source_length = spec.labels.shape, spec.source_ids.shape[1]
         encoder = flops_of(self._encoder_template(parent=None), batch, source_length)
@@ -96,31 +94,21 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
         head = flops_of(self.embedding(**self._table_widths, parent=None), batch, length)
         return sum_flops((encoder, decoder, head))
 
-    @nn.nowrap
     def stacks(self) -> Mapping[str, Stack]:
         return find_stacks(encoder=self._encoder_template(parent=None), decoder=self._decoder_template(parent=None))
 
-    def encode(
-        self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], segment_pos: Int[jax.Array, "B S"]
-    ) -> Float[jax.Array, "B S D"]:
+    def encode(self, ids: SourceIds, segment_ids: SourceIds, segment_pos: SourceIds) -> Float[jax.Array, "B S D"]:
         """The encoded source, which the decoder attends to."""
         x, _ = self._encoder(self._embed(ids, segment_pos), None, segment_ids, segment_pos)
         return self._encoder_norm(x)
 
-    def encode_source(
-        self, ids: Int[jax.Array, "B S"], segment_ids: Int[jax.Array, "B S"], length: int
-    ) -> Seq2SeqCache:
+    def encode_source(self, ids: SourceIds, segment_ids: SourceIds, length: int) -> Seq2SeqCache:
         positions = jnp.broadcast_to(jnp.arange(ids.shape[1]), ids.shape)
         layers = cache_of(self._decoder_template(parent=None), len(ids), length, self.fprop_dtype)
         return Seq2SeqCache(layers, self.encode(ids, segment_ids, positions), segment_ids)
 
     def extend(
-        self,
-        ids: Ids,
-        segment_ids: Ids,
-        segment_pos: Ids,
-        cache: Seq2SeqCache,
-        last: Int[jax.Array, " B"] | None = None,
+        self, ids: Ids, segment_ids: Ids, segment_pos: Ids, cache: Seq2SeqCache, last: PerRow | None = None
     ) -> tuple[Float[jax.Array, "B t V"], Seq2SeqCache]:
         x = self._embed(ids, segment_pos)
         x, layers = self._decoder(x, cache.layers, segment_ids, segment_pos, cache.source, cache.source_segment_ids)

@@ -6,8 +6,6 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import flax.linen as nn
-
 from paxcli.config.configurable import part, template
 from paxcli.config.fields import LayerCount, PositiveInt, Tokens
 from paxcli.errors import ConfigError
@@ -53,7 +51,6 @@ class TransformerModel(Model):
     def input_sizes(self) -> InputSizes:
         return InputSizes(seq_len=self.max_seq_len, vocab_size=self.vocab_size)
 
-    @nn.nowrap
     def validate(self, mesh: Mapping[str, int]) -> None:
         dims, heads = self.model_dims, self.num_heads
         if not self.dims_per_head and dims % heads:

@@ -68,9 +68,7 @@ class DpSgd(Configurable):
 
     def add_noise(self, grads: Any, num_examples: int, key: jax.Array) -> Any:
         """The mean of the clipped gradients of `num_examples` examples, with noise and normalized."""
-        leaves, structure = jax.tree.flatten(grads)
         stddev = self.noise_multiplier * self.l2_norm_clip * self.microbatch_size / num_examples
         unit = self.l2_norm_clip if self.normalize_gradients else 1.0
-        keys = jax.random.split(key, len(leaves))
-        noisy = [(g + stddev * jax.random.normal(k, g.shape)) / unit for g, k in zip(leaves, keys, strict=True)]
-        return jax.tree.unflatten(structure, noisy)
+        keys = optax.tree.split_key_like(key, grads)
+        return jax.tree.map(lambda g, k: (g + stddev * jax.random.normal(k, g.shape)) / unit, grads, keys)

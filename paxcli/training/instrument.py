@@ -53,11 +53,6 @@ class Programs:
         lowered = program.lower()
         return lambda: lowered.compile(compiler_options=program.options or None)
 
-    def prepare_step(self, session: Session, options: dict[str, Any]) -> Callable[[], CompiledProgram]:
-        """`prepare` of the train step, with compiler options that override its own."""
-        step = ProgramSpec("step", lambda: step_of(session).lower(session.abstract, session.batch), options)
-        return self.prepare(session, step)
-
     def prepare_state(self, session: Session) -> Callable[[], TrainState]:
         """Lowers a new state. The function that it returns creates it, and may be called in another thread."""
         compile_init = self.prepare(session, ProgramSpec("state", lambda: session.jit_init().lower(session.seed), {}))
@@ -77,7 +72,8 @@ class Instrument:
 
     def prepare(self, session: Session) -> Callable[[], TrainStep]:
         """Lowers the step. The function that it returns compiles it, and may be called in another thread."""
-        compile_step = self.programs.prepare_step(session, self.options)
+        step = ProgramSpec("step", lambda: step_of(session).lower(session.abstract, session.batch), self.options)
+        compile_step = self.programs.prepare(session, step)
         return lambda: self.wrap_step(compile_step())
 
     def wrap_step(self, program: CompiledProgram) -> TrainStep:

@@ -36,9 +36,8 @@ from paxcli.training.summaries import ACTIVATIONS, strict_accuracy
 
 
 def _check_names(field: str, names: tuple[str, ...], metrics: dict[str, Any]) -> None:
-    for name in names:
-        if name not in metrics:
-            raise ConfigError(f"{field}: the model has no metric `{name}`.", f"It has {', '.join(metrics)}.")
+    if unknown := [name for name in names if name not in metrics]:
+        raise ConfigError(f"{field}: the model has no metric `{unknown[0]}`.", f"It has {', '.join(metrics)}.")
 
 
 @dataclasses.dataclass(frozen=True)

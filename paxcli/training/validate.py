@@ -133,9 +133,8 @@ def _check_inputs(given: Any, config: Any, model: Model) -> None:
         raise ConfigError("train_input.is_training=False has no effect: a run sets it to True.", "Remove it.")
     for kind, sources in (("evaluation", config.eval_inputs), ("decode", data_of(config.decode_inputs))):
         names = [source.name for source in sources]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"Two {kind} inputs are called `{name}`.", "Give each its own `name`.")
+        if repeated := [name for name in names if names.count(name) > 1]:
+            raise ConfigError(f"Two {kind} inputs are called `{repeated[0]}`.", "Give each its own `name`.")
     limit = model.input_sizes.seq_len
     for path, source in zip(paths, (config.train_input, *config.eval_inputs), strict=True):
         length = fdl.ordered_arguments(source, include_defaults=True).get("seq_len")

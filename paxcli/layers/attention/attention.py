@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jax.typing
 from jaxtyping import Float, Int
 
 from paxcli.config.fields import PositiveFloat, PositiveInt, SafeOnResume, Tokens
@@ -19,7 +18,7 @@ from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
-from paxcli.layers.base import Ids, SelfAttention, Visibility
+from paxcli.layers.base import HiddenStates, Ids, SelfAttention, Visibility
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -125,7 +124,7 @@ class Attention(SelfAttention):
         if not (self.segmented or self.causal):
             cause = "attention that is not causal would also see the padding of its row"
             raise ConfigError(f"segmented=false: {cause}.", "Set `segmented` or `causal` to true.")
-        dims, zeros = self.dims_per_head, nn.initializers.zeros
+        dims = self.dims_per_head
         start = 1.0 if self.query_scale is None else dims**-0.5 / self.query_scale
         self.query, self.query_bias = self._projection("query", self.num_heads, "heads", start)
         self.key, self.key_bias = self._projection("key", self._kv_heads, "kv_heads")
@@ -135,10 +134,10 @@ class Attention(SelfAttention):
         self.query_product, self.key_product = product(self.precision), product(self.precision)
         self.value_product, self.post_product = product(self.precision), product(self.precision)
         has_bias = self.use_bias if self.output_bias is None else self.output_bias
-        self.post_bias = self.weight("post_bias", zeros, (self.model_dims,), ("norm",)) if has_bias else None
-        self.sink_logits = self.weight("sinks", zeros, (self.num_heads,), ("heads",)) if self.sinks else None
+        self.post_bias = self.zero_weight("post_bias", (self.model_dims,), ("norm",)) if has_bias else None
+        self.sink_logits = self.zero_weight("sinks", (self.num_heads,), ("heads",)) if self.sinks else None
         if self.per_dim_scale:
-            self.scale = self.weight("per_dim_scale", zeros, (dims,), ("norm",))
+            self.scale = self.zero_weight("per_dim_scale", (dims,), ("norm",))
         if self.qk_norm is not None:
             query_heads, key_heads = (self.num_heads, self._kv_heads) if self.qk_norm_joint else (1, 1)
             self.query_norm, self.key_norm = self.qk_norm(dims=query_heads * dims), self.qk_norm(dims=key_heads * dims)
@@ -150,8 +149,8 @@ class Attention(SelfAttention):
             self.rotate = self.rotary(dims_per_head=dims)
 
     def __call__(
-        self, x: Float[jax.Array, "B T D"], segment_ids: Ids, segment_pos: Ids, cache: KVCache | None = None
-    ) -> tuple[Float[jax.Array, "B T D"], KVCache | None]:
+        self, x: HiddenStates, segment_ids: Ids, segment_pos: Ids, cache: KVCache | None = None
+    ) -> tuple[HiddenStates, KVCache | None]:
         """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         query, key, value = self._queries(x), *self._keys_and_values(x)
         chunk = self.window if self.chunked else None
@@ -195,13 +194,11 @@ class Attention(SelfAttention):
     def visibility(self) -> Visibility:
         return "prefix" if self.bidirectional_prefix else "segment" if self.segmented else "row"
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
         tokens, pairs = batch * length, batch * visible_pairs(length, self.causal, self.window, self.chunked)
         return self._flops(tokens, tokens, pairs)
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
         if not self.causal:
             raise ConfigError("Attention that is not causal cannot decode: earlier tokens would see later ones.")
@@ -238,7 +235,7 @@ class Attention(SelfAttention):
         w = self.weight(name, self.params_init, shape, axes, fused=fused, group=group, factor=start, **matmul)
         if not self.use_bias:
             return w, None
-        return w, self.weight(f"{name}_bias", nn.initializers.zeros, shape[1:], axes[1:], group=bias_group)
+        return w, self.zero_weight(f"{name}_bias", shape[1:], axes[1:], group=bias_group)
 
     @jax.named_scope(ATTENTION_PROJECTION)
     def _queries(self, x: jax.Array) -> jax.Array:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jax.typing
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.errors import ConfigError
 from paxcli.layers.attention.attention import Attention, KVCache, shard_heads
 from paxcli.layers.attention.xla import dot_product_attention
+from paxcli.layers.base import HiddenStates, Ids, SourceIds
 from paxcli.layers.flops import Flops
 
 
@@ -34,12 +33,12 @@ class CrossAttention(Attention):
 
     def __call__(  # pyrefly: ignore[bad-override]
         self,
-        x: Float[jax.Array, "B T D"],
-        segment_ids: Int[jax.Array, "B T"],
+        x: HiddenStates,
+        segment_ids: Ids,
         source: Float[jax.Array, "B S D"] | None,
-        source_segment_ids: Int[jax.Array, "B S"],
+        source_segment_ids: SourceIds,
         cache: KVCache | None = None,
-    ) -> tuple[Float[jax.Array, "B T D"], KVCache]:
+    ) -> tuple[HiddenStates, KVCache]:
         """Attends to the source positions of the same segment.
 
         Args:
@@ -57,11 +56,9 @@ class CrossAttention(Attention):
         same = segment_ids[:, :, None] == source_segment_ids[:, None, :]
         return self._project_output(dot_product_attention(query, *cache.in_rows, same, self.logit_cap)), cache
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length, source_length = shape
         return self._flops(batch * length, batch * source_length, batch * length * source_length)
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
         raise ConfigError("Cross-attention has no empty cache: its first call computes the keys of the source.")

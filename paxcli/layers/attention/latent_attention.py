@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import jax.typing
 from jaxtyping import Float
 
 from paxcli.config.configurable import template
@@ -18,7 +16,7 @@ from paxcli.layers.attention.backend import Demand, Operands
 from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import dot_product_attention, is_visible
-from paxcli.layers.base import Ids, SelfAttention, Visibility
+from paxcli.layers.base import HiddenStates, Ids, SelfAttention, Visibility
 from paxcli.layers.flops import Flops, matrix_flops, visible_pairs
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.rms_norm import RmsNorm
@@ -91,8 +89,8 @@ class LatentAttention(SelfAttention):
         self.rotate = self.rotary(dims_per_head=self.rotary_dims)
 
     def __call__(
-        self, x: Float[jax.Array, "B T D"], segment_ids: Ids, segment_pos: Ids, cache: LatentCache | None = None
-    ) -> tuple[Float[jax.Array, "B T D"], LatentCache | None]:
+        self, x: HiddenStates, segment_ids: Ids, segment_pos: Ids, cache: LatentCache | None = None
+    ) -> tuple[HiddenStates, LatentCache | None]:
         """Attends within segments. With a cache, `segment_pos` is where to write and the last position visible."""
         content, rotated = self._queries(x, segment_pos)
         latent, key = self._latents(x, segment_pos)
@@ -117,7 +115,6 @@ class LatentAttention(SelfAttention):
     def visibility(self) -> Visibility:
         return "segment" if self.segmented else "row"
 
-    @nn.nowrap
     def matmul_flops(self, *shape: int) -> Flops | None:
         batch, length = shape
         latents = (self.query_latent_dims or 0) + self.latent_dims + self.rotary_dims
@@ -128,7 +125,6 @@ class LatentAttention(SelfAttention):
         attention = Flops(attention=2 * pairs * (self.dims_per_head + self._value_dims))
         return matrix_flops(shape, self.model_dims * latents + self.num_heads * per_head) + attention
 
-    @nn.nowrap
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> LatentCache:
         return jnp.zeros((batch_size, 1, length, self.latent_dims + self.rotary_dims), dtype)
 
