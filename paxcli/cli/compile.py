@@ -20,23 +20,17 @@ _GIB = 1 << 30
 TopologyOption = Annotated[
     str | None,
     typer.Option(
-        "--topology",
         metavar="NAME",
         help="Devices to compile for: v4-128, v5e-16, v5p-256, v6e-8, tpu7x-64, v4:4x4x12, h100:8, cpu:8. "
         "Default: the TPU v4 slice with as many chips as the recipe's mesh.",
     ),
 ]
-SlicesOption = Annotated[
-    int | None, typer.Option("--slices", min=1, help="Number of slices. Default: as in the recipe's mesh.")
-]
+SlicesOption = Annotated[int | None, typer.Option(min=1, help="Number of slices. Default: as in the recipe's mesh.")]
 StepOption = Annotated[
-    Literal["train", "eval", "decode"],
-    typer.Option("--step", help="Step to compile. Default: train.", show_default=False),
+    Literal["train", "eval", "decode"], typer.Option(help="Step to compile. Default: train.", show_default=False)
 ]
-SaveOption = Annotated[
-    Path | None, file_option("--save", "Save the executable; of a search, the best overlay. Default: none.")
-]
-HloOption = Annotated[Path | None, file_option("--hlo", "Write the optimized HLO. Default: none.")]
+SaveOption = Annotated[Path | None, file_option("Save the executable; of a search, the best overlay. Default: none.")]
+HloOption = Annotated[Path | None, file_option("Write the optimized HLO. Default: none.")]
 ExplainOption = Annotated[
     bool, typer.Option("--explain", help="List what bounds the predicted step, by layer. Default: off.")
 ]

@@ -16,17 +16,15 @@ from paxcli.log import log
 
 TargetOption = Annotated[
     Literal["gke", "slurm", "skypilot", "image"],
-    typer.Option("--target", help="The scheduler; image: a Dockerfile with this checkout."),
+    typer.Option(help="The scheduler; image: a Dockerfile with this checkout."),
 ]
 MachineOption = Annotated[
-    str, typer.Option("--accelerator", metavar="TYPE", help="A TPU slice such as v4-128, or a machine's GPUs: h100:8.")
+    str, typer.Option(metavar="TYPE", help="A TPU slice such as v4-128, or a machine's GPUs: h100:8.")
 ]
-CountOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many TPU slices or machines.")]
-JobNameOption = Annotated[str | None, typer.Option("--name", help="The job's name. Default: the recipe's.")]
-ImageOption = Annotated[
-    str | None, typer.Option("--image", help="The container image, for gke and image. Default: none.")
-]
-OutOption = Annotated[Path | None, file_option("--out", "Write to a file. Default: print.")]
+CountOption = Annotated[int, typer.Option(min=1, max=1024, help="How many TPU slices or machines.")]
+JobNameOption = Annotated[str | None, typer.Option(help="The job's name. Default: the recipe's.")]
+ImageOption = Annotated[str | None, typer.Option(help="The container image, for gke and image. Default: none.")]
+OutOption = Annotated[Path | None, file_option("Write to a file. Default: print.")]
 
 
 def emit(

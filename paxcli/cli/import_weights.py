@@ -32,13 +32,11 @@ def import_weights(
     out: Annotated[str, directory_option("The new run. Required.", "RUN_DIR")],
     format: Annotated[
         Literal["hf", "paxml", "maxtext"] | None,
-        typer.Option("--format", help="hf: Hugging Face. Default: inferred from the files."),
+        typer.Option(help="hf: Hugging Face. Default: inferred from the files."),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            "--recipe", metavar="RECIPE", help="A recipe of the same model. Default: made from config.json (hf)."
-        ),
+        typer.Option(metavar="RECIPE", help="A recipe of the same model. Default: made from config.json (hf)."),
     ] = None,
     sets: SetOption = None,
     overlays: OverlayOption = None,
@@ -99,7 +97,8 @@ def _text(done: ImportedWeights, dry_run: bool) -> str:
     size = f"{done.parameters:,} parameters of {done.family}{state}, from {done.source}"
     size += f", without {', '.join(done.left_out)}" * bool(done.left_out)
     if not dry_run:
-        speed = f"{done.num_bytes / 1e9:.2f} GB, {done.num_bytes / 1e9 / max(done.seconds, 1e-9):.2f} GB/s"
+        gigabytes = done.num_bytes / 1e9
+        speed = f"{gigabytes:.2f} GB, {gigabytes / max(done.seconds, 1e-9):.2f} GB/s"
         lacks = f"Settings of generation that pax does not have: {', '.join(done.not_imported)}.\n"
         has_tokenizer = not done.carried or "tokenizer.json" in done.carried
         note = "" if has_tokenizer else "It has no tokenizer.json: set `tokenizer` to train on text.\n"

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Let XLA schedule by measured costs (PGLE; NVIDIA GPUs).")
 
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of steps to trace. Default: 5.")]
-WarmupOption = Annotated[int, typer.Option("--warmup", min=1, help="Number of steps to run before them. Default: 5.")]
+StepsOption = Annotated[int, typer.Option(min=1, help="Number of steps to trace. Default: 5.")]
+WarmupOption = Annotated[int, typer.Option(min=1, help="Number of steps to run before them. Default: 5.")]
 PercentileOption = Annotated[
-    int, typer.Option("--percentile", min=1, max=100, help="Percentile of a cost over the steps. Default: 90.")
+    int, typer.Option(min=1, max=100, help="Percentile of a cost over the steps. Default: 90.")
 ]
 ProfileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A profile, binary (.pb) or text (.pbtxt).")]
-TopOption = Annotated[int, typer.Option("--top", min=1, help="Number of instructions to show. Default: 20.")]
+TopOption = Annotated[int, typer.Option(min=1, help="Number of instructions to show. Default: 20.")]
 
 
 @app.command("collect")

@@ -91,7 +91,8 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
         file.write_text(source, encoding="utf-8")
     result = {"name": entry.name, "file": str(file), "written": not dry_run, "source": source}
     train = ["pax", "train", f"{file}:{entry.function}", "--run-dir", f"runs/{file.stem}"]
-    say_result(result, source.rstrip() if dry_run else f"Wrote {file}. To train it: {shlex.join(train)}", as_json)
+    text = source.rstrip() if dry_run else f"Wrote {file}. To train it: {shlex.join(train)}"
+    say_result(result, text, as_json)
 
 
 @app.command("diff")

@@ -35,23 +35,18 @@ WithOptimizerOption = Annotated[
 AllowChangedOption = Annotated[
     bool, typer.Option("--allow-changed", help="Resume with a changed recipe, if it is safe. Default: refuse.")
 ]
-OnCorruptOption = Annotated[Literal["refuse", "previous"] | None, typer.Option("--on-corrupt", help=_ON_CORRUPT)]
-RestartsOption = Annotated[int, typer.Option("--restarts", min=0, help="Restarts after preemptions and crashes.")]
+OnCorruptOption = Annotated[Literal["refuse", "previous"] | None, typer.Option(help=_ON_CORRUPT)]
+RestartsOption = Annotated[int, typer.Option(min=0, help="Restarts after preemptions and crashes.")]
 CompiledOption = Annotated[
-    Path | None,
-    typer.Option("--compiled", metavar="FILE", help="Use the train step of `pax compile --save`. Default: compile."),
+    Path | None, typer.Option(metavar="FILE", help="Use the train step of `pax compile --save`. Default: compile.")
 ]
-ProfileStepsOption = Annotated[
-    str | None, typer.Option("--profile-steps", metavar="FIRST:LAST", help="Trace these steps. Default: none.")
-]
+ProfileStepsOption = Annotated[str | None, typer.Option(metavar="FIRST:LAST", help="Trace these steps. Default: none.")]
 AutoPgleOption = Annotated[
     bool,
     typer.Option("--auto-pgle", help="Profile the first steps and recompile with the profile (GPUs). Default: off."),
 ]
-PgleRunsOption = Annotated[
-    int | None, typer.Option("--pgle-runs", min=1, help="With --auto-pgle: steps to profile. Default: 3.")
-]
-PglePercentileOption = Annotated[int | None, typer.Option("--pgle-percentile", min=1, max=100, help=_PERCENTILE)]
+PgleRunsOption = Annotated[int | None, typer.Option(min=1, help="With --auto-pgle: steps to profile. Default: 3.")]
+PglePercentileOption = Annotated[int | None, typer.Option(min=1, max=100, help=_PERCENTILE)]
 ExpectPgleOption = Annotated[
     bool, typer.Option("--expect-pgle", help="Use the program --auto-pgle left in JAX's cache. Default: off.")
 ]
