@@ -238,26 +238,23 @@ class TrainedRun:
             raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")
         return learner.eval_params(loaded["params"], Averaged(None, loaded["opt_state"]["ema"])) if averages else loaded
 
-    def _write_metrics(self, folder: str, step: int, metrics: dict[str, dict[str, float]]) -> None:
-        """Appends metrics to `metrics.jsonl` and the TensorBoard events of `folder`, beside those of training."""
-        if jax.process_index() != 0 or not metrics:
-            return
-        for kind, file in ((JsonlWriter, "metrics.jsonl"), (TensorBoardWriter, "tensorboard")):
-            writer = kind(self._run_dir.path / folder / file, _EVERY_STEP)
-            for name, values in metrics.items():
-                writer.write(step, values, split=f"{folder}/{name}")
-            writer.close()
-
     def _write_outputs(self, step: int, outputs: list[dict[str, Any]], metrics: dict[str, dict[str, float]]) -> None:
         lines = "".join(json.dumps(output, ensure_ascii=False) + "\n" for output in outputs)
         self._write("decoded", step, f"{step}.jsonl", lines, metrics)
 
     def _write(self, folder: str, step: int, name: str, text: str, metrics: dict[str, dict[str, float]]) -> None:
+        """Writes results to a file, and adds metrics to `metrics.jsonl` and the TensorBoard events beside it."""
+        if jax.process_index() != 0:
+            return
         directory = self._run_dir.path / folder
+        writers = ((JsonlWriter, "metrics.jsonl"), (TensorBoardWriter, "tensorboard")) if metrics else ()
         try:
-            if jax.process_index() == 0:
-                directory.mkdir(parents=True, exist_ok=True)
-                replace_text(directory / name, text)
-            self._write_metrics(folder, step, metrics)
+            directory.mkdir(parents=True, exist_ok=True)
+            replace_text(directory / name, text)
+            for kind, file in writers:
+                writer = kind(directory / file, _EVERY_STEP)
+                for split, values in metrics.items():
+                    writer.write(step, values, split=f"{folder}/{split}")
+                writer.close()
         except OSError as error:  # the results are worth more than their file
             log.warning("The results of step %d were not written to %s: %s", step, directory, error)
