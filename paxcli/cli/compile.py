@@ -12,6 +12,7 @@ import yaml
 import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
 from paxcli.cli.output import fail_with_result, say_result
+from paxcli.cli.progress import waiting
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError
 
@@ -70,7 +71,6 @@ def compile(
     # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     resolved = load_recipe(recipe, overlays, sets)
-    from paxcli.cli.progress import waiting
     from paxcli.programs.ahead_of_time import target_of
     from paxcli.programs.estimate import find_rates
     from paxcli.programs.topologies import hide_accelerators
@@ -108,7 +108,6 @@ def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
 
 
 def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: bool) -> None:
-    from paxcli.cli.progress import waiting
     from paxcli.config.render import value_text
     from paxcli.programs.search import search
 

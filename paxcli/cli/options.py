@@ -12,20 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
+from paxcli.config.index import find_overlays, find_recipes
 from paxcli.errors import MissingError
 
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Recipe names that start with `incomplete`, for shell completion."""
-    from paxcli.config.index import find_recipes
-
     return [name for name in find_recipes() if name.startswith(incomplete)]
 
 
 def complete_overlay(incomplete: str) -> list[str]:
     """Overlay names that start with `incomplete`, for shell completion."""
-    from paxcli.config.index import find_overlays
-
     return [name for name in find_overlays() if name.startswith(incomplete)]
 
 

@@ -13,6 +13,7 @@ from paxcli.cli.output import say_result
 from paxcli.cli.runs import open_recipe
 from paxcli.cli.train import AllowChangedOption, run_text
 from paxcli.jax_defaults import configure_jax
+from paxcli.profiling.xla_log import XlaLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +80,6 @@ def apply(
     run = open_recipe(recipe, overlays, sets, run_dir)
 
     from paxcli.profiling.apply import open_profile
-    from paxcli.profiling.xla_log import XlaLog
     from paxcli.training.loop import train
     from paxcli.training.run_dir import RunDir
 
@@ -131,7 +131,6 @@ def pgle_profile(
     """
     configure_jax(verbose_compiler=True)
     from paxcli.profiling.compare import compare
-    from paxcli.profiling.xla_log import XlaLog
 
     settings = {"steps": steps, "warmup": warmup, "percentile": percentile}
     with XlaLog() as xla_log:

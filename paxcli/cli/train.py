@@ -16,6 +16,7 @@ from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeAr
 from paxcli.cli.output import say_result
 from paxcli.cli.restarts import keep_restarting
 from paxcli.cli.runs import load_recipe
+from paxcli.config.paths import default_run_dir
 from paxcli.errors import ConfigError
 from paxcli.metrics.text import values_text
 
@@ -82,7 +83,6 @@ def train(
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
     from paxcli.config.load import is_run_dir
-    from paxcli.config.paths import default_run_dir
     from paxcli.profiling.instruments import Instrumentation
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, True)
@@ -129,7 +129,6 @@ def _describe(
     Raises what training would raise before it reads data or compiles.
     """
     from paxcli.checkpoint.manager import find_step
-    from paxcli.config.paths import default_run_dir
     from paxcli.mesh.mesh import describe
     from paxcli.training.loop import resume_step
     from paxcli.training.run_dir import RunDir
