@@ -92,8 +92,6 @@ OverlayOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON. Default: text.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen. Default: do it.")]
-RunDirOption = Annotated[
-    # A `Path` would drop a slash of gs://.
-    str | None, typer.Option(metavar="DIR", help="The run directory. Default: runs/RECIPE.")
-]
+# A `Path` would drop a slash of gs://.
+RunDirOption = Annotated[str | None, typer.Option(metavar="DIR", help="The run directory. Default: runs/RECIPE.")]
 StepOption = Annotated[int | None, typer.Option(min=0, help="Which checkpoint. Default: the latest.")]

@@ -94,8 +94,9 @@ def layer_rule(
     foreign: str | Sequence[str],
     pax: str | Sequence[str],
     *steps: Step,
+    scale: float = 1.0,
+    shift: float = 0.0,
     part: Literal["layer", "dense", "sparse"] = "layer",
-    **numbers: float,
 ) -> Rule:
     """A rule for a parameter within the layers of one kind, or for several.
 
@@ -104,12 +105,13 @@ def layer_rule(
       foreign: Name of the foreign tensor within a layer, or of several.
       pax: Name of the pax parameter within a layer, or of several.
       *steps: In order, from foreign to pax.
+      scale: That of `Rule`.
+      shift: That of `Rule`.
       part: The field that names a layer of this kind.
-      **numbers: `scale` and `shift`.
     """
     theirs, ours = ([names] if isinstance(names, str) else names for names in (foreign, pax))
     names = tuple(f"{layers}.{{{part}}}.{name}" for name in theirs), tuple(f"stack.{{{part}}}.{name}" for name in ours)
-    return Rule(*names, steps, **numbers)
+    return Rule(*names, steps, scale, shift)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,9 +142,9 @@ class Layers:
     dims: tuple[int, ...] = ()
 
     @staticmethod
-    def of_one_stack(count: int, name: str = "layers", axis: int = 0) -> Layers:
+    def of_one_stack(count: int, axis: int = 0) -> Layers:
         """Layers in one stack."""
-        return dataclasses.replace(Layers.of_stacks(name, 1, (count,)), axis=axis, dims=())
+        return Layers(tuple(Slot({"layer": "layers"}, index) for index in range(count)), axis)
 
     @staticmethod
     def of_stacks(pattern: str, count: int, dims: tuple[int, ...] = ()) -> Layers:

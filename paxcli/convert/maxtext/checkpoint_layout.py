@@ -127,10 +127,10 @@ def _maxtext_layers(maxtext: MaxTextLayout) -> Layers:
     return Layers(tuple(slots), maxtext.scan_axis)
 
 
-def _rule(foreign: str, pax: str | tuple[str, ...], *steps: Step, **numbers: float) -> Rule:
-    """A rule for a parameter within a layer; the numbers are its scale and shift."""
+def _rule(foreign: str, pax: str | tuple[str, ...], *steps: Step, scale: float = 1.0, shift: float = 0.0) -> Rule:
+    """A rule for a parameter within a layer."""
     first, dot, rest = foreign.partition(".")
-    return layer_rule("decoder", f"{first}{{kind}}{dot}{rest}", pax, *steps, **numbers)
+    return layer_rule("decoder", f"{first}{{kind}}{dot}{rest}", pax, *steps, scale=scale, shift=shift)
 
 
 def _norm_rules(maxtext: MaxTextLayout, differences: Differences) -> list[Rule]:
