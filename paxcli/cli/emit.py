@@ -10,7 +10,7 @@ import typer
 from paxcli.cli.install import FromOption
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption, file_option
 from paxcli.cli.output import say_result
-from paxcli.cli.runs import check_devices
+from paxcli.cli.runs import check_devices, retype_changes
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
@@ -56,8 +56,7 @@ def emit(
     from paxcli.training.validate import validate
 
     resolved = resolve(recipe, overlays or (), sets or ())
-    words = ["pax", "train", *(f"--set={item}" for item in sets or ())]
-    words += [f"--overlay={item}" for item in overlays or ()]
+    words = ["pax", "train", *retype_changes(overlays, sets)]
     words += [f"--run-dir={run_dir}"] if run_dir else []
     if image and target not in ("gke", "image"):
         raise ConfigError(f"--image has no effect with --target {target}.", "Leave it out.")

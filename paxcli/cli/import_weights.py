@@ -64,15 +64,14 @@ def import_weights(
     say_result(dataclasses.asdict(done), _text(done, dry_run), as_json)
 
 
-def import_once(
-    source: str,
-    run_dir: str,
-    dry_run: bool,
-    recipe: str | None = None,
-    overlays: Sequence[str] | None = None,
-    sets: Sequence[str] | None = None,
-) -> bool:
+def import_once(source: str, run_dir: str, dry_run: bool, options: Sequence[str] = ()) -> bool:
     """Imports `hf:DIR` into a run that has no checkpoint, in a process of its own: this one's devices are for training.
+
+    Args:
+      source: What to import.
+      run_dir: The run.
+      dry_run: Whether only to print what would happen.
+      options: Those of the recipe; none = the import makes one.
 
     Returns:
       Whether the run exists afterwards; False after a dry run that would import.
@@ -83,10 +82,7 @@ def import_once(
     if CheckpointStore(RunDir(run_dir).checkpoints).steps():
         return True
     words = ["import", source.removeprefix(HF), "--format", "hf", "--out", run_dir, *(["--dry-run"] if dry_run else [])]
-    words += ["--recipe", recipe] if recipe else []
-    words += [word for overlay in overlays or () for word in ("--overlay", overlay)]
-    words += [word for value in sets or () for word in ("--set", value)]
-    done = subprocess.run([sys.executable, "-m", "paxcli", *words], stdout=sys.stderr, check=False)
+    done = subprocess.run([sys.executable, "-m", "paxcli", *words, *options], stdout=sys.stderr, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)
     return not dry_run

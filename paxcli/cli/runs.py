@@ -20,6 +20,11 @@ def load_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str]
     return pax.load(recipe, overlays or (), parse_assignments(sets or ()))
 
 
+def retype_changes(overlays: Sequence[str] | None, sets: Sequence[str] | None) -> list[str]:
+    """`--set` and `--overlay` as words of another command line."""
+    return [*(f"--set={value}" for value in sets or ()), *(f"--overlay={name}" for name in overlays or ())]
+
+
 def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
     """The run in a directory, or the run of a recipe."""
     if resolve_path(target).is_dir():

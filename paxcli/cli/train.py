@@ -15,7 +15,7 @@ from paxcli.cli.import_weights import HF, import_once
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.restarts import keep_restarting
-from paxcli.cli.runs import load_recipe
+from paxcli.cli.runs import load_recipe, retype_changes
 from paxcli.config.paths import default_run_dir
 from paxcli.errors import ConfigError
 from paxcli.metrics.text import values_text
@@ -98,7 +98,7 @@ def train(
         if with_optimizer:
             raise ConfigError("Weights of Hugging Face have no optimizer state.", "Leave out `--with-optimizer`.")
         run_dir = run_dir or default_run_dir(load_recipe(recipe, overlays, sets).name)
-        import_once(source, run_dir, dry_run, recipe, overlays, sets)
+        import_once(source, run_dir, dry_run, ["--recipe", recipe, *retype_changes(overlays, sets)])
         source = None
     if run_dir is None and is_run_dir(recipe):
         run_dir = recipe

@@ -18,7 +18,7 @@ from paxcli.config.fields import Seed
 from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inference.decode import OnText, PromptDecoder, check_continues_prompts, check_decodes, override
-from paxcli.inference.prompts import Prompt, parse_prompt
+from paxcli.inference.prompts import Prompt, PromptLike, parse_prompt
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
 from paxcli.inputs.text import TextInput
 from paxcli.log import log
@@ -144,12 +144,7 @@ class TrainedRun:
             time.sleep(_POLL_SECONDS)
 
     def continue_prompts(
-        self,
-        step: int,
-        prompts: Sequence[str | Mapping[str, Any] | Prompt],
-        settings: Mapping[str, Any],
-        seed: int,
-        on_text: OnText | None = None,
+        self, step: int, prompts: Sequence[PromptLike], settings: Mapping[str, Any], seed: int, on_text: OnText | None
     ) -> list[dict[str, Any]]:
         """Continuations of prompts. Written to `decoded/` too.
 
@@ -158,7 +153,7 @@ class TrainedRun:
           prompts: Texts, or the fields of `Prompt`.
           settings: Fields of the recipe's `decoding` to replace; None = the recipe's value.
           seed: Seed of sampling.
-          on_text: Receives the text while it is generated.
+          on_text: Receives the text while it is generated; None = nothing does.
         """
         check_continues_prompts(self._session.experiment.task.model)
         if not (parsed := [parse_prompt(one) for one in prompts]):
@@ -171,7 +166,7 @@ class TrainedRun:
         return outputs
 
     def answer_inputs(
-        self, step: int, settings: Mapping[str, Any], seed: int, on_text: OnText | None = None
+        self, step: int, settings: Mapping[str, Any], seed: int, on_text: OnText | None
     ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
         """Continuations of the recipe's decode inputs, and the inputs' own metrics. Written to `decoded/` too.
 
