@@ -135,6 +135,7 @@ def _read_json(path: epath.Path, keys: Mapping[str, Any]) -> dict[str, Any] | No
         content = json.loads(path.read_bytes())
     except ValueError:
         content = None
-    if not isinstance(content, dict) or not all(isinstance(content.get(key, ""), kind) for key, kind in keys.items()):
+    is_sound = isinstance(content, dict) and all(isinstance(content.get(key, ""), keys[key]) for key in keys)
+    if not is_sound:
         raise DataError(f"{path} is damaged.", "Move it away: the report does without it.")
     return content
