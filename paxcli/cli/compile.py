@@ -12,6 +12,7 @@ import yaml
 import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
 from paxcli.cli.output import fail_with_result, say_result
+from paxcli.cli.progress import waiting
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError
 
@@ -20,23 +21,17 @@ _GIB = 1 << 30
 TopologyOption = Annotated[
     str | None,
     typer.Option(
-        "--topology",
         metavar="NAME",
         help="Devices to compile for: v4-128, v5e-16, v5p-256, v6e-8, tpu7x-64, v4:4x4x12, h100:8, cpu:8. "
         "Default: the TPU v4 slice with as many chips as the recipe's mesh.",
     ),
 ]
-SlicesOption = Annotated[
-    int | None, typer.Option("--slices", min=1, help="Number of slices. Default: as in the recipe's mesh.")
-]
+SlicesOption = Annotated[int | None, typer.Option(min=1, help="Number of slices. Default: as in the recipe's mesh.")]
 StepOption = Annotated[
-    Literal["train", "eval", "decode"],
-    typer.Option("--step", help="Step to compile. Default: train.", show_default=False),
+    Literal["train", "eval", "decode"], typer.Option(help="Step to compile. Default: train.", show_default=False)
 ]
-SaveOption = Annotated[
-    Path | None, file_option("--save", "Save the executable; of a search, the best overlay. Default: none.")
-]
-HloOption = Annotated[Path | None, file_option("--hlo", "Write the optimized HLO. Default: none.")]
+SaveOption = Annotated[Path | None, file_option("Save the executable; of a search, the best overlay. Default: none.")]
+HloOption = Annotated[Path | None, file_option("Write the optimized HLO. Default: none.")]
 ExplainOption = Annotated[
     bool, typer.Option("--explain", help="List what bounds the predicted step, by layer. Default: off.")
 ]
@@ -76,7 +71,6 @@ def compile(
     # An executable from the cache cannot be serialized again on CPUs, and would make `compile_seconds` meaningless.
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
     resolved = load_recipe(recipe, overlays, sets)
-    from paxcli.cli.progress import waiting
     from paxcli.programs.ahead_of_time import target_of
     from paxcli.programs.estimate import find_rates
     from paxcli.programs.topologies import hide_accelerators
@@ -114,7 +108,6 @@ def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
 
 
 def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: bool) -> None:
-    from paxcli.cli.progress import waiting
     from paxcli.config.render import value_text
     from paxcli.programs.search import search
 

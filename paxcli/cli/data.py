@@ -24,27 +24,22 @@ app = typer.Typer(help="Write token files for training, and check them.")
 FilesArgument = Annotated[list[str], typer.Argument(metavar="FILE...", help="Files and globs, local or gs://.")]
 OutOption = Annotated[str, directory_option("The directory for the token files. Required.")]
 TokenizerOption = Annotated[
-    str,
-    typer.Option("--tokenizer", metavar="NAME", help="byte, hf:DIR|NAME, spm:FILE, tiktoken:FILE, *.model or *.json."),
+    str, typer.Option(metavar="NAME", help="byte, hf:DIR|NAME, spm:FILE, tiktoken:FILE, *.model or *.json.")
 ]
 EosOption = Annotated[
-    str | None,
-    typer.Option("--eos-token", metavar="TOKEN", help="End-of-document token of a tokenizer.json. Default: none."),
+    str | None, typer.Option(metavar="TOKEN", help="End-of-document token of a tokenizer.json. Default: none.")
 ]
 BosOption = Annotated[
-    str | None,
-    typer.Option("--bos-token", metavar="TOKEN", help="Start-of-document token of a tokenizer.json. Default: none."),
+    str | None, typer.Option(metavar="TOKEN", help="Start-of-document token of a tokenizer.json. Default: none.")
 ]
 FormatOption = Annotated[
     Literal["text", "jsonl", "parquet", "arrayrecord"] | None,
-    typer.Option("--format", help="Format of all files. Default: by suffix."),
+    typer.Option(help="Format of all files. Default: by suffix."),
 ]
-FieldOption = Annotated[str, typer.Option("--text-field", metavar="NAME", help="The field or column with the text.")]
-Workers = Annotated[int, typer.Option("--num-workers", min=0, help="Tokenizing processes; 0 = only this process.")]
-BadOption = Annotated[
-    Literal["error", "skip"], typer.Option("--on-bad-record", help="What to do with a record that cannot be read.")
-]
-Budget = Annotated[int, typer.Option("--bad-record-budget", min=0, help="The most records that `skip` may drop.")]
+FieldOption = Annotated[str, typer.Option(metavar="NAME", help="The field or column with the text.")]
+Workers = Annotated[int, typer.Option(min=0, help="Tokenizing processes; 0 = only this process.")]
+BadOption = Annotated[Literal["error", "skip"], typer.Option(help="What to do with a record that cannot be read.")]
+Budget = Annotated[int, typer.Option(min=0, help="The most records that `skip` may drop.")]
 
 
 @app.command("tokenize")

@@ -24,7 +24,6 @@ PromptOption = Annotated[
 PromptsFileOption = Annotated[
     Path | None,
     typer.Option(
-        "--prompts-file",
         metavar="FILE",
         help="A file with one prompt per line, or .jsonl: objects with `prompt`, `ids` or `messages`, and optionally "
         "settings such as `temperature` and `stop`, or a `continuation` to score. Default: none.",
@@ -35,21 +34,19 @@ InteractiveOption = Annotated[
     typer.Option("--interactive", help="Chat: read prompts from the terminal, one per line. Default: decode once."),
 ]
 MaxTokensOption = Annotated[
-    int | None,
-    typer.Option("--max-tokens", min=1, help="The most tokens to generate. Default: 128; as many as fit for data."),
+    int | None, typer.Option(min=1, help="The most tokens to generate. Default: 128; as many as fit for data.")
 ]
 TemperatureOption = Annotated[
-    float | None,
-    typer.Option("--temperature", min=0.0, help="0 = the most probable token each time. Default: the recipe's."),
+    float | None, typer.Option(min=0.0, help="0 = the most probable token each time. Default: the recipe's.")
 ]
 TopKOption = Annotated[
-    int | None, typer.Option("--top-k", min=1, help="Sample from the k most probable tokens. Default: the recipe's.")
+    int | None, typer.Option(min=1, help="Sample from the k most probable tokens. Default: the recipe's.")
 ]
 TopPOption = Annotated[
     float | None,
-    typer.Option("--top-p", min=0.0, max=1.0, help="Sample from the nucleus of probability p. Default: the recipe's."),
+    typer.Option(min=0.0, max=1.0, help="Sample from the nucleus of probability p. Default: the recipe's."),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=2**32 - 1, help="Seed of the sampling.")]
+SeedOption = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling.")]
 
 
 def decode(

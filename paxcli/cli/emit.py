@@ -10,23 +10,21 @@ import typer
 from paxcli.cli.install import FromOption
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption, file_option
 from paxcli.cli.output import say_result
-from paxcli.cli.runs import check_devices
+from paxcli.cli.runs import check_devices, retype_changes
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
 TargetOption = Annotated[
     Literal["gke", "slurm", "skypilot", "image"],
-    typer.Option("--target", help="The scheduler; image: a Dockerfile with this checkout."),
+    typer.Option(help="The scheduler; image: a Dockerfile with this checkout."),
 ]
 MachineOption = Annotated[
-    str, typer.Option("--accelerator", metavar="TYPE", help="A TPU slice such as v4-128, or a machine's GPUs: h100:8.")
+    str, typer.Option(metavar="TYPE", help="A TPU slice such as v4-128, or a machine's GPUs: h100:8.")
 ]
-CountOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many TPU slices or machines.")]
-JobNameOption = Annotated[str | None, typer.Option("--name", help="The job's name. Default: the recipe's.")]
-ImageOption = Annotated[
-    str | None, typer.Option("--image", help="The container image, for gke and image. Default: none.")
-]
-OutOption = Annotated[Path | None, file_option("--out", "Write to a file. Default: print.")]
+CountOption = Annotated[int, typer.Option(min=1, max=1024, help="How many TPU slices or machines.")]
+JobNameOption = Annotated[str | None, typer.Option(help="The job's name. Default: the recipe's.")]
+ImageOption = Annotated[str | None, typer.Option(help="The container image, for gke and image. Default: none.")]
+OutOption = Annotated[Path | None, file_option("Write to a file. Default: print.")]
 
 
 def emit(
@@ -58,8 +56,7 @@ def emit(
     from paxcli.training.validate import validate
 
     resolved = resolve(recipe, overlays or (), sets or ())
-    words = ["pax", "train", *(f"--set={item}" for item in sets or ())]
-    words += [f"--overlay={item}" for item in overlays or ()]
+    words = ["pax", "train", *retype_changes(overlays, sets)]
     words += [f"--run-dir={run_dir}"] if run_dir else []
     if image and target not in ("gke", "image"):
         raise ConfigError(f"--image has no effect with --target {target}.", "Leave it out.")

@@ -18,20 +18,18 @@ WatchOption = Annotated[
 ]
 FilesOption = Annotated[
     list[str] | None,
-    typer.Option("--files", metavar="PATH", help="Evaluate on this file or glob; repeatable. Default: the recipe's."),
+    typer.Option(metavar="PATH", help="Evaluate on this file or glob; repeatable. Default: the recipe's."),
 ]
 TasksOption = Annotated[
     list[str] | None,
-    typer.Option("--tasks", metavar="NAME,…", help="Evaluate on tasks of lm-eval; repeatable. Default: the recipe's."),
+    typer.Option(metavar="NAME,…", help="Evaluate on tasks of lm-eval; repeatable. Default: the recipe's."),
 ]
 TasksDirOption = Annotated[
-    str | None,
-    typer.Option("--tasks-dir", metavar="DIR", help="Directory of tasks' YAML files. Default: lm-eval's own tasks."),
+    str | None, typer.Option(metavar="DIR", help="Directory of tasks' YAML files. Default: lm-eval's own tasks.")
 ]
-LimitOption = Annotated[int | None, typer.Option("--limit", min=1, help="Examples of each task. Default: all.")]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Examples of each task. Default: all.")]
 FewShotOption = Annotated[
-    int | None,
-    typer.Option("--num-fewshot", min=0, help="Solved examples in each prompt of a task. Default: the task's own."),
+    int | None, typer.Option(min=0, help="Solved examples in each prompt of a task. Default: the task's own.")
 ]
 ChatOption = Annotated[
     bool, typer.Option("--apply-chat-template", help="Render tasks' prompts as conversations. Default: as plain text.")

@@ -16,11 +16,11 @@ from paxcli.cli.output import say_result
 def export_weights(
     run_dir: Annotated[str, typer.Argument(metavar="RUN_DIR", help="A run directory.")],
     out: Annotated[str, directory_option("The new directory. Required.")],
-    format: Annotated[Literal["hf", "maxtext"], typer.Option("--format", help="hf: Hugging Face. Default: hf.")] = "hf",
+    format: Annotated[Literal["hf", "maxtext"], typer.Option(help="hf: Hugging Face. Default: hf.")] = "hf",
     step: StepOption = None,
     dtype: Annotated[
         Literal["float32", "bfloat16", "float16"] | None,
-        typer.Option("--dtype", help="With hf: dtype of the tensors. Default: that of the imported, or float32."),
+        typer.Option(help="With hf: dtype of the tensors. Default: that of the imported, or float32."),
     ] = None,
     adapter: Annotated[
         bool, typer.Option("--adapter", help="Write only the adapters, as PEFT's files. Default: merge them.")

@@ -32,13 +32,11 @@ def import_weights(
     out: Annotated[str, directory_option("The new run. Required.", "RUN_DIR")],
     format: Annotated[
         Literal["hf", "paxml", "maxtext"] | None,
-        typer.Option("--format", help="hf: Hugging Face. Default: inferred from the files."),
+        typer.Option(help="hf: Hugging Face. Default: inferred from the files."),
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(
-            "--recipe", metavar="RECIPE", help="A recipe of the same model. Default: made from config.json (hf)."
-        ),
+        typer.Option(metavar="RECIPE", help="A recipe of the same model. Default: made from config.json (hf)."),
     ] = None,
     sets: SetOption = None,
     overlays: OverlayOption = None,
@@ -66,15 +64,14 @@ def import_weights(
     say_result(dataclasses.asdict(done), _text(done, dry_run), as_json)
 
 
-def import_once(
-    source: str,
-    run_dir: str,
-    dry_run: bool,
-    recipe: str | None = None,
-    overlays: Sequence[str] | None = None,
-    sets: Sequence[str] | None = None,
-) -> bool:
+def import_once(source: str, run_dir: str, dry_run: bool, options: Sequence[str] = ()) -> bool:
     """Imports `hf:DIR` into a run that has no checkpoint, in a process of its own: this one's devices are for training.
+
+    Args:
+      source: What to import.
+      run_dir: The run.
+      dry_run: Whether only to print what would happen.
+      options: Those of the recipe; none = the import makes one.
 
     Returns:
       Whether the run exists afterwards; False after a dry run that would import.
@@ -85,10 +82,7 @@ def import_once(
     if CheckpointStore(RunDir(run_dir).checkpoints).steps():
         return True
     words = ["import", source.removeprefix(HF), "--format", "hf", "--out", run_dir, *(["--dry-run"] if dry_run else [])]
-    words += ["--recipe", recipe] if recipe else []
-    words += [word for overlay in overlays or () for word in ("--overlay", overlay)]
-    words += [word for value in sets or () for word in ("--set", value)]
-    done = subprocess.run([sys.executable, "-m", "paxcli", *words], stdout=sys.stderr, check=False)
+    done = subprocess.run([sys.executable, "-m", "paxcli", *words, *options], stdout=sys.stderr, check=False)
     if done.returncode:
         raise typer.Exit(done.returncode)
     return not dry_run
@@ -99,7 +93,8 @@ def _text(done: ImportedWeights, dry_run: bool) -> str:
     size = f"{done.parameters:,} parameters of {done.family}{state}, from {done.source}"
     size += f", without {', '.join(done.left_out)}" * bool(done.left_out)
     if not dry_run:
-        speed = f"{done.num_bytes / 1e9:.2f} GB, {done.num_bytes / 1e9 / max(done.seconds, 1e-9):.2f} GB/s"
+        gigabytes = done.num_bytes / 1e9
+        speed = f"{gigabytes:.2f} GB, {gigabytes / max(done.seconds, 1e-9):.2f} GB/s"
         lacks = f"Settings of generation that pax does not have: {', '.join(done.not_imported)}.\n"
         has_tokenizer = not done.carried or "tokenizer.json" in done.carried
         note = "" if has_tokenizer else "It has no tokenizer.json: set `tokenizer` to train on text.\n"

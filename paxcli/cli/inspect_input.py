@@ -25,14 +25,12 @@ _SHOWN_CHARACTERS = 480
 _BAR_CHARACTERS = 40
 _GRAY = "\x1b[90m"
 
-SplitOption = Annotated[Literal["train", "eval", "decode"], typer.Option("--split", help="Which inputs to read.")]
-NumBatches = Annotated[int, typer.Option("--num-batches", min=1, help="How many batches to read.")]
-Hosts = Annotated[int, typer.Option("--hosts", min=1, help="Shard the data over this many simulated hosts.")]
-HostIndex = Annotated[int, typer.Option("--host-index", min=0, help="The host whose batches to print.")]
-SaveOption = Annotated[Path | None, file_option("--save", "Write the first batch to a .npz file. Default: do not.")]
-HtmlOption = Annotated[
-    str | None, typer.Option("--html", metavar="FILE", help="Write a page with all rows. Default: do not.")
-]
+SplitOption = Annotated[Literal["train", "eval", "decode"], typer.Option(help="Which inputs to read.")]
+NumBatches = Annotated[int, typer.Option(min=1, help="How many batches to read.")]
+Hosts = Annotated[int, typer.Option(min=1, help="Shard the data over this many simulated hosts.")]
+HostIndex = Annotated[int, typer.Option(min=0, help="The host whose batches to print.")]
+SaveOption = Annotated[Path | None, file_option("Write the first batch to a .npz file. Default: do not.")]
+HtmlOption = Annotated[str | None, typer.Option(metavar="FILE", help="Write a page with all rows. Default: do not.")]
 
 
 def inspect_input(

@@ -24,7 +24,7 @@ from paxcli.errors import ConfigError, MissingError, RemoteError
 from paxcli.log import log
 
 OnOption = Annotated[
-    str | None, typer.Option("--on", metavar="NAME", help="Install on all workers of these TPU VMs. Default: here.")
+    str | None, typer.Option(metavar="NAME", help="Install on all workers of these TPU VMs. Default: here.")
 ]
 FromOption = Annotated[
     str, typer.Option("--from", metavar="SOURCE", help="git:REF, git:ADDRESS@REF, or local: this checkout.")
@@ -34,10 +34,9 @@ ForOption = Annotated[
     typer.Option("--for", help="The accelerator. Default: this machine's; with --on, tpu."),
 ]
 VenvOption = Annotated[
-    Path | None,
-    typer.Option("--venv", metavar="DIR", help="The virtual environment. Default: the active one, else ~/.pax/venv."),
+    Path | None, typer.Option(metavar="DIR", help="The virtual environment. Default: the active one, else ~/.pax/venv.")
 ]
-WorkerOption = Annotated[str, typer.Option("--worker", metavar="[SLICE.]N|all", help="With --on: which workers.")]
+WorkerOption = Annotated[str, typer.Option(metavar="[SLICE.]N|all", help="With --on: which workers.")]
 
 
 def install(
@@ -72,7 +71,8 @@ def install(
 
 
 def _install_here(package: Package, venv: Path | None, folder: Path, extra: str, dry_run: bool, as_json: bool) -> None:
-    place = venv or (Path(sys.prefix) if sys.prefix != sys.base_prefix else Path.home() / ".pax" / "venv")
+    active = Path(sys.prefix) if sys.prefix != sys.base_prefix else None
+    place = venv or active or Path.home() / ".pax" / "venv"
     lines = local_commands(package, place, folder)
     if dry_run:
         return say_commands(lines, as_json)

@@ -19,33 +19,25 @@ ScriptArgument = Annotated[
         metavar="SCRIPT|KEY=VALUE...", help="A launch script, a MaxText .yml, or keys. Scripts are not run."
     ),
 ]
-ModelOption = Annotated[str | None, typer.Option("--model", metavar="NAME", help="A MaxText model. Default: none.")]
+ModelOption = Annotated[str | None, typer.Option(metavar="NAME", help="A MaxText model. Default: none.")]
 ArgOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--arg",
-        metavar="KEY=VALUE",
-        help="Set a variable of the script, or argument 1, 2, … Repeatable. Default: none.",
+        metavar="KEY=VALUE", help="Set a variable of the script, or argument 1, 2, … Repeatable. Default: none."
     ),
 ]
 DateOption = Annotated[
     str | None,
     typer.Option(
-        "--date",
         metavar="YYYY-MM-DD",
         help="MaxText version, by date, whose default values apply. Default: inferred from the keys.",
     ),
 ]
 TopologyOption = Annotated[
-    str | None,
-    typer.Option(
-        "--topology", metavar="v4-128", help="One slice. Default: inferred from the keys, flags and file name."
-    ),
+    str | None, typer.Option(metavar="v4-128", help="One slice. Default: inferred from the keys, flags and file name.")
 ]
-SlicesOption = Annotated[
-    int | None, typer.Option("--slices", min=1, help="Number of slices. Default: inferred from the script.")
-]
-OutOption = Annotated[Path | None, file_option("--out", "Write the recipe to this file. Default: stdout.")]
+SlicesOption = Annotated[int | None, typer.Option(min=1, help="Number of slices. Default: inferred from the script.")]
+OutOption = Annotated[Path | None, file_option("Write the recipe to this file. Default: stdout.")]
 PythonOption = Annotated[bool, typer.Option("--python", help="Write a Python recipe. Default: a YAML recipe.")]
 CheckOption = Annotated[
     bool, typer.Option("--check", help="Validate the recipe, and compare its FLOPs with MaxText's. Default: no.")
@@ -54,8 +46,7 @@ VerboseOption = Annotated[
     bool, typer.Option("--verbose", help="List all values in the report, defaults too. Default: those of the launch.")
 ]
 BackOption = Annotated[
-    str | None,
-    typer.Option("--to-maxtext", metavar="RECIPE|RUN_DIR", help="Print its MaxText command instead. Default: none."),
+    str | None, typer.Option(metavar="RECIPE|RUN_DIR", help="Print its MaxText command instead. Default: none.")
 ]
 
 

@@ -22,8 +22,7 @@ PORT = 8888
 
 FolderArgument = Annotated[str, typer.Argument(metavar="[DIR]", help="The folder of the notebooks.")]
 OnOption = Annotated[
-    str | None,
-    typer.Option("--on", metavar="NAME", help="Start it on worker 0 of these TPU VMs. Default: this machine."),
+    str | None, typer.Option(metavar="NAME", help="Start it on worker 0 of these TPU VMs. Default: this machine.")
 ]
 
 

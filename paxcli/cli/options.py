@@ -1,4 +1,8 @@
-"""Arguments and options that several commands share."""
+"""Arguments and options that several commands share.
+
+Typer names an option after its parameter, `--run-dir` for `run_dir`. A name is given where it differs, and to a flag,
+which would have a `--no-…` otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +12,17 @@ from typing import Annotated, Any
 
 import typer
 
+from paxcli.config.index import find_overlays, find_recipes
 from paxcli.errors import MissingError
 
 
 def complete_recipe(incomplete: str) -> list[str]:
     """Recipe names that start with `incomplete`, for shell completion."""
-    from paxcli.config.index import find_recipes
-
     return [name for name in find_recipes() if name.startswith(incomplete)]
 
 
 def complete_overlay(incomplete: str) -> list[str]:
     """Overlay names that start with `incomplete`, for shell completion."""
-    from paxcli.config.index import find_overlays
-
     return [name for name in find_overlays() if name.startswith(incomplete)]
 
 
@@ -60,14 +61,14 @@ def creatable(directory: str) -> str:
     raise MissingError(f"Cannot write the directory `{directory}`: {problem}.", "Choose another one.")
 
 
-def file_option(name: str, help: str) -> Any:
+def file_option(help: str) -> Any:
     """An option whose file the command writes."""
-    return typer.Option(name, metavar="FILE", callback=writable, help=help)
+    return typer.Option(metavar="FILE", callback=writable, help=help)
 
 
 def directory_option(help: str, metavar: str = "DIR") -> Any:
-    """The option `--out` of a command that fills a directory."""
-    return typer.Option("--out", metavar=metavar, callback=creatable, help=help)
+    """An option whose directory the command fills."""
+    return typer.Option(metavar=metavar, callback=creatable, help=help)
 
 
 def _recipe_argument(metavar: str, help: str) -> Any:
@@ -91,8 +92,6 @@ OverlayOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as JSON. Default: text.")]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only print what would happen. Default: do it.")]
-RunDirOption = Annotated[
-    # A `Path` would drop a slash of gs://.
-    str | None, typer.Option("--run-dir", metavar="DIR", help="The run directory. Default: runs/RECIPE.")
-]
-StepOption = Annotated[int | None, typer.Option("--step", min=0, help="Which checkpoint. Default: the latest.")]
+# A `Path` would drop a slash of gs://.
+RunDirOption = Annotated[str | None, typer.Option(metavar="DIR", help="The run directory. Default: runs/RECIPE.")]
+StepOption = Annotated[int | None, typer.Option(min=0, help="Which checkpoint. Default: the latest.")]

@@ -13,6 +13,7 @@ from paxcli.cli.output import say_result
 from paxcli.cli.runs import open_recipe
 from paxcli.cli.train import AllowChangedOption, run_text
 from paxcli.jax_defaults import configure_jax
+from paxcli.profiling.xla_log import XlaLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,13 +22,13 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Let XLA schedule by measured costs (PGLE; NVIDIA GPUs).")
 
-StepsOption = Annotated[int, typer.Option("--steps", min=1, help="Number of steps to trace. Default: 5.")]
-WarmupOption = Annotated[int, typer.Option("--warmup", min=1, help="Number of steps to run before them. Default: 5.")]
+StepsOption = Annotated[int, typer.Option(min=1, help="Number of steps to trace. Default: 5.")]
+WarmupOption = Annotated[int, typer.Option(min=1, help="Number of steps to run before them. Default: 5.")]
 PercentileOption = Annotated[
-    int, typer.Option("--percentile", min=1, max=100, help="Percentile of a cost over the steps. Default: 90.")
+    int, typer.Option(min=1, max=100, help="Percentile of a cost over the steps. Default: 90.")
 ]
 ProfileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A profile, binary (.pb) or text (.pbtxt).")]
-TopOption = Annotated[int, typer.Option("--top", min=1, help="Number of instructions to show. Default: 20.")]
+TopOption = Annotated[int, typer.Option(min=1, help="Number of instructions to show. Default: 20.")]
 
 
 @app.command("collect")
@@ -79,7 +80,6 @@ def apply(
     run = open_recipe(recipe, overlays, sets, run_dir)
 
     from paxcli.profiling.apply import open_profile
-    from paxcli.profiling.xla_log import XlaLog
     from paxcli.training.loop import train
     from paxcli.training.run_dir import RunDir
 
@@ -131,7 +131,6 @@ def pgle_profile(
     """
     configure_jax(verbose_compiler=True)
     from paxcli.profiling.compare import compare
-    from paxcli.profiling.xla_log import XlaLog
 
     settings = {"steps": steps, "warmup": warmup, "percentile": percentile}
     with XlaLog() as xla_log:

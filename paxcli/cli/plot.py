@@ -25,14 +25,12 @@ MetricOption = Annotated[
 ]
 OutOption = Annotated[
     str | None,
-    typer.Option(
-        "--out", metavar="FILE", help="Image to write. Default: RUN_DIR/METRIC.png, or plot.png for several runs."
-    ),
+    typer.Option(metavar="FILE", help="Image to write. Default: RUN_DIR/METRIC.png, or plot.png for several runs."),
 ]
 SmoothingOption = Annotated[
-    float, typer.Option("--smoothing", metavar="0…1", help="Moving average of training values, such as 0.9; 0 = off.")
+    float, typer.Option(metavar="0…1", help="Moving average of training values, such as 0.9; 0 = off.")
 ]
-LogOption = Annotated[Literal["", "x", "y", "xy"], typer.Option("--log", help="Axes with a logarithmic scale.")]
+LogOption = Annotated[Literal["", "x", "y", "xy"], typer.Option(help="Axes with a logarithmic scale.")]
 
 
 def plot(

@@ -14,7 +14,7 @@ app = typer.Typer(no_args_is_help=True, help="Analyze the traces of training run
 TraceArgument = Annotated[
     str, typer.Argument(metavar="DIR", help="A run directory, for its newest trace; or the directory of a trace.")
 ]
-TopOption = Annotated[int, typer.Option("--top", min=1, help="Number of operations and layers to show. Default: 10.")]
+TopOption = Annotated[int, typer.Option(min=1, help="Number of operations and layers to show. Default: 10.")]
 
 
 @app.command()

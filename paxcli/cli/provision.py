@@ -45,36 +45,29 @@ app = typer.Typer(
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Name of the TPU VM or queued resource.")]
 ZoneOption = Annotated[
-    str | None,
-    typer.Option("--zone", help="Zone. Default: recorded for NAME, else $CLOUDSDK_COMPUTE_ZONE, else gcloud's."),
+    str | None, typer.Option(help="Zone. Default: recorded for NAME, else $CLOUDSDK_COMPUTE_ZONE, else gcloud's.")
 ]
 ProjectOption = Annotated[
-    str | None,
-    typer.Option("--project", help="Project. Default: recorded for NAME, else $CLOUDSDK_CORE_PROJECT, else gcloud's."),
+    str | None, typer.Option(help="Project. Default: recorded for NAME, else $CLOUDSDK_CORE_PROJECT, else gcloud's.")
 ]
-AcceleratorOption = Annotated[str, typer.Option("--accelerator", metavar="TYPE", help="Slice type, such as v4-128.")]
-SlicesOption = Annotated[int, typer.Option("--slices", min=1, max=1024, help="How many slices.")]
+AcceleratorOption = Annotated[str, typer.Option(metavar="TYPE", help="Slice type, such as v4-128.")]
+SlicesOption = Annotated[int, typer.Option(min=1, max=1024, help="How many slices.")]
 QueuedOption = Annotated[bool, typer.Option("--queued", help="Queue for capacity. Default: only with several slices.")]
 SpotOption = Annotated[bool, typer.Option("--spot", help="Cheaper chips that may be preempted. Default: on demand.")]
 ReservedOption = Annotated[bool, typer.Option("--reserved", help="Use the project's reservation. Default: on demand.")]
 UntilOption = Annotated[
-    str | None,
-    typer.Option("--valid-until", metavar="WHEN", help="Leave the queue after 6h, or at a time. Default: never."),
+    str | None, typer.Option(metavar="WHEN", help="Leave the queue after 6h, or at a time. Default: never.")
 ]
-NetworkOption = Annotated[str | None, typer.Option("--network", help="Network. Default: the project's.")]
-SubnetworkOption = Annotated[str | None, typer.Option("--subnetwork", help="Subnetwork. Default: the network's.")]
+NetworkOption = Annotated[str | None, typer.Option(help="Network. Default: the project's.")]
+SubnetworkOption = Annotated[str | None, typer.Option(help="Subnetwork. Default: the network's.")]
 InternalOption = Annotated[bool, typer.Option("--internal-ips", help="No external IP addresses. Default: with them.")]
-AccountOption = Annotated[
-    str | None, typer.Option("--service-account", metavar="EMAIL", help="Service account. Default: Compute Engine's.")
-]
-LabelsOption = Annotated[str | None, typer.Option("--labels", metavar="KEY=VALUE,…", help="Labels. Default: none.")]
-RuntimeOption = Annotated[
-    str | None, typer.Option("--runtime-version", help="TPU software version. Default: the usual one for the type.")
-]
+AccountOption = Annotated[str | None, typer.Option(metavar="EMAIL", help="Service account. Default: Compute Engine's.")]
+LabelsOption = Annotated[str | None, typer.Option(metavar="KEY=VALUE,…", help="Labels. Default: none.")]
+RuntimeOption = Annotated[str | None, typer.Option(help="TPU software version. Default: the usual one for the type.")]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Wait until every slice runs. Default: return after the request.")
 ]
-TimeoutOption = Annotated[str, typer.Option("--timeout", metavar="DURATION", help="How long to wait.")]
+TimeoutOption = Annotated[str, typer.Option(metavar="DURATION", help="How long to wait.")]
 RecreateOption = Annotated[
     bool, typer.Option("--recreate", help="Delete and recreate what failed or was preempted. Default: report it.")
 ]

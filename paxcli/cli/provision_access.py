@@ -23,12 +23,12 @@ from paxcli.log import log
 
 _BACKLOG_BYTES = 4000
 
-WorkerOption = Annotated[str, typer.Option("--worker", metavar="[SLICE.]N|all", help="Which worker.")]
-CommandOption = Annotated[str | None, typer.Option("--command", help="Run this with bash. Default: open a shell.")]
+WorkerOption = Annotated[str, typer.Option(metavar="[SLICE.]N|all", help="Which worker.")]
+CommandOption = Annotated[str | None, typer.Option(help="Run this with bash. Default: open a shell.")]
 SshArgument = Annotated[list[str] | None, typer.Argument(metavar="[-- SSH_ARGS...]", help="Passed on to ssh.")]
 PathsArgument = Annotated[list[str], typer.Argument(metavar="FROM... TO", help="NAME:PATH is remote, PATH is local.")]
 PortsArgument = Annotated[list[str], typer.Argument(metavar="PORT...", help="PORT, or LOCAL:REMOTE.")]
-JobOption = Annotated[str | None, typer.Option("--job", help="Which job. Default: the running one, else the last.")]
+JobOption = Annotated[str | None, typer.Option(help="Which job. Default: the running one, else the last.")]
 KillOption = Annotated[bool, typer.Option("--kill", help="Stop at once, without saving. Default: save first.")]
 
 
@@ -100,7 +100,8 @@ def forward(
         raise ConfigError("Ports are forwarded from one worker.", "Name the worker.")
     for each in ports:
         check("port", each)
-    _hand_over(commands.ssh(find(name, zone, project, dry_run), node, index, forwards=ports), dry_run, as_json)
+    target = find(name, zone, project, dry_run)
+    _hand_over(commands.ssh(target, node, index, forwards=ports), dry_run, as_json)
 
 
 def logs(

@@ -14,6 +14,8 @@ import typer
 from paxcli.cli.options import DryRunOption, JsonOption, OtherRecipe, OverlayOption, RecipeArgument, SetOption, writable
 from paxcli.cli.output import say_result
 from paxcli.cli.runs import load_recipe
+from paxcli.config.index import find_recipes
+from paxcli.errors import ConfigError
 from paxcli.log import use_color
 
 if TYPE_CHECKING:
@@ -34,8 +36,6 @@ def list_recipes(as_json: JsonOption = False) -> None:
       pax recipes ls
       pax recipes ls --json
     """
-    from paxcli.config.index import find_recipes
-
     entries = list(find_recipes().values())
     width = max((len(entry.name) for entry in entries), default=0)
     lines = [f"{e.name:<{width}}  {e.summary}" + (f"  (Pax: {e.pax_name})" if e.pax_name else "") for e in entries]
@@ -80,7 +80,6 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
     """
     from paxcli.config.extract import recipe_source
     from paxcli.config.load import find_entry
-    from paxcli.errors import ConfigError
 
     if file.suffix != ".py" or file.exists():
         reason = "already exists" if file.exists() else "is not a .py file"
@@ -91,7 +90,8 @@ def cp(recipe: RecipeArgument, file: NewFile, dry_run: DryRunOption = False, as_
         file.write_text(source, encoding="utf-8")
     result = {"name": entry.name, "file": str(file), "written": not dry_run, "source": source}
     train = ["pax", "train", f"{file}:{entry.function}", "--run-dir", f"runs/{file.stem}"]
-    say_result(result, source.rstrip() if dry_run else f"Wrote {file}. To train it: {shlex.join(train)}", as_json)
+    text = source.rstrip() if dry_run else f"Wrote {file}. To train it: {shlex.join(train)}"
+    say_result(result, text, as_json)
 
 
 @app.command("diff")

@@ -24,8 +24,8 @@ from paxcli.cloud.workers import Worker, find_workers
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
-_ON = typer.Option("--on", metavar="NAME", help="Run on all workers of these TPU VMs. Default: this machine.")
-_ON_ONE = typer.Option("--on", metavar="NAME", help="Run on worker 0 of these TPU VMs. Default: this machine.")
+_ON = typer.Option(metavar="NAME", help="Run on all workers of these TPU VMs. Default: this machine.")
+_ON_ONE = typer.Option(metavar="NAME", help="Run on worker 0 of these TPU VMs. Default: this machine.")
 # Arguments that may name files of this machine, which are then sent along with the command.
 _FILES = {"recipe", "target", "overlays", "prompts_file"}
 # Commands whose processes share a run directory.

@@ -12,7 +12,7 @@ from paxcli.cli.output import say_result
 
 RunDirsArgument = Annotated[list[str], typer.Argument(metavar="RUN_DIR...", help="Run directories, compared.")]
 _OUT = "Page to write. Default: RUN_DIR/report.html for one run, else report.html."
-OutOption = Annotated[str | None, typer.Option("--out", metavar="FILE", help=_OUT)]
+OutOption = Annotated[str | None, typer.Option(metavar="FILE", help=_OUT)]
 
 
 def report(
@@ -30,4 +30,5 @@ def report(
     """
     path = out or (f"{run_dirs[0].rstrip('/')}/report.html" if len(run_dirs) == 1 else "report.html")
     result = pax.Run(run_dirs[0]).report(*run_dirs[1:], path=path, dry_run=dry_run)
-    say_result(result, f"{'Would write' if dry_run else 'Wrote'} {path} ({result['bytes'] / 1e6:.1f} MB)", as_json)
+    text = f"{'Would write' if dry_run else 'Wrote'} {path} ({result['bytes'] / 1e6:.1f} MB)"
+    say_result(result, text, as_json)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import paxcli as pax
+from paxcli.config.paths import default_run_dir, resolve_path
 from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,10 +20,13 @@ def load_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str]
     return pax.load(recipe, overlays or (), parse_assignments(sets or ()))
 
 
+def retype_changes(overlays: Sequence[str] | None, sets: Sequence[str] | None) -> list[str]:
+    """`--set` and `--overlay` as words of another command line."""
+    return [*(f"--set={value}" for value in sets or ()), *(f"--overlay={name}" for name in overlays or ())]
+
+
 def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
     """The run in a directory, or the run of a recipe."""
-    from paxcli.config.paths import resolve_path
-
     if resolve_path(target).is_dir():
         from paxcli.training.run_dir import RunDir  # here, since it loads JAX
 
@@ -51,7 +55,5 @@ def check_devices(wanted: int | None, devices: int, has: str, change: str) -> No
 
 def open_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:
     """The run of a recipe, in `run_dir` or the recipe's own directory."""
-    from paxcli.config.paths import default_run_dir
-
     loaded = load_recipe(recipe, overlays, sets)
     return pax.Run(default_run_dir(loaded.name) if run_dir is None else run_dir, loaded)

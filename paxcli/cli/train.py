@@ -15,7 +15,8 @@ from paxcli.cli.import_weights import HF, import_once
 from paxcli.cli.options import DryRunOption, JsonOption, OverlayOption, RecipeArgument, RunDirOption, SetOption
 from paxcli.cli.output import say_result
 from paxcli.cli.restarts import keep_restarting
-from paxcli.cli.runs import load_recipe
+from paxcli.cli.runs import load_recipe, retype_changes
+from paxcli.config.paths import default_run_dir
 from paxcli.errors import ConfigError
 from paxcli.metrics.text import values_text
 
@@ -35,23 +36,18 @@ WithOptimizerOption = Annotated[
 AllowChangedOption = Annotated[
     bool, typer.Option("--allow-changed", help="Resume with a changed recipe, if it is safe. Default: refuse.")
 ]
-OnCorruptOption = Annotated[Literal["refuse", "previous"] | None, typer.Option("--on-corrupt", help=_ON_CORRUPT)]
-RestartsOption = Annotated[int, typer.Option("--restarts", min=0, help="Restarts after preemptions and crashes.")]
+OnCorruptOption = Annotated[Literal["refuse", "previous"] | None, typer.Option(help=_ON_CORRUPT)]
+RestartsOption = Annotated[int, typer.Option(min=0, help="Restarts after preemptions and crashes.")]
 CompiledOption = Annotated[
-    Path | None,
-    typer.Option("--compiled", metavar="FILE", help="Use the train step of `pax compile --save`. Default: compile."),
+    Path | None, typer.Option(metavar="FILE", help="Use the train step of `pax compile --save`. Default: compile.")
 ]
-ProfileStepsOption = Annotated[
-    str | None, typer.Option("--profile-steps", metavar="FIRST:LAST", help="Trace these steps. Default: none.")
-]
+ProfileStepsOption = Annotated[str | None, typer.Option(metavar="FIRST:LAST", help="Trace these steps. Default: none.")]
 AutoPgleOption = Annotated[
     bool,
     typer.Option("--auto-pgle", help="Profile the first steps and recompile with the profile (GPUs). Default: off."),
 ]
-PgleRunsOption = Annotated[
-    int | None, typer.Option("--pgle-runs", min=1, help="With --auto-pgle: steps to profile. Default: 3.")
-]
-PglePercentileOption = Annotated[int | None, typer.Option("--pgle-percentile", min=1, max=100, help=_PERCENTILE)]
+PgleRunsOption = Annotated[int | None, typer.Option(min=1, help="With --auto-pgle: steps to profile. Default: 3.")]
+PglePercentileOption = Annotated[int | None, typer.Option(min=1, max=100, help=_PERCENTILE)]
 ExpectPgleOption = Annotated[
     bool, typer.Option("--expect-pgle", help="Use the program --auto-pgle left in JAX's cache. Default: off.")
 ]
@@ -87,7 +83,6 @@ def train(
       pax train tiny --profile-steps 10:15 --run-dir runs/traced
     """
     from paxcli.config.load import is_run_dir
-    from paxcli.config.paths import default_run_dir
     from paxcli.profiling.instruments import Instrumentation
 
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, True)
@@ -103,7 +98,7 @@ def train(
         if with_optimizer:
             raise ConfigError("Weights of Hugging Face have no optimizer state.", "Leave out `--with-optimizer`.")
         run_dir = run_dir or default_run_dir(load_recipe(recipe, overlays, sets).name)
-        import_once(source, run_dir, dry_run, recipe, overlays, sets)
+        import_once(source, run_dir, dry_run, ["--recipe", recipe, *retype_changes(overlays, sets)])
         source = None
     if run_dir is None and is_run_dir(recipe):
         run_dir = recipe
@@ -134,7 +129,6 @@ def _describe(
     Raises what training would raise before it reads data or compiles.
     """
     from paxcli.checkpoint.manager import find_step
-    from paxcli.config.paths import default_run_dir
     from paxcli.mesh.mesh import describe
     from paxcli.training.loop import resume_step
     from paxcli.training.run_dir import RunDir

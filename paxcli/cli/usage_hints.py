@@ -39,7 +39,8 @@ def usage_hint(arguments: Sequence[str], command: str) -> str:
         return f"In pax that is `{verb}`."
     values = [b for a, b in pairwise(arguments) if "=" in b and not a.startswith("-") and not b.startswith("-")]
     if values:
-        return f"Values are given with `--set`: `{' '.join(f'--set {shlex.quote(value)}' for value in values)}`."
+        sets = " ".join(f"--set {shlex.quote(value)}" for value in values)
+        return f"Values are given with `--set`: `{sets}`."
     return f"See `{command} --help`."
 
 

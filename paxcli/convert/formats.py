@@ -45,11 +45,7 @@ def format_of(source: PathLike) -> Format:
 
 
 def import_weights(
-    source: PathLike,
-    run_dir: PathLike,
-    format: Format | None = None,
-    recipe: Recipe | None = None,
-    dry_run: bool = False,
+    source: PathLike, run_dir: PathLike, format: Format | None, recipe: Recipe | None, dry_run: bool
 ) -> ImportedWeights:
     """Starts a run from a checkpoint.
 

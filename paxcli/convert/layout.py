@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 import string
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,12 +22,12 @@ from typing import Literal, Protocol
 import numpy as np
 
 from paxcli.checkpoint.array_differences import ArrayDifferences, ArrayType, compare_arrays
+from paxcli.convert.steps import Arrays, Step
 
 Kind = Literal["params", "ema", "mu", "nu"]
 """What tensors hold: parameters, their moving average, or Adam's first or second moments of them."""
 
 Side = Literal["foreign", "pax"]
-Arrays = Sequence[np.ndarray]
 
 
 class Source(Protocol):
@@ -45,77 +44,6 @@ class LastKept:
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._read(name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """A step from the foreign tensors of a rule to pax's, and its inverse. Tensors are [n, …] for n layers."""
-
-    to_pax: Callable[[Arrays], Arrays]
-    from_pax: Callable[[Arrays], Arrays]
-
-    @property
-    def inverse(self) -> Step:
-        """The step in the other direction."""
-        return Step(self.from_pax, self.to_pax)
-
-
-def transpose(*order: int) -> Step:
-    """Permutes dimensions: dimension i of pax's tensor is dimension `order[i]` of the foreign one, within a layer."""
-
-    def permute(order: Sequence[int]) -> Callable[[Arrays], Arrays]:
-        return lambda arrays: [x.transpose(0, *(axis + 1 for axis in order)) for x in arrays]
-
-    return Step(permute(order), permute([int(axis) for axis in np.argsort(order)]))
-
-
-def reshape(foreign: Sequence[int], pax: Sequence[int]) -> Step:
-    """Splits and merges dimensions: the shapes of a layer's tensor on both sides."""
-
-    def to(shape: Sequence[int]) -> Callable[[Arrays], Arrays]:
-        return lambda arrays: [x.reshape(len(x), *shape) for x in arrays]
-
-    return Step(to(pax), to(foreign))
-
-
-def unstack(axis: int) -> Step:
-    """One tensor to several, along a dimension that they lose. Its inverse stacks them."""
-    axis = _with_layers(axis)
-    return Step(lambda arrays: list(np.moveaxis(arrays[0], axis, 0)), lambda arrays: [np.stack(arrays, axis)])
-
-
-def split(axis: int, *sizes: int) -> Step:
-    """One tensor to several, along a dimension of these sizes; none = two halves. Its inverse concatenates them."""
-    axis, ends = _with_layers(axis), list(itertools.accumulate(sizes))[:-1] or 2
-    return Step(lambda arrays: np.split(arrays[0], ends, axis), lambda arrays: [np.concatenate(arrays, axis)])
-
-
-def _with_layers(axis: int) -> int:
-    return axis + 1 if axis >= 0 else axis
-
-
-def deinterleave(*which: int) -> Step:
-    """Reorders the last dimension from RoPE's adjacent pairs (2i, 2i + 1) to pairs (i, i + R/2).
-
-    Args:
-      which: Indices of the tensors that this applies to; none = all.
-    """
-
-    def over(apart: Step, together: Step) -> Callable[[Arrays], Arrays]:
-        def reorder(x: np.ndarray) -> np.ndarray:
-            return together.from_pax(apart.to_pax([x]))[0]
-
-        return lambda arrays: [reorder(x) if i in which or not which else x for i, x in enumerate(arrays)]
-
-    return Step(over(alternate(), split(-1)), over(split(-1), alternate()))
-
-
-def alternate() -> Step:
-    """One tensor to two, whose entries alternate along its last dimension."""
-    return Step(
-        lambda arrays: [arrays[0][..., ::2], arrays[0][..., 1::2]],
-        lambda arrays: [np.stack(arrays, axis=-1).reshape(*arrays[0].shape[:-1], -1)],
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,6 +89,31 @@ class Rule:
         return scale, 0.0 if kind in ("mu", "nu") else self.shift
 
 
+def layer_rule(
+    layers: str,
+    foreign: str | Sequence[str],
+    pax: str | Sequence[str],
+    *steps: Step,
+    scale: float = 1.0,
+    shift: float = 0.0,
+    part: Literal["layer", "dense", "sparse"] = "layer",
+) -> Rule:
+    """A rule for a parameter within the layers of one kind, or for several.
+
+    Args:
+      layers: The name before that of a layer on the foreign side.
+      foreign: Name of the foreign tensor within a layer, or of several.
+      pax: Name of the pax parameter within a layer, or of several.
+      *steps: In order, from foreign to pax.
+      scale: That of `Rule`.
+      shift: That of `Rule`.
+      part: The field that names a layer of this kind.
+    """
+    theirs, ours = ([names] if isinstance(names, str) else names for names in (foreign, pax))
+    names = tuple(f"{layers}.{{{part}}}.{name}" for name in theirs), tuple(f"stack.{{{part}}}.{name}" for name in ours)
+    return Rule(*names, steps, scale, shift)
+
+
 @dataclasses.dataclass(frozen=True)
 class Slot:
     """Position of the tensors of one layer.
@@ -189,9 +142,9 @@ class Layers:
     dims: tuple[int, ...] = ()
 
     @staticmethod
-    def of_one_stack(count: int, name: str = "layers", axis: int = 0) -> Layers:
+    def of_one_stack(count: int, axis: int = 0) -> Layers:
         """Layers in one stack."""
-        return dataclasses.replace(Layers.of_stacks(name, 1, (count,)), axis=axis, dims=())
+        return Layers(tuple(Slot({"layer": "layers"}, index) for index in range(count)), axis)
 
     @staticmethod
     def of_stacks(pattern: str, count: int, dims: tuple[int, ...] = ()) -> Layers:

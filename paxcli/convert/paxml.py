@@ -7,6 +7,7 @@ or, from the pmap trainer, one flax msgpack file. The checkpoint does not descri
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -22,8 +23,9 @@ from etils import epath
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing, named_leaves
 from paxcli.config.paths import resolve_path
-from paxcli.convert.layout import Kind, LastKept, Layers, Layout, Rule, Source, Step, pax_layers, transpose, unstack
+from paxcli.convert.layout import Kind, LastKept, Layers, Layout, Rule, Source, layer_rule, pax_layers
 from paxcli.convert.runs import ExperimentConfig, ImportedWeights, PathLike, import_checkpoint, state_shapes
+from paxcli.convert.steps import transpose, unstack
 from paxcli.errors import DataError, first_line
 from paxcli.log import log
 
@@ -145,10 +147,7 @@ def _top_rules(has_head: bool) -> tuple[Rule, ...]:
 
 
 def _layer_rules(is_combined: bool) -> Iterator[Rule]:
-    def rule(foreign: str, pax: str | tuple[str, ...], *steps: Step) -> Rule:
-        names = (pax,) if isinstance(pax, str) else pax
-        return Rule(f"transformer.{{layer}}.{foreign}", tuple(f"stack.{{layer}}.{name}" for name in names), steps)
-
+    rule = functools.partial(layer_rule, "transformer")
     for part, ending in (("w", ""), ("b", "_bias")):
         names = tuple(f"attention.{x}{ending}" for x in _QKV)
         if is_combined:

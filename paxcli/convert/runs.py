@@ -208,7 +208,8 @@ def import_checkpoint(
     found = {kind: source.arrays(kind) for kind in parts}
     differences = {kind: compare_to_model(layout.only(names), params, found[kind]) for kind, names in parts.items()}
     different = next((kind for kind in parts if differences[kind]), None)
-    started, tensors = time.perf_counter(), [x for kind in found.values() for x in kind.values()]
+    tensors = [x for kind in found.values() for x in kind.values()]
+    started = time.perf_counter()
     if different is not None and not (dry_run and different == "params"):
         what = "The tensors" if different == "params" else f"Those of the optimizer's `{different}`"
         raise DataError(f"{what} in {source.path} are not of this model: {differences[different].text()}.", hint)

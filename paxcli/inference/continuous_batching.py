@@ -34,12 +34,16 @@ class Request:
       answer_start: Where the answer starts: P, or earlier with a given continuation; 1 in a target.
       max_tokens: The most tokens to generate; 0 = only compute log-probabilities.
       settings: Of its sampling.
+      prompt: The text of the prompt or the source.
+      stop: Texts that end the answer; `Generator` leaves it to a `Watch` to find them.
     """
 
     ids: np.ndarray
     answer_start: int
     max_tokens: int
     settings: SequenceSettings
+    prompt: str = ""
+    stop: tuple[str, ...] = ()
 
 
 _FREE = Request(np.zeros(1, np.int32), 1, 0, sequence_settings(Sampling(), 0, 0))  # of a slot without a sequence

@@ -114,21 +114,7 @@ class PromptDecoder:
           ConfigError: The model does not continue prompts, or a prompt is too long or has unknown ids.
         """
         check_continues_prompts(self._model)
-        requests = self.requests(prompts)
-        ids = [one.ids[: one.answer_start] for one in requests]
-        stops = [self._decoding.stop if prompt.stop is None else tuple(prompt.stop) for prompt in prompts]
-        texts = [self.tokenizer.decode(i) if p.prompt is None else p.prompt for p, i in zip(prompts, ids, strict=True)]
-
-        def watch(index: int, ids: np.ndarray, is_done: bool) -> int | None:
-            cut = self._stop_at(requests[index], ids, stops[index])
-            if on_text is not None and self._decoding.num_samples == 1:
-                text = self._text(requests[index], ids, stops[index])
-                on_text(index, texts[index], text, is_done or cut is not None)
-            return cut
-
-        answers = self.generator.answer(requests, watch, stream=on_text is not None)
-        found = zip(texts, requests, stops, answers, strict=True)
-        return [self._readable(text, request, x, stop) for text, request, stop, samples in found for x in samples]
+        return [output for samples in self._answer(self.requests(prompts), on_text) for output in samples]
 
     def decode_data(self, source: BaseInput) -> tuple[list[dict[str, Any]], dict[str, float]]:
         """Decodes an epoch of examples: continues their inputs, or generates the targets of their sources.
@@ -141,19 +127,28 @@ class PromptDecoder:
           ConfigError: The examples have no inputs, or one leaves no room for its targets.
         """
         examples, metrics = self._examples(source), source.example_metrics("predictions")
-        requests = [request for _, request in examples.values()]
-        stop = self._decoding.stop
-        answers = self.generator.answer(requests, lambda i, ids, is_done: self._stop_at(requests[i], ids, stop))
         outputs, best = [], {}
-        for (number, (text, request)), samples in zip(examples.items(), answers, strict=True):
-            origin = {"input": source.name, "example_id": number}
-            readable = [self._readable(text, request, one, stop) | origin for one in samples]
-            outputs += readable
-            best[number] = readable[0]["ids"]
+        for number, samples in zip(examples, self._answer([*examples.values()]), strict=True):
+            outputs += [output | {"input": source.name, "example_id": number} for output in samples]
+            best[number] = samples[0]["ids"]
         return outputs, metrics(best) if metrics is not None else {}
 
-    def _examples(self, source: BaseInput) -> dict[int, tuple[str, Request]]:
-        """Example number → text and request."""
+    def _answer(self, requests: Sequence[Request], on_text: OnText | None = None) -> list[list[dict[str, Any]]]:
+        """The samples of each request, as `continue_prompts` returns them."""
+
+        def watch(index: int, ids: np.ndarray, is_done: bool) -> int | None:
+            request = requests[index]
+            cut = self._stop_at(request, ids)
+            if on_text is not None and self._decoding.num_samples == 1:
+                on_text(index, request.prompt, self._text(request, ids), is_done or cut is not None)
+            return cut
+
+        answers = self.generator.answer(requests, watch, stream=on_text is not None)
+        found = zip(requests, answers, strict=True)
+        return [[self._readable(request, one) for one in samples] for request, samples in found]
+
+    def _examples(self, source: BaseInput) -> dict[int, Request]:
+        """Example number → request."""
         found, is_target = {}, isinstance(self._model, Seq2SeqModel)
         for batch in source.eval_batches():
             if not is_target and "inputs_indicator" not in batch:
@@ -166,7 +161,8 @@ class PromptDecoder:
                 start = 1 if is_target else length
                 fit = self._check_length(f"Example {number}", start, 1)
                 tokens = min(self._decoding.max_tokens or fit, fit)
-                found[number] = text, Request(ids[:length], start, tokens, self._settings(number))
+                settings = self._settings(number)
+                found[number] = Request(ids[:length], start, tokens, settings, text, self._decoding.stop)
         return {number: one for number, one in found.items() if number >= 0}
 
     def _request(self, prompt: Prompt, number: int) -> Request:
@@ -175,18 +171,20 @@ class PromptDecoder:
         if own and isinstance(self._decoding, BeamSearch):
             raise ConfigError(f"{prompt}: with beam search it has no `{[*own][0]}`.", "Set `decoding` to Sampling.")
         ids, shown = self._encode(prompt), str(prompt)
+        sequence, max_tokens = ids, prompt.max_tokens or self._decoding.max_tokens
         if prompt.continuation is not None:
-            given = self._encode(prompt, prompt.continuation)
-            if not np.array_equal(given[: len(ids)], ids):  # a token would span both
-                given = np.concatenate([ids, self.tokenizer.encode(prompt.continuation)])
-            self._check_vocabulary(shown, given)
-            self._check_length(shown, len(given), 0)
-            return Request(given.astype(np.int32), len(ids), 0, self._settings(number))
-        self._check_vocabulary(shown, ids)
-        wanted = prompt.max_tokens or self._decoding.max_tokens
-        fit = self._check_length(shown, len(ids), wanted or 1)
+            sequence, max_tokens = self._encode(prompt, prompt.continuation), 0
+            if not np.array_equal(sequence[: len(ids)], ids):  # a token would span both
+                sequence = np.concatenate([ids, self.tokenizer.encode(prompt.continuation)])
+        self._check_vocabulary(shown, sequence)
+        fit = self._check_length(shown, len(sequence), 1 if max_tokens is None else max_tokens)
+        text = self.tokenizer.decode(ids.astype(np.int32)) if prompt.prompt is None else prompt.prompt
+        tokens = sequence.astype(np.int32)
+        if prompt.continuation is not None:
+            return Request(tokens, len(ids), 0, self._settings(number), text)
+        stop = self._decoding.stop if prompt.stop is None else tuple(prompt.stop)
         settings = self._settings(number if prompt.seed is None else 0)._replace(**own)
-        return Request(ids.astype(np.int32), len(ids), wanted or min(_MAX_TOKENS, fit), settings)
+        return Request(tokens, len(ids), max_tokens or min(_MAX_TOKENS, fit), settings, text, stop)
 
     def _settings(self, number: int) -> SequenceSettings:
         sampling = self._decoding if isinstance(self._decoding, Sampling) else Sampling()
@@ -222,23 +220,23 @@ class PromptDecoder:
         if size is not None and largest >= size:
             raise ConfigError(f"{name} has id {largest}, but the model's vocab_size is {size}.", "Use smaller ids.")
 
-    def _stop_at(self, request: Request, ids: np.ndarray, stop: tuple[str, ...]) -> int | None:
+    def _stop_at(self, request: Request, ids: np.ndarray) -> int | None:
         """The number of tokens whose text first has a stop text; None = it has none."""
-        counts = range(1, len(ids) + 1) if self._has_stop(request, ids, stop) else ()
-        return next((count for count in counts if self._has_stop(request, ids[:count], stop)), None)
+        counts = range(1, len(ids) + 1) if self._has_stop(request, ids) else ()
+        return next((count for count in counts if self._has_stop(request, ids[:count])), None)
 
-    def _has_stop(self, request: Request, ids: np.ndarray, stop: tuple[str, ...]) -> bool:
-        text = self._decode(request, ids) if stop else ""
-        return any(one in text or self._special_id(one) in ids for one in stop)
+    def _has_stop(self, request: Request, ids: np.ndarray) -> bool:
+        text = self._decode(request, ids) if request.stop else ""
+        return any(one in text or self._special_id(one) in ids for one in request.stop)
 
     def _find_special_id(self, text: str) -> int:
         """The id of a special token, which no decoded text shows; -1 for any other text."""
         ids = self.tokenizer.encode_chat(text)[0]
         return int(ids[0]) if len(ids) == 1 and not self.tokenizer.decode(ids) else -1
 
-    def _text(self, request: Request, ids: np.ndarray, stop: tuple[str, ...]) -> str:
+    def _text(self, request: Request, ids: np.ndarray) -> str:
         text = self._decode(request, ids)
-        return text[: min((text.index(one) for one in stop if one in text), default=None)]
+        return text[: min((text.index(one) for one in request.stop if one in text), default=None)]
 
     def _decode(self, request: Request, ids: np.ndarray) -> str:
         """The text of an answer, decoded with the tokens before it: a tokenizer may drop the space of a first word."""
@@ -247,12 +245,11 @@ class PromptDecoder:
         start, text = self.tokenizer.decode(before), self.tokenizer.decode(np.concatenate([before, ids]))
         return text.removeprefix(start) if text.startswith(start) else self.tokenizer.decode(ids)
 
-    def _readable(self, prompt: str, request: Request, answer: Answer, stop: tuple[str, ...]) -> dict[str, Any]:
-        # Beam search and encoder-decoders generate beyond a stop text.
-        cut = None if answer.finish_reason == "given" else self._stop_at(request, answer.ids, stop)
+    def _readable(self, request: Request, answer: Answer) -> dict[str, Any]:
+        cut = self._stop_at(request, answer.ids)  # beam search and encoder-decoders generate beyond a stop text
         return {
-            "prompt": prompt,
-            "text": self._text(request, answer.ids[:cut], () if cut is None else stop),
+            "prompt": request.prompt,
+            "text": self._text(request, answer.ids[:cut]),
             "ids": answer.ids[:cut].tolist(),
             "log_probs": [round(float(value), 6) for value in answer.log_probs[:cut]],
             "score": round(answer.score, 6),

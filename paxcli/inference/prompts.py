@@ -52,10 +52,11 @@ class Prompt:
         return f"{self.place}Prompt {shown if len(shown) <= 40 else shown[:38] + '…'}"
 
 
+PromptLike = str | Mapping[str, Any] | Prompt
 _FIELDS = [field.name for field in dataclasses.fields(Prompt) if field.name != "place"]
 
 
-def parse_prompt(row: str | Mapping[str, Any] | Prompt, place: str = "") -> Prompt:
+def parse_prompt(row: PromptLike, place: str = "") -> Prompt:
     """A prompt from its text, or from the fields of `Prompt`.
 
     Raises:

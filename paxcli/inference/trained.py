@@ -18,7 +18,7 @@ from paxcli.config.paths import replace_text
 from paxcli.config.tree import check_range
 from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inference.decode import OnText, PromptDecoder, check_continues_prompts, check_decodes, override
-from paxcli.inference.prompts import Prompt, parse_prompt
+from paxcli.inference.prompts import Prompt, PromptLike, parse_prompt
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
 from paxcli.inputs.text import TextInput
 from paxcli.log import log
@@ -144,12 +144,7 @@ class TrainedRun:
             time.sleep(_POLL_SECONDS)
 
     def continue_prompts(
-        self,
-        step: int,
-        prompts: Sequence[str | Mapping[str, Any] | Prompt],
-        settings: Mapping[str, Any],
-        seed: int,
-        on_text: OnText | None = None,
+        self, step: int, prompts: Sequence[PromptLike], settings: Mapping[str, Any], seed: int, on_text: OnText | None
     ) -> list[dict[str, Any]]:
         """Continuations of prompts. Written to `decoded/` too.
 
@@ -158,7 +153,7 @@ class TrainedRun:
           prompts: Texts, or the fields of `Prompt`.
           settings: Fields of the recipe's `decoding` to replace; None = the recipe's value.
           seed: Seed of sampling.
-          on_text: Receives the text while it is generated.
+          on_text: Receives the text while it is generated; None = nothing does.
         """
         check_continues_prompts(self._session.experiment.task.model)
         if not (parsed := [parse_prompt(one) for one in prompts]):
@@ -171,7 +166,7 @@ class TrainedRun:
         return outputs
 
     def answer_inputs(
-        self, step: int, settings: Mapping[str, Any], seed: int, on_text: OnText | None = None
+        self, step: int, settings: Mapping[str, Any], seed: int, on_text: OnText | None
     ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
         """Continuations of the recipe's decode inputs, and the inputs' own metrics. Written to `decoded/` too.
 
@@ -238,26 +233,23 @@ class TrainedRun:
             raise DataError(report.text(), "Use the recipe that the run was trained with: its `recipe.yaml`.")
         return learner.eval_params(loaded["params"], Averaged(None, loaded["opt_state"]["ema"])) if averages else loaded
 
-    def _write_metrics(self, folder: str, step: int, metrics: dict[str, dict[str, float]]) -> None:
-        """Appends metrics to `metrics.jsonl` and the TensorBoard events of `folder`, beside those of training."""
-        if jax.process_index() != 0 or not metrics:
-            return
-        for kind, file in ((JsonlWriter, "metrics.jsonl"), (TensorBoardWriter, "tensorboard")):
-            writer = kind(self._run_dir.path / folder / file, _EVERY_STEP)
-            for name, values in metrics.items():
-                writer.write(step, values, split=f"{folder}/{name}")
-            writer.close()
-
     def _write_outputs(self, step: int, outputs: list[dict[str, Any]], metrics: dict[str, dict[str, float]]) -> None:
         lines = "".join(json.dumps(output, ensure_ascii=False) + "\n" for output in outputs)
         self._write("decoded", step, f"{step}.jsonl", lines, metrics)
 
     def _write(self, folder: str, step: int, name: str, text: str, metrics: dict[str, dict[str, float]]) -> None:
+        """Writes results to a file, and adds metrics to `metrics.jsonl` and the TensorBoard events beside it."""
+        if jax.process_index() != 0:
+            return
         directory = self._run_dir.path / folder
+        writers = ((JsonlWriter, "metrics.jsonl"), (TensorBoardWriter, "tensorboard")) if metrics else ()
         try:
-            if jax.process_index() == 0:
-                directory.mkdir(parents=True, exist_ok=True)
-                replace_text(directory / name, text)
-            self._write_metrics(folder, step, metrics)
+            directory.mkdir(parents=True, exist_ok=True)
+            replace_text(directory / name, text)
+            for kind, file in writers:
+                writer = kind(directory / file, _EVERY_STEP)
+                for split, values in metrics.items():
+                    writer.write(step, values, split=f"{folder}/{split}")
+                writer.close()
         except OSError as error:  # the results are worth more than their file
             log.warning("The results of step %d were not written to %s: %s", step, directory, error)

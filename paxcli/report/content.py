@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -96,7 +95,7 @@ def read_reported_runs(run_dirs: Sequence[epath.PathLike]) -> list[ReportedRun]:
             path=os.fspath(path),
             values=RunDir(path).original_config(),
             recipe=(path / "recipe.yaml").read_text() if (path / "recipe.yaml").exists() else "",
-            environment=_read_json(path / "environment.json") or {},
+            environment=_read_json(path / "environment.json", {}) or {},
             goodput=_read_json(path / "goodput.json", _GOODPUT),
             samples=[line for line in read_records(path / SAMPLES) if "prompt" in line and "text" in line],
         )
@@ -124,7 +123,7 @@ def differing_values(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]
     ]
 
 
-def _read_json(path: epath.Path, keys: Mapping[str, Any] = types.MappingProxyType({})) -> dict[str, Any] | None:
+def _read_json(path: epath.Path, keys: Mapping[str, Any]) -> dict[str, Any] | None:
     """The object in a file; None if there is no file.
 
     Raises:
@@ -136,6 +135,7 @@ def _read_json(path: epath.Path, keys: Mapping[str, Any] = types.MappingProxyTyp
         content = json.loads(path.read_bytes())
     except ValueError:
         content = None
-    if not isinstance(content, dict) or not all(isinstance(content.get(key, ""), kind) for key, kind in keys.items()):
+    is_sound = isinstance(content, dict) and all(isinstance(content.get(key, ""), keys[key]) for key in keys)
+    if not is_sound:
         raise DataError(f"{path} is damaged.", "Move it away: the report does without it.")
     return content

@@ -154,9 +154,8 @@ def _describe_field(arrays: Sequence[np.ndarray]) -> dict[str, Any]:
 
 
 def _padding_share(batches: Sequence[Leaves], texts: Sequence[str]) -> float | None:
-    if texts:
-        masks = [_is_padding(leaves, text) for leaves in batches for text in texts]
-    else:
+    masks = [_is_padding(leaves, text) for leaves in batches for text in texts]
+    if not texts:
         masks = [leaves[path] == 0 for leaves in batches for path in _weight_fields(leaves)]
     padding = [mask.ravel() for mask in masks if mask is not None]
     return float(np.mean(np.concatenate(padding))) if padding else None

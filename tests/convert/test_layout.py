@@ -12,20 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.convert.layout import (
-    Layers,
-    Layout,
-    Rule,
-    Slot,
-    compare_to_model,
-    deinterleave,
-    from_pax,
-    pax_layers,
-    reshape,
-    split,
-    transpose,
-    unstack,
-)
+from paxcli.convert.layout import Layers, Layout, Rule, Slot, compare_to_model, from_pax, pax_layers
+from paxcli.convert.steps import deinterleave, reshape, split, transpose, unstack
 from tests.convert.filling import to_pax
 from tests.models import hf_families
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from paxcli.checkpoint.reading import named_leaves, nest_by_name
 from paxcli.convert.huggingface.layouts import huggingface_layout
-from paxcli.convert.layout import Layers, Layout, Rule, Step, reshape, transpose, unstack
+from paxcli.convert.layout import Layers, Layout, Rule
+from paxcli.convert.steps import Step, reshape, transpose, unstack
 from paxcli.inputs.base_input import language_spec
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling

@@ -108,72 +108,75 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
     heads, dims, gemma = c["num_attention_heads"], c["hidden_size"], "gemma" in traits
     size = c["qk_nope_head_dim"] + c["qk_rope_head_dim"] if latent else c.get("head_dim") or dims // heads
     kv_heads = c.get("num_key_value_heads") or heads
-    table = "embedding" if c["tie_word_embeddings"] else "head"
-    values: dict[str, Any] = {
+    norm = {"": "RmsNorm", "epsilon": c["rms_norm_eps"], "direct_scale": not gemma}
+    dense = {"": "FeedForward", "activation": "gelu" if gemma else "silu", "gated": True, "use_bias": False}
+
+    def block(window: int | None, is_sparse: bool, rotates: bool) -> dict[str, Any]:
+        attention = _latent_attention(family, c) if latent else _attention(family, c, window, norm)
+        attention["rotary"] = _rotary(traits, c, is_local=window is not None) if rotates else None
+        feed_forward = _experts(family, c) if is_sparse else dense
+        return {"norm": norm, **family.of_block, "attention": attention, "feed_forward": feed_forward}
+
+    kinds, first = _interleaved_kinds(kind, c), c.get("first_k_dense_replace") or 0
+    if first or len(kinds) > 1:
+        turns = {str(i): block(*one) for i, one in enumerate(kinds)}
+        stack = {"": "PatternedStack", "turns": {"": ["TransformerBlock"] * len(kinds), **turns}}
+        stack["scan"] = (c["num_hidden_layers"] - first) % len(kinds) == 0
+    else:
+        stack = {"": "Stack", "block": {"": "TransformerBlock", **block(*kinds[0])}}
+    if first:
+        stack |= {"num_first": first, "first": {"": "TransformerBlock", **block(None, False, True)}}
+    cap = {"logit_cap": c["final_logit_softcapping"]} if "final_logit_softcapping" in c else {}
+    is_tied = c["tie_word_embeddings"]
+    model = {
         "max_seq_len": min(c["max_position_embeddings"], _LONGEST),
         "num_kv_heads": kv_heads if kv_heads != heads else None,
         "dims_per_head": size if size * heads != dims else None,
         "position": None,
-        "embedding.scale_sqrt_depth": gemma,
-        "head": None if c["tie_word_embeddings"] else "OutputHead",
+        "embedding": {"scale_sqrt_depth": gemma} | (cap if is_tied else {}),
+        "head": None if is_tied else {"": "OutputHead"} | cap,
+        "final_norm": norm,
+        "stack": stack | {"remat_policy": "nothing"},
     }
-    if "final_logit_softcapping" in c:
-        values[f"{table}.logit_cap"] = c["final_logit_softcapping"]
-    norm = {"": "RmsNorm", ".epsilon": c["rms_norm_eps"], ".direct_scale": not gemma}
-    values |= {f"final_norm{field}": value for field, value in norm.items()}
-    kinds, first = _interleaved_kinds(kind, c), c.get("first_k_dense_replace") or 0
-    blocks = [f"stack.turns.{i}" for i in range(len(kinds))]
-    if first or len(kinds) > 1:
-        values |= {"stack": "PatternedStack", "stack.turns": ["TransformerBlock"] * len(kinds)}
-        values["stack.scan"] = (c["num_hidden_layers"] - first) % len(kinds) == 0
-    else:
-        blocks = ["stack.block"]
-        values |= {"stack": "Stack", "stack.block": "TransformerBlock"}
-    if first:
-        blocks, kinds = [*blocks, "stack.first"], [*kinds, (None, False, True)]
-        values |= {"stack.first": "TransformerBlock", "stack.num_first": first}
-    values["stack.remat_policy"] = "nothing"
-    dense = {"": "FeedForward", ".activation": "gelu" if gemma else "silu", ".gated": True, ".use_bias": False}
-    for block, (window, is_sparse, rotates) in zip(blocks, kinds, strict=True):
-        values |= {f"{block}.norm{field}": value for field, value in norm.items()}
-        values |= {f"{block}.{field}": value for field, value in family.of_block.items()}
-        attention = _latent_attention(family, c) if latent else _attention(family, c, window, norm)
-        rotary = _rotary(traits, c, is_local=window is not None) if rotates else {"": None}
-        attention |= {f".rotary{field}": value for field, value in rotary.items()}
-        values |= {f"{block}.attention{field}": value for field, value in attention.items()}
-        feed_forward = _experts(family, c) if is_sparse else dense
-        values |= {f"{block}.feed_forward{field}": value for field, value in feed_forward.items()}
+    return _by_path(model)
+
+
+def _by_path(template: Mapping[str, Any], at: str = "") -> dict[str, Any]:
+    """Path -> plain value of nested templates, where the class of each is under the key ``."""
+    values: dict[str, Any] = {}
+    for field, value in template.items():
+        path = ".".join(filter(None, (at, field)))
+        values |= _by_path(value, path) if isinstance(value, Mapping) else {path: value}
     return values
 
 
 def _attention(
     family: SimpleNamespace, c: Mapping[str, Any], window: int | None, norm: Mapping[str, Any]
 ) -> dict[str, Any]:
-    traits, values = family.traits, {".window": window} | {f".{field}": x for field, x in family.of_attention.items()}
+    traits, values = family.traits, {"window": window, **family.of_attention}
     if "query_pre_attn_scalar" in c:
         scalar, size = c["query_pre_attn_scalar"], c.get("head_dim") or c["hidden_size"] // c["num_attention_heads"]
-        values[".query_scale"] = scalar**-0.5 if scalar != size else None
-        values[".logit_cap"] = c["attn_logit_softcapping"]
+        values["query_scale"] = scalar**-0.5 if scalar != size else None
+        values["logit_cap"] = c["attn_logit_softcapping"]
     if "qk_norm" in traits:
-        values |= {f".qk_norm{field}": value for field, value in norm.items()}
+        values["qk_norm"] = norm
     if "chunks" in traits and window is not None:
-        values[".chunked"] = True
+        values["chunked"] = True
         if c["use_qk_norm"]:
-            values |= {f".qk_norm{field}": value for field, value in norm.items()} | {".qk_norm.has_scale": False}
+            values["qk_norm"] = {**norm, "has_scale": False}
     elif "chunks" in traits and c["attn_temperature_tuning"]:
-        values |= {".temperature_growth": c["attn_scale"], ".temperature_length": c["floor_scale"]}
+        values |= {"temperature_growth": c["attn_scale"], "temperature_length": c["floor_scale"]}
     return values
 
 
 def _latent_attention(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str, Any]:
-    norm = {"": "RmsNorm", ".epsilon": _LATENT_EPSILON, ".direct_scale": True}
     scaling, size = _rope(c), c["qk_nope_head_dim"] + c["qk_rope_head_dim"]
     sharper = scaling.get("mscale_all_dim") if _rope_type(scaling) != "default" else None
     return {
         "": "LatentAttention",
-        **{f".{field}": c[key] for key, field in family.attention.items()},
-        **{f".latent_norm{field}": value for field, value in norm.items()},
-        ".query_scale": size**-0.5 * _yarn_factor(scaling["factor"], sharper) ** 2 if sharper else None,
+        **{field: c[key] for key, field in family.attention.items()},
+        "latent_norm": {"": "RmsNorm", "epsilon": _LATENT_EPSILON, "direct_scale": True},
+        "query_scale": size**-0.5 * _yarn_factor(scaling["factor"], sharper) ** 2 if sharper else None,
     }
 
 
@@ -223,18 +226,17 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     elif is_local and "global_scaling" in traits:
         scaling = {}
     kind = _rope_type(scaling)
-    values = {"": "Rotary", ".max_timescale": float(scaling.get("rope_theta", c["rope_theta"]))}
+    values: dict[str, Any] = {"": "Rotary", "max_timescale": float(scaling.get("rope_theta", c["rope_theta"]))}
     fraction = scaling.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))
     if fraction != 1:
         if "fused" not in traits:
             hint = "Remove it from config.json, if the model was trained without."
             raise ConfigError(f"transformers reads partial_rotary_factor={fraction} for Phi-3 only.", hint)
-        values[".fraction"] = fraction
+        values["fraction"] = fraction
     if kind == "default":
         return values
     if kind not in _SCALINGS:
         raise ConfigError(f"rope_type={kind} is not supported.", f"Supported are default, {', '.join(_SCALINGS)}.")
-    values[".scaling"] = _SCALINGS[kind]["class"]
     fields = _SCALINGS[kind]["fields"]
     given = {field: scaling[key] for key, field in fields.items() if scaling.get(key) is not None}
     if "original_max_position_embeddings" in fields:
@@ -243,16 +245,16 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
         parts = (_yarn_factor(scaling["factor"], scaling[key] or 0) for key in ("mscale", "mscale_all_dim"))
         given["attention_factor"] = next(parts) / next(parts)
     whole = ("original_max_seq_len", "truncate")
-    return values | {f".scaling.{field}": x if field in whole else float(x) for field, x in given.items()}
+    numbers = {field: x if field in whole else float(x) for field, x in given.items()}
+    return values | {"scaling": {"": _SCALINGS[kind]["class"], **numbers}}
 
 
 def _experts(family: SimpleNamespace, c: Mapping[str, Any]) -> dict[str, Any]:
-    values = {"": "MoeFeedForward"} | {f".{field}": c[key] for key, field in family.experts.items()}
-    values |= {f".{field}": value for field, value in family.of_experts.items()}
+    values = {"": "MoeFeedForward"} | {field: c[key] for key, field in family.experts.items()} | family.of_experts
     if c.get("topk_method") == "greedy":
-        values |= {".num_groups": 1, ".groups_per_token": 1}
+        values |= {"num_groups": 1, "groups_per_token": 1}
     if family.shared is not None:
-        values[".shared_dims"] = c[family.shared] * c.get("n_shared_experts", 1)
+        values["shared_dims"] = c[family.shared] * c.get("n_shared_experts", 1)
     return values
 
 

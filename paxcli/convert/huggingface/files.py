@@ -35,13 +35,13 @@ class Safetensors:
     def __init__(self, directory: Path):
         self._files: dict[str, Any] = {}
         self.shapes: dict[str, jax.ShapeDtypeStruct] = {}
-        for path in _find(directory):
+        paths, indexed = _find(directory)
+        for path in paths:
             self._open(path)
-        index = directory / INDEX
-        if index.exists():
-            lacking = sorted(set(read_json(index).get("weight_map", {})) - set(self.shapes))
-            if lacking:
-                raise DataError(f"{index} names `{lacking[0]}`, which no file has.", "Download the files again.")
+        if lacking := sorted(indexed - self.shapes.keys()):
+            raise DataError(
+                f"{directory / INDEX} names `{lacking[0]}`, which no file has.", "Download the files again."
+            )
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._files[name].get_tensor(name)
@@ -66,15 +66,16 @@ class Safetensors:
             self.shapes[name] = jax.ShapeDtypeStruct(tuple(found.get_shape()), np.dtype(DTYPES[found.get_dtype()]))
 
 
-def _find(directory: Path) -> list[Path]:
+def _find(directory: Path) -> tuple[list[Path], set[str]]:
+    """The safetensors files, and the names of the tensors in their index, if there is one."""
     index = directory / INDEX
     if index.exists():
         weights = read_json(index).get("weight_map")
         if not isinstance(weights, dict) or not all(isinstance(file, str) for file in weights.values()):
             raise DataError(f"{index} has no `weight_map` of names to files.", "Download it again.")
-        return [directory / Path(file).name for file in sorted(set(weights.values()))]
+        return [directory / Path(file).name for file in sorted(set(weights.values()))], set(weights)
     if found := sorted(directory.glob("*.safetensors")):
-        return [path for path in found if path.name == SINGLE] or found
+        return [path for path in found if path.name == SINGLE] or found, set()
     refuse_pickles(directory)
     raise DataError(f"{directory} has no safetensors file.", f"It needs {SINGLE}, or {INDEX} and its files.")
 
@@ -82,13 +83,13 @@ def _find(directory: Path) -> list[Path]:
 def refuse_pickles(source: Path) -> None:
     """Raises DataError if the weights are GGUF, or pickles, which could run any code when they are read."""
     candidates = sorted(source.iterdir()) if source.is_dir() else [source]
-    pickles = [path for path in candidates if path.is_file() and path.suffix in PICKLES]
-    if pickles:
-        folder = source if source.is_dir() else source.parent
-        problem = f"{pickles[0]} is a pickle, which can run any code when it is read, so pax does not read it."
+    files = [path for path in candidates if path.is_file()]
+    if pickle := next((path for path in files if path.suffix in PICKLES), None):
+        problem = f"{pickle} is a pickle, which can run any code when it is read, so pax does not read it."
+        folder = pickle.parent
         call = f"AutoModelForCausalLM.from_pretrained('{folder}').save_pretrained('{folder}-safetensors')"
         raise DataError(problem, f"Convert it where you trust it: {call} in transformers writes safetensors.")
-    if file := next((path for path in candidates if path.is_file() and path.suffix == GGUF), None):
+    if file := next((path for path in files if path.suffix == GGUF), None):
         raise DataError(f"{file} is a GGUF file, which pax does not read.", "Import the model's safetensors files.")
 
 

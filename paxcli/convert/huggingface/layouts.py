@@ -8,27 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Literal
 
 import fiddle as fdl
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing
 from paxcli.convert.huggingface.config import FAMILIES, has_experts, is_latent
-from paxcli.convert.layout import (
-    Layers,
-    Layout,
-    Rule,
-    Step,
-    alternate,
-    deinterleave,
-    pax_layers,
-    reshape,
-    split,
-    transpose,
-    unstack,
-)
+from paxcli.convert.layout import Layers, Layout, Rule, layer_rule, pax_layers
 from paxcli.convert.runs import layer_kinds
+from paxcli.convert.steps import Step, alternate, deinterleave, reshape, split, transpose, unstack
 from paxcli.errors import ConfigError
 
 _TRANSPOSED = (transpose(1, 0),)
@@ -84,22 +72,8 @@ def saved_names(names: Collection[str], family: str, tied: bool, num_layers: int
     return {f"transformer.{name}" if bare else name: name for name in kept}
 
 
-def _rule(
-    layers: str,
-    foreign: str | list[str],
-    pax: str | list[str],
-    *steps: Step,
-    shift: float = 0.0,
-    part: Literal["layer", "dense", "sparse"] = "layer",
-) -> Rule:
-    """A rule for a parameter within all layers, or those with or without experts, or for several that are one there."""
-    theirs, ours = ([names] if isinstance(names, str) else names for names in (foreign, pax))
-    names = tuple(f"{layers}.{{{part}}}.{name}" for name in theirs), tuple(f"stack.{{{part}}}.{name}" for name in ours)
-    return Rule(*names, steps, shift=shift)
-
-
 def _llama_rules(family: str, model: fdl.Config) -> tuple[Rule, ...]:
-    rule, blocks = functools.partial(_rule, "model.layers"), layer_kinds(model)[0]
+    rule, blocks = functools.partial(layer_rule, "model.layers"), layer_kinds(model)[0]
     attention_rules = _latent_rules if is_latent(blocks[0].attention) else _attention_rules
     return (
         Rule("model.embed_tokens.weight", "embedding.table"),
@@ -192,7 +166,7 @@ def _feed_forward_rules(family: str, blocks: list[fdl.Config], rule: Callable[..
 def _gpt2_rules(model: fdl.Config) -> tuple[Rule, ...]:
     dims, shape = model.model_dims, (model.num_heads, _head_dims(model))
     thirds = (dims, dims, dims)
-    rule = functools.partial(_rule, "transformer.h")
+    rule = functools.partial(layer_rule, "transformer.h")
     qkv = [f"attention.{name}" for name in _QKV]
     biases = [f"{name}_bias" for name in qkv]
     return (

@@ -33,9 +33,12 @@ def carry_files(source: Path, target: Path) -> list[str]:
 
 def eos_id(config: fdl.Buildable) -> int | None:
     """The id of the end token of the recipe's first tokenizer; None without one, or without its file."""
-    found = [node.value for node in walk(config) if node.key == "tokenizer" and isinstance(node.value, fdl.Buildable)]
-    files = [fdl.ordered_arguments(one, include_defaults=True).get("path", "/") for one in found]  # bytes need none
-    return fdl.build(found[0])().eos_id if found and Path(str(files[0])).expanduser().exists() else None
+    templates = (node.value for node in walk(config) if node.key == "tokenizer")
+    template = next((value for value in templates if isinstance(value, fdl.Buildable)), None)
+    if template is None:
+        return None
+    file = fdl.ordered_arguments(template, include_defaults=True).get("path", "/")  # bytes need none
+    return fdl.build(template)().eos_id if Path(str(file)).expanduser().exists() else None
 
 
 def input_values(source: Path, path: Path) -> dict[str, Any]:

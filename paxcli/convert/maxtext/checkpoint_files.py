@@ -26,7 +26,13 @@ _COUNT = re.compile(r"opt_state\.(?:\d+\.)?count(?:\.value)?")
 
 
 class MaxTextCheckpoint:
-    """A checkpoint that MaxText, or one of its converters, wrote.
+    """A checkpoint that MaxText, or one of its converters, wrote: a `ForeignCheckpoint`.
+
+    Attributes:
+      path: The directory of the tree.
+      step: The step; 0 without optimizer state.
+      count: The number of optimizer updates; None without optimizer state.
+      optimizer: `adamw`, `adam_pax` or `sgd`, inferred from the optimizer state; None without one.
 
     Args:
       directory: The directory of the tree itself (`…/0/items`), of a step, of all steps, or of the run.
@@ -49,7 +55,6 @@ class MaxTextCheckpoint:
             hint = "Check that the directory is complete, as MaxText wrote it."
             raise DataError(f"{self.path} cannot be read: {first_line(error)}", hint) from error
         self._leaves = named_leaves(self._tree)
-        self._count = min((name for name in self._leaves if _COUNT.fullmatch(name)), default=None)
         self._names: dict[Kind, dict[str, str]] = {"params": {}, "ema": {}, "mu": {}, "nu": {}}
         for full_name in self._leaves:
             found = _PARAMETER.fullmatch(full_name)
@@ -60,23 +65,12 @@ class MaxTextCheckpoint:
         if not self._names["params"]:
             hint = f"It has {', '.join(list(self._leaves)[:4])}, …" if self._leaves else "It is empty."
             raise DataError(f"{self.path} holds no parameters of a MaxText decoder.", hint)
-
-    @property
-    def step(self) -> int:
-        """The step; 0 without optimizer state."""
-        return int(self._scalar("step")) if self._count is not None and "step" in self._leaves else 0
-
-    @property
-    def optimizer(self) -> str | None:
-        """`adamw`, `adam_pax` or `sgd`, inferred from the optimizer state; None without one."""
-        if self._count is None:
-            return None
-        return "sgd" if not self._names["mu"] else "adam_pax" if self._count.startswith("opt_state.count") else "adamw"
-
-    @property
-    def count(self) -> int | None:
-        """The number of optimizer updates; None without optimizer state."""
-        return None if self._count is None else int(self._scalar(self._count))
+        self.step, self.count, self.optimizer = 0, None, None
+        if count := min((name for name in self._leaves if _COUNT.fullmatch(name)), default=None):
+            self.step = int(np.asarray(self._read("step")).item()) if "step" in self._leaves else 0
+            self.count = int(np.asarray(self._read(count)).item())
+            with_moments = "adam_pax" if count.startswith("opt_state.count") else "adamw"
+            self.optimizer = with_moments if self._names["mu"] else "sgd"
 
     def arrays(self, kind: Kind = "params") -> dict[str, ArrayType]:
         """Shape and dtype of each parameter, or of its moment `mu` or `nu`, by its name from `decoder` on."""
@@ -85,9 +79,6 @@ class MaxTextCheckpoint:
     def reader(self, kind: Kind = "params") -> Source:
         """Reads parameters or moments one at a time into host memory, by the same names."""
         return LastKept(lambda name: self._read(self._names[kind][name]))
-
-    def _scalar(self, name: str) -> Any:
-        return np.asarray(self._read(name)).item()
 
     def _read(self, full_name: str) -> np.ndarray:
         wanted = self._leaves[full_name]

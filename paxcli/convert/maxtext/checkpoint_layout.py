@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
 
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing
-from paxcli.convert.layout import Layers, Layout, Rule, Slot, Step, deinterleave, pax_layers, split, transpose, unstack
+from paxcli.convert.layout import Layers, Layout, Rule, Slot, layer_rule, pax_layers
 from paxcli.convert.maxtext import tables
+from paxcli.convert.steps import Step, deinterleave, split, transpose, unstack
 from paxcli.errors import ConfigError
 
 _PAX_NORMS = ("attention_norm", "feed_forward_norm", "attention_post_norm", "feed_forward_post_norm")
-_TRANSPOSED = (transpose(1, 0),)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +35,6 @@ class MaxTextLayout:
     Attributes:
       block: MaxText's `decoder_block`.
       num_layers: L, as pax counts.
-      scales_queries: Whether MaxText multiplies queries by 1 / sqrt(H), rather than initializing their weights smaller.
       scanned: Whether its layers are stacked (`scan_layers`).
       scan_axis: Along which dimension (`param_scan_axis`).
       fused_qkv: Whether query, key and value are one array.
@@ -47,12 +45,16 @@ class MaxTextLayout:
 
     block: str
     num_layers: int
-    scales_queries: bool
     scanned: bool = True
     scan_axis: int = 1
     fused_qkv: bool = False
     fused_heads: tuple[int, int, int] | None = None
     fused_mlp: bool = False
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether MaxText multiplies queries by 1 / sqrt(H), rather than initializing their weights smaller."""
+        return tables.blocks()[self.block].get("scales_queries", False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +74,6 @@ class Differences:
     qk_norm_shift: float = 0.0
     final_norm_shift: float = 0.0
     adjacent_pairs: bool = False
-
-
-def maxtext_layout(block: str, num_layers: int, **more: Any) -> MaxTextLayout:
-    """How MaxText holds a model with this `decoder_block`."""
-    scales_queries = tables.blocks()[block].get("scales_queries", False)
-    return MaxTextLayout(block, num_layers, scales_queries, **more)
 
 
 def layout_of(maxtext: MaxTextLayout, params: Mapping[str, ArrayType], differences: Differences) -> Layout:
@@ -131,11 +127,10 @@ def _maxtext_layers(maxtext: MaxTextLayout) -> Layers:
     return Layers(tuple(slots), maxtext.scan_axis)
 
 
-def _rule(foreign: str, pax: str | tuple[str, ...], steps: tuple[Step, ...] = (), **numbers: float) -> Rule:
-    """A rule for a parameter within a layer; the numbers are its scale and shift."""
+def _rule(foreign: str, pax: str | tuple[str, ...], *steps: Step, scale: float = 1.0, shift: float = 0.0) -> Rule:
+    """A rule for a parameter within a layer."""
     first, dot, rest = foreign.partition(".")
-    names = tuple(f"stack.{{layer}}.{name}" for name in ([pax] if isinstance(pax, str) else pax))
-    return Rule(f"decoder.{{layer}}.{first}{{kind}}{dot}{rest}", names, steps, **numbers)
+    return layer_rule("decoder", f"{first}{{kind}}{dot}{rest}", pax, *steps, scale=scale, shift=shift)
 
 
 def _norm_rules(maxtext: MaxTextLayout, differences: Differences) -> list[Rule]:
@@ -155,9 +150,9 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
     rules = [
         _rule("self_attention.out.kernel", "attention.post"),
         _rule("self_attention.out.bias", "attention.post_bias"),
-        _rule("relative_posemb.rel_embedding", "attention.relative_bias.table", _TRANSPOSED),
-        _rule("self_attention.query_norm.scale", "attention.query_norm.scale", rope, scale=scale, shift=shift),
-        _rule("self_attention.key_norm.scale", "attention.key_norm.scale", rope, shift=shift),
+        _rule("relative_posemb.rel_embedding", "attention.relative_bias.table", transpose(1, 0)),
+        _rule("self_attention.query_norm.scale", "attention.query_norm.scale", *rope, scale=scale, shift=shift),
+        _rule("self_attention.key_norm.scale", "attention.key_norm.scale", *rope, shift=shift),
     ]
     weight_scale = 1.0 if _has(params, "attention.query_norm.scale") else scale
     for part, ending in (("kernel", ""), ("bias", "_bias")):
@@ -166,11 +161,11 @@ def _attention_rules(maxtext: MaxTextLayout, params: Collection[str], difference
             heads = maxtext.fused_heads
             parts = split(-2, *heads) if heads is not None else unstack(-3)
             steps = (parts, deinterleave(0, 1)) if rope else (parts,)
-            rules.append(_rule(f"self_attention.qkv_proj.{part}", (query, key, value), steps))
+            rules.append(_rule(f"self_attention.qkv_proj.{part}", (query, key, value), *steps))
         else:
             rules += [
-                _rule(f"self_attention.query.{part}", query, rope, scale=weight_scale),
-                _rule(f"self_attention.key.{part}", key, rope),
+                _rule(f"self_attention.query.{part}", query, *rope, scale=weight_scale),
+                _rule(f"self_attention.key.{part}", key, *rope),
                 _rule(f"self_attention.value.{part}", value),
             ]
     return rules
@@ -186,9 +181,9 @@ def _feed_forward_rules(maxtext: MaxTextLayout, params: Collection[str]) -> list
     if not _has(params, "feed_forward.w_gate"):
         wide = [_rule("mlp.wi.kernel", "feed_forward.w_in")]
     elif maxtext.fused_mlp:
-        wide = [_rule("mlp.wi.kernel", halves, (unstack(-2),))]
+        wide = [_rule("mlp.wi.kernel", halves, unstack(-2))]
     biases = [_rule(f"mlp.{name}.bias", f"feed_forward.b_{pax}") for name, pax in (("wo", "out"), ("wi", "in"))]
-    return [_rule("mlp.wo.kernel", "feed_forward.w_out", _TRANSPOSED), *biases, *wide]
+    return [_rule("mlp.wo.kernel", "feed_forward.w_out", transpose(1, 0)), *biases, *wide]
 
 
 def _has(params: Collection[str], within: str) -> bool:

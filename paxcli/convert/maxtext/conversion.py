@@ -122,10 +122,8 @@ class Conversion:
 
     def note_approximation(self, text: str) -> None:
         """Reports something that pax computes approximately."""
-        if text not in self.approximated:
-            self.approximated.append(text)
+        self.approximated.append(text)
 
     def note_undecided(self, text: str) -> None:
         """Reports something that the user has to decide."""
-        if text not in self.settings.undecided:
-            self.settings.undecided.append(text)
+        self.settings.undecided.append(text)

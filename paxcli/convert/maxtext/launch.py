@@ -58,28 +58,25 @@ class Launch:
 
     def read_arguments(self, words: Sequence[Word], lines: Sequence[int]) -> None:
         """Adds the words after the program: a config, `key=value` pairs, and diagnostics for the rest."""
-        at = 0
-        while at < len(words):
-            word, line = words[at], lines[at]
+        with_next = zip(words, [*words[1:], Word()], lines, strict=False)
+        for word, after, line in with_next:
             text = word.text
             key, equals, value = text.partition("=")
-            after = words[at + 1].text if at + 1 < len(words) else ""
             if equals and re.fullmatch(r"[A-Za-z_][\w.]*", key):
                 quoted = re.findall(r"\$[({].*[)}]", value)  # what a shell would have expanded, quoted in a string
                 self.pairs.append(Pair(key, value, line, word.missing | {*quoted}))
             elif text.endswith((".yml", ".yaml")) and not equals:
                 self.config = text
-            elif re.fullmatch(r"[A-Za-z_]\w*:", text) and after and "=" not in after:
-                reason = f"not key=value, which MaxText rejects. Read as {text[:-1]}={after}"
-                self.diagnostics.append(Diagnostic(line, f"{text} {after}", reason))
-                self.pairs.append(Pair(text[:-1], after, line, words[at + 1].missing))
-                at += 1
+            elif re.fullmatch(r"[A-Za-z_]\w*:", text) and after.text and "=" not in after.text:
+                reason = f"not key=value, which MaxText rejects. Read as {text[:-1]}={after.text}"
+                self.diagnostics.append(Diagnostic(line, f"{text} {after.text}", reason))
+                self.pairs.append(Pair(text[:-1], after.text, line, after.missing))
+                next(with_next)
             elif word.missing and not text:
                 unset = ", ".join(f"${name}" for name in sorted(word.missing))
                 self.diagnostics.append(Diagnostic(line, unset, "not set, so that its keys are unknown"))
             else:
                 self.diagnostics.append(Diagnostic(line, text[:80], "not key=value, which MaxText rejects"))
-            at += 1
 
 
 @dataclasses.dataclass

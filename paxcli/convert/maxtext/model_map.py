@@ -25,7 +25,7 @@ def set_model(draft: Conversion) -> None:
     _set_tables(draft)
     _set_pipeline(draft)
     _set_layers(draft)
-    _set_norm(draft, f"{_MODEL}.final_norm")
+    _set_norm(draft, f"{_MODEL}.final_norm", "decoder_block")
     _set_losses(draft)
     _note_differences(draft)
 
@@ -53,7 +53,6 @@ def _set_layers(draft: Conversion) -> None:
         draft.set(f"{_STACK}.num_first", first, "first_num_dense_layers")
         draft.set(f"{_STACK}.first", layer, "first_num_dense_layers")
         _set_block(draft, f"{_STACK}.first", ["dense"])
-    return None
 
 
 def _set_block(draft: Conversion, path: str, traits: Collection[str]) -> None:
@@ -66,7 +65,7 @@ def _set_block(draft: Conversion, path: str, traits: Collection[str]) -> None:
         draft.set(f"{path}.post_norms", post_norms, "use_post_attn_norm", "use_post_ffw_norm")
     if _is_fp8(settings):
         draft.set(f"{path}.precision", "fp8", "quantization")
-    _set_norm(draft, f"{path}.norm")
+    _set_norm(draft, f"{path}.norm", "decoder_block")
     _set_attention(draft, f"{path}.attention", "window" in traits)
     _set_feed_forward(draft, f"{path}.feed_forward", settings["num_experts"] > 1 and "dense" not in traits)
     for name, value in tables.blocks()[settings["decoder_block"]].get("sets", {}).items():
@@ -139,12 +138,12 @@ def _is_fp8(settings: Settings) -> bool:
     return settings["quantization"] == "fp8" and settings["num_experts"] == 1
 
 
-def _set_norm(draft: Conversion, path: str) -> None:
+def _set_norm(draft: Conversion, path: str, *keys: str) -> None:
     norm = "LayerNorm" if draft.settings["decoder_block"] == "gpt3" else "RmsNorm"
-    draft.set(path, norm, "decoder_block")
+    draft.set(path, norm, *keys)
     draft.copy(path, "epsilon")
     if norm == "RmsNorm":
-        draft.set(f"{path}.direct_scale", True, "decoder_block")
+        draft.set(f"{path}.direct_scale", True, *keys)
 
 
 def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
@@ -157,9 +156,7 @@ def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
     draft.copy(path, "logit_cap")
     _set_rotary(draft, path, has_window)
     if has(settings, "qk_norm") and (has_window or settings["decoder_block"] != "llama4"):
-        draft.set(f"{path}.qk_norm", "RmsNorm", "use_qk_norm", "decoder_block")
-        draft.copy(path, "qk_norm.epsilon")
-        draft.set(f"{path}.qk_norm.direct_scale", True, "use_qk_norm", "decoder_block")
+        _set_norm(draft, f"{path}.qk_norm", "use_qk_norm", "decoder_block")
         if "qk_norm_scale" in facts:
             draft.set(f"{path}.qk_norm.has_scale", facts["qk_norm_scale"], "decoder_block")
         draft.set(f"{path}.qk_norm_joint", settings["_qk_norm_joint"], "model_name")
@@ -179,7 +176,6 @@ def _set_attention(draft: Conversion, path: str, has_window: bool) -> None:
         draft.set(f"{path}.chunked", True, "chunk_attn_window_size")
     if settings["decoder_block"] == "llama4" and not has_window and settings["temperature_tuning"]:
         draft.set(f"{path}.temperature_growth", 0.1, "temperature_tuning")
-    return None
 
 
 def _set_latent_attention(draft: Conversion, path: str) -> None:
@@ -222,7 +218,6 @@ def _set_rotary(draft: Conversion, attention: str, has_window: bool) -> None:
     elif factor != 1 and not is_local:
         draft.set(f"{path}.scaling", "LinearScaling", "rope_linear_scaling_factor")
         draft.set(f"{path}.scaling.factor", factor, "rope_linear_scaling_factor")
-    return None
 
 
 def _set_feed_forward(draft: Conversion, path: str, has_experts: bool) -> None:
@@ -242,7 +237,6 @@ def _set_feed_forward(draft: Conversion, path: str, has_experts: bool) -> None:
         draft.set(f"{path}.expert_dims", sizes_of(settings).moe_mlp, "base_moe_mlp_dim")
     if "experts" in facts:
         _set_router(draft, path, facts["experts"])
-    return None
 
 
 def _set_router(draft: Conversion, path: str, fields: Mapping[str, str]) -> None:

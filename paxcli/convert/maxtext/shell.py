@@ -157,7 +157,6 @@ class _Evaluator:
             if self.has_ended:
                 return self._skip(node, "after an `exit`")
             self._statement(node, nesting)
-        return None
 
     def _statement(self, node: Node, nesting: int) -> bool | None:
         """Evaluates a statement; returns whether it succeeds, or None if that is unknown."""
@@ -221,7 +220,6 @@ class _Evaluator:
             if holds:
                 body = [child for child in branch.children[then + 1 :] if not child.type.endswith("_clause")]
                 return self._block(body, nesting + 1)
-        return None
 
     def _test(self, node: Node, is_doubled: bool = False) -> bool | None:
         """Whether a condition, or with `is_doubled` what is inside `[[ ]]`, holds; None if only a shell can know."""
@@ -239,9 +237,8 @@ class _Evaluator:
                 return result
             case "test_command" if bracketed := _BRACKETED.fullmatch(source(node)):
                 is_doubled = source(node).startswith("[[")
-                return self._test(
-                    _parse(bracketed[1] if is_doubled else f"test {bracketed[1]}").children[0], is_doubled
-                )
+                script = bracketed[1] if is_doubled else f"test {bracketed[1]}"
+                return self._test(_parse(script).children[0], is_doubled)
             case "command" if is_doubled:
                 parts = (*node.children_by_field_name("name"), *node.children_by_field_name("argument"))
                 return _evaluate_test(shell_words.expand_operands(parts, self.variables))
@@ -409,7 +406,6 @@ class _Evaluator:
         inner.run(_parse(text))
         for launch in self.found.launches[inner.num_before :]:
             launch.note = launch.note or _comment_after(node)
-        return None
 
     def _inside(self, node: Node) -> _Evaluator:
         """An evaluator of what a command runs, with the same state."""

@@ -18,7 +18,7 @@ from paxcli.convert import runs
 from paxcli.convert.layout import Kind, Layout, compare_to_model, from_pax
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.checkpoint_files import MaxTextCheckpoint, maxtext_folder, write_maxtext
-from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of, maxtext_layout
+from paxcli.convert.maxtext.checkpoint_layout import Differences, MaxTextLayout, layout_of
 from paxcli.convert.maxtext.recipe_to_launch import decoder_block
 from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike
 from paxcli.errors import ConfigError, DataError
@@ -60,7 +60,7 @@ def import_maxtext(
 def _layout_in(source: MaxTextCheckpoint, config: ExperimentConfig, params: Mapping[str, ArrayType]) -> Layout:
     """The rules for a checkpoint: its names and shapes tell how it holds the model."""
     found, block = source.arrays(), decoder_block(config)
-    layout = maxtext_layout(
+    layout = MaxTextLayout(
         block,
         config.task.model.num_layers,
         scanned=not any(name.startswith("decoder.layers_0.") for name in found),
@@ -107,7 +107,7 @@ def export_maxtext(
         problem = "The layers of this recipe are in the stages of a pipeline, and pax writes MaxText's layers without."
         raise ConfigError(problem, "Train it without its pipeline before: `pax train RECIPE --from RUN_DIR`.")
     model = config.task.model
-    layout = maxtext_layout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
+    layout = MaxTextLayout(decoder_block(config), model.num_layers, scanned=model.stack.scan)
     rules = layout_of(layout, params, _differences(config, layout))
     moments, counts = runs.arrays_per_parameter(state), [name for name in state if name.endswith(".count")]
     wanted = {name: state[name] for name in (*moments, *counts)} if step else {}

@@ -17,7 +17,7 @@ from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import named_leaves, nest_by_name, read_manifest
 from paxcli.convert.layout import compare_to_model, from_pax
 from paxcli.convert.maxtext import checkpoint_layout
-from paxcli.convert.maxtext.checkpoint_layout import maxtext_layout
+from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
 from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.recipe_to_launch import decoder_block, to_maxtext
@@ -136,7 +136,7 @@ def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None
         for block in getattr(stack, "turns", None) or [stack.block]:
             block.norm.direct_scale = block.attention.qk_norm.direct_scale = False
             block.attention.query_scale = 0.5
-        layout = maxtext_layout(keys["decoder_block"], 8)
+        layout = MaxTextLayout(keys["decoder_block"], 8)
         params = named_leaves(state_shapes(config).params)
         rules = checkpoint_layout.layout_of(layout, params, _differences(config, layout))
         random = np.random.RandomState(0)
