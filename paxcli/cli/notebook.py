@@ -55,6 +55,6 @@ def notebook(
         raise MissingError("There is no Jupyter in the Python of pax.", hint)
     if done.returncode:
         failure = f"Jupyter exited with {done.returncode}; its output is above."
-        raise RemoteError(failure) if on else ConfigError(failure)
+        raise (RemoteError if on else ConfigError)(failure, "Solve the problem that Jupyter names.")
     if as_json:
         say_result({"done": True}, "", as_json)

@@ -187,6 +187,7 @@ def _hand_over(argv: list[str], dry_run: bool, as_json: bool) -> None:
         return say_commands([argv], as_json)
     done = subprocess.run([find_gcloud(), *argv[1:]], stdout=sys.stderr if as_json else None)
     if done.returncode:
-        raise RemoteError(f"gcloud exited with {done.returncode}; its output is above.")
+        hint = "Solve the problem that gcloud names."
+        raise RemoteError(f"gcloud exited with {done.returncode}; its output is above.", hint)
     if as_json:
         say_result({"done": True}, "", as_json)

@@ -121,7 +121,8 @@ def retype(ctx: typer.Context) -> tuple[list[Argument], dict[str, str]]:
         try:
             texts[name] = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"Cannot read {path}: {error}.") from None
+            hint = "Correct the path: the file is sent to the workers."
+            raise ConfigError(f"Cannot read {path}: {error}.", hint) from None
     return [*options, "--", *positional] if positional else options, texts
 
 

@@ -204,5 +204,5 @@ def _scp_path(target: Target, path: str) -> str:
         check("remote path", path.partition(":")[2])
         return path
     if "\n" in path or "\0" in path or not path:
-        raise ConfigError(f"{path!r} is not a path.")
+        raise ConfigError(f"{path!r} is not a path.", "Name a file or a directory.")
     return path if path.startswith("/") else f"./{path}"

@@ -153,7 +153,8 @@ def _doctor(target: Target, worker: Worker, script: str, gcloud: Gcloud) -> dict
     output = run_script(target, worker, script, gcloud, _DOCTOR_SECONDS)
     line = next((line for line in reversed(output.splitlines()) if line.startswith("{")), None)
     if line is None:
-        raise RemoteError(f"pax does not start: {output[-300:]!r}.")
+        hint = f"Try it there: pax provision ssh {target.name} --command '~/.pax/venv/bin/pax doctor'"
+        raise RemoteError(f"pax does not start: {output[-300:]!r}.", hint)
     return json.loads(line)
 
 

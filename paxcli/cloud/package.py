@@ -156,7 +156,8 @@ def _wheel(folder: Path) -> Path:
     try:
         subprocess.run(build, check=True, capture_output=True, text=True, timeout=600, env=env)
     except subprocess.CalledProcessError as error:
-        raise MissingError(f"The wheel of {_CHECKOUT} cannot be built: {error.stderr.strip()[-800:]}") from None
+        hint = "Solve the problem that pip names."
+        raise MissingError(f"The wheel of {_CHECKOUT} cannot be built: {error.stderr.strip()[-800:]}", hint) from None
     (wheel,) = folder.glob("paxcli-*.whl")
     return wheel
 

@@ -53,7 +53,8 @@ def check_resource_name(name: str, slices: int = 1) -> str:
     """Checks the name of a TPU. With several slices, their names end in `-0`, `-1`, … and must not be too long."""
     check("name", name)
     if slices > 1 and len(f"{name}-{slices - 1}") > 63:
-        raise ConfigError(f"{name!r} is too long for {slices} slices, which are named {name[:8]}…-0 and so on.")
+        hint = f"Shorten it to {62 - len(str(slices - 1))} characters."
+        raise ConfigError(f"{name!r} is too long for {slices} slices, which are named {name[:8]}…-0 and so on.", hint)
     return name
 
 

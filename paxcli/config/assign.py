@@ -93,7 +93,7 @@ def _explain_mismatch(path: str, value: Any) -> Iterator[None]:
     try:
         yield
     except _Mismatch as mismatch:
-        hint = did_you_mean(str(value), mismatch.names)
+        hint = did_you_mean(str(value), mismatch.names) or "Give a value of that type."
         raise ConfigError(f"{path}: expected {mismatch.expected}, got {value!r}.", hint) from None
 
 

@@ -79,7 +79,7 @@ def parse(path: Path) -> ast.Module:
     except SyntaxError as error:
         raise ConfigError(f"{path}:{error.lineno}: {error.msg}.", "Fix the Python on this line.") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"Cannot read {path}: {error}.") from None
+        raise ConfigError(f"Cannot read {path}: {error}.", "Correct the path.") from None
 
 
 def is_recipe_decorator(node: ast.expr) -> bool:

@@ -109,7 +109,8 @@ def _call(entry: RecipeEntry) -> fdl.Config:
         frames = traceback.extract_tb(error.__traceback__)
         line = next((f.lineno for f in reversed(frames) if Path(f.filename) == entry.path.resolve()), entry.line)
         cause = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ConfigError(f"{entry.path}:{line}: recipe `{entry.name}` fails: {cause}") from error
+        hint = "Correct the recipe; `PAX_DEBUG=1` prints the traceback."
+        raise ConfigError(f"{entry.path}:{line}: recipe `{entry.name}` fails: {cause}", hint) from error
     if not isinstance(config, fdl.Config):
         cause = f"recipe `{entry.name}` returns {type(config).__name__}, not an `fdl.Config`"
         raise ConfigError(f"{entry.path}:{entry.line}: {cause}.", "Return `Experiment.config(…)`.")

@@ -66,12 +66,12 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"Cannot read {path}: {error}.") from None
+        raise ConfigError(f"Cannot read {path}: {error}.", "Correct the path.") from None
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise ConfigError(f"{path}:{line}: {error.problem}.", "Fix the YAML on this line.") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}.") from None
+        raise ConfigError(f"{path}: {error}.", "Correct its YAML.") from None
     if content is None:
         return {}
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

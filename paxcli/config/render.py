@@ -63,7 +63,8 @@ def parse_config_text(text: str) -> dict[str, Any]:
         try:
             values[path] = json.loads(value)
         except ValueError:
-            raise DataError(f"Line {number} of the saved config is damaged: {line[:80]!r}.") from None
+            hint = "Restore the file from a copy."
+            raise DataError(f"Line {number} of the saved config is damaged: {line[:80]!r}.", hint) from None
     return values
 
 

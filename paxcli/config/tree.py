@@ -95,7 +95,7 @@ def is_common(nodes: Sequence[Node], path: str) -> bool:
 def check_range(path: str, value: Any, annotation: Any) -> None:
     """Raises a ConfigError when a number or a word of `value` is not among those that `annotation` allows."""
     if error := out_of_range(path, value, annotation):
-        raise ConfigError(error)
+        raise ConfigError(error, "Correct it in the recipe, the overlay or the `--set` that sets it.")
 
 
 def check_ranges(config: fdl.Buildable) -> None:

@@ -60,7 +60,10 @@ class PaxmlCheckpoint:
             raise DataError(f"{self.path} cannot be read: {first_line(error)}.", "Restore it from a copy.") from error
         numbers = {int(number) for count in counts for number in count.ravel()}  # repeated layers have one each
         if len(numbers) > 1:
-            raise DataError(f"The optimizers in {self.path} made different numbers of updates: {sorted(numbers)}.")
+            hint = "Choose another step of this run."
+            raise DataError(
+                f"The optimizers in {self.path} made different numbers of updates: {sorted(numbers)}.", hint
+            )
         self.count = max(numbers, default=None)
         self._leaves: dict[Kind, dict[str, Any]] = {kind: {} for kind in _KINDS.values()}
         for name, leaf in leaves.items():
@@ -112,7 +115,10 @@ def import_paxml(
     layout = paxml_layout(checkpoint.arrays(), pax_layers(params, config.task.model.num_layers), "head.w" in params)
     layout = layout.only(params)
     if left := layout.without_rule(params):
-        raise DataError(f"The recipe {family} has parameters that paxml's language models do not: {listing(left)}.")
+        hint = "Give the recipe that it was trained with: `--recipe NAME`."
+        raise DataError(
+            f"The recipe {family} has parameters that paxml's language models do not: {listing(left)}.", hint
+        )
     hint = "Give the recipe of the same sizes: `--recipe NAME --set PATH=VALUE`; `--dry-run` lists all names."
     return import_checkpoint(checkpoint, layout, config, recipe, shapes, run_dir, family, hint, dry_run)
 

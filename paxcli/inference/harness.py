@@ -84,7 +84,8 @@ class HarnessModel(TemplateLM):
         temperature = float(rest.pop("temperature", 0.0)) if rest.pop("do_sample", True) else 0.0
         top_k, top_p = rest.pop("top_k", None), rest.pop("top_p", None)
         if rest:
-            raise ConfigError(f"A task sets `{[*rest][0]}` in its generation_kwargs, which pax does not have.")
+            hint = "Remove it from the task's YAML file."
+            raise ConfigError(f"A task sets `{[*rest][0]}` in its generation_kwargs, which pax does not have.", hint)
         if max_tokens >= self._max_length:
             problem = f"A task generates {max_tokens} tokens; the model has max_seq_len={self._max_length}."
             raise ConfigError(problem, "Set `max_gen_toks` in the generation_kwargs of its YAML file.")

@@ -13,7 +13,7 @@ import fiddle as fdl
 from paxcli.config.assign import assign
 from paxcli.config.fields import NonNegativeFloat, NonNegativeInt, PositiveFraction, PositiveInt, Seed, Tokens
 from paxcli.config.tree import check_fields
-from paxcli.errors import ConfigError, PaxError, did_you_mean, first_line
+from paxcli.errors import ConfigError, PaxError, first_line, names_hint
 from paxcli.inputs.conversations import messages_of
 
 
@@ -70,7 +70,7 @@ def parse_prompt(row: PromptLike, place: str = "") -> Prompt:
     try:
         for name, value in ({"prompt": row} if isinstance(row, str) else row).items():
             if name not in _FIELDS:
-                raise ConfigError(f"A prompt has no field `{name}`.", did_you_mean(name, _FIELDS))
+                raise ConfigError(f"A prompt has no field `{name}`.", names_hint(name, _FIELDS))
             assign(config, name, value)
         config.place = place
         found = fdl.build(config)

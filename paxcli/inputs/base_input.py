@@ -133,7 +133,7 @@ class BaseInput(Configurable, abc.ABC):
         """Shape and dtype of every field of a batch, as `jax.ShapeDtypeStruct`."""
         batch = self.peek()
         if batch is None:
-            self.refuse("there are no batches left, so its element spec is unknown.", kind=DataError)
+            self.refuse("there are no batches left, so its element spec is unknown.", "Call `reset` first.", DataError)
         return jax.tree.map(lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype), batch)
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
@@ -212,7 +212,8 @@ class BaseInput(Configurable, abc.ABC):
     def validate(self) -> None:
         """Raises ConfigError for invalid settings. Reads no files."""
         if not re.fullmatch(r"[a-zA-Z0-9.:_+-]+", self.name or ""):
-            raise ConfigError(f"Input name {self.name!r} may contain only letters, digits and . : _ + -")
+            hint = "Rename the input."
+            raise ConfigError(f"Input name {self.name!r} may contain only letters, digits and . : _ + -", hint)
         check_fields(self, f"Input `{self.name}`: ")
         if self.sizes_own_batches and self.batch_size is not None:
             hint = "Leave it out, and set the batch size of the inputs or the generator that it reads."
@@ -233,7 +234,7 @@ class BaseInput(Configurable, abc.ABC):
             hint = "Leave repeat unset (and is_training False), or set reset_for_eval=False."
             self.refuse("reset_for_eval=True needs a finite stream, but this one repeats.", hint)
 
-    def refuse(self, problem: str, hint: str | None = None, kind: type[PaxError] = ConfigError) -> NoReturn:
+    def refuse(self, problem: str, hint: str, kind: type[PaxError] = ConfigError) -> NoReturn:
         """Raises an error about this input: its cause, and what to do next."""
         raise kind(f"Input `{self.name}`: {problem}", hint) from None
 

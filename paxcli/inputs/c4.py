@@ -63,7 +63,8 @@ class C4(Configurable):
         try:
             unknown = vocabulary.tokenizer.unk_id()
         except Exception:  # SentencePiece and protobuf raise various types
-            raise DataError(f"{self.tokenizer_path} is not a SentencePiece model.") from None
+            hint = "Correct `tokenizer_path`."
+            raise DataError(f"{self.tokenizer_path} is not a SentencePiece model.", hint) from None
         if unknown == 0:
             hint = "Train it with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
             raise ConfigError(f"{self.tokenizer_path} uses id 0 for the unknown token, not for padding.", hint)
@@ -97,11 +98,13 @@ class C4(Configurable):
                     value = json.loads(line)[field]
                     yield {field: np.asarray(value, np.int32) if self.tokenized else value.encode()}
         except KeyError:
-            raise DataError(f"{where}, line {number} has no field `{field}`.") from None
+            hint = "Set `tokenized` as the files are: true for ids, false for text."
+            raise DataError(f"{where}, line {number} has no field `{field}`.", hint) from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise DataError(f"{where}, line {number} is not a C4 record: {error}.") from None
+            hint = "Download the file again."
+            raise DataError(f"{where}, line {number} is not a C4 record: {error}.", hint) from None
         except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{where} is damaged after line {number}: {error}.") from None
+            raise DataError(f"{where} is damaged after line {number}: {error}.", "Download the file again.") from None
 
     def _tokenize(self, ds: Any) -> Any:
         """Converts documents to ids, `targets` [length]."""

@@ -193,7 +193,8 @@ def _by_name(found: Any, path: Path | None) -> dict[str, str]:
     named = {str(each.get("name")): each.get("template") for each in rows if isinstance(each, dict)}
     known = {name: text for name, text in named.items() if name in (_DEFAULT, _FOR_TOOLS) and isinstance(text, str)}
     if _DEFAULT not in known:
-        raise DataError(f"The chat_template of {path} is neither text nor a list with one named `default`.")
+        hint = "Set the input's `chat_template` to a template, or to the path of a .jinja file."
+        raise DataError(f"The chat_template of {path} is neither text nor a list with one named `default`.", hint)
     return known
 
 

@@ -148,7 +148,8 @@ class Reading:
             try:
                 table = pyarrow.parquet.ParquetFile(stream)
             except (pyarrow.ArrowException, OSError) as error:
-                raise DataError(f"{file.path} is not a Parquet file: {error}") from None
+                hint = "Set `format` as the file is, or download it again."
+                raise DataError(f"{file.path} is not a Parquet file: {error}", hint) from None
             columns = self.columns(table.schema_arrow, file)
             number = 0
             try:
@@ -157,7 +158,8 @@ class Reading:
                         yield f"{file.path}, row {number}", record
                         number += 1
             except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
-                raise DataError(f"{file.path} is damaged after row {number}: {error}") from None
+                hint = "Download the file again."
+                raise DataError(f"{file.path} is damaged after row {number}: {error}", hint) from None
 
     def _read_array_records(self, file: SourceFile) -> Iterator[tuple[str, Any]]:
         for number, record in enumerate(read_records(str(local_copy(file.path, self.cache_dir)))):
@@ -251,7 +253,8 @@ def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> by
         problem = f"is truncated: its compressed data ends{where} without an end-of-stream marker."
     except Exception as error:  # each compression has its own type
         if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
-            raise DataError(f"Cannot read {file.path}{where}: {error.strerror or error}.") from None
+            hint = "Check the file and its permissions."
+            raise DataError(f"Cannot read {file.path}{where}: {error.strerror or error}.", hint) from None
         problem = f"is damaged{where}: {error}."
     raise DataError(f"{file.path} {problem}", "Download the file again.")
 

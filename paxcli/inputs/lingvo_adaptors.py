@@ -168,7 +168,11 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
             rows = num_rows(batch)
             size = size or rows
             if rows > size:
-                self.refuse(f"a batch of {rows} rows follows one of {size}.", kind=DataError)
+                self.refuse(
+                    f"a batch of {rows} rows follows one of {size}.",
+                    "Return batches of one size, but for the last.",
+                    DataError,
+                )
             yield _select_rows(batch, np.where(np.arange(size) < rows, np.arange(size), -1))
 
     def _generator_batches(self) -> Iterator[NestedMap]:
@@ -180,9 +184,9 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
                 yield batch
             if self.num_batches is not None and count < self.num_batches and self.num_infeed_hosts > 1:
                 problem = f"{count} batches, but num_batches={self.num_batches}: other hosts would wait for the rest."
-                self.refuse(problem, kind=DataError)
+                self.refuse(problem, "Lower `num_batches` to the batches of the host that has fewest.", DataError)
             if not count:
-                self.refuse("its Lingvo generator has no batches.", kind=DataError)
+                self.refuse("its Lingvo generator has no batches.", "Check its files.", DataError)
             if not self.repeats:
                 return
             self._generator.reset()
@@ -241,7 +245,7 @@ class LingvoEvalAdaptor(RandomAccessInput, _LingvoInput):
     def _data(self) -> NestedMap:
         batches = list(self._epoch())
         if not batches:
-            self.refuse("its Lingvo generator has no batches.", kind=DataError)
+            self.refuse("its Lingvo generator has no batches.", "Check its files.", DataError)
         return jax.tree.map(lambda *arrays: np.concatenate(arrays), *batches)
 
 

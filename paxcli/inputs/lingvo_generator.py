@@ -78,7 +78,8 @@ class LingvoGenerator:
         except tf.errors.OpError as error:
             lines = [line for line in error.message.splitlines() if line.strip()]
             cause = " ".join(lines[-2:] if lines else [type(error).__name__])
-            raise DataError(f"{self._params.cls.__name__} cannot read a batch: {cause}") from error
+            hint = "Correct the generator, or its files."
+            raise DataError(f"{self._params.cls.__name__} cannot read a batch: {cause}", hint) from error
 
     def reset(self) -> None:
         """Restarts the generator."""
@@ -160,5 +161,6 @@ def _as_numpy(tree: Any) -> Any:
     array = tree.numpy()
     narrow = array.astype(jax.dtypes.canonicalize_dtype(array.dtype))
     if np.issubdtype(array.dtype, np.integer) and (narrow != array).any():
-        raise DataError(f"The value {array[narrow != array][0]} does not fit into {narrow.dtype}.")
+        hint = "Return values of this range from the generator."
+        raise DataError(f"The value {array[narrow != array][0]} does not fit into {narrow.dtype}.", hint)
     return narrow

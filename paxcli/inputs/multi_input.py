@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
+from paxcli.errors import names_hint
 from paxcli.inputs.base_input import BaseInput
 from paxcli.nested_map import NestedMap, num_rows
 
@@ -48,7 +49,10 @@ class MultiInput(BaseInput):
             hint = "Set `inputs`; with reset_for_eval=True only one, since epochs of several inputs differ in length."
             self.refuse(f"it has {len(self.inputs)} inputs.", hint)
         if self.default_input is not None and self.default_input not in self.inputs:
-            self.refuse(f"default_input {self.default_input} is not one of its inputs.")
+            self.refuse(
+                f"default_input {self.default_input} is not one of its inputs.",
+                names_hint(self.default_input, self.inputs),
+            )
         for child in self.inputs.values():
             child.validate()
 

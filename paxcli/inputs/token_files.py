@@ -104,7 +104,7 @@ def open_token_file(path: epath.Path, info: TokenFileInfo, cache_dir: str | None
     try:
         size = local.stat().st_size
     except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.") from None
+        raise DataError(f"Cannot read {path}: {error.strerror}.", "Check the file and its permissions.") from None
     if size % dtype.itemsize or (info.num_tokens is not None and size != info.num_tokens * dtype.itemsize):
         expected = f"a multiple of {dtype.itemsize}"
         if info.num_tokens is not None:

@@ -19,7 +19,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", "Correct the path.") from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text: byte {error.start}.") from None
+        raise DataError(f"{path} is not UTF-8 text: byte {error.start}.", "Save the file as UTF-8.") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:

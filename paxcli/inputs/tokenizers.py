@@ -157,7 +157,8 @@ class SentencePieceTokenizer(TokenizerConfig):
         try:
             return _library("sentencepiece").SentencePieceProcessor(model_proto=_file(self.path).read_bytes())
         except RuntimeError:
-            raise DataError(f"{self.path} is not a SentencePiece model.") from None
+            hint = "Give a file that SentencePiece wrote, such as tokenizer.model."
+            raise DataError(f"{self.path} is not a SentencePiece model.", hint) from None
 
     vocab_size = property(lambda self: self._model.vocab_size())
     pad_id = property(lambda self: max(self._model.pad_id(), 0))
@@ -277,7 +278,8 @@ class TiktokenTokenizer(_NamedTokens):
         try:
             return library.Encoding("", pat_str=self.pattern, mergeable_ranks=ranks, special_tokens=ids)
         except ValueError as error:
-            raise ConfigError(f"The tokenizer's pattern is not a regular expression: {error}.") from None
+            hint = "Correct `pattern`."
+            raise ConfigError(f"The tokenizer's pattern is not a regular expression: {error}.", hint) from None
 
     def _id(self, token: str) -> int:
         if token not in self._model.special_tokens_set:
@@ -363,7 +365,8 @@ def _read_hugging_face(path: str, content: str) -> Any:
     try:
         found = library.Tokenizer.from_str(content)
     except Exception as error:  # the library raises bare Exception
-        raise DataError(f"{path} is not a `tokenizers` file: {error}") from None
+        hint = "Give the `tokenizer.json` of a model of Hugging Face."
+        raise DataError(f"{path} is not a `tokenizers` file: {error}", hint) from None
     found.no_truncation()  # settings of the last call, which transformers writes to the file
     found.no_padding()
     return found

@@ -84,7 +84,8 @@ class MoeFeedForward(FeedForwardLayer):
     def setup(self) -> None:
         experts, chosen, groups = self.num_experts, self.num_experts_per_token, self.num_groups
         if chosen > experts:
-            raise ConfigError(f"num_experts_per_token={chosen} is more than num_experts={experts}.")
+            hint = "Lower `num_experts_per_token`."
+            raise ConfigError(f"num_experts_per_token={chosen} is more than num_experts={experts}.", hint)
         if experts % groups or chosen > experts // groups * self.groups_per_token:
             grouping = f"num_groups={groups} of num_experts={experts}, groups_per_token={self.groups_per_token}"
             hint = "`num_groups` divides `num_experts`, and the groups of a token hold all its experts."

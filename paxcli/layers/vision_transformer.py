@@ -54,9 +54,11 @@ class VisionTransformer(Layer):
 
     def setup(self) -> None:
         if self.image_size % self.patch_size:
-            raise ConfigError(f"patch_size={self.patch_size} does not divide image_size={self.image_size}.")
+            hint = "Change one of them."
+            raise ConfigError(f"patch_size={self.patch_size} does not divide image_size={self.image_size}.", hint)
         if self.model_dims % self.num_heads:
-            raise ConfigError(f"num_heads={self.num_heads} does not divide model_dims={self.model_dims}.")
+            hint = "Change one of them."
+            raise ConfigError(f"num_heads={self.num_heads} does not divide model_dims={self.model_dims}.", hint)
         self.patches = self._patches_template()
         self.position = LearnedPositions(model_dims=self.model_dims, max_seq_len=self.num_patches)
         self._stack = self._stack_template(name="stack")

@@ -135,7 +135,8 @@ def _sizes(shape: Shape | None, where: str) -> dict[str, int]:
     for axis, size in shape.items():
         check_mesh_axis(axis, where)
         if not isinstance(size, int) or isinstance(size, bool):
-            raise ConfigError(f"`{where}.{axis}` is {size!r}; expected an integer >= 1.")
+            hint = f"Correct it, such as --set {where}.{axis}=4"
+            raise ConfigError(f"`{where}.{axis}` is {size!r}; expected an integer >= 1.", hint)
     return {axis: shape.get(axis, 1) for axis in MESH_AXES}
 
 

@@ -117,10 +117,11 @@ def _explicit_job(env: Mapping[str, str]) -> tuple[str, int, int] | None:
     assert address and count and index
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError(f"{_ADDRESS} is `{address}`; expected host:port, such as 10.0.0.1:8476.")
+        hint = "Set it to the address of process 0."
+        raise ConfigError(f"{_ADDRESS} is `{address}`; expected host:port, such as 10.0.0.1:8476.", hint)
     if not count.isdigit() or not index.isdigit() or not int(index) < int(count):
         place = f"{_INDEX[0]}={index} does not match {_COUNT[0]}={count}"
-        raise ConfigError(f"{place}: the index must be from 0 to the count minus 1.")
+        raise ConfigError(f"{place}: the index must be from 0 to the count minus 1.", "Correct the two variables.")
     return address, int(count), int(index)
 
 

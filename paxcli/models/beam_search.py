@@ -37,7 +37,8 @@ class BeamSearch(Decoding):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.num_samples > self.beam_size:
-            raise ConfigError(f"num_samples={self.num_samples} is more than beam_size={self.beam_size}.")
+            hint = "Lower `num_samples`, or raise `beam_size`."
+            raise ConfigError(f"num_samples={self.num_samples} is more than beam_size={self.beam_size}.", hint)
 
 
 class Beams(NamedTuple):

@@ -138,7 +138,8 @@ class LanguageModel(TransformerLm, CausalModel):
     """A decoder-only transformer: predicts each token from those before it.
 
     Attributes:
-      dpo: Trains on preference pairs (`PreferenceInput`) instead of tokens, and evaluates on either; None = off.
+      dpo: Trains on preference pairs (`PreferenceInput`) instead of tokens, and evaluates on either; None = off. The
+        loss of pairs has neither `label_smoothing` nor `z_loss_weight`.
       mtp_num_layers: Tokens after the next that are predicted as well (multi-token prediction), by one more layer each,
         of the kind of the last. The mean of their losses is the metric `mtp_loss`. Decoding does not use them.
 

@@ -42,10 +42,12 @@ class MaskedLanguageModel(TransformerLm):
 
     def setup(self) -> None:
         if not 0 <= self.mask_id < self.vocab_size:
-            raise ConfigError(f"mask_id={self.mask_id} is not an id of a vocabulary of {self.vocab_size}.")
+            hint = "Choose an id of the vocabulary."
+            raise ConfigError(f"mask_id={self.mask_id} is not an id of a vocabulary of {self.vocab_size}.", hint)
         share = self.mask_prob + self.random_prob + self.same_prob
         if not 0 < share <= 1:
-            raise ConfigError(f"mask_prob + random_prob + same_prob = {share:g} has to be above 0 and at most 1.")
+            hint = "Correct these three."
+            raise ConfigError(f"mask_prob + random_prob + same_prob = {share:g} has to be above 0 and at most 1.", hint)
         super().setup()
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:

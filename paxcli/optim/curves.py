@@ -26,7 +26,8 @@ class _Curve(Schedule):
     def validate(self) -> None:
         (first, _), (last, _) = self.start, self.limit
         if first >= last:
-            raise ConfigError(f"{type(self).__name__}: step {first} of `start` is not before {last} of `limit`.")
+            hint = "Correct `start` or `limit`."
+            raise ConfigError(f"{type(self).__name__}: step {first} of `start` is not before {last} of `limit`.", hint)
 
     def progress(self, step: jax.Array) -> jax.Array:
         """How far `step` is from `start` to `limit`, as a fraction from 0 to 1."""

@@ -12,7 +12,7 @@ import jax
 import optax
 
 from paxcli.config.fields import AnyFloat, AnyInt
-from paxcli.errors import ConfigError, did_you_mean
+from paxcli.errors import ConfigError, names_hint
 from paxcli.optim.base import Optimizer
 
 _EXAMPLE = {"w": jax.ShapeDtypeStruct((8, 8), jax.numpy.float32)}
@@ -36,12 +36,15 @@ class Optax(Optimizer):
     def validate(self) -> None:
         """Raises a ConfigError when optax has no such optimizer, or it needs more than gradients and the arguments."""
         if isinstance(self.factory, str) and self.factory not in (names := _factories()):
-            raise ConfigError(f"optax has no optimizer `{self.factory}`.", did_you_mean(self.factory, names))
+            raise ConfigError(f"optax has no optimizer `{self.factory}`.", names_hint(self.factory, names))
         try:
             inspect.signature(self._function).bind(learning_rate=0.0, **self.arguments)
             state = jax.eval_shape(self._first_state, _EXAMPLE) if isinstance(self.factory, str) else ()
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"optimizer.factory: {error} (arguments: learning_rate, {self.arguments}).") from None
+            hint = "Correct `arguments`, or choose another factory."
+            raise ConfigError(
+                f"optimizer.factory: {error} (arguments: learning_rate, {self.arguments}).", hint
+            ) from None
         if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
             raise ConfigError(f"{self.factory} keeps a PRNG key, which checkpoints do not hold.", "Choose another one.")
         if self._function in (optax.rprop, optax.scale_by_rprop):

@@ -100,11 +100,12 @@ def _check_pieces(schedule: Schedule, edges: str, pieces: str, more: int = 0) ->
     name, values, found = type(schedule).__name__, list(getattr(schedule, edges)), getattr(schedule, pieces)
     count = len(values) + more
     if len(found) != count:
-        raise ConfigError(f"{name}: `{pieces}` has {len(found)} items; with {values} it must have {count}.")
+        hint = "Add or remove items."
+        raise ConfigError(f"{name}: `{pieces}` has {len(found)} items; with {values} it must have {count}.", hint)
     if not count:
         raise ConfigError(f"{name}: `{edges}` is empty.", f"Give one number of steps for each of `{pieces}`.")
     if edges == "boundaries" and values != sorted(values):
-        raise ConfigError(f"{name}: `boundaries` {values} must rise.")
+        raise ConfigError(f"{name}: `boundaries` {values} must rise.", "Write them in rising order.")
     for piece in found:
         if isinstance(piece, Schedule):
             piece.validate()

@@ -44,7 +44,7 @@ def inspect_input(
       DataError: The data cannot be read.
     """
     if batches < 1:
-        raise ConfigError(f"The number of batches must be at least 1, not {batches}.")
+        raise ConfigError(f"The number of batches must be at least 1, not {batches}.", "Ask for one batch or more.")
     if not 0 <= host_index < hosts:
         hint = f"Hosts count from 0: --hosts {host_index + 1}" if host_index >= hosts else "Hosts count from 0."
         raise ConfigError(f"There is no host {host_index} of {hosts}.", hint)

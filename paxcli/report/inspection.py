@@ -77,7 +77,7 @@ def inspect_batches(data: BaseInput, num_batches: int, vocab_size: int | None = 
     batches = _take(data, 1)
     first_batch_seconds = time.perf_counter() - began
     if not batches:
-        raise DataError(f"Input `{data.name}` has no batches.")
+        raise DataError(f"Input `{data.name}` has no batches.", "Check that its files hold a batch.")
     batches += _take(data, num_batches - 1)
     leaves = [dict(batch.flatten_items()) for batch in batches]
     texts = _text_fields(leaves[0])

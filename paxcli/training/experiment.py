@@ -64,7 +64,10 @@ def global_batch_size(config: fdl.Config[Experiment], num_devices: int) -> int:
         raise ConfigError(f"{problem}.", "Set one of them, for example `--set global_batch_size=32`.")
     batch = given if given is not None else percore * num_devices
     if batch != int(batch) or batch < 1:
-        raise ConfigError(f"percore_batch_size={percore} × {num_devices} devices = {batch:g} is not a whole batch.")
+        hint = "Set `global_batch_size`, or a multiple of one row for all devices."
+        raise ConfigError(
+            f"percore_batch_size={percore} × {num_devices} devices = {batch:g} is not a whole batch.", hint
+        )
     return int(batch)
 
 
@@ -81,7 +84,8 @@ def with_derived_sizes(
     train, model = config.task.train, fdl.build(config.task.model)
     batch = global_batch_size(config, num_devices)
     if batch % num_infeed_hosts:
-        raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.")
+        hint = "Change the batch size, or the number of hosts."
+        raise ConfigError(f"A global batch of {batch} does not divide over {num_infeed_hosts} hosts.", hint)
     learner = train.learner
     if model.lora is not None and not learner.bprop_variable_exclusion:
         learner.bprop_variable_inclusion = learner.bprop_variable_inclusion or (ADAPTERS,)

@@ -195,7 +195,8 @@ def _interleaved_kinds(kind: str, c: Mapping[str, Any]) -> list[tuple[int | None
         window, local = c["attention_chunk_size"] or 0, rotated
     kinds = [(window if local[i % len(local)] else None, i in sparse, bool(rotated[i])) for i in layers]
     if types and types != _layer_types(family, [window for window, *_ in kinds]):
-        raise ConfigError(f"layer_types={types} of {kind} is not a pattern that pax has.")
+        hint = "Import a model whose pattern of layers repeats."
+        raise ConfigError(f"layer_types={types} of {kind} is not a pattern that pax has.", hint)
     sizes = range(len(family.pattern or (1,)), len(kinds))
     return next((kinds[:n] for n in sizes if all(x == kinds[i % n] for i, x in enumerate(kinds))), kinds)
 

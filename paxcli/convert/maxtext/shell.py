@@ -19,7 +19,7 @@ from tree_sitter import Node
 from paxcli.convert.maxtext import shell_words
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair, options_of, python_program
 from paxcli.convert.maxtext.shell_words import SHIFTED, Variables, Word, expand, expand_unsplit, join, source, value_of
-from paxcli.errors import ConfigError, did_you_mean
+from paxcli.errors import ConfigError, names_hint
 
 OpenScript = Callable[[str], str | None]
 """Returns the text of another script that a script names, or None if there is no such file."""
@@ -73,7 +73,8 @@ def read_script(
     evaluator = _Evaluator({**pinned, "@": positional}, pinned, other_script)
     evaluator.run(_parse(text))
     for name in sorted(pinned.keys() - names):
-        raise ConfigError(f"The script has no variable `{name}`, which `--arg` sets.", did_you_mean(name, names))
+        hint = names_hint(name, names) if names else "Leave `--arg` out."
+        raise ConfigError(f"The script has no variable `{name}`, which `--arg` sets.", hint)
     return evaluator.found
 
 

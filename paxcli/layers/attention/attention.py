@@ -118,9 +118,11 @@ class Attention(SelfAttention):
             hint = "Set `window` to null, or `causal` to true."
             raise ConfigError(f"window={self.window}: a sliding window requires causal attention.", hint)
         if self.bidirectional_prefix and not (self.causal and self.segmented and self.window is None):
-            raise ConfigError("bidirectional_prefix=true requires `causal` and `segmented`, and no `window`.")
+            hint = "Set `bidirectional_prefix` to false, or change these three."
+            raise ConfigError("bidirectional_prefix=true requires `causal` and `segmented`, and no `window`.", hint)
         if self.chunked and (self.window is None or not self.segmented):
-            raise ConfigError("chunked=true requires `window`, the size of chunks, and `segmented`.")
+            hint = "Set both, or `chunked` to false."
+            raise ConfigError("chunked=true requires `window`, the size of chunks, and `segmented`.", hint)
         if not (self.segmented or self.causal):
             cause = "attention that is not causal would also see the padding of its row"
             raise ConfigError(f"segmented=false: {cause}.", "Set `segmented` or `causal` to true.")
@@ -201,7 +203,8 @@ class Attention(SelfAttention):
 
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
         if not self.causal:
-            raise ConfigError("Attention that is not causal cannot decode: earlier tokens would see later ones.")
+            hint = "Decode with a model whose attention is causal."
+            raise ConfigError("Attention that is not causal cannot decode: earlier tokens would see later ones.", hint)
         lead = (batch_size, self._kv_heads)
         keys, values = (*lead, self.dims_per_head, length), (*lead, length, self._value_dims)
         return KVCache(jnp.zeros(keys, dtype), jnp.zeros(values, dtype))

@@ -61,4 +61,5 @@ class CrossAttention(Attention):
         return self._flops(batch * length, batch * source_length, batch * length * source_length)
 
     def init_cache(self, batch_size: int, length: int, dtype: jax.typing.DTypeLike) -> KVCache:
-        raise ConfigError("Cross-attention has no empty cache: its first call computes the keys of the source.")
+        hint = "Call the layer with the source first."
+        raise ConfigError("Cross-attention has no empty cache: its first call computes the keys of the source.", hint)

@@ -70,7 +70,8 @@ class LatentAttention(SelfAttention):
         if self.num_kv_heads not in (None, self.num_heads):
             raise ConfigError("Latent attention has no shared key/value heads.", "Set `num_kv_heads` to null.")
         if self.rotary_dims >= self.dims_per_head:
-            raise ConfigError(f"rotary_dims={self.rotary_dims} is not below dims_per_head={self.dims_per_head}.")
+            hint = "Lower `rotary_dims`."
+            raise ConfigError(f"rotary_dims={self.rotary_dims} is not below dims_per_head={self.dims_per_head}.", hint)
         dims, latent = self.model_dims, self.latent_dims
         matrix = functools.partial(self.weight, init=self.params_init, contracts=(0,))
         down = functools.partial(matrix, axes=("embed", None), produces=(1,))
