@@ -116,7 +116,8 @@ def out_of_range(path: str, value: Any, annotation: Any) -> str | None:
                 return None
             unit = next((f" ({fact.name})" for fact in facts if isinstance(fact, Unit)), "")
             null = " or null" if types.NoneType in union_members(annotation) else ""
-            excluded.append(f"{path} must be {allowed}{unit}{null}, not {value}.")
+            finite = "" if -_LARGEST <= value <= _LARGEST else "finite and "
+            excluded.append(f"{path} must be {finite}{allowed}{unit}{null}, not {value}.")
         if typing.get_origin(base) is typing.Literal and isinstance(value, str | None):
             words = typing.get_args(base)
             if value in words:
