@@ -166,7 +166,7 @@ class TrainedRun:
         return outputs
 
     def answer_inputs(
-        self, step: int, settings: Mapping[str, Any], seed: int, on_text: OnText | None
+        self, step: int, settings: Mapping[str, Any], seed: int, on_text: OnText | None = None
     ) -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
         """Continuations of the recipe's decode inputs, and the inputs' own metrics. Written to `decoded/` too.
 
