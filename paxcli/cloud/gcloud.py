@@ -68,7 +68,7 @@ _CAUSES = (
     (r"ALREADY_EXISTS|already exists", "The name is in use: pax provision describe NAME, or choose another name."),
     (
         r"NOT_FOUND|\b404\b|not found|Unknown zone|zone.* (is )?(not|in)valid|Permission denied on .locations/",
-        "There is no resource of this name. Check the zone and the project: pax provision list --zone {zone}",
+        "No TPU VM or queued resource has this name. Check the zone and the project: pax provision list --zone {zone}",
     ),
     (
         r"Could not (add|fetch) SSH|publickey|\[255\]|return code 255|timed out",

@@ -161,7 +161,7 @@ class _EventFile:
 
 
 def read_lines(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any]]:
-    """The lines of a `metrics.jsonl`, as `read_records`.
+    """The lines of a `metrics.jsonl`: the objects of `read_records`, each with a split and numbers.
 
     Raises:
       DataError: A value of a line is not a number or null.
@@ -174,7 +174,7 @@ def read_lines(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any
 
 
 def read_records(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any]]:
-    """The lines of a file of records with a `step` that can be parsed; none if there is no file.
+    """The JSON objects of a JSONL file that have a `step`; none if there is no file. Torn lines are left out.
 
     Args:
       path: The file.
@@ -202,7 +202,7 @@ def is_finite(value: float | int | None) -> bool:
 
 
 def _parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """Lines of `metrics.jsonl`, but those that are torn."""
+    """The JSON objects that have a `step`, without torn lines."""
     for text in lines:
         with contextlib.suppress(ValueError):
             parsed = json.loads(text, parse_constant=lambda _: None)  # NaN and infinity, as `JsonlWriter` writes them

@@ -57,8 +57,8 @@ class DpSgd(Configurable):
             try:
                 maxima, grads, sums = vmap_along("activation_microbatch", of_group)(groups)
             except NotImplementedError as error:
-                hint = "Experts need a `capacity_factor`: the matmul of dropless ones has no gradients by example."
-                raise ConfigError(f"DP-SGD: a layer does not compute by example: {error}.", hint) from None
+                hint = "Experts need a `capacity_factor`: dropless ones have no gradients by example."
+                raise ConfigError(f"DP-SGD: a layer has no gradients by example: {error}.", hint) from None
             sums = jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
             metrics = {name: (total / jnp.maximum(weight, 1e-6), weight) for name, (total, weight) in sums.items()}
             means = jax.tree.map(lambda g: jnp.mean(g, axis=0), grads)

@@ -86,7 +86,7 @@ class RunDir:
     def lock(self, dry_run: bool = False) -> Iterator[None]:
         """Makes this process the only writer of the directory. Directories in buckets have no lock.
 
-        With `dry_run` it writes nothing, and is for a moment only: another process could not start meanwhile.
+        With `dry_run` it only checks, and writes nothing. Hold it briefly: a run cannot start meanwhile.
 
         Raises:
           ConfigError: Another process, or another run of this one, writes here.

@@ -81,9 +81,7 @@ def model_values(config: Mapping[str, Any]) -> dict[str, Any]:
     if quantization := config.get("quantization_config"):
         method = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
         problem = f"Its weights are quantized ({method}), and pax imports weights in float32, bfloat16 or float16."
-        hint = (
-            "Import those that it was quantized from, or save them in bfloat16: see the page Weights of Hugging Face."
-        )
+        hint = "Import the original weights, or save these in bfloat16: see the page Weights of Hugging Face."
         raise ConfigError(problem, hint)
     full = {**family.defaults, **config}
     if "num_local_experts" in config:  # as transformers 5 writes `num_experts`
@@ -142,7 +140,7 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_path(template: Mapping[str, Any], at: str = "") -> dict[str, Any]:
-    """Path -> plain value of nested templates, where the class of each is under the key ``."""
+    """Path → plain value of nested templates; the name of a template's class is under its empty key."""
     values: dict[str, Any] = {}
     for field, value in template.items():
         path = ".".join(filter(None, (at, field)))
