@@ -24,10 +24,11 @@ from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.reading import listing, named_leaves
 from paxcli.config.paths import resolve_path
 from paxcli.convert.layout import Kind, LastKept, Layers, Layout, Rule, Source, layer_rule, pax_layers
-from paxcli.convert.runs import ExperimentConfig, ImportedWeights, PathLike, import_checkpoint, state_shapes
+from paxcli.convert.runs import ExperimentConfig, ImportedWeights, PathLike, import_checkpoint
 from paxcli.convert.steps import transpose, unstack
 from paxcli.errors import DataError, first_line
 from paxcli.log import log
+from paxcli.training.session import state_shapes
 
 _STEP = re.compile(r"checkpoint_(\d+)")
 _IN_LAYER = re.compile(r"transformer\.(repeat\.sub\.|pipeline\.body\.)?x_layers_(\d+)\.(.+)")
@@ -60,10 +61,8 @@ class PaxmlCheckpoint:
             raise DataError(f"{self.path} cannot be read: {first_line(error)}.", "Restore it from a copy.") from error
         numbers = {int(number) for count in counts for number in count.ravel()}  # repeated layers have one each
         if len(numbers) > 1:
-            hint = "Choose another step of this run."
-            raise DataError(
-                f"The optimizers in {self.path} made different numbers of updates: {sorted(numbers)}.", hint
-            )
+            problem = f"The optimizers in {self.path} made different numbers of updates: {sorted(numbers)}."
+            raise DataError(problem, "Choose another step of this run.")
         self.count = max(numbers, default=None)
         self._leaves: dict[Kind, dict[str, Any]] = {kind: {} for kind in _KINDS.values()}
         for name, leaf in leaves.items():
@@ -115,10 +114,8 @@ def import_paxml(
     layout = paxml_layout(checkpoint.arrays(), pax_layers(params, config.task.model.num_layers), "head.w" in params)
     layout = layout.only(params)
     if left := layout.without_rule(params):
-        hint = "Give the recipe that it was trained with: `--recipe NAME`."
-        raise DataError(
-            f"The recipe {family} has parameters that paxml's language models do not: {listing(left)}.", hint
-        )
+        problem = f"The recipe {family} has parameters that paxml's language models do not: {listing(left)}."
+        raise DataError(problem, "Give the recipe that it was trained with: `--recipe NAME`.")
     hint = "Give the recipe of the same sizes: `--recipe NAME --set PATH=VALUE`; `--dry-run` lists all names."
     return import_checkpoint(checkpoint, layout, config, recipe, shapes, run_dir, family, hint, dry_run)
 

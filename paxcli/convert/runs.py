@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import os
 import time
@@ -16,19 +15,14 @@ from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayDifferences, ArrayType
 from paxcli.checkpoint.manager import CheckpointStore
-from paxcli.checkpoint.policy import Checkpoint
 from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
-from paxcli.config.paths import replace_text
 from paxcli.convert.layout import Kind, Layout, Source, compare_to_model, fill_pax
 from paxcli.errors import ConfigError, DataError
-from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.layers.patterned_stack import PatternedStack
-from paxcli.mesh.mesh import Mesh, build_mesh
-from paxcli.mesh.rules import DEFAULT_RULES
-from paxcli.mesh.sharding import use_mesh
 from paxcli.training.experiment import Experiment, with_derived_sizes
 from paxcli.training.run_dir import RunDir
-from paxcli.training.state import TrainState, abstract_state
+from paxcli.training.start_from import write_run
+from paxcli.training.state import TrainState
 
 PathLike = str | os.PathLike[str]
 ExperimentConfig = fdl.Config[Experiment]
@@ -135,16 +129,6 @@ def layer_kinds(model: fdl.Config) -> tuple[list[fdl.Config], int]:
     return [model.stack.block], 0
 
 
-def state_shapes(config: ExperimentConfig) -> TrainState:
-    """The shapes of a recipe's training state, without its data and devices."""
-    config = copy.deepcopy(config)
-    config.train_input, config.eval_inputs, config.decode_inputs = SyntheticInput.config(), [], []
-    experiment = fdl.build(with_derived_sizes(config, 1))
-    mesh = build_mesh(Mesh(), jax.local_devices()[:1])
-    with use_mesh(mesh):
-        return abstract_state(experiment.task, experiment.train_input.element_spec(), mesh, DEFAULT_RULES)[0]
-
-
 def arrays_per_parameter(state: Mapping[str, ArrayType]) -> dict[str, tuple[Kind, str]]:
     """The optimizer's arrays but for its counts: name in the state -> kind, and the parameter that it belongs to.
 
@@ -247,44 +231,6 @@ def _check_starts_at_zero(config: ExperimentConfig, shapes: TrainState) -> None:
         if np.any(x) and not name.startswith("ema."):
             hint = "Import without it, and train from that run with `--from`."
             raise ConfigError(f"The first `{name}` of the recipe's optimizer is not 0.", hint)
-
-
-def write_run(
-    config: ExperimentConfig,
-    recipe: str,
-    run_dir: PathLike,
-    shapes: TrainState,
-    arrays: Mapping[str, Any],
-    step: int = 0,
-) -> None:
-    """Writes `recipe.yaml` and a checkpoint.
-
-    Args:
-      config: The recipe.
-      recipe: The same as YAML.
-      run_dir: The run.
-      shapes: Those of its training state.
-      arrays: Name in the state → array. Missing moving averages start from the parameters, the optimizer's other
-        arrays from 0, as in a new run.
-      step: The checkpoint's.
-
-    Raises:
-      MissingError: The run cannot be written.
-    """
-    directory = RunDir(run_dir)
-    directory.create()
-    root = jax.random.key(config.task.train.random_seed or 0)
-    known = {"step": np.int32(step), "key": jax.random.key_data(jax.random.fold_in(root, 1)), **arrays}
-
-    def value(name: str, x: ArrayType) -> np.ndarray:
-        is_average = name.startswith("opt_state.ema.")
-        name = name.replace("opt_state.ema.", "params.", 1) if is_average and name not in known else name
-        return np.asarray(known[name] if name in known else np.zeros(x.shape, x.dtype))
-
-    state = [value(name, x) for name, x in named_leaves(shapes).items()]
-    replace_text(directory.path / "recipe.yaml", recipe)
-    with CheckpointStore(directory.checkpoints, Checkpoint(async_save=False)) as store:
-        store.save(step, jax.tree.unflatten(jax.tree.structure(shapes), state), {}, force=True)
 
 
 def read_run(run_dir: PathLike, step: int, wanted: Mapping[str, Any]) -> dict[str, np.ndarray]:

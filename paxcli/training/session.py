@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,12 +12,12 @@ import fiddle as fdl
 import flax.linen as nn
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from paxcli.errors import ConfigError, MeshError
+from paxcli.inputs.synthetic import SyntheticInput
 from paxcli.mesh.compiler_options import Options, compiler_options
-from paxcli.mesh.mesh import build_mesh
-from paxcli.mesh.rules import merge_rules
+from paxcli.mesh.mesh import Mesh, build_mesh
+from paxcli.mesh.rules import DEFAULT_RULES, merge_rules
 from paxcli.mesh.sharding import current_device, global_spec, infeed_shard, use_mesh
 from paxcli.metrics.peaks import peak_flops
 from paxcli.nested_map import NestedMap, num_rows
@@ -42,7 +43,7 @@ class Session:
 
     config: fdl.Config[Experiment]
     experiment: Experiment
-    mesh: Mesh
+    mesh: jax.sharding.Mesh
     spec: NestedMap
     global_batch_size: int
     abstract: TrainState
@@ -124,7 +125,17 @@ def build_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None 
         return Session(config, experiment, mesh, spec, batch, *abstract_state(experiment.task, spec, mesh, rules))
 
 
-def _build_mesh(config: fdl.Config[Experiment], devices: Sequence[Any] | None) -> Mesh:
+def state_shapes(config: fdl.Config[Experiment]) -> TrainState:
+    """The shapes of a recipe's training state, without its data and devices."""
+    config = copy.deepcopy(config)
+    config.train_input, config.eval_inputs, config.decode_inputs = SyntheticInput.config(), [], []
+    experiment = fdl.build(with_derived_sizes(config, 1))
+    mesh = build_mesh(Mesh(), jax.local_devices()[:1])
+    with use_mesh(mesh):
+        return abstract_state(experiment.task, experiment.train_input.element_spec(), mesh, DEFAULT_RULES)[0]
+
+
+def _build_mesh(config: fdl.Config[Experiment], devices: Sequence[Any] | None) -> jax.sharding.Mesh:
     mesh = fdl.build(config.mesh)
     if devices is None:
         mesh.start_processes()
@@ -138,6 +149,6 @@ def open_session(config: fdl.Config[Experiment], devices: Sequence[Any] | None =
         yield session
 
 
-def device_name(mesh: Mesh) -> str:
+def device_name(mesh: jax.sharding.Mesh) -> str:
     """The number and kinds of a mesh's devices, by JAX's names."""
     return f"{mesh.size} × {', '.join(sorted({device.device_kind for device in mesh.devices.flat}))}"

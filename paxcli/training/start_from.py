@@ -1,4 +1,4 @@
-"""The checkpoint of another run that a new run starts from: `--from RUN_DIR[@STEP]`."""
+"""The start of a run: from a checkpoint of another run (`--from RUN_DIR[@STEP]`), or from arrays of another tool."""
 
 from __future__ import annotations
 
@@ -6,14 +6,24 @@ import dataclasses
 import functools
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
+import fiddle as fdl
 import jax
+import numpy as np
 from etils import epath
 
+from paxcli.checkpoint.array_differences import ArrayType
+from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.checkpoint.policy import Checkpoint
+from paxcli.checkpoint.reading import named_leaves
 from paxcli.checkpoint.warm_start import Report, load_params, parse_source
+from paxcli.config.paths import replace_text
 from paxcli.errors import ConfigError
 from paxcli.layers.lora import ADAPTERS, REFERENCE
+from paxcli.training.experiment import Experiment
+from paxcli.training.run_dir import RunDir
 from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask
 
@@ -75,3 +85,41 @@ def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> t
         return task.train.learner.init(params, weights)
 
     return state.replace(params=params, opt_state=init(params, state.opt_state)), report
+
+
+def write_run(
+    config: fdl.Config[Experiment],
+    recipe: str,
+    run_dir: str | os.PathLike[str],
+    shapes: TrainState,
+    arrays: Mapping[str, Any],
+    step: int = 0,
+) -> None:
+    """Writes `recipe.yaml` and a checkpoint.
+
+    Args:
+      config: The recipe.
+      recipe: The same as YAML.
+      run_dir: The run.
+      shapes: Those of its training state.
+      arrays: Name in the state → array. Missing moving averages start from the parameters, the optimizer's other
+        arrays from 0, as in a new run.
+      step: The checkpoint's.
+
+    Raises:
+      MissingError: The run cannot be written.
+    """
+    directory = RunDir(run_dir)
+    directory.create()
+    root = jax.random.key(config.task.train.random_seed or 0)
+    known = {"step": np.int32(step), "key": jax.random.key_data(jax.random.fold_in(root, 1)), **arrays}
+
+    def value(name: str, x: ArrayType) -> np.ndarray:
+        is_average = name.startswith("opt_state.ema.")
+        name = name.replace("opt_state.ema.", "params.", 1) if is_average and name not in known else name
+        return np.asarray(known[name] if name in known else np.zeros(x.shape, x.dtype))
+
+    state = [value(name, x) for name, x in named_leaves(shapes).items()]
+    replace_text(directory.path / "recipe.yaml", recipe)
+    with CheckpointStore(directory.checkpoints, Checkpoint(async_save=False)) as store:
+        store.save(step, jax.tree.unflatten(jax.tree.structure(shapes), state), {}, force=True)

@@ -24,10 +24,10 @@ import tensorstore
 import paxcli as pax
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.convert.paxml import PaxmlCheckpoint
-from paxcli.convert.runs import state_shapes
 from paxcli.errors import ConfigError, DataError
 from paxcli.layers.pipeline import to_layers
 from paxcli.nested_map import NestedMap
+from paxcli.training.session import state_shapes
 from tests.convert.paxml_comparison import from_paxml, model_of, to_paxml
 
 DATA = pathlib.Path(__file__).parents[1] / "data"

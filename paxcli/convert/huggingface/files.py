@@ -39,9 +39,8 @@ class Safetensors:
         for path in paths:
             self._open(path)
         if lacking := sorted(indexed - self.shapes.keys()):
-            raise DataError(
-                f"{directory / INDEX} names `{lacking[0]}`, which no file has.", "Download the files again."
-            )
+            problem = f"{directory / INDEX} names `{lacking[0]}`, which no file has."
+            raise DataError(problem, "Download the files again.")
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self._files[name].get_tensor(name)

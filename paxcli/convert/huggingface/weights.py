@@ -34,6 +34,7 @@ from paxcli.errors import ConfigError, DataError, MissingError, first_line
 from paxcli.inputs.hub import find_model
 from paxcli.layers.lora import adapted_weights, without_adapters
 from paxcli.training.experiment import with_derived_sizes
+from paxcli.training.session import state_shapes
 from paxcli.training.start_from import ORIGIN
 from paxcli.training.tokenizer_copies import copied_folders, with_copied_tokenizers
 
@@ -78,7 +79,7 @@ def import_huggingface(
     if differences := differing_fields(config, found):
         problem = f"The recipe {name} is not of the model in {folder}: {'; '.join(differences[:5])}."
         raise ConfigError(problem, "Choose the recipe of this model, or leave it out: pax makes one from config.json.")
-    shapes = runs.state_shapes(config)
+    shapes = state_shapes(config)
     layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
     model, tensors = config.task.model, Safetensors(resolve_path(find_model(source, folder.name)))
     named = text_names(tensors.shapes, multimodal=found is not content)
@@ -161,7 +162,7 @@ def export_huggingface(
     if not carried and (end := eos_id(with_copied_tokenizers(config, epath.Path(run_dir)))) is not None:
         content["eos_token_id"] = end  # otherwise transformers uses the default of its config class
     family = content["model_type"]
-    lora, state = fdl.build(config.task.model).lora, runs.state_shapes(config)
+    lora, state = fdl.build(config.task.model).lora, state_shapes(config)
     if adapter and lora is None:
         raise ConfigError("The run has no adapters.", "Leave `--adapter` out.")
     stored = named_leaves(state.params)

@@ -119,11 +119,3 @@ class Conversion:
         if self.settings.is_set(key):
             setting = self.settings.values[key]
             self.settings.dropped.append(Dropped(key, str(setting.value), setting.line or 0, why))
-
-    def note_approximation(self, text: str) -> None:
-        """Reports something that pax computes approximately."""
-        self.approximated.append(text)
-
-    def note_undecided(self, text: str) -> None:
-        """Reports something that the user has to decide."""
-        self.settings.undecided.append(text)

@@ -11,10 +11,8 @@ from paxcli.convert.maxtext.benchmark_file import read_benchmarks
 from paxcli.convert.maxtext.launch import Diagnostic, Launch, LaunchFile, Pair
 from paxcli.convert.maxtext.manifest import commands_in_manifest
 from paxcli.convert.maxtext.shell import read_script
-from paxcli.convert.maxtext.yml import BASE, find_beside, read_yml
+from paxcli.convert.maxtext.yml import BASE, find_beside, read_text, read_yml
 from paxcli.errors import ConfigError
-
-_LARGEST = 1 << 19
 
 
 def read_source(words: Sequence[str], arguments: Mapping[str, str] | None = None) -> LaunchFile:
@@ -57,27 +55,6 @@ def read_file(path: Path, arguments: Mapping[str, str] | None = None) -> LaunchF
     for launch in file.launches:
         _read_config(launch, path)
     return file
-
-
-def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-      ConfigError: It does not exist, is empty, too large, or not text.
-    """
-    try:
-        if path.stat().st_size > _LARGEST:
-            hint = "Name another file."
-            raise ConfigError(f"{path} is too large for a launch script: {path.stat().st_size:,} bytes.", hint)
-        text = path.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"Cannot read {path}: {error.strerror}.", "Name a script, a .yml, or `--model`.") from None
-    except UnicodeDecodeError:
-        text = "\0"
-    if "\0" in text or not text.strip():
-        problem = "is empty" if not text.strip() else "is not a text file"
-        raise ConfigError(f"{path} {problem}.", "Name a launch script or a .yml.")
-    return text
 
 
 def _other_script(path: Path, name: str) -> str | None:

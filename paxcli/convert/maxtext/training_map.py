@@ -70,12 +70,12 @@ def _set_schedule(draft: Conversion, steps: int) -> None:
     era, new_parser = settings.era, tables.day_of("new_parser")
     if settings.model_name == "gpt3-175b" and not era.is_given and era.first < new_parser <= era.last:
         note = f"The date: before {new_parser} MaxText's code fixed the schedule of gpt3-175b; give `--date`."
-        draft.note_undecided(note)
+        draft.settings.undecided.append(note)
     if settings.model_name == "gpt3-175b" and settings.date < new_parser:
         if batch is not None:
             return _set_gpt3_schedule(draft, batch, steps)
         note = "The schedule: MaxText derives that of gpt3-175b from the global batch; give `--topology`."
-        draft.note_undecided(note)
+        draft.settings.undecided.append(note)
     draft.copy(_LEARNER, "learning_rate")
     if settings["lr_schedule_type"] == "rsqrt":
         draft.set(_SCHEDULE, "LinearRampupSqrtDecay")
@@ -129,7 +129,7 @@ def _set_optimizer(draft: Conversion) -> None:
     if kind != "adam_pax" and settings["mu_dtype"] == "bfloat16":
         draft.copy(_OPTIMIZER, "mu_dtype")
     elif settings["mu_dtype"] not in ("", "float32"):
-        draft.note_approximation(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
+        draft.approximated.append(f"mu_dtype={settings['mu_dtype']}: pax keeps the first moment in float32.")
     draft.set(f"{_OPTIMIZER}.decay_norms_and_biases", True, "adamw_mask")
 
 
@@ -145,19 +145,19 @@ def _set_data(draft: Conversion) -> None:
         draft.set("train_input.c4.tokenizer_path", settings["tokenizer_path"] or None, "tokenizer_path")
         lacks = [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]
         if lacks:
-            draft.note_undecided(
+            draft.settings.undecided.append(
                 f"The data: missing values for {' and '.join(lacks)}. Until then train with `--overlay synthetic-data`."
             )
     else:
         draft.set("train_input", "SyntheticInput", "dataset_type")
         if kind != "synthetic" and not settings["reuse_example_batch"]:
             note = f"The data: dataset_type={kind} is not supported; rows are synthetic until you set `train_input`."
-            draft.note_undecided(note)
+            draft.settings.undecided.append(note)
     draft.copy(_TRAIN, "random_seed")
     draft.copy("train_input", "input_random_seed")
     if settings.date < tables.day_of("packed_rows") and kind != "synthetic":
         note = "The loss: MaxText of early 2023 divided by all positions, padding included; pax divides by real tokens."
-        draft.note_approximation(note)
+        draft.approximated.append(note)
 
 
 def _set_preferences(draft: Conversion) -> None:
@@ -170,8 +170,8 @@ def _set_preferences(draft: Conversion) -> None:
     draft.set("task.model.loss_chunk", None, "use_dpo")
     if beta != settings["dpo_beta"]:
         note = f"dpo_beta={settings['dpo_beta']}: MaxText of that date uses its square, as does `beta`."
-        draft.note_approximation(note)
-    draft.note_undecided(
+        draft.approximated.append(note)
+    draft.settings.undecided.append(
         "The data: set `train_input.files` to records with `chosen` and `rejected`, and the tokenizer. "
         "Start from the trained model, with `pax train --from`."
     )
@@ -182,7 +182,7 @@ def _set_run(draft: Conversion, steps: int) -> None:
     draft.set(f"{_TRAIN}.summary_interval_steps", max(settings["log_period"], 1), "log_period")
     draft.copy(_TRAIN, "eval_interval_steps")
     if settings["eval_interval"] > 0:
-        draft.note_undecided("The evaluation: its data is not converted; set `eval_inputs`.")
+        draft.settings.undecided.append("The evaluation: its data is not converted; set `eval_inputs`.")
     if settings["enable_checkpointing"]:
         draft.set("checkpoint.save_interval_steps", max(settings["checkpoint_period"], 1), "checkpoint_period")
     else:

@@ -24,6 +24,7 @@ from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeigh
 from paxcli.errors import ConfigError, DataError
 from paxcli.layers.attention.rotary_scaling import Llama31Scaling
 from paxcli.layers.rms_norm import RmsNorm
+from paxcli.training.session import state_shapes
 
 
 def import_maxtext(
@@ -46,7 +47,7 @@ def import_maxtext(
       ConfigError: The run has checkpoints, or the recipe has parts that MaxText does not have.
       MissingError: The run cannot be written.
     """
-    source, shapes = MaxTextCheckpoint(checkpoint), runs.state_shapes(config)
+    source, shapes = MaxTextCheckpoint(checkpoint), state_shapes(config)
     params = named_leaves(shapes.params)
     optimizer = _optimizer(named_leaves(shapes))
     if source.optimizer not in (None, optimizer):
@@ -101,7 +102,7 @@ def export_maxtext(
       DataError: There is no checkpoint, or it is damaged or not of this recipe.
       ConfigError: The recipe has parts that MaxText does not have, or MaxText's directory has this step.
     """
-    step, shapes = find_step(run_dir, step), runs.state_shapes(config)
+    step, shapes = find_step(run_dir, step), state_shapes(config)
     state, params = named_leaves(shapes), named_leaves(shapes.params)
     if any(name.startswith(("stack.stages.", "stack.repeats.")) for name in params):
         problem = "The layers of this recipe are in the stages of a pipeline, and pax writes MaxText's layers without."

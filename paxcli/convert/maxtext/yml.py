@@ -11,6 +11,7 @@ from paxcli.errors import ConfigError
 
 BASE = "base.yml"
 _DEEPEST = 8
+_LARGEST = 1 << 19
 
 
 def read_yml(text: str, path: Path) -> Launch:
@@ -26,6 +27,27 @@ def read_yml(text: str, path: Path) -> Launch:
     if not launch.pairs:
         raise ConfigError(f"{path} sets no key.", "A MaxText config has lines such as `steps: 10`.")
     return launch
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+      ConfigError: It does not exist, is empty, too large, or not text.
+    """
+    try:
+        if path.stat().st_size > _LARGEST:
+            hint = "Name another file."
+            raise ConfigError(f"{path} is too large for a launch script: {path.stat().st_size:,} bytes.", hint)
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"Cannot read {path}: {error.strerror}.", "Name a script, a .yml, or `--model`.") from None
+    except UnicodeDecodeError:
+        text = "\0"
+    if "\0" in text or not text.strip():
+        problem = "is empty" if not text.strip() else "is not a text file"
+        raise ConfigError(f"{path} {problem}.", "Name a launch script or a .yml.")
+    return text
 
 
 def find_beside(path: Path, name: str) -> Path | None:
@@ -52,12 +74,8 @@ def _read_with_base(text: str, path: Path, inside: tuple[Path, ...], reports: li
         return rest
     beside = find_beside(path, base.value)
     if beside is not None:
-        try:
-            inherited = beside.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"Cannot read {beside}: {error}.", "Name another file in `base_config`.") from None
         given = {pair.key for pair in rest}
-        below = _read_with_base(inherited, beside, (*inside, path.resolve()), reports)
+        below = _read_with_base(read_text(beside), beside, (*inside, path.resolve()), reports)
         return [pair for pair in below if pair.key not in given] + rest
     if base.value.rpartition("/")[2] != BASE:
         reports.append(Diagnostic(base.line, f"base_config: {base.value}", "this file was not found"))

@@ -14,9 +14,10 @@ from safetensors.numpy import load_file
 
 import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError
 from paxcli.nested_map import NestedMap
+from paxcli.training.session import state_shapes
+from paxcli.training.start_from import write_run
 from tests.convert.huggingface.directories import arrays_of, tensors_of, write_directory
 
 DATA = pathlib.Path(__file__).parents[2] / "data/peft_lora.npz"

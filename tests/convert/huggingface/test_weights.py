@@ -21,7 +21,6 @@ from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.generation import decoding_values
-from paxcli.convert.runs import state_shapes, write_run
 from paxcli.errors import ConfigError, DataError, MissingError
 from paxcli.inputs.chat import ChatInput
 from paxcli.layers.pipelined_stack import PipelinedStack
@@ -29,6 +28,8 @@ from paxcli.models.sampling import Sampling
 from paxcli.nested_map import NestedMap
 from paxcli.training.progress import Reporter
 from paxcli.training.run_dir import RunDir
+from paxcli.training.session import state_shapes
+from paxcli.training.start_from import write_run
 from tests.convert.huggingface.directories import (
     CONFIGS,
     SIZES,

@@ -222,5 +222,5 @@ def test_the_work_for_unknown_keys_grows_with_their_number_alone() -> None:
 def test_a_base_config_that_is_no_text_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "a.yml").write_text('base_config: "b.yml"\nmodel_name: llama2-7b\n')
     (tmp_path / "b.yml").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigError, match="Cannot read .*b.yml"):
+    with pytest.raises(ConfigError, match="b.yml is not a text file"):
         read_file(tmp_path / "a.yml")

@@ -22,9 +22,10 @@ from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.recipe_to_launch import decoder_block, to_maxtext
 from paxcli.convert.maxtext.weights import _differences, export_maxtext, import_maxtext
-from paxcli.convert.runs import ImportedWeights, state_shapes
+from paxcli.convert.runs import ImportedWeights
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
+from paxcli.training.session import state_shapes
 from tests.convert.filling import to_pax
 from tests.convert.maxtext import maxtext_checkpoints
 from tests.convert.maxtext.maxtext_checkpoints import KEYS, SIZES
