@@ -278,12 +278,9 @@ class Run:
         return self._trained.has_chat_template
 
     def params(self, step: int | None = None) -> dict[str, Any]:
-        """The parameters of a checkpoint, sharded over this machine's devices: nested dicts of `jax.Array`.
+        """The parameters of a checkpoint, or of the latest, on this machine's devices: nested dicts of `jax.Array`.
 
         They are those that evaluation uses: the moving averages, if the recipe keeps them.
-
-        Args:
-          step: The checkpoint; None = the latest.
         """
         return self._trained.params(self.step(step))
 
@@ -448,6 +445,7 @@ def import_weights(
     dry_run: bool = False,
     recipe: Recipe | None = None,
     format: Format | None = None,
+    adapter: PathLike | None = None,
 ) -> ImportedWeights:
     """Starts a run from weights of Hugging Face, or from a checkpoint of paxml or MaxText.
 
@@ -457,6 +455,7 @@ def import_weights(
       dry_run: Whether only to compare names and shapes.
       recipe: Of the same model. None = made from `config.json`; paxml and MaxText need one.
       format: `hf`, `paxml` or `maxtext`; None = inferred from the files.
+      adapter: A LoRA or DoRA adapter of PEFT to merge into weights of Hugging Face: its directory, or name on the hub.
 
     Raises:
       ConfigError: Pax lacks the architecture, a recipe is missing or of another model, or the run has checkpoints.
@@ -466,7 +465,7 @@ def import_weights(
 
     check_range("format", format, formats.Format | None)
     given = None if recipe is None else (recipe.name, recipe.config, recipe.yaml())
-    return formats.import_weights(source, run_dir, format, given, dry_run)
+    return formats.import_weights(source, run_dir, format, given, dry_run, adapter)
 
 
 def export_weights(

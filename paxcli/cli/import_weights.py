@@ -38,6 +38,10 @@ def import_weights(
         str | None,
         typer.Option(metavar="RECIPE", help="A recipe of the same model. Default: made from config.json (hf)."),
     ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="DIR|ORGANIZATION/NAME", help="LoRA or DoRA of PEFT to merge into the weights (hf)."),
+    ] = None,
     sets: SetOption = None,
     overlays: OverlayOption = None,
     dry_run: DryRunOption = False,
@@ -49,13 +53,14 @@ def import_weights(
     Examples:
       pax import Llama-3.1-8B --out runs/llama
       pax import Qwen/Qwen3-0.6B --out runs/qwen
+      pax import Llama-3.1-8B --adapter my-lora --out runs/merged
       pax import gs://mine/c4/checkpoints --recipe C4Spmd1BAdam4Replicas --out runs/c4
     """
     os.environ["JAX_PLATFORMS"] = "cpu"  # weights pass through host memory only
     if recipe is None and (sets or overlays):
         raise ConfigError("`--set` and `--overlay` change a recipe, and none is given.", "Give it with `--recipe`.")
     loaded = None if recipe is None else load_recipe(recipe, overlays, sets)
-    done = pax.import_weights(source, out, dry_run, loaded, format)
+    done = pax.import_weights(source, out, dry_run, loaded, format, adapter)
     if dry_run and done.tensors:
         if not as_json:
             say(_names_text(done.tensors))

@@ -45,7 +45,12 @@ def format_of(source: PathLike) -> Format:
 
 
 def import_weights(
-    source: PathLike, run_dir: PathLike, format: Format | None, recipe: Recipe | None, dry_run: bool
+    source: PathLike,
+    run_dir: PathLike,
+    format: Format | None,
+    recipe: Recipe | None,
+    dry_run: bool,
+    adapter: PathLike | None,
 ) -> ImportedWeights:
     """Starts a run from a checkpoint.
 
@@ -55,6 +60,7 @@ def import_weights(
       format: Its format; None = by its files.
       recipe: Name, config and YAML of a recipe of the same model; None = made from `config.json` (Hugging Face only).
       dry_run: Whether only to compare names and shapes.
+      adapter: An adapter of PEFT to merge into weights of Hugging Face.
 
     Raises:
       ConfigError: The format needs a recipe; pax does not have the architecture; or the run has checkpoints.
@@ -63,7 +69,9 @@ def import_weights(
     """
     format = format or format_of(source)
     if format == "hf":
-        return import_huggingface(source, run_dir, recipe, dry_run)
+        return import_huggingface(source, run_dir, recipe, dry_run, adapter)
+    if adapter is not None:
+        raise ConfigError(f"{source} is of {format}, and adapters are of Hugging Face.", "Leave `--adapter` out.")
     if recipe is None:
         raise ConfigError(f"{source} does not describe its model.", _RECIPE_OF[format])
     name, config, text = recipe

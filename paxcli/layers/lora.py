@@ -44,6 +44,7 @@ class Lora(Configurable):
       dropout: Share of the inputs of `A` that training drops. Only attention and feed-forward layers support it.
       targets: Regular expression. Every matrix whose path, such as `stack/layers/attention/query`, matches it anywhere
         has an adapter. In a pipelined stack, paths begin at `layers/`.
+      use_rslora: rsLoRA (Kalajdzievski, 2023): multiplied by alpha / sqrt(rank) instead, for large ranks.
       use_dora: DoRA (Liu et al., 2024): the adapted weight's norm for each output is trained as well, in
         `w_lora_magnitude`, as the difference from the norm of `W`.
     """
@@ -52,12 +53,13 @@ class Lora(Configurable):
     alpha: PositiveFloat = 16.0
     dropout: DecayRate = 0.0
     targets: str = "attention/(query|value)$"
+    use_rslora: bool = False
     use_dora: bool = False
 
     @property
     def scale(self) -> float:
         """What `A B` is multiplied by."""
-        return self.alpha / self.rank
+        return self.alpha / (self.rank**0.5 if self.use_rslora else self.rank)
 
 
 _lora: contextvars.ContextVar[Lora | None] = contextvars.ContextVar("lora", default=None)

@@ -56,6 +56,9 @@ def test_a_model_is_imported_fine_tuned_and_exported(pax, tmp_path: pathlib.Path
     run("export", "tuned", "--out", "merged")
     run("import", "merged", "--out", "again")
     assert greedy("again") == text
+    run("export", "tuned", "--out", "adapter", "--adapter")
+    run("import", "hf", "--adapter", "adapter", "--out", "from_adapter")
+    assert greedy("from_adapter") == text
 
 
 @pytest.mark.slow

@@ -96,6 +96,10 @@ def test_gradients_are_those_of_the_merged_weights() -> None:
 
 
 @pytest.mark.slow
+def test_the_scale_of_rslora() -> None:
+    assert Lora(rank=4, alpha=3.0, use_rslora=True).scale == Lora(rank=4, alpha=6.0).scale == 1.5
+
+
 def test_a_new_adapter_changes_nothing() -> None:
     """Neither does DoRA's: its magnitude is the difference from the base, whatever the base is."""
     network = model(Lora(targets=".", use_dora=True))

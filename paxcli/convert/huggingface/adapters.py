@@ -1,19 +1,103 @@
-"""LoRA and DoRA of a run: merged into its weights, or as the files that PEFT reads."""
+"""LoRA and DoRA in the files of PEFT: merged into weights that are imported, and written from a run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
-from paxcli.convert.huggingface.files import write_json
+from paxcli.convert.huggingface.files import Safetensors, read_json, write_json
+from paxcli.convert.huggingface.layouts import TEXT, text_names
 from paxcli.convert.layout import Layers, Layout, Rule
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, DataError
 from paxcli.layers.lora import AdaptedWeight, Lora
 
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
+_PART = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(?:lora_(\w+)(?:\.weight)?|(weight|bias))")
+_A, _B, _MAGNITUDE, _FULL = "A", "B", "magnitude_vector", ""
+_CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initializers of adapters for a base of their own
+_VARIANTS = ("layer_replication", "alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config")
+
+
+class MergedTensors:
+    """The tensors of a model, with an adapter merged into each when it is read, in float32.
+
+    The adapter is LoRA, with any ranks and scales, or DoRA. Tensors that it has in full, such as those of PEFT's
+    `modules_to_save`, replace the model's.
+
+    Attributes:
+      shapes: Name → shape and dtype of each tensor.
+    """
+
+    def __init__(self, base: Safetensors, folder: Path, multimodal: bool):
+        """Compares names and shapes.
+
+        Args:
+          base: The model's tensors.
+          folder: Has `adapter_config.json` and `adapter_model.safetensors`.
+          multimodal: Whether only the text decoder of the model is imported.
+
+        Raises:
+          ConfigError: The adapter is of another kind.
+          DataError: A file is missing or damaged, or the adapter is of another model.
+        """
+        self._config, self._base, self._adapter = _lora_config(folder), base, Safetensors(folder)
+        self._parts: dict[str, dict[str, str]] = {}  # of a tensor: part → name in the adapter
+        self._transposed: set[str] = set()
+        known, shapes = text_names(base.shapes, multimodal), self._adapter.shapes
+        for saved in shapes:
+            if not (found := _PART.fullmatch(saved)):
+                raise DataError(f"`{saved}` in {folder} is not a part of LoRA or DoRA.", "Save the adapter with PEFT.")
+            name, part = f"{found[1].replace(TEXT, '', 1)}.{found[3] or 'weight'}", found[2] or _FULL
+            name = known.get(name) or known.get(name.removeprefix("transformer."), name)
+            self._parts.setdefault(name, {})[part.removeprefix("embedding_")] = saved
+            if part.startswith("embedding_") or self._config.get("fan_in_fan_out"):
+                self._transposed.add(name)
+        self.shapes = base.shapes | {name: shapes[x[_FULL]] for name, x in self._parts.items() if _FULL in x}
+        for name, parts in self._parts.items():
+            a, b = (shapes[parts[part]].shape if part in parts else () for part in (_A, _B))
+            shape = self.shapes[name].shape if name in self.shapes else None
+            product = (*b[:1], *a[1:])[:: -1 if name in self._transposed else 1]
+            if parts.keys() != {_FULL} and (shape != product or parts.keys() - {_A, _B, _MAGNITUDE, _FULL}):
+                problem = f"The adapter in {folder} does not fit `{name}`: its parts {sorted(parts)} make {product}"
+                hint = f"Its base is {self._config.get('base_model_name_or_path')}."
+                raise DataError(f"{problem}, and the model has {shape}.", hint)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        parts = {part: self._adapter[saved] for part, saved in self._parts.get(name, {}).items()}
+        base = parts[_FULL] if _FULL in parts else self._base[name]
+        if _A not in parts:
+            return base
+        product = self._scale(name) * (parts[_B].astype(np.float32) @ parts[_A].astype(np.float32))
+        inputs = 0 if name in self._transposed else 1
+        merged = base.astype(np.float32) + (product if inputs else product.T)
+        if _MAGNITUDE in parts:
+            magnitudes = np.expand_dims(parts[_MAGNITUDE].ravel(), inputs)
+            merged *= magnitudes / np.linalg.norm(merged, axis=inputs, keepdims=True)
+        return merged
+
+    def _scale(self, name: str) -> float:
+        a = self._parts[name][_A]
+        module, rank = _PART.sub(r"\1", a), self._adapter.shapes[a].shape[0]
+        alphas = self._config.get("alpha_pattern") or {}
+        matching = (alpha for key, alpha in alphas.items() if re.fullmatch(rf"(.*\.)?({key})", module))
+        return next(matching, self._config.get("lora_alpha", 8)) / (
+            rank**0.5 if self._config.get("use_rslora") else rank
+        )
+
+
+def _lora_config(folder: Path) -> dict[str, Any]:
+    config = read_json(folder / ADAPTER_CONFIG)
+    kind, init = config.get("peft_type"), str(config.get("init_lora_weights"))
+    others = [name for name in _VARIANTS if config.get(name)] + [init] * init.startswith(_CHANGE_BASE)
+    if kind != "LORA" or others:
+        hint = "Merge it into its base in Python: `peft_model.merge_and_unload().save_pretrained(DIR)`; import that."
+        raise ConfigError(f"{folder} has an adapter that pax does not import: {(others or [kind])[0]}.", hint)
+    return config
 
 
 def write_adapter(
@@ -26,7 +110,8 @@ def write_adapter(
     """
     found = dict(_tensors(layout, adapted))
     content = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": None, "inference_mode": True}
-    content |= {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout, "use_dora": lora.use_dora}
+    content |= {"r": lora.rank, "lora_alpha": lora.alpha, "lora_dropout": lora.dropout}
+    content |= {"use_dora": lora.use_dora, "use_rslora": lora.use_rslora}
     content |= {"bias": "none", "target_modules": sorted({name.partition(".lora_")[0] for name in found})}
     tensors = {f"base_model.model.{name}": np.ascontiguousarray(x, dtype) for name, x in found.items()}
     save_file(tensors, directory / ADAPTER, metadata={"format": "pt"})

@@ -28,7 +28,7 @@ _STEPS: dict[str, tuple[Step, ...]] = {  # of fields of families
     "transposed_halves": (*_TRANSPOSED, split(-1)),
 }
 _QKV = ("query", "key", "value")
-_TEXT = "language_model."  # in the names of a multimodal model's text decoder
+TEXT = "language_model."  # in the names of a multimodal model's text decoder
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
 
 
@@ -56,7 +56,7 @@ def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, Arra
 
 def text_names(names: Iterable[str], multimodal: bool) -> dict[str, str]:
     """Names of tensors in a text-only model → names in a file, which may be that of a multimodal model."""
-    return {x.replace(_TEXT, "", 1): x for x in names if not multimodal or _TEXT in x or x == "lm_head.weight"}
+    return {x.replace(TEXT, "", 1): x for x in names if not multimodal or TEXT in x or x == "lm_head.weight"}
 
 
 def saved_names(names: Collection[str], family: str, tied: bool, num_layers: int) -> dict[str, str]:

@@ -22,7 +22,7 @@ from paxcli.config.assign import assign
 from paxcli.config.load import load
 from paxcli.config.paths import resolve_path
 from paxcli.convert import runs
-from paxcli.convert.huggingface.adapters import ADAPTER_CONFIG, write_adapter
+from paxcli.convert.huggingface.adapters import ADAPTER_CONFIG, MergedTensors, write_adapter
 from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.files import CONFIG, Safetensors, read_json, write_json, write_safetensors
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
@@ -50,7 +50,7 @@ _TRAINING = {
 
 
 def import_huggingface(
-    source: PathLike, run_dir: PathLike, recipe: Recipe | None = None, dry_run: bool = False
+    source: PathLike, run_dir: PathLike, recipe: Recipe | None, dry_run: bool, adapter: PathLike | None
 ) -> ImportedWeights:
     """Starts a run from a Hugging Face directory, at step 0.
 
@@ -60,17 +60,20 @@ def import_huggingface(
       run_dir: A run without checkpoints.
       recipe: Name, config and YAML of a recipe of the same model; None = made from `config.json`.
       dry_run: Whether only to compare names and shapes.
+      adapter: A directory with a LoRA or DoRA adapter of PEFT, or its name on the hub, to merge into the weights.
 
     Raises:
       DataError: A file is missing or damaged, or the tensors are not those of the model.
-      ConfigError: Pax does not have the architecture, the recipe has another, or the run has checkpoints.
+      ConfigError: Pax does not have the architecture, the recipe or adapter has another, or the run has checkpoints.
       MissingError: The run cannot be written, or the hub does not let this user read the model.
       RemoteError: The hub cannot be reached.
     """
     folder, target = resolve_path(find_model(source)), resolve_path(run_dir) / ORIGIN
     if (folder / ADAPTER_CONFIG).exists():
-        hint = "Merge it into its base in Python: `peft_model.merge_and_unload().save_pretrained(DIR)`; import that."
-        raise ConfigError(f"{folder} has an adapter of PEFT, {ADAPTER_CONFIG}, which pax does not import.", hint)
+        base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "BASE"
+        raise ConfigError(
+            f"{folder} has an adapter of PEFT, not a model.", f"`pax import {base} --adapter {source} --out …`."
+        )
     content = read_json(folder / CONFIG)
     family, found = text_decoder(content)
     file = folder / GENERATION
@@ -81,8 +84,12 @@ def import_huggingface(
         raise ConfigError(problem, "Choose the recipe of this model, or leave it out: pax makes one from config.json.")
     shapes = state_shapes(config)
     layout = huggingface_layout(family, config.task.model, named_leaves(shapes.params))
-    model, tensors = config.task.model, Safetensors(resolve_path(find_model(source, folder.name)))
-    named = text_names(tensors.shapes, multimodal=found is not content)
+    model, is_multimodal = config.task.model, found is not content
+    tensors = base = Safetensors(resolve_path(find_model(source, folder.name)))
+    if adapter is not None:
+        adapter = find_model(adapter, commit=Path(find_model(adapter)).name)
+        tensors = MergedTensors(base, resolve_path(adapter), is_multimodal)
+    named = text_names(tensors.shapes, is_multimodal)
     left_out = sorted({x.removeprefix("model.").partition(".")[0] for x in tensors.shapes.keys() - named.values()})
     tied = [tensors[named[name]] for name in _TIED if model.head is None and name in named]
     if len(tied) == 2 and not np.array_equal(tied[0], tied[1]):
@@ -217,7 +224,7 @@ class _Checkpoint:
     """Parameters by the names that `transformers` writes now: a `ForeignCheckpoint`."""
 
     path: Path
-    tensors: Safetensors
+    tensors: Safetensors | MergedTensors
     names: dict[str, str]
     step: int = 0
     count: None = None

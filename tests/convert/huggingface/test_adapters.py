@@ -1,20 +1,21 @@
-"""A run with adapters: its logits are PEFT's, and its export is what PEFT saved."""
+"""Adapters of PEFT: their logits, the files that an export writes, and imports that merge them."""
 
 from __future__ import annotations
 
 import json
 import pathlib
+from typing import Any
 
 import fiddle as fdl
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 import paxcli as pax
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 from paxcli.training.session import state_shapes
 from paxcli.training.start_from import write_run
@@ -48,6 +49,22 @@ def adapters_in_pax(tensors: dict[str, np.ndarray], params: dict[str, np.ndarray
     return {name: np.stack(x) for name, x in found.items()}
 
 
+def logits_of(run: pax.Run, family: str = "llama31") -> np.ndarray:
+    ids = jnp.asarray(arrays_of(family)["in/ids"][:1], jnp.int32)
+    batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=jnp.arange(ids.shape[1])[None])
+    model = fdl.build(run.config.task.model)
+    return jax.jit(lambda v: model.apply(v, batch, method="compute_predictions"))({"params": run.params()}).logits
+
+
+def write_adapter(path: pathlib.Path, kind: str, **more: Any) -> pathlib.Path:
+    """A directory as PEFT saved it; `more`: other values of its adapter_config.json."""
+    tensors, content, _ = peft_of(kind)
+    path.mkdir()
+    save_file(tensors, path / "adapter_model.safetensors", metadata={"format": "pt"})
+    (path / "adapter_config.json").write_text(json.dumps(content | more))
+    return path
+
+
 @pytest.mark.parametrize("kind", [pytest.param("lora", marks=pytest.mark.slow), "dora"])
 def test_logits_and_files_are_those_of_peft(kind: str, tmp_path: pathlib.Path) -> None:
     pax.import_weights(write_directory(tmp_path / "hf", "llama31"), tmp_path / "base")
@@ -64,12 +81,6 @@ def test_logits_and_files_are_those_of_peft(kind: str, tmp_path: pathlib.Path) -
     params = {name: params[name].reshape(x.shape) for name, x in expected.items()}
     write_run(recipe.config, recipe.yaml(), tmp_path / "run", shapes, {f"params.{n}": x for n, x in params.items()})
 
-    def logits_of(run: pax.Run) -> np.ndarray:
-        ids = jnp.asarray(arrays_of("llama31")["in/ids"][:1], jnp.int32)
-        batch = NestedMap(ids=ids, segment_ids=jnp.ones_like(ids), segment_pos=jnp.arange(ids.shape[1])[None])
-        model = fdl.build(run.config.task.model)
-        return jax.jit(lambda v: model.apply(v, batch, method="compute_predictions"))({"params": run.params()}).logits
-
     run = pax.Run(tmp_path / "run")
     np.testing.assert_allclose(logits_of(run), logits, rtol=0, atol=1e-5)
     assert np.abs(logits - arrays_of("llama31")["out/logits"][:1]).max() > 0.1
@@ -85,6 +96,9 @@ def test_logits_and_files_are_those_of_peft(kind: str, tmp_path: pathlib.Path) -
     assert content.pop("target_modules") == sorted(names)  # PEFT's file has only the last part of each
     assert content == {name: peft_config[name] for name in content}
 
+    pax.import_weights(tmp_path / "hf", tmp_path / "from_adapter", adapter=tmp_path / "adapter")
+    np.testing.assert_allclose(logits_of(pax.Run(tmp_path / "from_adapter")), logits, rtol=0, atol=1e-5)
+
     others = pax.load(f"{tmp_path}/run", set={"bprop_variable_inclusion": ["lora", "final_norm"]})
     with pytest.raises(ConfigError, match="The run trains `final_norm.scale` too"):
         pax.export_weights(pax.Run(tmp_path / "run", others), tmp_path / "adapters", adapter=True)
@@ -98,3 +112,42 @@ def test_a_run_without_adapters_has_none_to_export(tmp_path: pathlib.Path) -> No
     pax.import_weights(write_directory(tmp_path / "hf", "llama2"), tmp_path / "run")
     with pytest.raises(ConfigError, match="has no adapters"):
         pax.export_weights(tmp_path / "run", tmp_path / "adapter", adapter=True)
+
+
+@pytest.mark.parametrize("kind", ["patterns", "gpt2"])
+def test_an_import_merges_an_adapter(kind: str, tmp_path: pathlib.Path) -> None:
+    family = "gpt2" if kind == "gpt2" else "llama31"
+    base, adapter = write_directory(tmp_path / "hf", family), write_adapter(tmp_path / "adapter", kind)
+    done = pax.import_weights(base, tmp_path / "run", adapter=adapter)
+    assert not done.tensors
+    np.testing.assert_allclose(logits_of(pax.Run(tmp_path / "run"), family), peft_of(kind)[2], rtol=0, atol=1e-5)
+
+
+def test_adapters_that_cannot_be_merged(tmp_path: pathlib.Path) -> None:
+    base, adapter = write_directory(tmp_path / "hf", "llama31"), write_adapter(tmp_path / "adapter", "lora")
+    with pytest.raises(ConfigError, match="has an adapter of PEFT, not a model") as error:
+        pax.import_weights(adapter, tmp_path / "run")
+    assert f"pax import BASE --adapter {adapter}" in str(error.value.hint)
+    for fields, kind in (
+        ({"peft_type": "IA3"}, "IA3"),
+        ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),
+        ({"use_qalora": True}, "use_qalora"),
+    ):
+        other = write_adapter(tmp_path / kind, "lora", **fields)
+        with pytest.raises(ConfigError, match=f"that pax does not import: {kind}"):
+            pax.import_weights(base, tmp_path / "run", adapter=other)
+    with pytest.raises(
+        DataError, match=r"does not fit `model.layers.0.self_attn.k_proj.weight`.*\(16, 32\).*\(32, 32\)"
+    ):
+        pax.import_weights(write_directory(tmp_path / "other", "llama2"), tmp_path / "run", adapter=adapter)
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    del tensors["base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"]
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    with pytest.raises(DataError, match="does not fit `model.layers.0.mlp.up_proj.weight`: its parts"):
+        pax.import_weights(base, tmp_path / "run", adapter=adapter)
+    save_file({"prompt_embeddings": np.zeros(2, np.float32)}, adapter / "adapter_model.safetensors")
+    with pytest.raises(DataError, match="`prompt_embeddings` in .* is not a part of LoRA"):
+        pax.import_weights(base, tmp_path / "run", adapter=adapter)
+    with pytest.raises(ConfigError, match="is of maxtext, and adapters are of Hugging Face"):
+        pax.import_weights(base, tmp_path / "run", recipe=pax.load("tiny"), format="maxtext", adapter=adapter)
+    assert not (tmp_path / "run").exists()
