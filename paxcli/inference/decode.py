@@ -14,6 +14,7 @@ from paxcli.errors import ConfigError
 from paxcli.inference.continuous_batching import Answer, Generator, Request
 from paxcli.inference.prompts import Prompt
 from paxcli.inputs.base_input import BaseInput
+from paxcli.inputs.conversations import template_variables
 from paxcli.models.base import CausalModel, DecodingModel, Model, Seq2SeqModel
 from paxcli.models.beam_search import BeamSearch
 from paxcli.models.sampling import Decoding, Sampling, SequenceSettings, sequence_settings
@@ -198,7 +199,9 @@ class PromptDecoder:
             return np.concatenate([bos, self.tokenizer.encode(f"{prompt.prompt}{continuation}")])
         if self.template is None:
             raise ConfigError("The run has no chat template for `messages`.", "Give a `prompt`.")
-        return self.tokenizer.encode_chat(self.template.render_prompt(prompt.messages) + continuation)[0]
+        variables = template_variables(vars(prompt), str(prompt))
+        text = self.template.render_prompt(prompt.messages, variables)
+        return self.tokenizer.encode_chat(text + continuation)[0]
 
     def _check_length(self, name: str, length: int, max_tokens: int) -> int:
         """The number of tokens that fit after a prompt of this length.

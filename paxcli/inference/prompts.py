@@ -25,6 +25,8 @@ class Prompt:
       prompt: Its text; None = `ids`.
       ids: Its tokens, instead of the text.
       messages: A conversation, instead of the text: `role` and `content` of each message. The answer is the next one.
+      tools: Functions that the assistant may call, for the chat template.
+      chat_template_kwargs: Further variables for the chat template, such as `{"enable_thinking": false}`.
       continuation: Text after it whose log-probabilities are computed; nothing is generated.
       max_tokens: The most tokens to generate.
       temperature: Temperature.
@@ -38,6 +40,8 @@ class Prompt:
     prompt: str | None = None
     ids: list[NonNegativeInt] | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     continuation: str | None = None
     max_tokens: Tokens | None = None
     temperature: NonNegativeFloat | None = None
@@ -79,6 +83,10 @@ def parse_prompt(row: PromptLike, place: str = "") -> Prompt:
             raise ConfigError("A prompt has half a character, a surrogate without the other.", "Write it in UTF-8.")
         if [found.prompt, found.ids, found.messages].count(None) != 2:
             raise ConfigError("A prompt has one of `prompt`, `ids` and `messages`.", "Give it exactly one of them.")
+        if found.messages is None and (found.tools or found.chat_template_kwargs):
+            raise ConfigError(
+                "`tools` and `chat_template_kwargs` are for the template of `messages`.", "Give messages."
+            )
         if found.messages is not None:
             messages_of({"messages": [*found.messages, {"role": "assistant", "content": "-"}]}, "messages", "A prompt")
     except PaxError as error:

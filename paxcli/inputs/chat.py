@@ -12,7 +12,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
-from paxcli.inputs.conversations import CONVERSATIONS, PROMPT, RESPONSES, TOOLS, messages_of, tools_of
+from paxcli.inputs.conversations import CONVERSATIONS, KWARGS, PROMPT, RESPONSES, TOOLS, messages_of, template_variables
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import ARRAY_RECORD, FIX_HINT, JSONL, PARQUET, BadRecords, Reading, format_of
 from paxcli.inputs.files import SourceFile
@@ -64,7 +64,7 @@ class ChatReading(Reading):
 
     def document_of(self, record: dict[str, Any], place: str) -> tuple[np.ndarray, np.ndarray]:
         """The tokens of a conversation [T], and whether each belongs to an assistant's turn [T]."""
-        text, turns = self.template.render(self.messages(record, place), place, tools_of(record, place))
+        text, turns = self.template.render(self.messages(record, place), place, template_variables(record, place))
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
@@ -83,9 +83,9 @@ class ChatReading(Reading):
         return messages_of(record, str(self.text_field), place)
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
-        names = (str(self.text_field), CONVERSATIONS, PROMPT, *RESPONSES, TOOLS)
+        names = (str(self.text_field), CONVERSATIONS, PROMPT, *RESPONSES, TOOLS, KWARGS)
         found = [name for name in names if name in schema.names]
-        if found in ([], [TOOLS]):
+        if not {*found} - {TOOLS, KWARGS}:
             has, hint = ", ".join(schema.names), "Set the input's text_field to the column with the messages."
             raise DataError(f"{file.path} has no column `{self.text_field}`, nor `{PROMPT}`; it has {has}.", hint)
         return found
@@ -107,9 +107,9 @@ class ChatInput(TextInput):
 
     A record has `messages`, a list of `{"role": …, "content": …}`, ShareGPT's `conversations`, or a `prompt` and its
     `response` or `completion`, which may be lists of messages too. A chat template renders it as text, with the
-    functions in `tools`. The loss weight is 1 for tokens of assistant turns, including the token that ends a turn,
-    and 0 for all others. Conversations of more than T tokens are truncated, or dropped if no assistant token is left; a
-    warning reports both counts.
+    functions in `tools` and the variables in `chat_template_kwargs`. The loss weight is 1 for tokens of assistant
+    turns, including the token that ends a turn, and 0 for all others. Conversations of more than T tokens are
+    truncated, or dropped if no assistant token is left; a warning reports both counts.
 
     Reading, shuffling, sharding over hosts and resuming work as in `TextInput`. Arguments that differ from it:
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,8 @@ _DEFAULT, _FOR_TOOLS = "default", "tool_use"  # names of templates in a list
 _FILES = {_DEFAULT: "chat_template.jinja", _FOR_TOOLS: "additional_chat_templates/tool_use.jinja"}
 
 Message = Mapping[str, Any]
+Variables = Mapping[str, Any]
+_NONE: Variables = types.MappingProxyType({})
 
 
 class RenderedChat(NamedTuple):
@@ -69,7 +72,7 @@ class ChatTemplate:
         if len(source) > _MAX_SOURCE:
             raise ConfigError(f"The chat template of {origin} has {len(source)} characters.", f"At most {_MAX_SOURCE}.")
         self._environment = _Environment(date)
-        self._variables = {"documents": None, **variables}
+        self._variables = {"documents": None, "tools": None, **variables}
         self._origin, self.is_default = origin, source is DEFAULT_TEMPLATE
         self.for_tools: ChatTemplate | None = None
         try:
@@ -81,7 +84,7 @@ class ChatTemplate:
         except RecursionError:
             raise ConfigError(f"The chat template of {origin} is nested too deeply.", "Set chat_template.") from None
 
-    def render(self, messages: Sequence[Message], place: str, tools: Any = None) -> RenderedChat:
+    def render(self, messages: Sequence[Message], place: str, variables: Variables = _NONE) -> RenderedChat:
         """Renders a conversation, and finds its assistant turns, each with the token that ends it.
 
         Turns are the template's `{% generation %}` blocks. In a template without them, a turn is the text that an
@@ -90,31 +93,32 @@ class ChatTemplate:
         Args:
           messages: The conversation.
           place: File and line of the conversation, for errors.
-          tools: The functions that the assistant may call, as the template reads them.
+          variables: Further variables, such as `tools`, the functions that the assistant may call.
 
         Raises:
           DataError: The template fails or exceeds its limits, or its text does not show where assistant turns are.
         """
-        if tools and self.for_tools is not None:
-            return self.for_tools.render(messages, place, tools)
-        text, marked = self._render(messages, False, place, tools)
+        if variables.get("tools") and self.for_tools is not None:
+            return self.for_tools.render(messages, place, variables)
+        text, marked = self._render(messages, False, place, variables)
         has_marks = self._environment.has_generation_block
-        return RenderedChat(text, marked if has_marks else self._spans_by_prefix(messages, text, place, tools))
+        return RenderedChat(text, marked if has_marks else self._spans_by_prefix(messages, text, place, variables))
 
-    def render_prompt(self, messages: Sequence[Message]) -> str:
-        """Renders a conversation up to the start of the assistant's next turn.
+    def render_prompt(self, messages: Sequence[Message], variables: Variables = _NONE) -> str:
+        """Renders a conversation up to the start of the assistant's next turn; see `render`.
 
         Raises:
           DataError: The template fails or exceeds its limits.
         """
-        return self._render(messages, True, "The conversation")[0]
+        template = self.for_tools if variables.get("tools") and self.for_tools is not None else self
+        return template._render(messages, True, "The conversation", variables)[0]
 
-    def _render(self, messages: Sequence[Message], prompt: bool, place: str, tools: Any = None) -> RenderedChat:
+    def _render(self, messages: Sequence[Message], prompt: bool, place: str, variables: Variables) -> RenderedChat:
         environment, chunks = self._environment, []
-        variables = self._variables | {"messages": list(messages), "add_generation_prompt": prompt, "tools": tools}
+        own = {"messages": list(messages), "add_generation_prompt": prompt}
         environment.restart()
         try:
-            for chunk in self._template.generate(variables):
+            for chunk in self._template.generate({**self._variables, **variables, **own}):
                 environment.count_characters(len(chunk))
                 chunks.append(chunk)
         except _LimitExceededError as error:
@@ -128,19 +132,21 @@ class ChatTemplate:
             raise self._error(place, "has a generation block inside a macro or `set` block.", hint)
         return RenderedChat(text, [(start, start + len(turn)) for start, turn in environment.turns])
 
-    def _spans_by_prefix(self, messages: Sequence[Message], text: str, place: str, tools: Any) -> list[tuple[int, int]]:
+    def _spans_by_prefix(
+        self, messages: Sequence[Message], text: str, place: str, variables: Variables
+    ) -> list[tuple[int, int]]:
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._render(messages[:number], True, place, tools)[0] if number else ""
-            after = self._render(messages[: number + 1], False, place, tools)[0]
+            before = self._render(messages[:number], True, place, variables)[0] if number else ""
+            after = self._render(messages[: number + 1], False, place, variables)[0]
             content = message.get("content", "").strip()
             if not (after.startswith(before) and text.startswith(after)):
                 problem = f"leaves the loss mask unknown: the text up to message {number} does not begin all text."
                 raise self._error(place, problem, _MARK_TURNS_HINT)
             turn = after[len(before) :]
-            if number == 0 or before == self._render(messages[:number], False, place, tools)[0]:
+            if number == 0 or before == self._render(messages[:number], False, place, variables)[0]:
                 # Without a generation prompt, the turn includes its header, if the template writes one.
                 if not turn.lstrip().startswith(content):
                     problem = f"writes no generation prompt before message {number}, so its loss mask is unknown."

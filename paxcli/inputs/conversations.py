@@ -10,7 +10,8 @@ from paxcli.errors import DataError, names_hint
 from paxcli.inputs.documents import FIX_HINT
 
 PROMPT, RESPONSES = "prompt", ("response", "completion")
-CONVERSATIONS, TOOLS = "conversations", "tools"  # of ShareGPT, and of function calling
+CONVERSATIONS = "conversations"  # of ShareGPT
+TOOLS, KWARGS = "tools", "chat_template_kwargs"  # of Hugging Face's `apply_chat_template`
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -59,13 +60,18 @@ def as_messages(content: Any, role: str) -> list[Any]:
     return content if is_list else [{"role": role, "content": content}]
 
 
-def tools_of(record: Mapping[str, Any], place: str) -> Any:
-    """The functions that the assistant may call, for chat templates: the field `tools`, which may be JSON as text."""
-    tools = record.get(TOOLS)
-    try:
-        return json.loads(tools) if isinstance(tools, str) else tools
-    except ValueError as error:
-        raise DataError(f"{place}: `{TOOLS}` is not JSON: {error}.", FIX_HINT) from None
+def template_variables(record: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Variables for a chat template: `tools`, and those in `chat_template_kwargs`. Both may be JSON as text."""
+    found: dict[str, Any] = {}
+    for name in (TOOLS, KWARGS):
+        try:
+            found[name] = json.loads(record[name]) if isinstance(record.get(name), str) else record.get(name)
+        except ValueError as error:
+            raise DataError(f"{place}: `{name}` is not JSON: {error}.", FIX_HINT) from None
+    more = found.pop(KWARGS) or {}
+    if not isinstance(more, dict):
+        raise DataError(f"{place}: `{KWARGS}` is {type(more).__name__}, not an object.", FIX_HINT)
+    return {name: value for name, value in more.items() if value is not None} | found
 
 
 def _check_message(message: Any, place: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat import ChatInput, ChatReading
-from paxcli.inputs.conversations import PROMPT, TOOLS, as_messages, messages_of
+from paxcli.inputs.conversations import KWARGS, PROMPT, TOOLS, as_messages, messages_of
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import FIX_HINT
 from paxcli.inputs.packing import ONE_PER_ROW
@@ -41,7 +41,7 @@ class PairReading(ChatReading):
         return messages_of({side: rest}, side, place)
 
     def columns(self, schema: Any, file: Any) -> list[str]:
-        return [name for name in (PROMPT, CHOSEN, REJECTED, TOOLS) if name in schema.names]
+        return [name for name in (PROMPT, CHOSEN, REJECTED, TOOLS, KWARGS) if name in schema.names]
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -183,7 +183,9 @@ def test_rows_are_scored_as_by_full_passes(params):
 
 
 def test_a_conversation_is_rendered_by_the_chat_template(decode, params):
-    source = ChatInput(files=["none.jsonl"], chat_template="{% for m in messages %}[{{ m.content }}]{% endfor %}<bos>")
+    source = ChatInput(
+        files=["none.jsonl"], chat_template="{{ start }}{% for m in messages %}[{{ m.content }}]{% endfor %}<bos>"
+    )
     decoder = PromptDecoder(MODEL, params, TOKENIZER, Sampling(max_tokens=4), 0, source.prompt_template())
     messages = [
         {"role": "user", "content": "a"},
@@ -193,10 +195,15 @@ def test_a_conversation_is_rendered_by_the_chat_template(decode, params):
     ids = [*TOKENIZER.encode("[a][b][c]").tolist(), TOKENIZER.bos_id]
     chat, plain = decoder.continue_prompts([parse_prompt({"messages": messages}), Prompt(ids=ids)])
     assert chat == plain
+    row = {"messages": messages, "chat_template_kwargs": {"start": "x"}}
+    started, plain = decoder.continue_prompts([parse_prompt(row), Prompt(ids=[*TOKENIZER.encode("x").tolist(), *ids])])
+    assert started == plain
     with pytest.raises(ConfigError, match="no chat template"):
         decode([parse_prompt({"messages": messages})])
     with pytest.raises(ConfigError, match="unknown role 'usr'"):
         parse_prompt({"messages": [{"role": "usr", "content": "a"}]})
+    with pytest.raises(ConfigError, match="`tools` and `chat_template_kwargs` are for the template"):
+        parse_prompt({"prompt": "a", "tools": [{"name": "add"}]})
 
 
 @pytest.mark.parametrize("batch_size", [1, 16])

@@ -229,6 +229,29 @@ def test_tools_are_part_of_the_text(template, tmp_path):
         chat_input(write(tmp_path / "b.jsonl", [{"messages": chat, "tools": "add"}])).check_data()
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_variables_of_records_reach_the_template(suffix, tmp_path):
+    start = "{{ 'thinks:' if thinks is defined else 'unset:' }}{{ name }}{% for m in messages %}{{ m.role }}:"
+    template = start + "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "xyz"}]
+    kwargs = {"thinks": False, "messages": "not these"}
+    records = [{"messages": chat, "chat_template_kwargs": x} for x in (kwargs, {"name": "N"})] + [{"messages": chat}]
+    file = tmp_path / f"a{suffix}"
+    if suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(records), file)
+    else:
+        write(file, records)
+    data = chat_input(file, chat_template=template, packing="one_per_row")
+    texts = sorted(data.ids_to_strings(data.get_next().labels[:3], [40, 40, 40]))
+    assert [text[-30:] for text in texts] == [
+        "hinks:user:aassistant:xyz",
+        "nset:Nuser:aassistant:xyz",
+        "nset:user:aassistant:xyz",
+    ]
+    with pytest.raises(DataError, match="line 1: `chat_template_kwargs` is list, not an object"):
+        chat_input(write(tmp_path / "b.jsonl", [{"messages": chat, "chat_template_kwargs": [1]}])).check_data()
+
+
 def test_files_of_other_formats_are_rejected(tmp_path):
     for name in ("a.txt", "a.bin"):
         with pytest.raises(ConfigError, match=f"{name} has no suffix"):

@@ -184,13 +184,13 @@ def test_the_template_named_tool_use_renders_conversations_with_tools(tmp_path):
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": named}))
     found, chat = load_chat_template(None, tokenizer, DATE), [{"role": "assistant", "content": "a"}]
-    assert found.render(chat, "here").text == found.render(chat, "here", []).text == "a"
-    assert found.render(chat, "here", [1]).text == "[1]a"
+    assert found.render(chat, "here").text == found.render(chat, "here", {"tools": []}).text == "a"
+    assert found.render(chat, "here", {"tools": [1]}).text == "[1]a"
     (tmp_path / "additional_chat_templates").mkdir()
     for name, text in (("chat_template.jinja", marked), ("additional_chat_templates/tool_use.jinja", "2" + marked)):
         (tmp_path / name).write_text(text)
     found = load_chat_template(None, tokenizer, DATE)
-    assert (found.render(chat, "here").text, found.render(chat, "here", [1]).text) == ("a", "2a")
+    assert (found.render(chat, "here").text, found.render(chat, "here", {"tools": [1]}).text) == ("a", "2a")
     (tmp_path / "chat_template.jinja").unlink()
     config.write_text(json.dumps({"chat_template": named[1:]}))
     with pytest.raises(DataError, match="neither text nor a list with one named `default`"):

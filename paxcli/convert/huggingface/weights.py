@@ -71,9 +71,8 @@ def import_huggingface(
     folder, target = resolve_path(find_model(source)), resolve_path(run_dir) / ORIGIN
     if (folder / ADAPTER_CONFIG).exists():
         base = read_json(folder / ADAPTER_CONFIG).get("base_model_name_or_path") or "BASE"
-        raise ConfigError(
-            f"{folder} has an adapter of PEFT, not a model.", f"`pax import {base} --adapter {source} --out …`."
-        )
+        hint = f"Import its base with it: `pax import {base} --adapter {source} --out …`."
+        raise ConfigError(f"{folder} has an adapter of PEFT, not a model.", hint)
     content = read_json(folder / CONFIG)
     family, found = text_decoder(content)
     file = folder / GENERATION
