@@ -75,9 +75,13 @@ def import_huggingface(
         raise ConfigError(f"{folder} has an adapter of PEFT, not a model.", hint)
     content = read_json(folder / CONFIG)
     family, found = text_decoder(content)
+    if adapter is not None:
+        adapter = resolve_path(find_model(adapter, commit=Path(find_model(adapter)).name))
+    # A fine-tuned model may have a chat template or tokens of its own.
+    with_tokenizer = adapter if adapter is not None and (adapter / TOKENIZER).is_file() else folder
     file = folder / GENERATION
     decoding, not_imported = decoding_values(read_json(file) if file.exists() else found)
-    name, config, text = recipe or _new_recipe(folder, found, family, target, decoding)
+    name, config, text = recipe or _new_recipe(with_tokenizer, found, family, target, decoding)
     if differences := differing_fields(config, found):
         problem = f"The recipe {name} is not of the model in {folder}: {'; '.join(differences[:5])}."
         raise ConfigError(problem, "Choose the recipe of this model, or leave it out: pax makes one from config.json.")
@@ -86,8 +90,7 @@ def import_huggingface(
     model, is_multimodal = config.task.model, found is not content
     tensors = base = Safetensors(resolve_path(find_model(source, folder.name)))
     if adapter is not None:
-        adapter = find_model(adapter, commit=Path(find_model(adapter)).name)
-        tensors = MergedTensors(base, resolve_path(adapter), is_multimodal)
+        tensors = MergedTensors(base, adapter, is_multimodal)
     named = text_names(tensors.shapes, is_multimodal)
     left_out = sorted({x.removeprefix("model.").partition(".")[0] for x in tensors.shapes.keys() - named.values()})
     tied = [tensors[named[name]] for name in _TIED if model.head is None and name in named]
@@ -102,7 +105,7 @@ def import_huggingface(
     done = dataclasses.replace(done, not_imported=not_imported, left_out=left_out)
     if dry_run:
         return done
-    carried = [CONFIG, *carry_files(folder, target)]
+    carried = [CONFIG, *dict.fromkeys(name for one in (folder, with_tokenizer) for name in carry_files(one, target))]
     write_json(target / CONFIG, found)
     dtypes = {name: x.dtype.name for name, x in checkpoint.arrays().items() if x.dtype.name in DTYPES}
     write_json(target / _OF_TENSORS, dtypes)

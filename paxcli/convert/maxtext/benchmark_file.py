@@ -43,8 +43,7 @@ def read_benchmarks(text: str, path: Path, arguments: Mapping[str, str]) -> Laun
 
 def _launch(line: int, fields: Mapping[str | None, ast.expr], params: ast.Dict) -> Launch:
     launch = Launch(line)
-    model = _text(fields.get("model_type"))
-    if model:
+    if model := _text(fields.get("model_type")):
         launch.pairs.append(Pair("model_name", model, line))
     for key, value in zip(params.keys, params.values, strict=True):
         if isinstance(key, ast.Constant) and isinstance(key.value, str):

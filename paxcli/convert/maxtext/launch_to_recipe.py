@@ -52,8 +52,7 @@ def convert(
 
 def _refuse_values(settings: Settings) -> None:
     values = tables.choices(settings["decoder_block"])
-    wrong = {key: settings[key] for key, choices in values.items() if settings[key] not in choices}
-    if wrong:
+    if wrong := {key: settings[key] for key, choices in values.items() if settings[key] not in choices}:
         name = f"model {settings.model_name}" if settings.model_name != "default" else "the launch"
         found = ", ".join(f"{key}={value}" for key, value in wrong.items())
         lacks = "; ".join(tables.lacks(key, value) or "that" for key, value in wrong.items())

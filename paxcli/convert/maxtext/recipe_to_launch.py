@@ -47,8 +47,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     differing = [path for path in {**values, **again} if values.get(path, ...) != again.get(path, ...)]
     differing = [path for path in differing if path.rpartition(".")[2] not in _MAY_DIFFER]
     differing = [path for path in differing if not path.startswith((f"{_MODEL}.params_init", "eval_inputs", "decode_"))]
-    refused = [path for path in differing if path.startswith(_MUST_BE_EQUAL) and path != _DECAY]
-    if refused:
+    if refused := [path for path in differing if path.startswith(_MUST_BE_EQUAL) and path != _DECAY]:
         path = refused[0]
         problem = f"MaxText cannot express {len(refused)} values of this recipe: {', '.join(refused[:6])}."
         raise ConfigError(problem, f"For example `{path}` is {values.get(path)!r}; MaxText's is {again.get(path)!r}.")

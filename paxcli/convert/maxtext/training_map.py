@@ -143,8 +143,7 @@ def _set_data(draft: Conversion) -> None:
         draft.copy("train_input", "c4.tfds_name")
         draft.set("train_input.c4.path", settings["dataset_path"] or None, "dataset_path")
         draft.set("train_input.c4.tokenizer_path", settings["tokenizer_path"] or None, "tokenizer_path")
-        lacks = [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]
-        if lacks:
+        if lacks := [key for key in ("dataset_path", "tokenizer_path") if not settings[key]]:
             draft.settings.undecided.append(
                 f"The data: missing values for {' and '.join(lacks)}. Until then train with `--overlay synthetic-data`."
             )

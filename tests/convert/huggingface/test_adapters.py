@@ -19,7 +19,7 @@ from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 from paxcli.training.session import state_shapes
 from paxcli.training.start_from import write_run
-from tests.convert.huggingface.directories import arrays_of, tensors_of, write_directory
+from tests.convert.huggingface.directories import arrays_of, tensors_of, write_directory, write_tokenizer
 
 DATA = pathlib.Path(__file__).parents[2] / "data/peft_lora.npz"
 MODULES = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "post"}
@@ -118,8 +118,14 @@ def test_a_run_without_adapters_has_none_to_export(tmp_path: pathlib.Path) -> No
 def test_an_import_merges_an_adapter(kind: str, tmp_path: pathlib.Path) -> None:
     family = "gpt2" if kind == "gpt2" else "llama31"
     base, adapter = write_directory(tmp_path / "hf", family), write_adapter(tmp_path / "adapter", kind)
+    write_tokenizer(base)
+    if has_tokenizer := kind == "patterns":
+        write_tokenizer(adapter)
+        (adapter / "chat_template.jinja").write_text("the adapter's")
     done = pax.import_weights(base, tmp_path / "run", adapter=adapter)
-    assert not done.tensors
+    assert not done.tensors and "tokenizer.json" in done.carried
+    assert (tmp_path / "run/huggingface/chat_template.jinja").exists() == has_tokenizer
+    assert "HuggingFaceTokenizer" in done.recipe
     np.testing.assert_allclose(logits_of(pax.Run(tmp_path / "run"), family), peft_of(kind)[2], rtol=0, atol=1e-5)
 
 
