@@ -22,7 +22,7 @@ BUDGETS = {
     ENGINE: 13_000,
     ("api", "cli"): 2_800,
     ("programs", "profiling"): 2_600,
-    ("inference", "report"): 1_150,
+    ("inference", "report"): 1_200,
     ("convert",): 4_200,
     ("cloud",): 1_500,
 }
