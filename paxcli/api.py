@@ -213,7 +213,7 @@ class Run:
 
         Args:
           step: The checkpoint; None = the latest.
-          files: Paths and globs of text files to evaluate on instead, in full, as the input `files`.
+          files: Paths and globs of files to evaluate on instead, in full, read as in training, as the input `files`.
           tasks: Tasks, groups or tags of lm-eval to evaluate on instead.
           **settings: Of tasks: `tasks_dir`, `limit`, `num_fewshot` and `apply_chat_template`, as of `pax eval`.
 

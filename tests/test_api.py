@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
 import signal
@@ -213,6 +214,25 @@ def test_paths_may_be_path_objects(run, tmp_path):
     assert set(run.evaluate(files=tmp_path / "a.txt")) == {"files"}
     with pytest.raises(pax.DataError, match="nowhere has no checkpoint"):
         pax.train("tiny-synthetic", tmp_path / "run", init_from=tmp_path / "nowhere", progress=Reporter())
+
+
+def test_other_files_are_evaluated_as_training_reads_them(run, tmp_path):
+    turn, text = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a" * 9}], "t" * 20
+    (tmp_path / "a.jsonl").write_text(json.dumps({"turns": turn, "content": text}) + "\n")
+    (tmp_path / "a.txt").write_text(text)
+
+    def tokens(kind: str, field: str, file: str) -> float:
+        fields = {
+            "train_input": kind,
+            "train_input.files": [str(tmp_path / "a.jsonl")],
+            "train_input.text_field": field,
+        }
+        other = pax.Run(run.path, pax.load(run.path, set=fields))
+        return other.evaluate(files=tmp_path / file)["files"]["num_tokens"]
+
+    as_text = tokens("TextInput", "content", "a.jsonl")
+    assert as_text == tokens("ChatInput", "turns", "a.txt") in range(20, 23)  # with an end token
+    assert tokens("ChatInput", "turns", "a.jsonl") == 32  # with the headers of the template, truncated
 
 
 def test_a_run_is_plotted(run, tmp_path):

@@ -84,9 +84,7 @@ def parse_prompt(row: PromptLike, place: str = "") -> Prompt:
         if [found.prompt, found.ids, found.messages].count(None) != 2:
             raise ConfigError("A prompt has one of `prompt`, `ids` and `messages`.", "Give it exactly one of them.")
         if found.messages is None and (found.tools or found.chat_template_kwargs):
-            raise ConfigError(
-                "`tools` and `chat_template_kwargs` are for the template of `messages`.", "Give messages."
-            )
+            raise ConfigError("`tools` and `chat_template_kwargs` are for chats.", "Give `messages`, not a `prompt`.")
         if found.messages is not None:
             messages_of({"messages": [*found.messages, {"role": "assistant", "content": "-"}]}, "messages", "A prompt")
     except PaxError as error:

@@ -20,6 +20,8 @@ from paxcli.errors import ConfigError, DataError, DivergedError
 from paxcli.inference.decode import OnText, PromptDecoder, check_continues_prompts, check_decodes, override
 from paxcli.inference.prompts import Prompt, PromptLike, parse_prompt
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
+from paxcli.inputs.chat import ChatInput
+from paxcli.inputs.documents import TEXT, TOKENS, format_of
 from paxcli.inputs.text import TextInput
 from paxcli.log import log
 from paxcli.metrics.curves import FILE_NAME
@@ -34,6 +36,7 @@ from paxcli.training.step import make_eval_step, make_score_step
 from paxcli.training.tokenizer_copies import with_copied_tokenizers
 
 _POLL_SECONDS = 10
+_AS_IN_TRAINING = {TextInput: ("text_field",), ChatInput: ("text_field", "chat_template", "template_date")}
 _EVERY_STEP = 2**62  # a writer drops lines of later steps than this: none
 
 
@@ -69,7 +72,8 @@ class TrainedRun:
 
         Args:
           step: The checkpoint.
-          files: Instead of the evaluation inputs, all text of these files; the name of the input is then `files`.
+          files: Instead of the evaluation inputs, these files, read as in training: with its tokenizer, `text_field`
+            and chat template. The name of the input is then `files`.
 
         Raises:
           ConfigError: The recipe has no evaluation input, or no tokenizer to read `files` with.
@@ -120,12 +124,16 @@ class TrainedRun:
         self._write("eval", step, name, json.dumps({"step": step, "metrics": metrics}) + "\n", metrics)
 
     def _files_input(self, files: list[str]) -> TextInput:
-        """All text of these files, with the tokenizer and the batch size of training."""
-        training = self._session.experiment.train_input
+        """All documents of these files, read as in training; records are chats if training has chats."""
+        training, config = self._session.experiment.train_input, self._session.config
         tokenizer, hosts = tokenizer_of(training), (training.num_infeed_hosts, training.infeed_host_index)
-        source = TextInput.config(name="files", files=files, reset_for_eval=True, eval_loop_num_batches=None)
+        trained, has_records = fdl.get_callable(config.train_input), not {TEXT, TOKENS} & {*map(format_of, files)}
+        kind = ChatInput if trained is ChatInput and has_records else TextInput
+        source = kind.config(name="files", files=files, reset_for_eval=True, eval_loop_num_batches=None)
+        for field in _AS_IN_TRAINING[kind] if trained is kind else ():
+            setattr(source, field, getattr(config.train_input, field))
         source.tokenizer = lambda: tokenizer
-        config = fdl.copy_with(self._session.config, eval_inputs=[source])
+        config = fdl.copy_with(config, eval_inputs=[source])
         source = fdl.build(with_derived_sizes(config, self._session.mesh.size, *hosts).eval_inputs[0])
         source.check_data()
         return source

@@ -17,7 +17,7 @@ from etils import epath
 from paxcli.errors import DataError, MissingError
 
 _WILDCARDS = "*?["
-_PATH_HINT = "Check the path. Recipes have it in the field `files` of an input."
+_PATH_HINT = "Check the path, and that you may read its directory. Recipes have it in the field `files` of an input."
 
 
 class SourceFile(NamedTuple):

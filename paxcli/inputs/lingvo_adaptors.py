@@ -168,11 +168,8 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
             rows = num_rows(batch)
             size = size or rows
             if rows > size:
-                self.refuse(
-                    f"a batch of {rows} rows follows one of {size}.",
-                    "Return batches of one size, but for the last.",
-                    DataError,
-                )
+                hint = "Return batches of one size, but for the last."
+                self.refuse(f"a batch of {rows} rows follows one of {size}.", hint, DataError)
             yield _select_rows(batch, np.where(np.arange(size) < rows, np.arange(size), -1))
 
     def _generator_batches(self) -> Iterator[NestedMap]:

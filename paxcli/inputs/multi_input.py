@@ -49,10 +49,8 @@ class MultiInput(BaseInput):
             hint = "Set `inputs`; with reset_for_eval=True only one, since epochs of several inputs differ in length."
             self.refuse(f"it has {len(self.inputs)} inputs.", hint)
         if self.default_input is not None and self.default_input not in self.inputs:
-            self.refuse(
-                f"default_input {self.default_input} is not one of its inputs.",
-                names_hint(self.default_input, self.inputs),
-            )
+            problem = f"default_input {self.default_input} is not one of its inputs."
+            self.refuse(problem, names_hint(self.default_input, self.inputs))
         for child in self.inputs.values():
             child.validate()
 

@@ -264,10 +264,8 @@ def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:
         rows_of.setdefault(device.process_index, set()).add(row.start or 0)
     parts = sorted({tuple(sorted(rows)) for rows in rows_of.values()})
     if sum(map(len, parts)) != len(set().union(*parts)):
-        raise ConfigError(
-            "The examples of some processes of this mesh overlap only partly, so the input cannot be sharded.",
-            "Choose a mesh whose `tensor` axis fits in a host or spans complete hosts.",
-        )
+        problem = "The examples of some processes of this mesh overlap only partly, so the input cannot be sharded."
+        raise ConfigError(problem, "Choose a mesh whose `tensor` axis fits in a host or spans complete hosts.")
     return len(parts), parts.index(tuple(sorted(rows_of[jax.process_index()])))
 
 

@@ -41,10 +41,8 @@ class Optax(Optimizer):
             inspect.signature(self._function).bind(learning_rate=0.0, **self.arguments)
             state = jax.eval_shape(self._first_state, _EXAMPLE) if isinstance(self.factory, str) else ()
         except (TypeError, ValueError) as error:
-            hint = "Correct `arguments`, or choose another factory."
-            raise ConfigError(
-                f"optimizer.factory: {error} (arguments: learning_rate, {self.arguments}).", hint
-            ) from None
+            problem = f"optimizer.factory: {error} (arguments: learning_rate, {self.arguments})."
+            raise ConfigError(problem, "Correct `arguments`, or choose another factory.") from None
         if any(jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) for x in jax.tree.leaves(state)):
             raise ConfigError(f"{self.factory} keeps a PRNG key, which checkpoints do not hold.", "Choose another one.")
         if self._function in (optax.rprop, optax.scale_by_rprop):

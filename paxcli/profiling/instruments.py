@@ -49,10 +49,8 @@ class Instrumentation:
             raise ConfigError("--auto-pgle makes a profile, --expect-pgle uses an earlier one.", "Give one of them.")
         pgle = self.auto_pgle or self.expect_pgle
         if self.profile_steps and pgle:
-            raise ConfigError(
-                "--profile-steps traces a step that is compiled ahead of time; JAX's automatic mode does not.",
-                "Trace in another run, or train with `pax pgle apply`.",
-            )
+            problem = "--profile-steps traces a step that is compiled ahead of time; JAX's automatic mode does not."
+            raise ConfigError(problem, "Trace in another run, or train with `pax pgle apply`.")
         if self.compiled is not None and (pgle or self.profile_steps is not None):
             raise ConfigError("--compiled uses a compiled step; profiling compiles it again.", "Leave out one of them.")
         if self.compiled is not None and not Path(self.compiled).is_file():

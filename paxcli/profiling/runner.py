@@ -90,7 +90,6 @@ def require_profile_device(config: fdl.Config[Experiment]) -> None:
     fdl.build(config.mesh).start_processes()
     device = jax.devices()[0]
     if device.platform != "gpu":
-        raise MissingError(
-            f"This device ({device.device_kind}) gives no profile: profile-guided scheduling is for NVIDIA GPUs.",
-            "Run it on a machine with an NVIDIA GPU. `pax train RECIPE --profile-steps 10:15` traces on any device.",
-        )
+        problem = f"This device ({device.device_kind}) gives no profile: profile-guided scheduling is for NVIDIA GPUs."
+        hint = "Run it on a machine with an NVIDIA GPU. `pax train RECIPE --profile-steps 10:15` traces on any device."
+        raise MissingError(problem, hint)

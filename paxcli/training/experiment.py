@@ -64,10 +64,8 @@ def global_batch_size(config: fdl.Config[Experiment], num_devices: int) -> int:
         raise ConfigError(f"{problem}.", "Set one of them, for example `--set global_batch_size=32`.")
     batch = given if given is not None else percore * num_devices
     if batch != int(batch) or batch < 1:
-        hint = "Set `global_batch_size` instead, to a whole number of rows."
-        raise ConfigError(
-            f"percore_batch_size={percore} × {num_devices} devices = {batch:g} is not a whole batch.", hint
-        )
+        problem = f"percore_batch_size={percore} × {num_devices} devices = {batch:g} is not a whole batch."
+        raise ConfigError(problem, "Set `global_batch_size` instead, to a whole number of rows.")
     return int(batch)
 
 

@@ -128,10 +128,9 @@ def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict,
     def score_step(params: dict, batch: NestedMap) -> tuple[dict, dict[str, jax.Array]]:
         sums, examples = _eval_batch(task, params, batch)
         if "scores" not in examples:
+            problem = f"{type(task.model).__name__} has no `scores`, which the metrics of an evaluation need."
             hint = "Use a model with scores, such as LanguageModel, or remove the metric functions of the task."
-            raise ConfigError(
-                f"{type(task.model).__name__} has no `scores`, which the metrics of an evaluation need.", hint
-            )
+            raise ConfigError(problem, hint)
         found = {"example_id": batch.example_id, "scores": examples.scores}
         replicated = jax.sharding.PartitionSpec()  # so that every process can read all scores
         return sums, jax.tree.map(lambda array: jax.lax.with_sharding_constraint(array, replicated), found)

@@ -60,10 +60,8 @@ class LossAggregator(Configurable):
         """
         factors = self.loss_weights or (1.0,) * len(self.loss_keys)
         if len(factors) != len(self.loss_keys):
-            hint = "Give one weight for each key."
-            raise ConfigError(
-                f"task.loss_aggregator: {len(self.loss_keys)} loss_keys, {len(factors)} loss_weights.", hint
-            )
+            problem = f"task.loss_aggregator: {len(self.loss_keys)} loss_keys, {len(factors)} loss_weights."
+            raise ConfigError(problem, "Give one weight for each key.")
         _check_names("task.loss_aggregator", self.loss_keys, metrics)
         pairs = zip(self.loss_keys, factors, strict=True)
         values = [metrics[key][0] if factor == 1 else factor * metrics[key][0] for key, factor in pairs]

@@ -202,7 +202,7 @@ def test_a_conversation_is_rendered_by_the_chat_template(decode, params):
         decode([parse_prompt({"messages": messages})])
     with pytest.raises(ConfigError, match="unknown role 'usr'"):
         parse_prompt({"messages": [{"role": "usr", "content": "a"}]})
-    with pytest.raises(ConfigError, match="`tools` and `chat_template_kwargs` are for the template"):
+    with pytest.raises(ConfigError, match="`tools` and `chat_template_kwargs` are for chats"):
         parse_prompt({"prompt": "a", "tools": [{"name": "add"}]})
 
 
