@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 import resource
 import shutil
@@ -17,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import paxcli as pax
+from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values, text_decoder
@@ -210,6 +213,44 @@ def test_a_recipe_that_was_never_imported_is_exported(tmp_path: pathlib.Path):
     query = params["stack.layers.attention.query"][1].reshape(16, 16)
     np.testing.assert_array_equal(tensors["model.layers.1.self_attn.q_proj.weight"], query.T)
     assert not pax.import_weights(tmp_path / "hf", tmp_path / "again", dry_run=True).tensors
+
+
+def test_an_import_that_ends_early_leaves_no_run_and_can_be_repeated(tmp_path: pathlib.Path, monkeypatch):
+    """Without its checkpoint, a run would start from random parameters; without its tokenizer, not at all."""
+    write_tokenizer(source := write_directory(tmp_path / "hf", "gpt2"))
+    run = tmp_path / "run"
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pax.import_weights(source, run)
+    assert (run / "huggingface/tokenizer.json").exists() and not (run / "recipe.yaml").exists()
+    pax.import_weights(source, run)
+    assert pax.Run(run).steps == [0] and (run / "recipe.yaml").exists()
+
+
+def test_an_export_that_ends_early_can_be_repeated(tmp_path: pathlib.Path, monkeypatch):
+    write_tokenizer(source := write_directory(tmp_path / "hf", "gpt2"))
+    pax.import_weights(source, tmp_path / "run")
+    target = tmp_path / "out"
+    (target / ".pax-export").mkdir(parents=True)
+    (target / ".pax-export/model-00001-of-00009.safetensors").write_bytes(b"of an export that was killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", _fill_disk)
+        with pytest.raises(MissingError, match="No space left on device"):
+            pax.export_weights(tmp_path / "run", target)
+    assert not list(target.iterdir())
+    files = pax.export_weights(tmp_path / "run", target).files
+    assert sorted(files) == sorted(path.name for path in target.iterdir())
+    assert len({(target / name).stat().st_mode for name in files}) == 1
+
+
+def _fill_disk(source: pathlib.Path, target: pathlib.Path) -> None:
+    pathlib.Path(target).write_bytes(pathlib.Path(source).read_bytes()[:10])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
 
 
 @pytest.mark.parametrize("circular_repeat", [1, 2])
