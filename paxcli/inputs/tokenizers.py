@@ -72,7 +72,9 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     if isinstance(tokenizer, ByteTokenizer):
         return int(np.sum(ids > tokenizer.bos_id))
     documents = np.split(ids, np.flatnonzero(ids == tokenizer.eos_id) + 1)
-    return sum(len(tokenizer.decode(document).replace("\ufffd", "?").encode()) for document in documents)
+    texts = [tokenizer.decode(document) for document in documents]
+    # Elsewhere, the text itself has this character, of 3 bytes.
+    return sum(len(text.encode()) - 2 * (len(text) - len(text.strip("\ufffd"))) for text in texts)
 
 
 class TokenizerConfig(Configurable):
