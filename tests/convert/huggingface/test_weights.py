@@ -274,6 +274,15 @@ def test_pipelined_layers_are_exported_as_those_of_a_stack(circular_repeat: int,
     assert_same(found["pipeline"], found["stack"])
 
 
+@pytest.mark.parametrize("name", ["gpt2-124m", "llama-1b"])
+@pytest.mark.parametrize(("field", "value"), [("logit_cap", 2.0), ("scale_logits_sqrt_depth", True)])
+def test_other_logits_of_a_tied_table_are_refused(name: str, field: str, value: float | bool):
+    """Hugging Face's models compute the logits without these."""
+    recipe = pax.load(name, set={"task.model.head": None, f"task.model.embedding.{field}": value})
+    with pytest.raises(ConfigError, match=f"embedding.{field} is {value}"):
+        config_json(recipe.config, None, "float32")
+
+
 def test_a_model_that_no_family_computes_is_refused_with_its_fields():
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM.*differs from this model: .*feed_forward"):
         config_json(pax.load("tiny").config, None, "float32")
