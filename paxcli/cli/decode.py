@@ -133,11 +133,10 @@ class _Printer:
         self._texts[number] = prompt, text, is_complete
         while self._number in self._texts:
             prompt, text, is_complete = self._texts[self._number]
-            shown = text if is_complete else text.rstrip("\ufffd")  # the first bytes of a character
-            is_start = self._shows_prompts and not self._printed and (shown or is_complete)
+            is_start = self._shows_prompts and not self._printed and (text or is_complete)
             start = f"\x1b[1m{prompt}\x1b[0m" if is_start else ""
-            say(start + shown[self._printed :], end="\n" if is_complete else "")
-            self._printed = len(shown)
+            say(start + text[self._printed :], end="\n" if is_complete else "")
+            self._printed = max(self._printed, len(text))  # some tokenizers decode no byte beside a part of a character
             if not is_complete:
                 return
             del self._texts[self._number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import fiddle as fdl
@@ -158,8 +158,9 @@ def import_checkpoint(
     family: str,
     hint: str,
     dry_run: bool = False,
+    write_files: Callable[[], list[str]] = list,
 ) -> ImportedWeights:
-    """Writes `recipe.yaml` and a checkpoint with the parameters of another format, and its optimizer's state, if any.
+    """Writes a checkpoint with the parameters of another format, and its optimizer's state, if any; and `recipe.yaml`.
 
     Each tensor is read once, and copied into the arrays of pax one layer at a time. These are written from the memory
     that they are in: beyond the state itself, only a tensor is in memory.
@@ -174,6 +175,7 @@ def import_checkpoint(
       family: For the report.
       hint: What to do if the tensors are not those of the model.
       dry_run: Whether only to compare names and shapes.
+      write_files: Writes other files of the run, before its checkpoint; returns the names of those carried over.
 
     Raises:
       DataError: The tensors are not those of the model; names each with both shapes. Or they are not finite.
@@ -197,6 +199,7 @@ def import_checkpoint(
     if different is not None and not (dry_run and different == "params"):
         what = "The tensors" if different == "params" else f"Those of the optimizer's `{different}`"
         raise DataError(f"{what} in {source.path} are not of this model: {differences[different].text()}.", hint)
+    carried: list[str] = []
     if not dry_run:
         arrays: dict[str, Any] = {}
         for kind, names in parts.items():
@@ -206,6 +209,8 @@ def import_checkpoint(
                 raise DataError(f"{source.path} has NaN or infinity in {listing(wrong)}.", "Download it again.")
             arrays |= {names[parameter]: x for parameter, x in of_kind.items()}
         counts = {name: np.int32(source.count or 0) for name in state if name.endswith(".count")}
+        RunDir(run_dir).create()
+        carried = write_files()
         write_run(config, recipe, run_dir, shapes, arrays | counts, source.step)
     return ImportedWeights(
         source=os.fspath(source.path),
@@ -218,7 +223,7 @@ def import_checkpoint(
         num_bytes=sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in tensors),
         seconds=0.0 if dry_run else time.perf_counter() - started,
         tensors=differences["params"],
-        carried=[],
+        carried=carried,
     )
 
 

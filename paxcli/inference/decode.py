@@ -141,7 +141,8 @@ class PromptDecoder:
             request = requests[index]
             cut = self._stop_at(request, ids)
             if on_text is not None and self._decoding.num_samples == 1:
-                on_text(index, request.prompt, self._text(request, ids), is_done or cut is not None)
+                text, is_complete = self._text(request, ids), is_done or cut is not None
+                on_text(index, request.prompt, text if is_complete else _lasting_part(text, request.stop), is_complete)
             return cut
 
         answers = self.generator.answer(requests, watch, stream=on_text is not None)
@@ -244,7 +245,10 @@ class PromptDecoder:
     def _decode(self, request: Request, ids: np.ndarray) -> str:
         """The text of an answer, decoded with the tokens before it: a tokenizer may drop the space of a first word."""
         is_target = isinstance(self._model, Seq2SeqModel)
-        before = request.ids[: 0 if is_target else request.answer_start][-_CONTEXT:]
+        prompt = request.ids[: 0 if is_target else request.answer_start]
+        # From the start of a character of up to 4 tokens: some tokenizers decode none of the bytes after a part of one.
+        parts = [prompt[-count:] for count in range(_CONTEXT, _CONTEXT + 4)]
+        before = next((part for part in parts if "\ufffd" not in self.tokenizer.decode(part)), parts[0])
         start, text = self.tokenizer.decode(before), self.tokenizer.decode(np.concatenate([before, ids]))
         return text.removeprefix(start) if text.startswith(start) else self.tokenizer.decode(ids)
 
@@ -258,3 +262,10 @@ class PromptDecoder:
             "score": round(answer.score, 6),
             "finish_reason": answer.finish_reason if cut is None else "stop",
         }
+
+
+def _lasting_part(text: str, stop: Sequence[str]) -> str:
+    """The text but for an end that the next tokens may complete: to a character, or to a stop text."""
+    text = text.rstrip("\ufffd")
+    starts = (count for one in stop for count in range(1, len(one)) if text.endswith(one[:count]))
+    return text[: len(text) - max(starts, default=0)]

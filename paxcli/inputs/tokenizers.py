@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import functools
 import importlib
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +30,9 @@ _LLAMA3_TOKENS = (
     *("<|finetune_right_pad_id|>", "<|step_id|>", "<|start_header_id|>", "<|end_header_id|>"),
     *("<|eom_id|>", "<|eot_id|>", "<|python_tag|>", *(f"<|reserved_special_token_{i}|>" for i in range(2, 247))),
 )
+
+# Llama's code splits longer whitespace, too: at a million characters, tiktoken's regular expressions fail.
+_LONG_SPACE = re.compile(r"\s{25000}(?=\s)")
 
 
 class Tokenizer(Protocol):
@@ -72,7 +76,9 @@ def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
     if isinstance(tokenizer, ByteTokenizer):
         return int(np.sum(ids > tokenizer.bos_id))
     documents = np.split(ids, np.flatnonzero(ids == tokenizer.eos_id) + 1)
-    return sum(len(tokenizer.decode(document).replace("\ufffd", "?").encode()) for document in documents)
+    texts = [tokenizer.decode(document) for document in documents]
+    # Elsewhere, the text itself has this character, of 3 bytes.
+    return sum(len(text.encode()) - 2 * (len(text) - len(text.strip("\ufffd"))) for text in texts)
 
 
 class TokenizerConfig(Configurable):
@@ -289,7 +295,9 @@ class TiktokenTokenizer(_NamedTokens):
     vocab_size = property(lambda self: self._model.n_vocab)
 
     def encode(self, text: str) -> np.ndarray:
-        return np.asarray(self._model.encode_ordinary(text), np.int32)
+        cuts = [0, *(found.end() for found in _LONG_SPACE.finditer(text)), len(text)]
+        parts = (text[start:end] for start, end in itertools.pairwise(cuts))
+        return np.asarray([i for part in parts for i in self._model.encode_ordinary(part)], np.int32)
 
     def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         ids = self._model.encode(text, allowed_special="all")

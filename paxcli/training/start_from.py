@@ -95,7 +95,7 @@ def write_run(
     arrays: Mapping[str, Any],
     step: int = 0,
 ) -> None:
-    """Writes `recipe.yaml` and a checkpoint.
+    """Writes a checkpoint, and then `recipe.yaml`: an import that is killed leaves no run that would start without it.
 
     Args:
       config: The recipe.
@@ -120,6 +120,6 @@ def write_run(
         return np.asarray(known[name] if name in known else np.zeros(x.shape, x.dtype))
 
     state = [value(name, x) for name, x in named_leaves(shapes).items()]
-    replace_text(directory.path / "recipe.yaml", recipe)
     with CheckpointStore(directory.checkpoints, Checkpoint(async_save=False)) as store:
         store.save(step, jax.tree.unflatten(jax.tree.structure(shapes), state), {}, force=True)
+    replace_text(directory.path / "recipe.yaml", recipe)

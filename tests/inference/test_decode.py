@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import paxcli as pax
+from paxcli.cli.decode import _Printer
 from paxcli.errors import ConfigError
-from paxcli.inference.decode import PromptDecoder, override
+from paxcli.inference.decode import PromptDecoder, _lasting_part, override
 from paxcli.inference.prompts import Prompt, parse_prompt, read_prompts
 from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.tokenizers import ByteTokenizer
@@ -392,3 +393,26 @@ def test_spaces_between_a_prompt_and_its_continuation(params):
     assert (second["ids"], second["text"]) == ([3, 4], " cats")
     whole = Words().decode(np.array([2, 3, *generated["ids"]]))
     assert "the cat" + generated["text"] == whole
+
+
+class Bytes(ByteTokenizer):
+    """Bytes that, as with the byte fallback of `tokenizers`, are not decoded beside a part of a character."""
+
+    def decode(self, ids: np.ndarray) -> str:
+        text = super().decode(ids)
+        return "\ufffd" * len(ids) if "\ufffd" in text else text
+
+
+def test_text_of_several_bytes_per_character(params):
+    """The tokens before an answer, with which it is decoded, may start within a character."""
+    row = Prompt("ሰላምታ", continuation="ሰላም")
+    assert PromptDecoder(MODEL, params, Bytes(), Sampling(), 0).continue_prompts([row])[0]["text"] == "ሰላም"
+
+
+def test_text_is_received_without_an_end_that_may_change(capsys):
+    """Parts of a character or of a stop text may not be part of the answer; what is printed remains."""
+    tokenizer, printer = Bytes(), _Printer(shows_prompts=False)
+    ids = tokenizer.encode("a😀😀 ENE, END")
+    for count in range(1, len(ids)):
+        printer(0, "", _lasting_part(tokenizer.decode(ids[:count]), ("END",)), False)
+    assert capsys.readouterr().out == "a😀😀 ENE, "

@@ -123,6 +123,12 @@ def test_tiktoken_gives_the_ids_of_the_same_byte_pairs(text, byte_pairs, ranks_f
     assert tokenizer.decode(np.array([tokenizer.bos_id, *ids, tokenizer.eos_id])) == text
 
 
+def test_tiktoken_encodes_long_whitespace(ranks_file):
+    tokenizer = TiktokenTokenizer(path=str(ranks_file))
+    text = "a" + " " * 1_000_000 + "b"  # tiktoken itself ends with a panic
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_tiktoken_has_the_special_tokens_of_llama_3_or_others(ranks_file):
     tokenizer = TiktokenTokenizer(path=str(ranks_file))
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (400 + 256, 400, 401)

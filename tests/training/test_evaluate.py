@@ -88,6 +88,18 @@ def test_bytes_of_text(text: str) -> None:
     )  # cut characters
 
 
+class Pieces:
+    """A tokenizer whose ids are not bytes."""
+
+    eos_id, decode = 1, ByteTokenizer().decode
+
+
+def test_a_replacement_character_of_the_text_has_its_three_bytes() -> None:
+    text = "a\ufffdb"
+    ids = np.append(ByteTokenizer().encode(text), [1, *ByteTokenizer().encode("µ")[:1]])
+    assert count_bytes(Pieces(), ids) == len(text.encode()) + 1  # the last character is incomplete
+
+
 def test_processes_that_read_the_same_rows_count_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def gather(tree: Any) -> Any:
         return jax.tree.map(lambda x: np.stack([x] * 4), tree)

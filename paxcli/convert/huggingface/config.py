@@ -126,12 +126,13 @@ def _llama_values(kind: str, c: Mapping[str, Any]) -> dict[str, Any]:
         stack |= {"num_first": first, "first": {"": "TransformerBlock", **block(None, False, True)}}
     cap = {"logit_cap": c["final_logit_softcapping"]} if "final_logit_softcapping" in c else {}
     is_tied = c["tie_word_embeddings"]
+    of_logits = {"scale_logits_sqrt_depth": False, "logit_cap": None} | cap if is_tied else {}
     model = {
         "max_seq_len": min(c["max_position_embeddings"], _LONGEST),
         "num_kv_heads": kv_heads if kv_heads != heads else None,
         "dims_per_head": size if size * heads != dims else None,
         "position": None,
-        "embedding": {"scale_sqrt_depth": gemma} | (cap if is_tied else {}),
+        "embedding": {"scale_sqrt_depth": gemma} | of_logits,
         "head": None if is_tied else {"": "OutputHead"} | cap,
         "final_norm": norm,
         "stack": stack | {"remat_policy": "nothing"},

@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from paxcli.training.tokenizer_copies import copied_folders, with_copied_tokeniz
 
 DTYPES = ("float32", "bfloat16", "float16")
 _OF_TENSORS = "dtypes.json"  # in a run: name of each imported tensor -> its dtype
+_UNFINISHED = ".pax-export"  # in a directory of Hugging Face: files of an export, until all are written
 _TIED = ("model.embed_tokens.weight", "lm_head.weight")
 _TRAINING = {
     "task.train.percore_batch_size": 1,
@@ -100,16 +102,17 @@ def import_huggingface(
     names = saved_names(named, family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
     checkpoint = _Checkpoint(folder, tensors, {name: named[saved] for name, saved in names.items()})
-    done = runs.import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run)
+
+    def write_files() -> list[str]:
+        carried = [name for one in (folder, with_tokenizer) for name in carry_files(one, target)]
+        write_json(target / CONFIG, found)
+        dtypes = {name: x.dtype.name for name, x in checkpoint.arrays().items() if x.dtype.name in DTYPES}
+        write_json(target / _OF_TENSORS, dtypes)
+        return [*dict.fromkeys((CONFIG, *carried))]
+
+    done = runs.import_checkpoint(checkpoint, layout, config, text, shapes, run_dir, family, hint, dry_run, write_files)
     not_imported = not_imported if recipe is None and file.exists() else []
-    done = dataclasses.replace(done, not_imported=not_imported, left_out=left_out)
-    if dry_run:
-        return done
-    carried = [CONFIG, *dict.fromkeys(name for one in (folder, with_tokenizer) for name in carry_files(one, target))]
-    write_json(target / CONFIG, found)
-    dtypes = {name: x.dtype.name for name, x in checkpoint.arrays().items() if x.dtype.name in DTYPES}
-    write_json(target / _OF_TENSORS, dtypes)
-    return dataclasses.replace(done, carried=carried)
+    return dataclasses.replace(done, not_imported=not_imported, left_out=left_out)
 
 
 def _new_recipe(folder: Path, found: dict[str, Any], family: str, target: Path, decoding: dict[str, Any]) -> Recipe:
@@ -194,23 +197,32 @@ def export_huggingface(
     foreign = foreign_shapes(layout, params)
     dtypes = {name: np.dtype(of_tensors.get(name, dtype)) for name in foreign}
     sizes = {name: math.prod(x.shape) * dtypes[name].itemsize for name, x in foreign.items()}
+    unfinished = target / _UNFINISHED
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(unfinished, ignore_errors=True)  # of an export that was killed
+        unfinished.mkdir(parents=True)
         if adapter:
-            files = write_adapter(target, lora, layout, adapted, np.dtype(dtype))
+            files = write_adapter(unfinished, lora, layout, adapted, np.dtype(dtype))
         else:
             merged = arrays | {name: np.asarray(weight.merge()) for name, weight in adapted.items()}
             written = ((name, _cast(name, x, dtypes[name])) for name, x in from_pax(layout, merged))
-            files = [CONFIG, *write_safetensors(target, written, sizes)]
-            write_json(target / CONFIG, content)
+            files = [CONFIG, *write_safetensors(unfinished, written, sizes)]
+            write_json(unfinished / CONFIG, content)
         for folder in (origin, *map(resolve_path, copies[:1])):  # the tokenizer of training replaces the imported one
-            files += carry_files(folder, target)
+            files += carry_files(folder, unfinished)
         if not adapter and (generation := generation_json(config, old_generation)) is not None:
-            write_json(target / GENERATION, generation)
+            write_json(unfinished / GENERATION, generation)
             files.append(GENERATION)
+        files = [*dict.fromkeys(files)]
+        for name in reversed(files):  # config.json is the last: it makes the directory a model
+            (target / name).parent.mkdir(exist_ok=True)
+            shutil.copymode(unfinished / files[0], unfinished / name)  # safetensors writes files for this user only
+            (unfinished / name).replace(target / name)
     except (OSError, SafetensorError) as error:
         raise MissingError(f"{target} cannot be written: {first_line(error)}.", "Choose another directory.") from error
-    return dataclasses.replace(done, files=[*dict.fromkeys(files)])
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    return dataclasses.replace(done, files=files)
 
 
 def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
 import resource
 import shutil
@@ -17,6 +19,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import paxcli as pax
+from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.assign import assign
 from paxcli.convert.huggingface.config import FAMILIES, config_json, differing_fields, model_values, text_decoder
@@ -213,6 +216,44 @@ def test_a_recipe_that_was_never_imported_is_exported(tmp_path: pathlib.Path):
     assert not pax.import_weights(tmp_path / "hf", tmp_path / "again", dry_run=True).tensors
 
 
+def test_an_import_that_ends_early_leaves_no_run_and_can_be_repeated(tmp_path: pathlib.Path, monkeypatch):
+    """Without its checkpoint, a run would start from random parameters; without its tokenizer, not at all."""
+    write_tokenizer(source := write_directory(tmp_path / "hf", "gpt2"))
+    run = tmp_path / "run"
+
+    def stop(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointStore, "save", stop)
+        with pytest.raises(KeyboardInterrupt):
+            pax.import_weights(source, run)
+    assert (run / "huggingface/tokenizer.json").exists() and not (run / "recipe.yaml").exists()
+    pax.import_weights(source, run)
+    assert pax.Run(run).steps == [0] and (run / "recipe.yaml").exists()
+
+
+def test_an_export_that_ends_early_can_be_repeated(tmp_path: pathlib.Path, monkeypatch):
+    write_tokenizer(source := write_directory(tmp_path / "hf", "gpt2"))
+    pax.import_weights(source, tmp_path / "run")
+    target = tmp_path / "out"
+    (target / ".pax-export").mkdir(parents=True)
+    (target / ".pax-export/model-00001-of-00009.safetensors").write_bytes(b"of an export that was killed")
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", _fill_disk)
+        with pytest.raises(MissingError, match="No space left on device"):
+            pax.export_weights(tmp_path / "run", target)
+    assert not list(target.iterdir())
+    files = pax.export_weights(tmp_path / "run", target).files
+    assert sorted(files) == sorted(path.name for path in target.iterdir())
+    assert len({(target / name).stat().st_mode for name in files}) == 1
+
+
+def _fill_disk(source: pathlib.Path, target: pathlib.Path) -> None:
+    pathlib.Path(target).write_bytes(pathlib.Path(source).read_bytes()[:10])
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+
+
 @pytest.mark.parametrize("circular_repeat", [1, 2])
 def test_pipelined_layers_are_exported_as_those_of_a_stack(circular_repeat: int, tmp_path: pathlib.Path):
     """Random numbers fill both in the same order of layers. Adapters are merged, or written as PEFT's files."""
@@ -232,6 +273,15 @@ def test_pipelined_layers_are_exported_as_those_of_a_stack(circular_repeat: int,
             pax.export_weights(pax.Run(tmp_path / name, recipe), tmp_path / name / file, adapter=is_adapter)
             found.setdefault(name, {}).update(load_file(tmp_path / name / file / f"{file}.safetensors"))
     assert_same(found["pipeline"], found["stack"])
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "llama-1b"])
+@pytest.mark.parametrize(("field", "value"), [("logit_cap", 2.0), ("scale_logits_sqrt_depth", True)])
+def test_other_logits_of_a_tied_table_are_refused(name: str, field: str, value: float | bool):
+    """Hugging Face's models compute the logits without these."""
+    recipe = pax.load(name, set={"task.model.head": None, f"task.model.embedding.{field}": value})
+    with pytest.raises(ConfigError, match=f"embedding.{field} is {value}"):
+        config_json(recipe.config, None, "float32")
 
 
 def test_a_model_that_no_family_computes_is_refused_with_its_fields():
