@@ -95,9 +95,10 @@ report_exit: Callable[[Exception], int] = _print_error  # returns the exit code;
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, at most 200 characters; the type's name if the message is empty."""
+    """The first line of an exception's message, of at most 200 characters; the type's name if the message is empty."""
     text = str(error).strip()
-    return (text.splitlines()[0] if text else type(error).__name__)[:200]
+    line = text.splitlines()[0] if text else type(error).__name__
+    return line if len(line) <= 200 else line[:199] + "…"
 
 
 def machine_fault(error: BaseException | None) -> str | None:
