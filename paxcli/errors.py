@@ -32,6 +32,8 @@ class PaxError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # tracebacks show it, in notebooks too
 
 
 class ConfigError(PaxError):
