@@ -33,6 +33,7 @@ def convert(row: dict[str, Any], slices: int, directory: pathlib.Path) -> tuple[
     stem = directory / f"{row['name'].replace(', ', '_').replace(' ', '-')}@{slices}"
     script, recipe = stem.with_name(f"{stem.name}.sh"), stem.with_name(f"{stem.name}.yaml")
     script.write_text(f"python3 MaxText/train.py MaxText/configs/base.yml {row['launch']}\n")
+    recipe.unlink(missing_ok=True)
     where = ["--topology", row["topology"], "--slices", str(slices), "--date", str(row["date"])]
     report = pax("maxtext-convert", str(script), *where, "--out", str(recipe), "--json")
     return recipe, json.loads(report)["maxtext_tflops_per_device"]

@@ -32,6 +32,8 @@ class PaxError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # tracebacks show it, in notebooks too
 
 
 class ConfigError(PaxError):
@@ -95,9 +97,10 @@ report_exit: Callable[[Exception], int] = _print_error  # returns the exit code;
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message, at most 200 characters; the type's name if the message is empty."""
+    """The first line of an exception's message, of at most 200 characters; the type's name if the message is empty."""
     text = str(error).strip()
-    return (text.splitlines()[0] if text else type(error).__name__)[:200]
+    line = text.splitlines()[0] if text else type(error).__name__
+    return line if len(line) <= 200 else line[:199] + "…"
 
 
 def machine_fault(error: BaseException | None) -> str | None:

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 
 import jax
 import numpy as np
@@ -109,6 +110,7 @@ def test_mistakes_are_typed_errors_with_a_hint():
     with pytest.raises(pax.ConfigError, match="tinny") as error:
         pax.load("tinny")
     assert "tiny" in error.value.hint
+    assert "".join(traceback.format_exception(error.value)).endswith(f"\nhint: {error.value.hint}\n")
     with pytest.raises(pax.ConfigError, match="expected int"):
         pax.load("tiny", set={"num_layers": "two"})
     with pytest.raises(pax.ConfigError, match="`set` is a list") as error:

@@ -122,7 +122,10 @@ def _output_files(out: Path | None, launches: int, python: bool, as_json: bool) 
         return []
     if out.suffix not in ((".py",) if python else (".yaml", ".yml")):
         raise ConfigError(f"{out} does not end in {suffix}.", f"Give `--out {out.with_suffix(suffix)}`.")
-    return [out.with_name(f"{out.stem}-{i + 1}{out.suffix}" if i else out.name) for i in range(launches)]
+    files = [out.with_name(f"{out.stem}-{i + 1}{out.suffix}" if i else out.name) for i in range(launches)]
+    if taken := next((file for file in files if file.exists()), None):
+        raise ConfigError(f"{taken} already exists.", "Choose another name, or delete it.")
+    return files
 
 
 def _print_maxtext_command(recipe: str, as_json: bool) -> None:

@@ -82,9 +82,9 @@ def check_types(config: fdl.Buildable) -> None:
         if kinds == {fdl.Config, fdl.Partial} and class_of(node.value):
             wrong, right = ("partial", "config") if isinstance(node.value, fdl.Partial) else ("config", "partial")
             raise ConfigError(f"{node.path} is made by `.{wrong}(…)`.", f"Make it by `.{right}(…)`.")
-        if node.is_shown and not isinstance(node.value, fdl.Buildable):
+        if node.is_shown:
             value = node.value.item() if isinstance(node.value, np.generic) else node.value
-            with _explain_mismatch(node.path, value):
+            with _explain_mismatch(node.path, fdl.get_callable(value) if isinstance(value, fdl.Buildable) else value):
                 _fit(value, _type(node), node)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import fiddle as fdl
 
-from paxcli.config.assign import assign, assign_in, split_assignment
+from paxcli.config.assign import assign, assign_in, check_types, split_assignment
 from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Assignments, read_overlay
@@ -81,6 +81,7 @@ def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Map
     # Required fields without a value, which would make the build fail.
     if missing := [node.path for node in nodes if node.value is fdl.NO_VALUE and not node.in_template]:
         raise ConfigError(f"{loaded.name}: `{missing[0]}` has no value.", f"Give it one: `--set {missing[0]}=…`.")
+    check_types(config)
     return Resolved(
         name=loaded.name,
         pax_name=loaded.pax_name,

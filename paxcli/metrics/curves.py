@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import itertools
 import logging
+import math
 import os
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,7 +34,7 @@ class RunMetrics(NamedTuple):
 
 
 class Series(NamedTuple):
-    """One curve: the values of a metric on one split at each step."""
+    """One curve: the values of a metric on one split at each step, NaN where the logged value was not finite."""
 
     split: str
     steps: list[int]
@@ -71,13 +72,18 @@ def default_metrics(runs: Sequence[RunMetrics]) -> list[str]:
 
 
 def series(run: RunMetrics, metric: str) -> list[Series]:
-    """The curves of one metric: training first, then each evaluation input. Missing values are skipped."""
+    """The curves of one metric that have a value: training first, then each evaluation input."""
     points: dict[str, dict[int, float]] = {TRAIN: {}}
     for line in run.lines:
-        if line.get(metric) is not None:
-            points.setdefault(line["split"], {})[line["step"]] = line[metric]
-    in_order = {split: sorted(by_step.items()) for split, by_step in points.items() if by_step}
+        if metric in line:
+            points.setdefault(line["split"], {})[line["step"]] = math.nan if line[metric] is None else line[metric]
+    in_order = {split: sorted(by_step.items()) for split, by_step in points.items() if finite(by_step.values())}
     return [Series(split, *map(list, zip(*pairs, strict=True))) for split, pairs in in_order.items()]
+
+
+def finite(values: Iterable[float]) -> list[float]:
+    """The values that are not NaN."""
+    return [value for value in values if not math.isnan(value)]
 
 
 def check_metric(runs: Sequence[RunMetrics], metric: str, log: str = "") -> None:
@@ -94,7 +100,10 @@ def check_metric(runs: Sequence[RunMetrics], metric: str, log: str = "") -> None
         curves = series(run, metric)
         if not curves:
             raise DataError(f"Run {run.name} has no values of `{metric}`.", "Plot another metric, or leave it out.")
-        smallest = {"x": min(min(curve.steps) for curve in curves), "y": min(min(curve.values) for curve in curves)}
+        smallest = {
+            "x": min(min(curve.steps) for curve in curves),
+            "y": min(min(finite(curve.values)) for curve in curves),
+        }
         for axis in log:
             if smallest[axis] <= 0:
                 hint = "Leave out `--log`, or plot another metric."
@@ -111,8 +120,10 @@ def smooth(curve: Series, weight: float) -> Series:
         raise ConfigError(f"A smoothing of {weight:g} is not from 0 to below 1.", "Try 0.9.")
     if curve.split != TRAIN:
         return curve
-    sums = itertools.accumulate(curve.values, lambda mean, value: weight * mean + (1 - weight) * value, initial=0.0)
-    return curve._replace(values=[mean / (1 - weight**n) for n, mean in enumerate(sums) if n])
+    known = finite(curve.values)
+    sums = itertools.accumulate(known, lambda mean, value: weight * mean + (1 - weight) * value, initial=0.0)
+    means = (mean / (1 - weight**n) for n, mean in enumerate(sums) if n)
+    return curve._replace(values=[value if math.isnan(value) else next(means) for value in curve.values])
 
 
 def draw(runs: Sequence[RunMetrics], metrics: Sequence[str], smoothing: float = 0.0, log: str = "") -> Figure:
@@ -169,7 +180,7 @@ def _draw_panel(panel: Any, runs: Sequence[RunMetrics], metric: str, smoothing: 
     for index, run in enumerate(runs):
         for curve in series(run, metric):
             style: dict[str, Any] = {"color": f"C{index % 10}", "markeredgecolor": "white"}
-            style["marker"] = markers.get(curve.split, "o" if len(curve.steps) == 1 else "")
+            style["marker"] = markers.get(curve.split, "o" if len(finite(curve.values)) == 1 else "")
             style |= {"alpha": 0.8} if curve.split == TRAIN else {"linestyle": ":"}
             if curve.split == TRAIN and smoothing:
                 panel.plot(curve.steps, curve.values, **style | {"alpha": 0.25})
@@ -191,7 +202,7 @@ def eval_markers(runs: Sequence[RunMetrics], metric: str, markers: str) -> dict[
 def curve_label(runs: Sequence[RunMetrics], run: RunMetrics, curve: Series) -> str:
     """Name of a curve, with its last value: late differences are too small to read off the plot."""
     name = f"{run.name} {curve.split}" if len(runs) > 1 else curve.split
-    return f"{name}, last {curve.values[-1]:.4g}"
+    return f"{name}, last not finite" if math.isnan(curve.values[-1]) else f"{name}, last {curve.values[-1]:.4g}"
 
 
 def title_of(runs: Sequence[RunMetrics]) -> str:

@@ -202,7 +202,8 @@ class DecodingModel(Model):
 
         Args:
           ids: Tokens that follow those in the cache.
-          segment_ids: 1 at tokens, `prompt_segment_id` at those of a prompt.
+          segment_ids: 1 at tokens, `prompt_segment_id` at those of a prompt, 0 at padding after it, which a cache that
+            is not indexed by position has to leave out.
           segment_pos: Positions of the tokens in their sequences.
           cache: Decode cache of the earlier tokens.
           last: Index of the last token of each row: only its logits are returned, [B, 1, V]. None = those of all.

@@ -113,7 +113,7 @@ def prefill(
         cache = model.init_cache(len(ids), size)
     batch, width = ids.shape
     positions = jnp.broadcast_to(jnp.arange(width), ids.shape)
-    segment_ids = jnp.where(positions < starts[:, None], model.prompt_segment_id, 1)
+    segment_ids = jnp.where(positions < starts[:, None], model.prompt_segment_id, in_prompt.astype(jnp.int32))
     last, log_probs = lengths - 1, jnp.zeros((batch, width - 1))
     logits, cache = extend(model, params, ids, positions, cache, segment_ids, None if scored else last)
     if scored:

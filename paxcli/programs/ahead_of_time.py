@@ -211,7 +211,8 @@ def _memory(session: Session, compiled: jax.stages.Compiled, target: CompileTarg
     names = ("argument", "output", "temp", "alias", "generated_code")
     sizes = {f"{name}_bytes": getattr(stats, f"{name}_size_in_bytes") for name in names}
     needed, available = stats.peak_memory_in_bytes, target.hbm_bytes
-    if not needed or stats.host_temp_size_in_bytes:  # with host memory, the peak counts that too
+    # With host memory, the peak counts that too. On a CPU it leaves temporaries out.
+    if not needed or stats.host_temp_size_in_bytes or target.platform == "cpu":
         needed = sizes["argument_bytes"] + sizes["output_bytes"] - sizes["alias_bytes"] + sizes["temp_bytes"]
         # An upper bound: temporaries reuse the memory of dead arguments. libtpu rejects a program that does not fit.
         needed = min(needed, available) if available and target.platform == "tpu" else needed

@@ -184,7 +184,7 @@ def _local_devices(platform: str, count: int) -> list[Any]:
         found = jax.devices(platform)
     if len(found) < count:
         raise MissingError(
-            f"{platform}:{count} needs {count} {platform.upper()} devices; this machine has {len(found)}.",
-            "Choose a smaller `--topology`.",
+            f"{platform}:{count} needs {count} {platform.upper()} devices; this process has {len(found)}.",
+            "Choose a smaller `--topology`; in Python, compile for several CPU devices before JAX is used otherwise.",
         )
     return found[:count]

@@ -57,9 +57,10 @@ class ReportedRun(NamedTuple):
         return max(line["step"] for line in self.lines)
 
     def facts(self) -> dict[str, Any]:
-        """The last value of each metric that sums up a run, or None."""
+        """The last value of each metric that sums up a run: None if unknown, NaN for a loss that is not finite."""
         train = (line for line in self.lines if line["split"] == TRAIN)
-        last = {name: value for line in train for name, value in line.items() if value is not None}
+        last = {name: value for line in train for name, value in line.items()}
+        last |= {name: math.nan for name in ("loss", "log_pplx") if last.get(name, 0) is None}
         goodput = self.goodput["goodput"] if self.goodput else None
         return {name: last.get(name) for name in _FACTS} | {"goodput": goodput}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -92,4 +93,6 @@ def _number(value: Any) -> str:
     """A number of a table, with few digits; texts unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return "–" if value is None else str(value)
+    if math.isnan(value):
+        return "not finite"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.0f}" if abs(value) >= 1e5 else f"{value:.4g}"

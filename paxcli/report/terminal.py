@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Sequence
 
-from paxcli.metrics.curves import RunMetrics, curve_label, eval_markers, series, smooth, title_of
+from paxcli.metrics.curves import RunMetrics, curve_label, eval_markers, finite, series, smooth, title_of
 from paxcli.metrics.writers import TRAIN
 
 _TRAIN_MARKERS = ("braille", "+", "*", "#", "~")  # one for each run
@@ -38,19 +39,23 @@ def plot_text(
     for index, run, curve in curves:
         line = _TRAIN_MARKERS[index % len(_TRAIN_MARKERS)]
         marker = markers.get(curve.split, line)
-        signal = figure.signal(_scale(curve.steps, "x" in log), _scale(curve.values, "y" in log), marker=marker)
-        signal.lines(curve.split == TRAIN)
-        figure.draw(signal)
+        for known, points in itertools.groupby(zip(curve.steps, curve.values, strict=True), lambda x: x[1] == x[1]):
+            if known:
+                steps, values = zip(*points, strict=True)
+                signal = figure.signal(_scale(steps, "x" in log), _scale(values, "y" in log), marker=marker)
+                signal.lines(curve.split == TRAIN)
+                figure.draw(signal)
         names.append(f"{_LEGEND.get(marker, marker)} {curve_label(runs, run, curve)}")
     for axis, field in (("x", "steps"), ("y", "values")):
-        places = _scale([place for _, _, curve in curves for place in getattr(curve, field)], axis in log)
+        places = _scale([place for _, _, curve in curves for place in finite(getattr(curve, field))], axis in log)
         low, high = min(places), max(places)
         ticks = (low + (high - low) * part / 5 for part in range(6))
         values = (10**tick if axis in log else tick for tick in ticks)
         shown = sorted({float(round(x)) if axis == "x" else x for x in values})
         figure.ruler(axis).ticks(_scale(shown, axis in log), [f"{x:.0f}" if axis == "x" else f"{x:.4g}" for x in shown])
     built = figure.build()
-    legend = textwrap.fill(" \u00a0 ".join(name.replace(" ", "\u00a0") for name in names), width).replace("\u00a0", " ")
+    legend = " \u00a0 ".join(name.replace(" ", "\u00a0") for name in names)
+    legend = textwrap.fill(legend, width, break_on_hyphens=False).replace("\u00a0", " ")
     return (str(built) if color else str(plotext.uncolorize(built))).rstrip("\n") + f"\n{legend}\n"
 
 

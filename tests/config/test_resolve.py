@@ -156,3 +156,18 @@ def test_diff_names_only_what_differs(mine: pathlib.Path) -> None:
     assert ("train.percore_batch_size", None, 0.5) in diff(one, two)
     assert ("model.tied.dims", ABSENT, 3) in diff(one, two)
     assert diff({"x": 1}, {"x": True}) == [("x", 1, True)]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("config.eval_inputs = config.eval_inputs[0]", "eval_inputs: expected list, got <class '.*StdlibInput'>"),
+        ("config.train_input = None", "train_input: expected one of .*, got None"),
+        ("config.train_input.input_random_seed = 'x'", "input_random_seed: expected int or null, got 'x'"),
+    ],
+)
+def test_a_wrong_type_in_a_python_recipe_is_found_before_any_verb_uses_it(line, message, tmp_path):
+    code = "from pax_recipes.tiny import tiny\nfrom paxcli.config.recipe import recipe\n\n\n@recipe()\ndef typed():\n"
+    (tmp_path / "typed.py").write_text(f"{code}    config = tiny()\n    {line}\n    return config\n")
+    with pytest.raises(ConfigError, match=message):
+        resolve(f"{tmp_path}/typed.py:typed")

@@ -147,6 +147,24 @@ def test_text_of_a_single_point(tmp_path):
     assert line.get_marker() == "o"  # a line through one point is invisible
 
 
+def test_a_loss_that_is_not_finite_is_a_gap_and_never_the_last_value(tmp_path):
+    lines = [{"step": n, "split": "train", "loss": None if n in (3, 6) else 5 - n / 2} for n in range(1, 7)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    runs = read_runs([tmp_path])
+    (curve,) = series(runs[0], "loss")
+    gaps = [False, False, True, False, False, True]
+    assert np.isnan(curve.values).tolist() == np.isnan(smooth(curve, 0.5).values).tolist() == gaps
+    without = curve._replace(values=[value for value in curve.values if value == value])
+    assert [value for value in smooth(curve, 0.5).values if value == value] == smooth(without, 0.5).values
+    (line,) = draw(runs, ["loss"], log="y").axes[0].get_lines()
+    assert np.isnan(line.get_ydata()).tolist() == gaps
+    assert line.get_label() == "train, last not finite"
+    text = plot_text(runs, "loss", width=61, height=20)
+    assert text.splitlines()[-1].endswith("train, last not finite")
+    middle = [row.split("│")[1][20:23] for row in text.splitlines() if row.count("│") == 2]
+    assert not "".join(middle).strip()
+
+
 @pytest.mark.parametrize("log", ["", "x"])
 def test_steps_of_a_short_run_are_integers(log, tmp_path):
     lines = (json.dumps({"step": step, "split": "train", "loss": 5 - step}) for step in (1, 2, 3, 4))

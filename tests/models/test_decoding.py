@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from paxcli.layers.attention.rotary import Rotary
+from paxcli.layers.base import SelfAttention
+from paxcli.layers.init import Init, Xavier
 from paxcli.layers.lora import Lora
 from paxcli.layers.matmul import OutputFirst
 from paxcli.layers.output_head import OutputHead
@@ -87,6 +89,42 @@ def test_greedy_equals_one_pass_a_token(model_and_params):
         np.testing.assert_allclose(result.log_probs[row, length : length + 6], expected[length - 1 :], **FLOAT32)
         assert not result.log_probs[row, :length].any()
     np.testing.assert_array_equal(result.lengths, LENGTHS + 6)
+
+
+class RunningSum(SelfAttention):
+    """A layer whose cache is a state: the sum of what all tokens so far gave."""
+
+    model_dims: int
+    num_heads: int
+    dims_per_head: int
+    num_kv_heads: int | None = None
+    params_init: Init = Xavier()
+
+    @nn.nowrap
+    def init_cache(self, batch_size, length, dtype):
+        return jnp.zeros((batch_size, self.model_dims), dtype)
+
+    @nn.compact
+    def __call__(self, x, segment_ids, segment_pos, cache=None):
+        w = self.weight("w", self.params_init, (self.model_dims,) * 2, ("embed", None), contracts=(0,), produces=(1,))
+        sums = jnp.cumsum(jnp.where((segment_ids != 0)[..., None], x @ w, 0), axis=1)
+        if cache is None:
+            return jnp.tanh(sums), None
+        return jnp.tanh(cache[:, None] + sums), cache + sums[:, -1]
+
+
+def test_a_recurrent_layer_sees_which_tokens_of_a_prompt_are_padding():
+    config = LanguageModel.config(
+        vocab_size=13, max_seq_len=16, model_dims=16, hidden_dims=32, num_layers=2, num_heads=4
+    )
+    config.stack.block.attention = RunningSum.partial()
+    model, params = _with_params(config)
+    state = _generate(model, params)
+    for row, length in enumerate(LENGTHS.tolist()):
+        ids = state.ids[row, : length + 6]
+        log_probs = _whole_text_log_probs(model, params, ids[:-1])
+        expected = log_probs[jnp.arange(len(ids) - 1), ids[1:]]
+        np.testing.assert_allclose(state.log_probs[row, length : length + 6], expected[length - 1 :], **FLOAT32)
 
 
 @pytest.mark.parametrize("scored", [True, False])

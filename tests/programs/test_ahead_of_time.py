@@ -13,6 +13,7 @@ import types
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from paxcli.config.resolve import resolve
@@ -177,6 +178,13 @@ def test_offloaded_activations_have_to_fit_in_the_memory_of_the_host() -> None:
         session: Any = types.SimpleNamespace(abstract={})
         fits[on_host] = ahead_of_time._memory(session, compiled, find_compile_target("v5e-4"))["fits"]
     assert list(fits.values()) == [True, False]
+
+
+def test_the_memory_of_a_program_on_a_cpu_has_its_temporaries() -> None:
+    compiled = jax.jit(lambda x: jnp.sort(jnp.outer(x, x), axis=0).sum()).lower(jnp.ones(512)).compile()
+    session: Any = types.SimpleNamespace(abstract={})
+    memory = ahead_of_time._memory(session, compiled, find_compile_target("cpu:1"))
+    assert memory["hbm_needed_bytes"] >= 512 * 512 * 4
 
 
 def test_a_program_that_does_not_fit_says_where() -> None:

@@ -80,6 +80,12 @@ def test_tables_have_differences_times_evaluations_and_samples(page):
     assert texts.count("task.train.num_train_steps") == 0
 
 
+def test_the_summary_has_no_earlier_loss_of_a_run_that_diverged(runs, tmp_path):
+    facts = pax.Run(runs[1]).report(path=tmp_path / "x.html")["runs"]["second"]
+    assert facts["step"] == 30 and math.isnan(facts["loss"]) and facts["mfu"] is None
+    assert Page((tmp_path / "x.html").read_text()).texts.count("not finite") == 2  # and the log perplexity
+
+
 def test_nothing_is_loaded_from_elsewhere(page):
     found = Page(page.read_text())
     assert all(link.startswith("#") for link in found.links), found.links
@@ -128,7 +134,8 @@ def test_the_command_prints_what_it_wrote(runs, tmp_path, monkeypatch, capsys):
     assert run(app, ["report", "first", "second", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["path"], result["bytes"]) == ("report.html", (tmp_path / "report.html").stat().st_size)
-    assert result["runs"]["second"]["loss"] == 3 + 50 / 21
+    assert result["runs"]["first"]["loss"] == 3 + 50 / 30
+    assert result["runs"]["second"]["loss"] is None  # not finite at its last step
 
 
 @pytest.mark.slow

@@ -417,6 +417,11 @@ def test_two_trainings_are_two_recipes(pax_here, tmp_path: pathlib.Path) -> None
     assert done.returncode == 0 and "line 2: for i in" in done.stderr and "\x1b" not in done.stderr + done.stdout
     names = [yaml.safe_load((tmp_path / file).read_text())["set"]["task.name"] for file in ("two.yaml", "two-2.yaml")]
     assert names == ["a", "\x1b[31mb"]
+    (tmp_path / "two.yaml").unlink()
+    (tmp_path / "two-2.yaml").write_text("mine")
+    done = pax_here("maxtext-convert", "two.sh", "--date", "2024-10-01", "--out", "two.yaml")
+    assert done.returncode == 2 and "two-2.yaml already exists." in done.stderr
+    assert (tmp_path / "two-2.yaml").read_text() == "mine" and not (tmp_path / "two.yaml").exists()
 
 
 def test_the_command_line_refuses_with_two(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
