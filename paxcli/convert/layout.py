@@ -158,10 +158,8 @@ class Layers:
 
     def with_parts(self, parts: Iterable[str]) -> Layers:
         """The same layers; names of each may also have its part for `layer`, such as `{dense}`."""
-        slots = (
-            dataclasses.replace(slot, fields={**slot.fields, part: slot.fields["layer"]})
-            for slot, part in zip(self.slots, parts, strict=True)
-        )
+        fields = [{**slot.fields, part: slot.fields["layer"]} for slot, part in zip(self.slots, parts, strict=True)]
+        slots = (Slot(own, slot.index) for own, slot in zip(fields, self.slots, strict=True))
         return dataclasses.replace(self, slots=tuple(slots))
 
     def tensors(self, name: str) -> dict[str, list[int]]:

@@ -48,8 +48,7 @@ class PaxmlCheckpoint:
     """
 
     def __init__(self, directory: PathLike):
-        path = find_paxml(directory)
-        if path is None:
+        if (path := find_paxml(directory)) is None:
             hint = "Give a directory such as …/checkpoint_00001000."
             raise DataError(f"{directory} holds no checkpoint of paxml.", hint)
         self.path, state = path, path / "state"

@@ -252,7 +252,6 @@ def read_run(run_dir: PathLike, step: int, wanted: Mapping[str, Any]) -> dict[st
     step_dir = CheckpointStore(epath.Path(run_dir) / "checkpoints").directory / str(step)
     manifest = read_manifest(step_dir)
     shapes = {name: entry.shape for name, entry in manifest.arrays.items()}
-    different = [name for name, x in wanted.items() if shapes.get(name) != tuple(x.shape)]
-    if different:
+    if different := [name for name, x in wanted.items() if shapes.get(name) != tuple(x.shape)]:
         raise DataError(f"{step_dir} is not of this recipe: {listing(different)}.", "Use the run's own recipe.yaml.")
     return {name: np.asarray(x) for name, x in read_arrays(step_dir, manifest, wanted).items()}

@@ -47,7 +47,6 @@ class MergedTensors:
         """
         self._config, self._base, self._adapter = _lora_config(folder), base, Safetensors(folder)
         self._parts: dict[str, dict[str, str]] = {}  # of a tensor: part → name in the adapter
-        self._transposed: set[str] = set()
         known, shapes = text_names(base.shapes, multimodal), self._adapter.shapes
         for saved in shapes:
             if not (found := _PART.fullmatch(saved)):
@@ -55,13 +54,11 @@ class MergedTensors:
             name, part = f"{found[1].replace(TEXT, '', 1)}.{found[3] or 'weight'}", found[2] or _FULL
             name = known.get(name) or known.get(name.removeprefix("transformer."), name)
             self._parts.setdefault(name, {})[part.removeprefix("embedding_")] = saved
-            if part.startswith("embedding_") or self._config.get("fan_in_fan_out"):
-                self._transposed.add(name)
         self.shapes = base.shapes | {name: shapes[x[_FULL]] for name, x in self._parts.items() if _FULL in x}
         for name, parts in self._parts.items():
             a, b = (shapes[parts[part]].shape if part in parts else () for part in (_A, _B))
             shape = self.shapes[name].shape if name in self.shapes else None
-            product = (*b[:1], *a[1:])[:: -1 if name in self._transposed else 1]
+            product = (*b[:1], *a[1:])[:: -1 if self._is_transposed(parts) else 1]
             if parts.keys() != {_FULL} and (shape != product or parts.keys() - {_A, _B, _MAGNITUDE, _FULL}):
                 problem = f"The adapter in {folder} does not fit `{name}`: its parts {sorted(parts)} make {product}"
                 hint = f"Its base is {self._config.get('base_model_name_or_path')}."
@@ -73,12 +70,15 @@ class MergedTensors:
         if _A not in parts:
             return base
         product = self._scale(name) * (parts[_B].astype(np.float32) @ parts[_A].astype(np.float32))
-        inputs = 0 if name in self._transposed else 1
+        inputs = 0 if self._is_transposed(self._parts[name]) else 1
         merged = base.astype(np.float32) + (product if inputs else product.T)
         if _MAGNITUDE in parts:
             magnitudes = np.expand_dims(parts[_MAGNITUDE].ravel(), inputs)
             merged *= magnitudes / np.linalg.norm(merged, axis=inputs, keepdims=True)
         return merged
+
+    def _is_transposed(self, parts: Mapping[str, str]) -> bool:
+        return self._config.get("fan_in_fan_out", False) or ".lora_embedding_" in parts.get(_A, "")
 
     def _scale(self, name: str) -> float:
         a = self._parts[name][_A]

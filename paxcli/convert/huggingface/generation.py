@@ -41,10 +41,8 @@ def generation_json(config: fdl.Config[Experiment], carried: Mapping[str, Any]) 
     decoding, table = fdl.build(config.decoding), read_data("generation.yaml")["fields"]
     if not isinstance(decoding, Sampling):
         return None
-    now = {key: getattr(decoding, field) for key, field in table.items()}
-    now = {
-        key: list(x) if isinstance(x, tuple) else x for key, x in now.items() if x != getattr(Sampling(), table[key])
-    }
+    now = {key: x for key, field in table.items() if (x := getattr(decoding, field)) != getattr(Sampling(), field)}
+    now = {key: list(x) if isinstance(x, tuple) else x for key, x in now.items()}
     if {table[key]: x for key, x in now.items()} == decoding_values(carried)[0]:
         return None
     kept = {key: value for key, value in carried.items() if key not in table}

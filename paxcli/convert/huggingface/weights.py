@@ -162,9 +162,8 @@ def export_huggingface(
     if target.exists() and (not target.is_dir() or any(target.glob("*.safetensors")) or (target / CONFIG).exists()):
         raise ConfigError(f"{target} already has a model.", "Give a new directory with `--out`.")
     origin, copies = resolve_path(run_dir) / ORIGIN, copied_folders(config, epath.Path(run_dir))
-    carried, of_tensors, old_generation = (
-        read_json(origin / name) if (origin / name).exists() else {} for name in (CONFIG, _OF_TENSORS, GENERATION)
-    )
+    files = (origin / name for name in (CONFIG, _OF_TENSORS, GENERATION))
+    carried, of_tensors, old_generation = (read_json(file) if file.exists() else {} for file in files)
     of_tensors = {} if dtype else of_tensors
     counted = collections.Counter(of_tensors.values()).most_common(1)
     dtype = dtype or (counted[0][0] if counted else carried.get("dtype") or carried.get("torch_dtype") or "float32")

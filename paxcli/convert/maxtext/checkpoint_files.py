@@ -42,8 +42,7 @@ class MaxTextCheckpoint:
     """
 
     def __init__(self, directory: PathLike):
-        path = find_maxtext(directory)
-        if path is None:
+        if (path := find_maxtext(directory)) is None:
             exists = epath.Path(resolve_path(directory)).is_dir()
             problem = f"{directory} holds no checkpoint." if exists else f"There is no directory {directory}."
             raise DataError(problem, "Give the directory of a MaxText checkpoint, such as …/checkpoints/0/items.")

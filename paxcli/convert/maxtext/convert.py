@@ -104,9 +104,8 @@ def describe(
         tflops = sizes["flops_per_step"] / sizes["num_devices"] / 1e12
         result["tflops_per_device"] = tflops
         difference = tflops / conversion.flops.total - 1
-        text += (
-            f"\n\nChecked: pax counts {tflops:,.2f} TFLOPs per step and device, {difference:+.2%} of MaxText's formula."
-        )
+        counted = f"{tflops:,.2f} TFLOPs per step and device, {difference:+.2%} of MaxText's formula"
+        text += f"\n\nChecked: pax counts {counted}."
     return result | {"report": text}
 
 

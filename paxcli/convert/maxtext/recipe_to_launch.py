@@ -17,6 +17,7 @@ from paxcli.convert.maxtext.launch import Launch, Pair
 from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
 from paxcli.convert.maxtext.remat_map import remat_keys
 from paxcli.errors import ConfigError
+from paxcli.mesh.mesh import axis_sizes
 
 COMMAND = "python3 -m maxtext.trainers.pre_train.train"
 
@@ -192,16 +193,10 @@ def _mesh(values: Mapping[str, Any]) -> dict[str, Any]:
         shape = values.get(f"mesh.{group}_mesh_shape")
         if shape is None and group == "ici":
             return {"ici_data_parallelism": -1, "ici_fsdp_parallelism": 1}
-        sizes = shape if isinstance(shape, Mapping) else _name_axes(shape or [1, 1, 1])
-        keys |= {f"{group}_{axis}_parallelism": sizes.get(axis, 1) for axis in _AXES}
-        if sizes.get("stage", 1) > 1:
-            keys[f"{group}_pipeline_parallelism"] = sizes["stage"]
+        sizes = axis_sizes(shape, None)
+        keys |= {f"{group}_{axis}_parallelism": sizes[axis] for axis in _AXES}
+        keys |= {f"{group}_pipeline_parallelism": sizes["stage"]} if sizes["stage"] > 1 else {}
     return keys
-
-
-def _name_axes(shape: list[int]) -> dict[str, int]:
-    names = ("data", "fsdp", "tensor") if len(shape) == 3 else ("stage", "data", "fsdp", "tensor")
-    return dict(zip(names, shape, strict=True))
 
 
 def _batch(values: Mapping[str, Any], num_devices: int | None) -> dict[str, Any]:
