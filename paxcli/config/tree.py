@@ -228,8 +228,7 @@ def _matches(nodes: Iterable[Node], path: str) -> list[Node]:
         if node.path.lower().endswith("." + wanted):
             found.setdefault((id(node.parent), node.key), node)
     own = [node for node in found.values() if not node.is_gap]
-    chosen = [node for node in own if Mark.DERIVED not in marks_of(node.annotation)]
-    return chosen or own or list(found.values())
+    return [node for node in own if Mark.DERIVED not in marks_of(node.annotation)] or own or list(found.values())
 
 
 def _only(matches: list[Node], path: str, nodes: Iterable[Node] = ()) -> Node:

@@ -83,8 +83,7 @@ class PackedTokens:
             chunk = np.asarray(self.tokens[first : first + _CHUNK])
             inside = lasts[np.searchsorted(lasts, first) : np.searchsorted(lasts, first + len(chunk))]
             total = zlib.crc32(np.delete(chunk, inside - first).data, total)
-        padding = -self.num_tokens % self.seq_len + 1
-        total = zlib.crc32(np.full(padding, self.pad_id, self.tokens.dtype).data, total)
+        total = zlib.crc32(np.full(-self.num_tokens % self.seq_len + 1, self.pad_id, self.tokens.dtype).data, total)
         total = zlib.crc32(np.ascontiguousarray(self.starts).data, total)
         if self.loss_weights is not None:
             total = zlib.crc32(np.ascontiguousarray(self.loss_weights).data, total)
@@ -127,8 +126,7 @@ class PackedTokens:
         first = numbers * self.seq_len
         end = np.minimum(first + self.seq_len, self.num_tokens)
         low = np.searchsorted(self.starts, first, side="right") - 1
-        high = np.searchsorted(self.starts, end)
-        row, nth = _enumerate_counts(np.where(numbers >= 0, high - low, 0))
+        row, nth = _enumerate_counts(np.where(numbers >= 0, np.searchsorted(self.starts, end) - low, 0))
         document = low[row] + nth
         begin = np.maximum(self.starts[document], first[row])
         length = np.minimum(self.starts[document + 1], end[row]) - begin

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
 
-from paxcli.errors import ConfigError, MissingError
+from paxcli.errors import ConfigError
 from paxcli.inputs.documents import BadRecords, Reading
 from paxcli.inputs.files import SourceFile
+from paxcli.inputs.processes import map_in_processes
 from paxcli.inputs.token_files import TokenFileInfo, dtype_for, edges_checksum, read_info, write_token_file
 from paxcli.inputs.tokenizers import Tokenizer
 
 BYTES_PER_PART = 2**26
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Part(NamedTuple):
@@ -128,29 +123,3 @@ class Tokenizing:
 
 
 _DIRECTORY_HINT = "Choose another directory, or delete this one."
-
-
-def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
-    """Applies `function` in `num_workers` processes, and yields items with their results as they complete.
-
-    With 0 workers, applies it in this process, when the next result is asked for.
-
-    Raises:
-      MissingError: A process was killed, usually because memory ran out.
-    """
-    if not num_workers:
-        yield from ((item, function(item)) for item in items)
-        return
-    # JAX and TensorFlow have threads, so processes must be spawned, not forked.
-    context = multiprocessing.get_context("spawn")
-    ignore_ctrl_c = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-    pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, **ignore_ctrl_c)
-    try:
-        running = {pool.submit(function, item): item for item in items}
-        for done in concurrent.futures.as_completed(running):
-            yield running[done], done.result()
-    except BrokenProcessPool:
-        hint = "Memory may have run out: use fewer workers."
-        raise MissingError("A tokenization process was killed.", hint) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -101,3 +104,12 @@ def test_what_is_not_text_or_not_a_token_file_is_refused(pax_here, corpus):
     assert again.returncode == 2 and "token files" in again.stderr and not (corpus / "more").exists()
     directory = pax_here("data", "verify", "tokens")
     assert directory.returncode == 5 and "is a directory" in directory.stderr and "/tokens/*.bin'" in directory.stderr
+
+
+def test_reader_of_progress_may_go(corpus):
+    command = [sys.executable, "-m", "paxcli", "data", "tokenize", "*.jsonl", "--out", "tokens"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, cwd=corpus, stdout=subprocess.PIPE, stderr=write, text=True)
+    os.close(write)
+    assert (done.returncode, "150 documents" in done.stdout) == (0, True)
