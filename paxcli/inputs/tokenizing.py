@@ -85,8 +85,10 @@ class Tokenizing:
         for path in sorted(directory.glob("part-*.bin.json")) if directory.exists() else []:
             if path.name.removesuffix(".json") not in names:
                 raise ConfigError(f"{path} is from an earlier run with other files.", _DIRECTORY_HINT)
-        existing = [part for part in parts if part.path.with_name(part.path.name + ".json").exists()]
-        return {part: self._read_existing(part) for part in existing}
+        described = [part for part in parts if part.path.with_name(part.path.name + ".json").exists()]
+        existing = [(part, self._read_existing(part)) for part in described]
+        # One whose ids were deleted or truncated since is written again.
+        return {part: info for part, info in existing if part.path.exists() and part.path.stat().length == _size(info)}
 
     def _read_existing(self, part: Part) -> TokenFileInfo:
         info = read_info(part.path)
@@ -123,3 +125,7 @@ class Tokenizing:
 
 
 _DIRECTORY_HINT = "Choose another directory, or delete this one."
+
+
+def _size(info: TokenFileInfo) -> int:
+    return (info.num_tokens or 0) * dtype_for(info.vocab_size).itemsize

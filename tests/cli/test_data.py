@@ -48,6 +48,12 @@ def test_tokenizes_what_training_reads_from_text(pax, corpus):
     assert {**again, "seconds": 0} == {**result, "seconds": 0, "parts_done": 1}
     assert (corpus / "tokens" / "part-00000.bin").stat().st_mtime_ns == written
 
+    content = (corpus / "tokens" / "part-00000.bin").read_bytes()
+    (corpus / "tokens" / "part-00000.bin").write_bytes(content[:100])
+    repeated = as_json(pax("data", "tokenize", "*.jsonl", "--out", "tokens", "--json"))
+    assert {**repeated, "seconds": 0} == {**result, "seconds": 0}
+    assert (corpus / "tokens" / "part-00000.bin").read_bytes() == content
+
     verified = as_json(pax("data", "verify", "tokens/*.bin", "--json"))
     assert verified == {"files": 1, "tokens": result["tokens"], "without_checksum": []}
     other = pax("data", "tokenize", "0.jsonl", "--out", "tokens", "--json")
