@@ -15,6 +15,8 @@ _MACHINE_FAULTS = {
     errno.EDQUOT: "disk quota exceeded",
     errno.EROFS: "the file system is read-only",
     errno.EACCES: "permission denied",
+    errno.EFBIG: "a file exceeds the limit of its size (`ulimit -f`)",
+    errno.EIO: "the disk fails",
 }
 
 

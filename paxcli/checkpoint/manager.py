@@ -27,9 +27,7 @@ from paxcli.config.paths import resolve_path
 from paxcli.errors import DataError, MissingError, PaxError, RemoteError, Stopped, exit_now, first_line, machine_fault
 
 # In the errors of a bucket that cannot be reached: its files are not at fault.
-_NO_ANSWER = re.compile(
-    r"[A-Z]+_EXCEEDED|[A-Z]+_EXHAUSTED|UNA[A-Z]+|PERMISSION_DENIED|HttpError|[Tt]imed? ?out|onnection"
-)
+_NO_ANSWER = re.compile(r"[A-Z]+_(EXCEEDED|EXHAUSTED)|UNA[A-Z]+|PERMISSION_DENIED|HttpError|[Tt]imed? ?out|onnection")
 # Checkpoints dropped by the retention policy are first renamed into this directory, then deleted in the background: a
 # process killed during a deletion must not leave a partial checkpoint among the valid ones.
 _TRASH = "deleted"

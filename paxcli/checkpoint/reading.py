@@ -54,17 +54,13 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
 
     from paxcli.checkpoint.orbax_errors import ArrayHandler
 
+    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     arguments = {
-        name: ocp.ArrayRestoreArgs(
-            sharding=leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0]),
-            global_shape=leaf.shape,
-            dtype=leaf.dtype,
-        )
+        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding or here, global_shape=leaf.shape, dtype=leaf.dtype)
         for name, leaf in wanted.items()
     }
-    restore = ocp.args.PyTreeRestore(
-        item=nest_by_name(wanted), restore_args=nest_by_name(arguments), partial_restore=True
-    )
+    item, restore_args = nest_by_name(wanted), nest_by_name(arguments)
+    restore = ocp.args.PyTreeRestore(item=item, restore_args=restore_args, partial_restore=True)
     types = ocp.type_handlers.create_type_handler_registry((jax.Array, ArrayHandler()))
     try:
         with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(type_handler_registry=types)) as reader:

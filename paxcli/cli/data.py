@@ -11,7 +11,6 @@ import typer
 from paxcli.cli.options import DryRunOption, JsonOption, directory_option
 from paxcli.cli.output import say_result
 from paxcli.errors import ConfigError, DataError
-from paxcli.log import use_color
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -129,10 +128,11 @@ def _with_progress(
     written: Iterable[tuple[Part, TokenFileInfo]], parts: Sequence[Part]
 ) -> Iterator[tuple[Part, TokenFileInfo]]:
     """Yields the parts as they are written, with a progress bar on a terminal and a line for each in a pipe."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(file=sys.stderr, no_color=not use_color(sys.stderr), highlight=False, soft_wrap=True)
+    from paxcli.training.progress import progress_console
+
+    console = progress_console()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
         task = progress.add_task("tokenizing", total=sum(part.num_bytes for part in parts))

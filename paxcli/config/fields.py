@@ -67,9 +67,7 @@ class Mark(enum.Enum):
     NOT_COMPILED = "does not affect the compiled train step"
     DERIVED = "filled in when the run starts"
     COPIED = "the path of a file that is copied into the run directory"
-    COMMON = (
-        "is usually the same in all inputs: its name alone sets it in each, and an input that replaces another keeps it"
-    )
+    COMMON = "is usually the same in all inputs: its name sets it in each, and an input that replaces one keeps it"
 
 
 PositiveInt = Annotated[int, Range(min=1)]

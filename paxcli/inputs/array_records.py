@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 from paxcli.errors import DataError
+from paxcli.inputs.processes import hold_signals
 
 _RECORDS_PER_READ = 1024
 _LENGTH_BYTES = 8
@@ -20,7 +21,9 @@ def read_records(path: str) -> Iterator[bytes]:
       DataError: It is not such a file, or it is damaged.
     """
     command = [sys.executable, "-m", "paxcli.inputs.array_records", path]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with hold_signals():
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
         assert process.stdout is not None and process.stderr is not None
         try:
             while (header := process.stdout.read(_LENGTH_BYTES)) != _END:

@@ -92,6 +92,8 @@ class C4(Configurable):
         field = "ids" if self.tokenized else "text"
         where, number = path.decode(), 0
         try:
+            if not epath.Path(where).stat().length:  # gzip takes it for an archive of nothing
+                raise EOFError("it has 0 bytes")
             with epath.Path(where).open("rb") as file, gzip.open(file) as lines:
                 for line in lines:
                     number += 1

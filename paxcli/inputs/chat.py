@@ -17,10 +17,10 @@ from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import ARRAY_RECORD, FIX_HINT, JSONL, PARQUET, BadRecords, Reading, format_of
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.packing import PackedTokens
+from paxcli.inputs.processes import map_in_processes
 from paxcli.inputs.text import TextInput
 from paxcli.inputs.token_files import dtype_for
 from paxcli.inputs.tokenizers import Tokenizer
-from paxcli.inputs.tokenizing import map_in_processes
 from paxcli.log import log
 
 

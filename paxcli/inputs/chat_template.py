@@ -32,9 +32,7 @@ _STEPS_OF_A_CALL = 20
 _MAX_CHARACTERS = 2**24
 
 _FIX_HINT = "Correct the record or the template, or set on_bad_record=skip and a bad_record_budget."
-_MARK_TURNS_HINT = (
-    "Put {% generation %} and {% endgeneration %} around the assistant's text; set chat_template to that."
-)
+_MARK_HINT = "Put {% generation %} and {% endgeneration %} around the assistant's text; set chat_template to that."
 
 _DEFAULT, _FOR_TOOLS = "default", "tool_use"  # names of templates in a list
 _FILES = {_DEFAULT: "chat_template.jinja", _FOR_TOOLS: "additional_chat_templates/tool_use.jinja"}
@@ -144,13 +142,13 @@ class ChatTemplate:
             content = message.get("content", "").strip()
             if not (after.startswith(before) and text.startswith(after)):
                 problem = f"leaves the loss mask unknown: the text up to message {number} does not begin all text."
-                raise self._error(place, problem, _MARK_TURNS_HINT)
+                raise self._error(place, problem, _MARK_HINT)
             turn = after[len(before) :]
             if number == 0 or before == self._render(messages[:number], False, place, variables)[0]:
                 # Without a generation prompt, the turn includes its header, if the template writes one.
                 if not turn.lstrip().startswith(content):
                     problem = f"writes no generation prompt before message {number}, so its loss mask is unknown."
-                    raise self._error(place, problem, _MARK_TURNS_HINT)
+                    raise self._error(place, problem, _MARK_HINT)
             spans.append((len(before), len(before) + len(_without_separator(turn, content))))
         return spans
 

@@ -146,7 +146,7 @@ class Reading:
 
         with _open_stream(file) as stream:
             try:
-                table = pyarrow.parquet.ParquetFile(stream)
+                table = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
             except (pyarrow.ArrowException, OSError) as error:
                 hint = "Set `format` as the file is, or download it again."
                 raise DataError(f"{file.path} is not a Parquet file: {error}", hint) from None
@@ -219,6 +219,8 @@ def _open_stream(file: SourceFile) -> Iterator[Any]:
         raise DataError(f"Cannot read {file.path}: {error.strerror or error}.", hint) from None
     with stream:
         unpack = _UNPACKERS.get(file.path.suffix.lower())
+        if unpack and not file.path.stat().length:  # gzip takes it for an archive of nothing
+            raise DataError(f"{file.path} is truncated: it has 0 bytes.", "Download the file again.")
         yield unpack(stream) if unpack else stream
 
 

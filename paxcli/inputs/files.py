@@ -42,11 +42,13 @@ def find_files(patterns: Iterable[str]) -> list[SourceFile]:
 
 
 def _find_local(pattern: str) -> list[SourceFile]:
-    path = os.path.abspath(os.path.expanduser(pattern))
+    path = os.path.expanduser(pattern)
     if not glob.has_magic(path) or os.path.exists(path):
-        return _one_file(pattern, epath.Path(path))
-    fixed, _ = _split_at_wildcard(path)
-    return _files_below(pattern, epath.Path(fixed or os.sep), map(epath.Path, glob.glob(path, recursive=True)))
+        return _one_file(pattern, epath.Path(os.path.abspath(path)))
+    # Absolute only after the search: the working directory may have wildcards in its name.
+    root = os.path.abspath(_split_at_wildcard(path)[0] or (os.sep if os.path.isabs(path) else os.curdir))
+    matches = map(os.path.abspath, glob.glob(path, recursive=True))
+    return _files_below(pattern, epath.Path(root), map(epath.Path, matches))
 
 
 def _find_remote(pattern: str) -> list[SourceFile]:

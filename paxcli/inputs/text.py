@@ -200,8 +200,10 @@ class TextInput(RandomAccessInput):
         if corpus.num_dropped:
             log.warning("Input %s dropped %d documents that are too long.", self.name, corpus.num_dropped)
         if not corpus.first_rows[-1]:
-            hint = "Set `files` to files with text."
-            self.refuse(f"all files are empty: {self._files[0].path} and {len(self._files) - 1} more.", hint, DataError)
+            problem, hint = "all files are empty", "Set `files` to files with text."
+            if corpus.num_dropped or corpus.bad_records:
+                problem, hint = "all documents are dropped or skipped", "Raise drop_longer_than, or fix the records."
+            self.refuse(f"{problem}: {self._files[0].path} and {len(self._files) - 1} more.", hint, DataError)
         return corpus
 
     @functools.cached_property

@@ -144,8 +144,7 @@ class ByteTokenizer(TokenizerConfig):
     def decode(self, ids: np.ndarray) -> str:
         ids = np.asarray(ids)
         # A model with a padded vocabulary may generate ids beyond the last byte; 0xff is never valid UTF-8.
-        shifted = np.minimum(ids[ids > self.bos_id] - 3, 0xFF)
-        return shifted.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+        return np.minimum(ids[ids > self.bos_id] - 3, 0xFF).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -347,8 +346,7 @@ def tokenizer_template(
     tokens = {"eos_token": eos_token, "bos_token": bos_token}
     given = {token: value for token, value in tokens.items() if value is not None}
     if cls is HuggingFaceTokenizer and "eos_token" not in fields | given:
-        hint = "Set it, such as --eos-token '</s>'."
-        raise ConfigError(f"{name} does not define an end-of-document token.", hint)
+        raise ConfigError(f"{name} does not define an end-of-document token.", "Set it, such as --eos-token '</s>'.")
     if given and cls is not HuggingFaceTokenizer:
         raise ConfigError(f"Tokenizer {name} defines its own eos and bos.", "Leave out --eos-token and --bos-token.")
     return functools.partial(cls, **fields | given)

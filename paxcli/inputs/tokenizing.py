@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
-import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures.process import BrokenProcessPool
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from etils import epath
 
-from paxcli.errors import ConfigError, MissingError
+from paxcli.errors import ConfigError
 from paxcli.inputs.documents import BadRecords, Reading
 from paxcli.inputs.files import SourceFile
+from paxcli.inputs.processes import map_in_processes
 from paxcli.inputs.token_files import TokenFileInfo, dtype_for, edges_checksum, read_info, write_token_file
 from paxcli.inputs.tokenizers import Tokenizer
 
 BYTES_PER_PART = 2**26
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Part(NamedTuple):
@@ -90,8 +85,10 @@ class Tokenizing:
         for path in sorted(directory.glob("part-*.bin.json")) if directory.exists() else []:
             if path.name.removesuffix(".json") not in names:
                 raise ConfigError(f"{path} is from an earlier run with other files.", _DIRECTORY_HINT)
-        existing = [part for part in parts if part.path.with_name(part.path.name + ".json").exists()]
-        return {part: self._read_existing(part) for part in existing}
+        described = [part for part in parts if part.path.with_name(part.path.name + ".json").exists()]
+        existing = [(part, self._read_existing(part)) for part in described]
+        # One whose ids were deleted or truncated since is written again.
+        return {part: info for part, info in existing if part.path.exists() and part.path.stat().length == _size(info)}
 
     def _read_existing(self, part: Part) -> TokenFileInfo:
         info = read_info(part.path)
@@ -130,27 +127,5 @@ class Tokenizing:
 _DIRECTORY_HINT = "Choose another directory, or delete this one."
 
 
-def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
-    """Applies `function` in `num_workers` processes, and yields items with their results as they complete.
-
-    With 0 workers, applies it in this process, when the next result is asked for.
-
-    Raises:
-      MissingError: A process was killed, usually because memory ran out.
-    """
-    if not num_workers:
-        yield from ((item, function(item)) for item in items)
-        return
-    # JAX and TensorFlow have threads, so processes must be spawned, not forked.
-    context = multiprocessing.get_context("spawn")
-    ignore_ctrl_c = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
-    pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, **ignore_ctrl_c)
-    try:
-        running = {pool.submit(function, item): item for item in items}
-        for done in concurrent.futures.as_completed(running):
-            yield running[done], done.result()
-    except BrokenProcessPool:
-        hint = "Memory may have run out: use fewer workers."
-        raise MissingError("A tokenization process was killed.", hint) from None
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+def _size(info: TokenFileInfo) -> int:
+    return (info.num_tokens or 0) * dtype_for(info.vocab_size).itemsize

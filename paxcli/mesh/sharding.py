@@ -243,12 +243,10 @@ def put_batch(batch: Any, mesh: jax.sharding.Mesh) -> Any:
     return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(sharding, leaf), batch)
 
 
-def global_spec(spec: Any, global_batch_size: int, mesh: jax.sharding.Mesh) -> Any:
-    """Shapes, dtypes and shardings of the arrays that `put_batch` returns for batches with this process's `spec`."""
+def global_spec(spec: Any, rows: int, mesh: jax.sharding.Mesh) -> Any:
+    """Shapes, dtypes and shardings of the global batches of `rows` rows that `put_batch` makes of those with `spec`."""
     sharding = batch_sharding(mesh)
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((global_batch_size, *leaf.shape[1:]), leaf.dtype, sharding=sharding), spec
-    )
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding), spec)
 
 
 def infeed_shard(mesh: jax.sharding.Mesh) -> tuple[int, int]:

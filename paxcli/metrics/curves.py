@@ -100,10 +100,9 @@ def check_metric(runs: Sequence[RunMetrics], metric: str, log: str = "") -> None
         curves = series(run, metric)
         if not curves:
             raise DataError(f"Run {run.name} has no values of `{metric}`.", "Plot another metric, or leave it out.")
-        smallest = {
-            "x": min(min(curve.steps) for curve in curves),
-            "y": min(min(finite(curve.values)) for curve in curves),
-        }
+        steps = [step for curve in curves for step in curve.steps]
+        values = [value for curve in curves for value in finite(curve.values)]
+        smallest = {"x": min(steps), "y": min(values)}
         for axis in log:
             if smallest[axis] <= 0:
                 hint = "Leave out `--log`, or plot another metric."

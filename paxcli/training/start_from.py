@@ -115,9 +115,8 @@ def write_run(
     known = {"step": np.int32(step), "key": jax.random.key_data(jax.random.fold_in(root, 1)), **arrays}
 
     def value(name: str, x: ArrayType) -> np.ndarray:
-        is_average = name.startswith("opt_state.ema.")
-        name = name.replace("opt_state.ema.", "params.", 1) if is_average and name not in known else name
-        return np.asarray(known[name] if name in known else np.zeros(x.shape, x.dtype))
+        found = known.get(name, known.get(name.replace("opt_state.ema.", "params.", 1)))
+        return np.zeros(x.shape, x.dtype) if found is None else np.asarray(found)
 
     state = [value(name, x) for name, x in named_leaves(shapes).items()]
     with CheckpointStore(directory.checkpoints, Checkpoint(async_save=False)) as store:

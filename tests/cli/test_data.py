@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -44,6 +47,12 @@ def test_tokenizes_what_training_reads_from_text(pax, corpus):
     again = as_json(pax("data", "tokenize", "*.jsonl", "--out", "tokens", "--json"))
     assert {**again, "seconds": 0} == {**result, "seconds": 0, "parts_done": 1}
     assert (corpus / "tokens" / "part-00000.bin").stat().st_mtime_ns == written
+
+    content = (corpus / "tokens" / "part-00000.bin").read_bytes()
+    (corpus / "tokens" / "part-00000.bin").write_bytes(content[:100])
+    repeated = as_json(pax("data", "tokenize", "*.jsonl", "--out", "tokens", "--json"))
+    assert {**repeated, "seconds": 0} == {**result, "seconds": 0}
+    assert (corpus / "tokens" / "part-00000.bin").read_bytes() == content
 
     verified = as_json(pax("data", "verify", "tokens/*.bin", "--json"))
     assert verified == {"files": 1, "tokens": result["tokens"], "without_checksum": []}
@@ -101,3 +110,12 @@ def test_what_is_not_text_or_not_a_token_file_is_refused(pax_here, corpus):
     assert again.returncode == 2 and "token files" in again.stderr and not (corpus / "more").exists()
     directory = pax_here("data", "verify", "tokens")
     assert directory.returncode == 5 and "is a directory" in directory.stderr and "/tokens/*.bin'" in directory.stderr
+
+
+def test_reader_of_progress_may_go(corpus):
+    command = [sys.executable, "-m", "paxcli", "data", "tokenize", "*.jsonl", "--out", "tokens"]
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, cwd=corpus, stdout=subprocess.PIPE, stderr=write, text=True)
+    os.close(write)
+    assert (done.returncode, "150 documents" in done.stdout) == (0, True)

@@ -113,7 +113,7 @@ def test_streams_may_be_closed(closed: str, tmp_path: pathlib.Path) -> None:
     assert copied.returncode == 0 and (tmp_path / "mine.py").read_text().startswith('"""')
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO])
 def test_faults_of_the_machine_are_not_bugs(number: int, capsys: pytest.CaptureFixture) -> None:
     app = typer.Typer()
 

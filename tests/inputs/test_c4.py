@@ -117,8 +117,9 @@ CUT = _writer.compress(GOOD * 7) + _writer.flush(zlib.Z_FULL_FLUSH)
         (CUT, r"c4-train\.0\.json\.gz is damaged after line 7"),
         (GOOD, r"c4-train\.0\.json\.gz is damaged after line 0"),
         (gzip.compress(b""), "no example"),
+        (b"", r"c4-train\.0\.json\.gz is damaged after line 0: it has 0 bytes"),
     ],
-    ids=["json", "deep", "field", "number", "truncated", "truncated at a line", "not gzip", "empty"],
+    ids=["json", "deep", "field", "number", "truncated", "truncated at a line", "not gzip", "empty", "no bytes"],
 )
 def test_a_damaged_file_is_named(files, tmp_path, content, message):
     (tmp_path / "c4-train.0.json.gz").write_bytes(content)

@@ -173,6 +173,8 @@ class TestBadFiles:
         self.check("a.jsonl.gz is damaged after line 0", tmp_path / "a.jsonl.gz")
         (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"x" * 100)[:-4])
         self.check("b.txt.gz is truncated", tmp_path / "b.txt.gz")
+        (tmp_path / "c.jsonl.gz").write_bytes(b"")  # as an interrupted download leaves it, among others
+        self.check("c.jsonl.gz is truncated: it has 0 bytes", tmp_path / "c.jsonl.gz")
 
     @pytest.mark.parametrize("suffix", ["xz", "zst"])
     def test_other_compressions(self, suffix, tmp_path):
@@ -198,6 +200,14 @@ class TestBadFiles:
         self.check("c.parquet is not a Parquet file", tmp_path / "c.parquet")
         (tmp_path / "b.parquet").write_bytes(b"nonsense")
         self.check("b.parquet is not a Parquet file", tmp_path / "b.parquet")
+
+    def test_parquet_with_checksums_of_pages(self, tmp_path):
+        table = pyarrow.table({"text": [f"number {i}" for i in range(100)]})
+        options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet", **options)
+        content = (tmp_path / "a.parquet").read_bytes()
+        (tmp_path / "a.parquet").write_bytes(content.replace(b"number 57", b"number 17"))
+        self.check("a.parquet is damaged after row 0: .*checksum", tmp_path / "a.parquet")
 
     def test_array_record(self, tmp_path):
         path = tmp_path / "a.arrayrecord"

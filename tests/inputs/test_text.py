@@ -34,6 +34,15 @@ def test_an_epoch_has_all_documents_of_the_files(tmp_path):
     assert documents(data) == [texts[name].encode() for name in sorted(texts)]
 
 
+def test_working_directory_may_have_wildcards_in_its_name(tmp_path, monkeypatch):
+    folder = tmp_path / "data [v2]"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "sub" / "a.txt").write_text("abc")
+    monkeypatch.chdir(folder)
+    for pattern in ("*/*.txt", "**/*.txt", "../data*/sub/*"):
+        assert documents(text_input(pattern)) == [b"abc"]
+
+
 def test_labels_end_each_document_and_text_can_be_read(tmp_path):
     (tmp_path / "a").write_text("abc")
     data = text_input(tmp_path / "a", batch_size=1)
@@ -87,6 +96,12 @@ class TestBadData:
         (tmp_path / "empty.txt").touch()
         self.check("empty.txt is empty", tmp_path / "empty.txt")
         self.check("all files are empty: .*empty.txt", tmp_path / "*.txt")
+
+    def test_nothing_is_left(self, tmp_path):
+        (tmp_path / "a.txt").write_text("some text")
+        (tmp_path / "b.txt").write_bytes(b"na\xefve")
+        self.check("all documents are dropped or skipped: .*a.txt", tmp_path / "a.txt", drop_longer_than=3)
+        self.check("all documents are dropped or skipped: .*b.txt", tmp_path / "b.txt", on_bad_record="skip")
 
     def test_not_utf8_names_the_byte(self, tmp_path):
         (tmp_path / "latin.txt").write_bytes(b"na\xefve")
