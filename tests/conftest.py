@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import socket
@@ -35,6 +36,11 @@ if "JAX_DISABLE_MOST_OPTIMIZATIONS" in os.environ:
     if importlib.metadata.version("jaxlib").startswith("0.10."):
         flags.append("--xla_cpu_use_fusion_emitters=false")
     os.environ["XLA_FLAGS"] = " ".join(flags)
+if importlib.util.find_spec("hypothesis") is not None:  # which the environment of Lingvo's tests lacks
+    from hypothesis import settings
+
+    settings.register_profile("untimed", deadline=None)  # on a busy machine, an example may take any time
+    settings.load_profile("untimed")
 sys.dont_write_bytecode = False  # or every process, and every collection, compiles all of the source again
 
 

@@ -207,7 +207,7 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
     declared_kind, declared = node.declared or (None, kind)
     held = class_of(node.value) or class_of(declared)
     if held is None:
-        fits = kind is Any or not isinstance(kind, type) or isinstance(value, kind)
+        fits = kind is Any or not isinstance(kind, type) or isinstance(value, kind | fdl.Buildable)
         return _require(value, fits, getattr(kind, "__name__", str(kind)))
     if isinstance(value, fdl.Buildable):
         return value
