@@ -69,15 +69,10 @@ def from_json(saved: Any) -> Manifest:
     if content.get("format") not in (FORMAT, _FIRST):
         raise DataError(f"its format is {content.get('format')}, and this version of pax reads format {FORMAT}")
     try:
-        manifest = Manifest(
-            step=content["step"],
-            arrays={
-                name: ArrayEntry(tuple(entry["shape"]), entry["dtype"], entry["fingerprint"])
-                for name, entry in content["arrays"].items()
-            },
-            input_states=content["input_states"],
-            recipe=content["recipe"] if content["format"] != _FIRST else {},
-        )
+        recipe = {} if content["format"] == _FIRST else content["recipe"]
+        items = content["arrays"].items()
+        arrays = {name: ArrayEntry(tuple(x["shape"]), x["dtype"], x["fingerprint"]) for name, x in items}
+        manifest = Manifest(content["step"], arrays, content["input_states"], recipe)
         if not _is_well_formed(manifest):
             raise TypeError("a part has the wrong type")
     except (KeyError, TypeError, AttributeError) as error:
@@ -90,15 +85,10 @@ def from_json(saved: Any) -> Manifest:
 
 def _is_well_formed(manifest: Manifest) -> bool:
     entries, states = manifest.arrays.values(), manifest.input_states
-    return (
-        isinstance(manifest.step, int)
-        and all(isinstance(size, int) for entry in entries for size in entry.shape)
-        and all(isinstance(entry.dtype, str) and isinstance(entry.fingerprint, int) for entry in entries)
-        and isinstance(states, list)
-        and bool(states)
-        and all(isinstance(state, dict) for state in states)
-        and isinstance(manifest.recipe, dict)
-    )
+    numbers = [manifest.step, *(number for entry in entries for number in (*entry.shape, entry.fingerprint))]
+    kinds = ((int, numbers), (str, [entry.dtype for entry in entries]), (dict, [manifest.recipe, *states]))
+    have_kinds = all(isinstance(value, kind) for kind, values in kinds for value in values)
+    return have_kinds and isinstance(states, list) and bool(states)
 
 
 def _checksum(content: dict[str, Any]) -> int:
