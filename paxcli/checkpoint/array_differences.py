@@ -19,6 +19,9 @@ class ArrayType(Protocol):
     def dtype(self) -> Any: ...
 
 
+Arrays = Mapping[str, ArrayType]
+
+
 @dataclasses.dataclass(frozen=True)
 class ArrayDifferences:
     """How the arrays that were found differ from those that were expected, by name.
@@ -48,9 +51,7 @@ class ArrayDifferences:
         return "; ".join([*shown, *more, *listed])
 
 
-def compare_arrays(
-    expected: Mapping[str, ArrayType], found: Mapping[str, ArrayType], dtypes: bool = True
-) -> ArrayDifferences:
+def compare_arrays(expected: Arrays, found: Arrays, dtypes: bool = True) -> ArrayDifferences:
     """Compares arrays by name.
 
     Args:

@@ -14,6 +14,9 @@ from paxcli.errors import DataError
 FORMAT = 3
 _FIRST = 1  # version 0.1.0, which recorded neither the recipe nor the positions of eval inputs
 
+InputState = dict[str, Any]  # positions of the inputs of a process, by split
+Recipe = Mapping[str, Any]  # path → plain value
+
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
@@ -38,13 +41,11 @@ class Manifest:
 
     step: int
     arrays: dict[str, ArrayEntry]
-    input_states: list[dict[str, Any]]
-    recipe: Mapping[str, Any]
+    input_states: list[InputState]
+    recipe: Recipe
 
 
-def describe_state(
-    step: int, arrays: Mapping[str, Any], input_states: list[dict[str, Any]], recipe: Mapping[str, Any]
-) -> Manifest:
+def describe_state(step: int, arrays: Mapping[str, Any], input_states: list[InputState], recipe: Recipe) -> Manifest:
     """Builds the manifest of a state."""
     prints = fingerprints(arrays)
     entries = {name: ArrayEntry(tuple(x.shape), str(x.dtype), prints[name]) for name, x in arrays.items()}
