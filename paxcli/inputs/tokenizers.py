@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
-import importlib
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ import numpy as np
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import TokenizerFile
-from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.errors import ConfigError, DataError, load_library
 from paxcli.inputs.hub import find_model
 from paxcli.inputs.tokenizer_files import read_text, special_tokens
 
@@ -389,7 +388,4 @@ def _file(path: str | None) -> Path:
 
 
 def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MissingError(f"This tokenizer needs the package `{name}`.", f"pip install {name}") from None
+    return load_library(name, f"This tokenizer needs the package `{name}`.")
