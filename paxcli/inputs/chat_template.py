@@ -38,11 +38,11 @@ _FILES = {_DEFAULT: "chat_template.jinja", _FOR_TOOLS: "additional_chat_template
 
 Message = Mapping[str, Any]
 Variables = Mapping[str, Any]
-Spans = list[tuple[int, int]]  # (start, end) in characters
+Spans = list[tuple[int, int]]
 
 
 class RenderedChat(NamedTuple):
-    """The text of a conversation, and its assistant turns."""
+    """The text of a conversation, and its assistant turns: (start, end) in characters."""
 
     text: str
     assistant: Spans
@@ -298,20 +298,21 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
     """Raises before the memory for a product or a power is allocated."""
     if isinstance(left, int) and not isinstance(right, int):
         left, right = right, left
-    if not isinstance(right, int):
-        return
-    if operator == "*" and isinstance(left, str | list | tuple):
-        _check_size(len(left) * right)
-    elif operator == "**" and isinstance(left, int):
-        _check_size(left.bit_length() * right)
+    growing = "**" if isinstance(left, int) else "*"
+    if operator == growing and isinstance(right, int):
+        _check_size(_size_of(left) * right)
 
 
 def _limit_size(value: Any) -> Any:
-    if isinstance(value, str | list | tuple):
-        _check_size(len(value))
-    elif isinstance(value, int):
-        _check_size(value.bit_length())
+    _check_size(_size_of(value))
     return value
+
+
+def _size_of(value: Any) -> int:
+    """The length of a text or list, the bits of an integer; 0 for other values."""
+    if isinstance(value, int):
+        return value.bit_length()
+    return len(value) if isinstance(value, str | list | tuple) else 0
 
 
 def _check_size(size: int) -> None:
