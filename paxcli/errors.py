@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _MACHINE_FAULTS = {
     errno.ENOSPC: "no space left on the device",
@@ -96,6 +97,14 @@ def _print_error(error: Exception) -> int:
 
 
 report_exit: Callable[[Exception], int] = _print_error  # returns the exit code; the command line sets its own
+
+
+def load_library(name: str, problem: str) -> Any:
+    """Imports a package that only some data needs. Raises MissingError with `problem` if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise MissingError(problem, f"pip install {name}") from None
 
 
 def first_line(error: BaseException) -> str:

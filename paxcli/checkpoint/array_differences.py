@@ -19,6 +19,9 @@ class ArrayType(Protocol):
     def dtype(self) -> Any: ...
 
 
+Arrays = Mapping[str, ArrayType]
+
+
 @dataclasses.dataclass(frozen=True)
 class ArrayDifferences:
     """How the arrays that were found differ from those that were expected, by name.
@@ -41,20 +44,14 @@ class ArrayDifferences:
 
     def text(self) -> str:
         """One line: the first few of each kind that is not empty."""
-        problems = []
-        if self.mismatched:
-            more = f"; and {len(self.mismatched) - 5} more" if len(self.mismatched) > 5 else ""
-            problems.append("; ".join(list(self.mismatched.values())[:5]) + more)
-        if self.missing:
-            problems.append(f"it lacks {listing(self.missing)}")
-        if self.unexpected:
-            problems.append(f"only it has {listing(self.unexpected)}")
-        return "; ".join(problems)
+        shown, left_out = list(self.mismatched.values())[:5], len(self.mismatched) - 5
+        more = [f"and {left_out} more"] if left_out > 0 else []
+        lists = {"it lacks": self.missing, "only it has": self.unexpected}
+        listed = [f"{verb} {listing(names)}" for verb, names in lists.items() if names]
+        return "; ".join([*shown, *more, *listed])
 
 
-def compare_arrays(
-    expected: Mapping[str, ArrayType], found: Mapping[str, ArrayType], dtypes: bool = True
-) -> ArrayDifferences:
+def compare_arrays(expected: Arrays, found: Arrays, dtypes: bool = True) -> ArrayDifferences:
     """Compares arrays by name.
 
     Args:

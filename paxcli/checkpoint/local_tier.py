@@ -17,7 +17,7 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from paxcli.checkpoint.fingerprint import fingerprints
-from paxcli.checkpoint.manifest import Manifest, describe_state, from_json, to_json
+from paxcli.checkpoint.manifest import InputState, Manifest, Recipe, describe_state, from_json, to_json
 from paxcli.config.paths import replace_text, resolve_path, sync, sync_tree
 from paxcli.errors import DataError, first_line
 
@@ -60,9 +60,7 @@ class LocalTier:
             hint = f"Resume with as many processes, or delete {self._record} and start at step 0."
             raise DataError(f"All checkpoints of {checkpoints.parent} {problem}.", hint)
 
-    def save(
-        self, step: int, arrays: Mapping[str, Any], input_state: dict[str, Any], recipe: Mapping[str, Any]
-    ) -> None:
+    def save(self, step: int, arrays: Mapping[str, Any], input_state: InputState, recipe: Recipe) -> None:
         """Copies this process's shards of `arrays`, and writes them in the background."""
         self.wait()
         gather(np.zeros(1, np.int32))  # the save before is now complete everywhere
@@ -71,7 +69,7 @@ class LocalTier:
             replace_text(self._record, self._directory)
         self._pending = self._pool.submit(self._write, step, _local_shards(arrays), input_state, recipe)
 
-    def _write(self, step: int, shards: dict[str, np.ndarray], input_state: dict[str, Any], recipe: Any) -> None:
+    def _write(self, step: int, shards: dict[str, np.ndarray], input_state: InputState, recipe: Recipe) -> None:
         partial, final = self._folder / f"{step}.tmp", self._folder / str(step)
         for leftover in (partial, final):
             shutil.rmtree(leftover, ignore_errors=True)
@@ -94,7 +92,7 @@ class LocalTier:
 
     def restore_newest(
         self, wanted: Mapping[str, Any], after: int, announce: Callable[[str], object]
-    ) -> tuple[int, dict[str, jax.Array], dict[str, Any]] | None:
+    ) -> tuple[int, dict[str, jax.Array], InputState] | None:
         """The newest state after step `after` that all processes can restore, with the inputs' positions, or None.
 
         Args:
@@ -127,7 +125,7 @@ class LocalTier:
         """The manifest of one of `steps`."""
         return from_json(json.loads((self._folder / str(step) / _MANIFEST).read_text()))
 
-    def _read(self, step: int, wanted: Mapping[str, Any]) -> tuple[dict[str, jax.Array], dict[str, Any]]:
+    def _read(self, step: int, wanted: Mapping[str, Any]) -> tuple[dict[str, jax.Array], InputState]:
         manifest = self.read_manifest(step)
         with (self._folder / str(step) / _SHARDS).open("rb") as opened, np.load(opened) as file:
             found = {key: file[key].view(jnp.dtype(x.dtype)).reshape(x.shape) for key, x in manifest.arrays.items()}

@@ -19,7 +19,7 @@ from etils import epath
 from paxcli.checkpoint.array_differences import compare_arrays
 from paxcli.checkpoint.fingerprint import in_host_memory
 from paxcli.checkpoint.local_tier import RECORD, LocalTier, gather
-from paxcli.checkpoint.manifest import describe_state, to_json
+from paxcli.checkpoint.manifest import InputState, Recipe, describe_state, to_json
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import MANIFEST, STATE, named_leaves, nest_by_name, read_arrays, read_manifest
 from paxcli.config.bucket import deadline, exit_when_stuck
@@ -83,7 +83,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         return step > 0 and (step % self._policy.save_interval_steps == 0 or (local is not None and step % local == 0))
 
     def save(
-        self, step: int, state: Any, input_state: dict[str, Any], force: bool = False, recipe: Mapping[str, Any] = {}
+        self, step: int, state: Any, input_state: InputState, force: bool = False, recipe: Mapping[str, Any] = {}
     ) -> bool:
         """Saves if the policy requires it or `force` is set. An existing checkpoint of this step is not overwritten.
 
@@ -131,7 +131,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             exit_when_stuck(self._timeout, self._manager.is_saving_in_progress)
         return True
 
-    def restore_newest(self, abstract_state: Any, announce: Callable[[str], object]) -> tuple[int, Any, dict[str, Any]]:
+    def restore_newest(self, abstract_state: Any, announce: Callable[[str], object]) -> tuple[int, Any, InputState]:
         """Restores the newest checkpoint, or, with `on_corrupt="previous"`, the newest one that is sound.
 
         In a job of several processes only some may notice the damage. Each that does renames the checkpoint and exits
@@ -177,7 +177,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             (self.directory / str(step)).rename(aside)
         return aside.name
 
-    def restore(self, step: int, abstract_state: Any) -> tuple[Any, dict[str, Any]]:
+    def restore(self, step: int, abstract_state: Any) -> tuple[Any, InputState]:
         """Restores the state and this process's input states, bit for bit as saved at `step`.
 
         Args:
@@ -209,7 +209,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             raise DataError(f"The checkpoint of step {step} {has}.", hint)
         return _like(abstract_state, arrays), states[jax.process_index() if len(states) > 1 else 0]
 
-    def recipe(self, step: int) -> Mapping[str, Any]:
+    def recipe(self, step: int) -> Recipe:
         """Path → plain value of the recipe that the checkpoint of a step was saved with; empty if not recorded.
 
         Raises:
@@ -396,7 +396,7 @@ def _preservation_policy(policy: Checkpoint) -> Any:
     return ocm.AnyPreservationPolicy(kept)
 
 
-def _gather_input_states(input_state: dict[str, Any]) -> list[dict[str, Any]]:
+def _gather_input_states(input_state: InputState) -> list[InputState]:
     """The input state of every process, or a single one if they are all equal."""
     if jax.process_count() == 1:
         return [input_state]

@@ -14,6 +14,9 @@ from paxcli.errors import DataError
 FORMAT = 3
 _FIRST = 1  # version 0.1.0, which recorded neither the recipe nor the positions of eval inputs
 
+InputState = dict[str, Any]  # positions of the inputs of a process, by split
+Recipe = Mapping[str, Any]  # path → plain value
+
 
 @dataclasses.dataclass(frozen=True)
 class ArrayEntry:
@@ -38,13 +41,11 @@ class Manifest:
 
     step: int
     arrays: dict[str, ArrayEntry]
-    input_states: list[dict[str, Any]]
-    recipe: Mapping[str, Any]
+    input_states: list[InputState]
+    recipe: Recipe
 
 
-def describe_state(
-    step: int, arrays: Mapping[str, Any], input_states: list[dict[str, Any]], recipe: Mapping[str, Any]
-) -> Manifest:
+def describe_state(step: int, arrays: Mapping[str, Any], input_states: list[InputState], recipe: Recipe) -> Manifest:
     """Builds the manifest of a state."""
     prints = fingerprints(arrays)
     entries = {name: ArrayEntry(tuple(x.shape), str(x.dtype), prints[name]) for name, x in arrays.items()}
@@ -69,15 +70,10 @@ def from_json(saved: Any) -> Manifest:
     if content.get("format") not in (FORMAT, _FIRST):
         raise DataError(f"its format is {content.get('format')}, and this version of pax reads format {FORMAT}")
     try:
-        manifest = Manifest(
-            step=content["step"],
-            arrays={
-                name: ArrayEntry(tuple(entry["shape"]), entry["dtype"], entry["fingerprint"])
-                for name, entry in content["arrays"].items()
-            },
-            input_states=content["input_states"],
-            recipe=content["recipe"] if content["format"] != _FIRST else {},
-        )
+        recipe = {} if content["format"] == _FIRST else content["recipe"]
+        items = content["arrays"].items()
+        arrays = {name: ArrayEntry(tuple(x["shape"]), x["dtype"], x["fingerprint"]) for name, x in items}
+        manifest = Manifest(content["step"], arrays, content["input_states"], recipe)
         if not _is_well_formed(manifest):
             raise TypeError("a part has the wrong type")
     except (KeyError, TypeError, AttributeError) as error:
@@ -90,15 +86,10 @@ def from_json(saved: Any) -> Manifest:
 
 def _is_well_formed(manifest: Manifest) -> bool:
     entries, states = manifest.arrays.values(), manifest.input_states
-    return (
-        isinstance(manifest.step, int)
-        and all(isinstance(size, int) for entry in entries for size in entry.shape)
-        and all(isinstance(entry.dtype, str) and isinstance(entry.fingerprint, int) for entry in entries)
-        and isinstance(states, list)
-        and bool(states)
-        and all(isinstance(state, dict) for state in states)
-        and isinstance(manifest.recipe, dict)
-    )
+    numbers = [manifest.step, *(number for entry in entries for number in (*entry.shape, entry.fingerprint))]
+    kinds = ((int, numbers), (str, [entry.dtype for entry in entries]), (dict, [manifest.recipe, *states]))
+    have_kinds = all(isinstance(value, kind) for kind, values in kinds for value in values)
+    return have_kinds and isinstance(states, list) and bool(states)
 
 
 def _checksum(content: dict[str, Any]) -> int:

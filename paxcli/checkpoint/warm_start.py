@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 from etils import epath
@@ -15,8 +14,7 @@ from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_m
 from paxcli.errors import ConfigError, DataError
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
     """The result of a warm start.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
-import dataclasses
 import enum
 import functools
 import types
@@ -69,7 +68,10 @@ def _assign(node: Node, item: str | int | None, value: Any, given: Any) -> list[
         else:
             typed = _fit(_with_item(node.value, item, given), _type(node), node)
     check_range(node.path, typed, node.annotation)
-    _put(node, typed)
+    if isinstance(node.parent, fdl.Buildable):
+        setattr(node.parent, str(node.key), typed)
+    else:
+        node.parent[node.key] = typed
     held = class_of(typed) if isinstance(typed, fdl.Buildable) and isinstance(given, str) else None
     fields = typed.__arguments__ if held is not None and given not in choices(held) else ()
     return [name, *(f"{name}.{field}" for field in fields)]
@@ -197,7 +199,7 @@ def _sequence(value: Any, origin: Any, args: tuple[Any, ...], node: Node) -> Any
         _require(value, len(value) == len(args), f"list of {len(args)}")
         return tuple(_fit(item, arg, node) for item, arg in zip(value, args, strict=True))
     old = node.value if isinstance(node.value, list | tuple) else ()
-    nodes = [dataclasses.replace(node, value=old[index]) if index < len(old) else node for index in range(len(value))]
+    nodes = [node._replace(value=old[index]) if index < len(old) else node for index in range(len(value))]
     items = [_fit(item, args[0] if args else Any, own) for item, own in zip(value, nodes, strict=True)]
     return tuple(items) if origin is tuple else items
 
@@ -225,10 +227,3 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
         if Mark.COMMON in marks_of(annotation_of(cls, name)):
             setattr(made, str(name), kept)
     return made
-
-
-def _put(node: Node, value: Any) -> None:
-    if isinstance(node.parent, fdl.Buildable):
-        setattr(node.parent, str(node.key), value)
-    else:
-        node.parent[node.key] = value

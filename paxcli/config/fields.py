@@ -20,7 +20,7 @@ import math
 import sys
 import types
 import typing
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -53,8 +53,7 @@ class Range:
         return " and ".join(f"{word} {bound}" for word, bound in bounds.items() if math.isfinite(bound)) or "a number"
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
+class Unit(NamedTuple):
     """The physical unit of a number, in the plural."""
 
     name: str

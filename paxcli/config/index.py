@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from paxcli.errors import ConfigError
 
@@ -15,8 +15,7 @@ RECIPES_PACKAGE = "pax_recipes"
 ENTRY_POINTS = "pax.recipes"
 
 
-@dataclasses.dataclass(frozen=True)
-class RecipeEntry:
+class RecipeEntry(NamedTuple):
     """The location of one recipe. `module` is None for a recipe in a file outside the installed packages."""
 
     name: str

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import importlib.util
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 import fiddle as fdl
 
@@ -23,8 +23,7 @@ _directories: list[str] = []
 _beside_recipes: set[str] = set()
 
 
-@dataclasses.dataclass(frozen=True)
-class Loaded:
+class Loaded(NamedTuple):
     """A recipe's config, and the assignments that a YAML recipe makes on top of it.
 
     Attributes:
@@ -56,7 +55,7 @@ def load(target: str) -> Loaded:
     if is_run_dir(target):
         return _load_yaml(resolve_path(target) / RUN_RECIPE)
     if Path(target).suffix in YAML_SUFFIXES:
-        return dataclasses.replace(_load_yaml(resolve_path(target)), name=Path(target).stem, pax_name=None)
+        return _load_yaml(resolve_path(target))._replace(name=Path(target).stem, pax_name=None)
     entry = find_entry(target)
     own_target = entry.name if entry.module else f"{entry.path.resolve()}:{entry.function}"
     return Loaded(entry.name, entry.pax_name, own_target, _call(entry))
@@ -155,7 +154,7 @@ def _load_yaml(path: Path, inside: tuple[Path, ...] = ()) -> Loaded:
     base = _load_yaml(resolve_path(target), (*inside, path)) if is_yaml else load(target)
     layers = [read_overlay(_beside(path, overlay)) for overlay in overlays]
     assignments = (*base.assignments, *layers, Assignments("recipe", values))
-    return dataclasses.replace(base, target=str(path), assignments=assignments)
+    return base._replace(target=str(path), assignments=assignments)
 
 
 def _beside(path: Path, name: str) -> str:

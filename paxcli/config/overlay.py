@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -19,8 +18,7 @@ OPTIONAL = "?"
 """Suffix of a key in an overlay: assign the value only if the recipe's class has such a field."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Assignments:
+class Assignments(NamedTuple):
     """Path → value assignments from one source: `recipe`, `overlay cpu` or `--set`."""
 
     source: str

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fiddle as fdl
 
@@ -23,8 +22,7 @@ RIVALS |= {other: one for one, other in RIVALS.items()}
 """Pairs of mutually exclusive fields. Setting one in a later source sets the other, from an earlier source, to None."""
 
 
-@dataclasses.dataclass(frozen=True)
-class SourcedValue:
+class SourcedValue(NamedTuple):
     """A plain value and its source: `default`, `recipe`, `overlay NAME` or `--set`.
 
     The value of a sub-config is its class name, and `is_config` is true.
@@ -35,8 +33,7 @@ class SourcedValue:
     is_config: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A recipe as it will run.
 
     Attributes:

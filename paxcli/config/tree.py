@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import fiddle as fdl
 
@@ -20,8 +20,7 @@ from paxcli.config.fields import Mark, annotation_of, marks_of, out_of_range, un
 from paxcli.errors import ConfigError, did_you_mean
 
 
-@dataclasses.dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """One field or item of a config tree.
 
     Attributes:

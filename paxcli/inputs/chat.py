@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import functools
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -20,7 +19,7 @@ from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.processes import map_in_processes
 from paxcli.inputs.text import TextInput
 from paxcli.inputs.token_files import dtype_for
-from paxcli.inputs.tokenizers import Tokenizer
+from paxcli.inputs.tokenizers import Tokenizer, TokenizerTemplate
 from paxcli.log import log
 
 
@@ -51,7 +50,7 @@ class ChatReading(Reading):
     """
 
     text_field: str | None = "messages"
-    tokenizer: Callable[[], Tokenizer]
+    tokenizer: TokenizerTemplate
     chat_template: str | None
     template_date: str
 

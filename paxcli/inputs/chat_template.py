@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,14 +38,14 @@ _FILES = {_DEFAULT: "chat_template.jinja", _FOR_TOOLS: "additional_chat_template
 
 Message = Mapping[str, Any]
 Variables = Mapping[str, Any]
-_NONE: Variables = types.MappingProxyType({})
+Spans = list[tuple[int, int]]
 
 
 class RenderedChat(NamedTuple):
     """The text of a conversation, and its assistant turns: (start, end) in characters."""
 
     text: str
-    assistant: list[tuple[int, int]]
+    assistant: Spans
 
 
 class ChatTemplate:
@@ -82,7 +81,7 @@ class ChatTemplate:
         except RecursionError:
             raise ConfigError(f"The chat template of {origin} is nested too deeply.", "Set chat_template.") from None
 
-    def render(self, messages: Sequence[Message], place: str, variables: Variables = _NONE) -> RenderedChat:
+    def render(self, messages: Sequence[Message], place: str, variables: Mapping[str, Any] = {}) -> RenderedChat:
         """Renders a conversation, and finds its assistant turns, each with the token that ends it.
 
         Turns are the template's `{% generation %}` blocks. In a template without them, a turn is the text that an
@@ -102,7 +101,7 @@ class ChatTemplate:
         has_marks = self._environment.has_generation_block
         return RenderedChat(text, marked if has_marks else self._spans_by_prefix(messages, text, place, variables))
 
-    def render_prompt(self, messages: Sequence[Message], variables: Variables = _NONE) -> str:
+    def render_prompt(self, messages: Sequence[Message], variables: Mapping[str, Any] = {}) -> str:
         """Renders a conversation up to the start of the assistant's next turn; see `render`.
 
         Raises:
@@ -130,9 +129,7 @@ class ChatTemplate:
             raise self._error(place, "has a generation block inside a macro or `set` block.", hint)
         return RenderedChat(text, [(start, start + len(turn)) for start, turn in environment.turns])
 
-    def _spans_by_prefix(
-        self, messages: Sequence[Message], text: str, place: str, variables: Variables
-    ) -> list[tuple[int, int]]:
+    def _spans_by_prefix(self, messages: Sequence[Message], text: str, place: str, variables: Variables) -> Spans:
         spans = []
         for number, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -301,20 +298,21 @@ def _check_product(operator: str, left: Any, right: Any) -> None:
     """Raises before the memory for a product or a power is allocated."""
     if isinstance(left, int) and not isinstance(right, int):
         left, right = right, left
-    if not isinstance(right, int):
-        return
-    if operator == "*" and isinstance(left, str | list | tuple):
-        _check_size(len(left) * right)
-    elif operator == "**" and isinstance(left, int):
-        _check_size(left.bit_length() * right)
+    growing = "**" if isinstance(left, int) else "*"
+    if operator == growing and isinstance(right, int):
+        _check_size(_size_of(left) * right)
 
 
 def _limit_size(value: Any) -> Any:
-    if isinstance(value, str | list | tuple):
-        _check_size(len(value))
-    elif isinstance(value, int):
-        _check_size(value.bit_length())
+    _check_size(_size_of(value))
     return value
+
+
+def _size_of(value: Any) -> int:
+    """The length of a text or list, the bits of an integer; 0 for other values."""
+    if isinstance(value, int):
+        return value.bit_length()
+    return len(value) if isinstance(value, str | list | tuple) else 0
 
 
 def _check_size(size: int) -> None:

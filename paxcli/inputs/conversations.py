@@ -64,8 +64,9 @@ def template_variables(record: Mapping[str, Any], place: str) -> dict[str, Any]:
     """Variables for a chat template: `tools`, and those in `chat_template_kwargs`. Both may be JSON as text."""
     found: dict[str, Any] = {}
     for name in (TOOLS, KWARGS):
+        value = record.get(name)
         try:
-            found[name] = json.loads(record[name]) if isinstance(record.get(name), str) else record.get(name)
+            found[name] = json.loads(value) if isinstance(value, str) else value
         except ValueError as error:
             raise DataError(f"{place}: `{name}` is not JSON: {error}.", FIX_HINT) from None
     more = found.pop(KWARGS) or {}

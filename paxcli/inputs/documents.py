@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, Self
 
-from paxcli.errors import DataError, MissingError, did_you_mean
+from paxcli.errors import DataError, did_you_mean, load_library
 from paxcli.inputs.array_records import read_records
 from paxcli.inputs.files import SourceFile, local_copy
 from paxcli.log import log
@@ -225,11 +225,7 @@ def _open_stream(file: SourceFile) -> Iterator[Any]:
 
 
 def _unpack_zstd(stream: BinaryIO) -> Any:
-    try:
-        from backports import zstd
-    except ImportError:
-        raise MissingError("Reading *.zst needs the package `backports.zstd`.", "pip install backports.zstd") from None
-    return zstd.open(stream)
+    return load_library("backports.zstd", "Reading *.zst needs the package `backports.zstd`.").open(stream)
 
 
 _UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".zst": _unpack_zstd}
@@ -262,10 +258,7 @@ def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> by
 
 
 def _example_field(record: bytes, field: str, place: str) -> str:
-    try:
-        import tensorflow as tf
-    except ImportError:
-        raise MissingError(f"{place} is a tf.train.Example.", "pip install tensorflow") from None
+    tf = load_library("tensorflow", f"{place} is a tf.train.Example.")
     from google.protobuf.message import DecodeError
 
     try:

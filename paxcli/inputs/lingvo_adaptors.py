@@ -134,12 +134,8 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
         super().reset()
 
     def get_state(self) -> dict[str, Any]:
-        num_taken, last = self.position
-        return {
-            "num_taken": num_taken,
-            "host": [self.infeed_host_index, self.num_infeed_hosts],
-            "last": None if last is None else digest(jax.tree.leaves(last)),
-        }
+        host = [self.infeed_host_index, self.num_infeed_hosts]
+        return {"num_taken": self.position[0], "host": host, "last": self._digest_last()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         index, num_hosts = state["host"]
@@ -149,13 +145,17 @@ class LingvoInputAdaptor(_LingvoInput, StreamInput):
         self.reset()
         for _ in range(state["num_taken"]):
             self.get_next()
-        last = self.position[1]
-        if index == self.infeed_host_index and last and state["last"] not in (None, digest(jax.tree.leaves(last))):
+        if index == self.infeed_host_index and state["last"] not in (None, self._digest_last()):
             log.warning(
                 "Input %s resumes in a different order, since Lingvo reads several files in parallel. For an exact "
                 "resume, set file_parallelism=1 and num_batcher_threads=1.",
                 self.name,
             )
+
+    def _digest_last(self) -> str | None:
+        """A hash of the batch before this position; None at the start."""
+        last = self.position[1]
+        return None if last is None else digest(jax.tree.leaves(last))
 
     def read_batches(self, position: tuple[int, NestedMap | None]) -> Iterator[tuple[NestedMap, Any]]:
         for number, batch in enumerate(self._batches(), start=position[0] + 1):

@@ -124,9 +124,7 @@ def copy_params(params_or_function: Any, owner: str) -> Any:
 def _check_lingvo() -> None:
     try:
         import tensorflow as tf
-        from lingvo.core import ops
-
-        del ops
+        from lingvo.core import ops  # noqa: F401
     except ModuleNotFoundError as error:
         raise MissingError(f"A Lingvo input needs the package `{error.name}`.", "pip install 'lingvo>=0.14'") from None
     except Exception as error:  # TensorFlow raises its own types for a shared library that cannot be loaded

@@ -105,9 +105,8 @@ class LanguageModelFeatures(Features):
     def fields(self, row: Mapping[str, Any]) -> dict[str, Any]:
         tf = load("tensorflow")
         labels, is_target = row["decoder_target_tokens"], row["decoder_loss_weights"] > 0
-        is_token = is_target
-        if "decoder_causal_attention" in row:
-            is_token = is_token | (row["decoder_causal_attention"] > 0)
+        causal = row.get("decoder_causal_attention")
+        is_token = is_target if causal is None else is_target | (causal > 0)
         has_weight = is_target if self.weights_on_targets_only else is_token
         if self.weights_on_targets_only is not False:
             has_weight = has_weight & (labels >= 0)
@@ -117,8 +116,8 @@ class LanguageModelFeatures(Features):
             "weights": tf.cast(has_weight, tf.float32),
             **_segments(row, "decoder", is_token),
         }
-        if "decoder_causal_attention" in row:
-            out["inputs_indicator"] = row["decoder_causal_attention"]
+        if causal is not None:
+            out["inputs_indicator"] = causal
         return self._shift_left(out) if self.reverse_bos_padding else out
 
     def _shift_left(self, row: dict[str, Any]) -> dict[str, Any]:

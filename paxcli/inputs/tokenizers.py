@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import dataclasses
 import functools
-import importlib
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ import numpy as np
 
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import TokenizerFile
-from paxcli.errors import ConfigError, DataError, MissingError
+from paxcli.errors import ConfigError, DataError, load_library
 from paxcli.inputs.hub import find_model
 from paxcli.inputs.tokenizer_files import read_text, special_tokens
 
@@ -33,6 +32,8 @@ _LLAMA3_TOKENS = (
 
 # Llama's code splits longer whitespace, too: at a million characters, tiktoken's regular expressions fail.
 _LONG_SPACE = re.compile(r"\s{25000}(?=\s)")
+
+Encoded = tuple[np.ndarray, np.ndarray]  # ids [T], and the start and end of each token's characters [T, 2]
 
 
 class Tokenizer(Protocol):
@@ -57,7 +58,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text` [T], without special tokens at the start or end."""
 
-    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode_chat(self, text: str) -> Encoded:
         """Tokenizes a rendered chat, including the special tokens in its text.
 
         Returns:
@@ -66,6 +67,9 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of ids [T], without special tokens."""
+
+
+TokenizerTemplate = Callable[[], Tokenizer]
 
 
 def count_bytes(tokenizer: Tokenizer, ids: np.ndarray) -> int:
@@ -134,17 +138,18 @@ class ByteTokenizer(TokenizerConfig):
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode("utf-8"), np.uint8) + np.uint16(3)
 
-    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode_chat(self, text: str) -> Encoded:
         return _encode_around({"<bos>": self.bos_id, "<eos>": self.eos_id}, text, self._encode_with_offsets)
 
-    def _encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_with_offsets(self, text: str) -> Encoded:
         start = np.repeat(np.arange(len(text)), [len(character.encode("utf-8")) for character in text])
         return self.encode(text), np.stack([start, start + 1], axis=1)
 
     def decode(self, ids: np.ndarray) -> str:
         ids = np.asarray(ids)
         # A model with a padded vocabulary may generate ids beyond the last byte; 0xff is never valid UTF-8.
-        return np.minimum(ids[ids > self.bos_id] - 3, 0xFF).astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+        shifted = np.minimum(ids[ids > self.bos_id] - 3, 0xFF)
+        return shifted.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,11 +193,11 @@ class SentencePieceTokenizer(TokenizerConfig):
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._model.encode(text), np.int32)
 
-    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode_chat(self, text: str) -> Encoded:
         ids = {piece: self._model.piece_to_id(piece) for piece in self.special_tokens.values()}
         return _encode_around(ids, text, self._encode_with_offsets)
 
-    def _encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def _encode_with_offsets(self, text: str) -> Encoded:
         found = self._model.encode(text, return_type="offset_mapping")
         return np.asarray(found["ids"], np.int32), np.asarray(found["offsets"], np.int64).reshape(-1, 2)
 
@@ -234,7 +239,7 @@ class HuggingFaceTokenizer(_NamedTokens):
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._model.encode(text, add_special_tokens=False).ids, np.int32)
 
-    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode_chat(self, text: str) -> Encoded:
         found = self._model.encode(text, add_special_tokens=False)
         return np.asarray(found.ids, np.int32), np.asarray(found.offsets, np.int64).reshape(-1, 2)
 
@@ -298,7 +303,7 @@ class TiktokenTokenizer(_NamedTokens):
         parts = (text[start:end] for start, end in itertools.pairwise(cuts))
         return np.asarray([i for part in parts for i in self._model.encode_ordinary(part)], np.int32)
 
-    def encode_chat(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def encode_chat(self, text: str) -> Encoded:
         ids = self._model.encode(text, allowed_special="all")
         starts = np.asarray(self._model.decode_with_offsets(ids)[1], np.int64)
         ends = np.maximum(np.append(starts[1:], len(text)), starts + 1)  # tokens may share a character
@@ -324,9 +329,7 @@ def hugging_face_fields(path: Path) -> dict[str, str]:
     return {"path": str(file), **special_tokens(file.parent, model)}
 
 
-def tokenizer_template(
-    name: str, eos_token: str | None = None, bos_token: str | None = None
-) -> Callable[[], Tokenizer]:
+def tokenizer_template(name: str, eos_token: str | None = None, bos_token: str | None = None) -> TokenizerTemplate:
     """The template of a tokenizer by its name on the command line: a short form, or a `*.model` or `*.json` file.
 
     Args:
@@ -352,9 +355,7 @@ def tokenizer_template(
     return functools.partial(cls, **fields | given)
 
 
-def _encode_around(
-    special: Mapping[str, int], text: str, encode: Callable[[str], tuple[np.ndarray, np.ndarray]]
-) -> tuple[np.ndarray, np.ndarray]:
+def _encode_around(special: Mapping[str, int], text: str, encode: Callable[[str], Encoded]) -> Encoded:
     """Encodes `text` as in `Tokenizer.encode_chat`: special tokens by `special`, the text between them by `encode`."""
     ids, offsets, start = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int64)], 0
     for part in re.split(f"({'|'.join(map(re.escape, special))})", text):
@@ -387,7 +388,4 @@ def _file(path: str | None) -> Path:
 
 
 def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise MissingError(f"This tokenizer needs the package `{name}`.", f"pip install {name}") from None
+    return load_library(name, f"This tokenizer needs the package `{name}`.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,7 +14,7 @@ from paxcli.inputs.documents import BadRecords, Reading
 from paxcli.inputs.files import SourceFile
 from paxcli.inputs.processes import map_in_processes
 from paxcli.inputs.token_files import TokenFileInfo, dtype_for, edges_checksum, read_info, write_token_file
-from paxcli.inputs.tokenizers import Tokenizer
+from paxcli.inputs.tokenizers import Tokenizer, TokenizerTemplate
 
 BYTES_PER_PART = 2**26
 
@@ -54,7 +54,7 @@ class Tokenizing:
     """
 
     reading: Reading
-    tokenizer: Callable[[], Tokenizer]
+    tokenizer: TokenizerTemplate
 
     def tokenize(self, files: Iterable[SourceFile], tokenizer: Tokenizer, bad: BadRecords) -> Iterator[np.ndarray]:
         """The ids of each document: `bos` if the tokenizer has one, the text, `eos`. Skips empty documents."""

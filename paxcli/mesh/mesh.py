@@ -148,10 +148,8 @@ def _arrange(ici: list[int], dcn: list[int], devices: list[Any]) -> np.ndarray:
         asked, hint = f"{wanted} slice{'s' * (wanted > 1)}", f"--set mesh.dcn_mesh_shape='{{data: {found}}}'"
         raise ConfigError(f"mesh.dcn_mesh_shape asks for {asked}, but the TPU devices form {found}.", hint)
     if wanted == 1:
-        try:
-            return mesh_utils.create_device_mesh(ici, devices)
-        except NotImplementedError:  # on this TPU torus, two mesh axes have to share a physical axis
-            return mesh_utils.create_device_mesh(ici, devices, allow_split_physical_axes=True)
+        # JAX splits a physical axis of a TPU torus only if two mesh axes have to share it.
+        return mesh_utils.create_device_mesh(ici, devices, allow_split_physical_axes=True)
     if wanted == found:
         return mesh_utils.create_hybrid_device_mesh(ici, dcn, devices, allow_split_physical_axes=True)
     pairs = np.arange(2 * len(ici)).reshape(2, -1).T.ravel()  # DCN and ICI of the first axis, of the second, …

@@ -12,7 +12,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
 from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, corrected_decay, decay_mask, map_groups, rms
+from paxcli.optim.base import Optimizer, add_decay, corrected_decay, map_groups, rms
 
 
 class AdamState(NamedTuple):
@@ -63,7 +63,7 @@ class Adam(Optimizer):
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v + self.epsilon_root) + self.epsilon), first, second)
         if self.clip_threshold is not None:
             (steps,) = map_groups(functools.partial(_clip, self.clip_threshold), weights, steps)
-        decay = optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases))
+        decay = add_decay(self, weights)
         return decay.update(steps, decay.init(params), params)[0], AdamState(count, first, second)
 
 

@@ -78,6 +78,11 @@ def decay_mask(weights: Any, norms_and_biases: bool = False) -> Any:
     return None if norms_and_biases else jax.tree.map(lambda weight: weight.is_matrix, weights)
 
 
+def add_decay(optimizer: Any, weights: Any) -> optax.GradientTransformation:
+    """Adds the weight decay of an optimizer with `weight_decay` and `decay_norms_and_biases` to its updates."""
+    return optax.add_decayed_weights(optimizer.weight_decay, decay_mask(weights, optimizer.decay_norms_and_biases))
+
+
 def reduce_groups(reduce: Callable[[jax.Array], jax.Array], statistics: Any, weights: Any) -> Any:
     """Replaces the statistic of each weight by that of its group, such as query, key and value.
 

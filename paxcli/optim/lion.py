@@ -8,7 +8,7 @@ from typing import Any, Literal
 import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat
-from paxcli.optim.base import Optimizer, decay_mask
+from paxcli.optim.base import Optimizer, add_decay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +32,5 @@ class Lion(Optimizer):
     decay_norms_and_biases: bool = False
 
     def transformation(self, weights: Any) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.mu_dtype),
-            optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases)),
-        )
+        lion = optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.mu_dtype)
+        return optax.chain(lion, add_decay(self, weights))

@@ -11,7 +11,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
 from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, decay_mask, map_groups, multiply_by_learning_rate
+from paxcli.optim.base import Optimizer, add_decay, map_groups, multiply_by_learning_rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,11 +37,8 @@ class Lamb(Optimizer):
     decay_norms_and_biases: bool = True
 
     def transformation(self, weights: Any) -> optax.GradientTransformation:
-        return optax.chain(
-            optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, self.epsilon_root),
-            optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases)),
-            _scale_by_trust_ratio(weights),
-        )
+        adam = optax.scale_by_adam(self.beta1, self.beta2, self.epsilon, self.epsilon_root)
+        return optax.chain(adam, add_decay(self, weights), _scale_by_trust_ratio(weights))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +64,9 @@ class Lars(Optimizer):
     decay_norms_and_biases: bool = True
 
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
-        return optax.chain(
-            optax.add_decayed_weights(self.weight_decay, decay_mask(weights, self.decay_norms_and_biases)),
-            _scale_by_trust_ratio(weights, self.trust_coefficient, self.epsilon),
-            optax.GradientTransformationExtraArgs(optax.init_empty_state, multiply_by_learning_rate),
-            optax.trace(self.momentum, self.nesterov),
-        )
+        ratio = _scale_by_trust_ratio(weights, self.trust_coefficient, self.epsilon)
+        rate = optax.GradientTransformationExtraArgs(optax.init_empty_state, multiply_by_learning_rate)
+        return optax.chain(add_decay(self, weights), ratio, rate, optax.trace(self.momentum, self.nesterov))
 
 
 def _scale_by_trust_ratio(weights: Any, trust_coefficient: float = 1.0, epsilon: float = 0.0) -> Any:

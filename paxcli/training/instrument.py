@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
@@ -30,8 +29,7 @@ class CompiledProgram(Protocol):
         """Bytes of arguments, results and temporary arrays on a device."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ProgramSpec:
+class ProgramSpec(NamedTuple):
     """A program of a run, before it is compiled.
 
     Attributes:

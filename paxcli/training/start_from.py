@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import fiddle as fdl
 import jax
@@ -31,8 +30,7 @@ ORIGIN = "huggingface"
 """Directory in a run of the files beside its model's imported weights, which an export writes again."""
 
 
-@dataclasses.dataclass(frozen=True)
-class WarmStart:
+class WarmStart(NamedTuple):
     """The checkpoint that initializes a new run's parameters (`--from RUN_DIR[@STEP]`).
 
     Attributes:
