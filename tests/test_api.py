@@ -226,7 +226,7 @@ def test_other_files_are_evaluated_as_training_reads_them(run, tmp_path):
     def tokens(kind: str, field: str, file: str) -> float:
         fields = {
             "train_input": kind,
-            "train_input.files": [str(tmp_path / "a.jsonl")],
+            "train_input.files": None if kind == "StdlibInput" else [str(tmp_path / "a.jsonl")],
             "train_input.text_field": field,
         }
         other = pax.Run(run.path, pax.load(run.path, set=fields))
@@ -234,6 +234,7 @@ def test_other_files_are_evaluated_as_training_reads_them(run, tmp_path):
 
     as_text = tokens("TextInput", "content", "a.jsonl")
     assert as_text == tokens("ChatInput", "turns", "a.txt") in range(20, 23)  # with an end token
+    assert as_text == tokens("StdlibInput", "content", "a.jsonl")
     assert tokens("ChatInput", "turns", "a.jsonl") == 32  # with the headers of the template, truncated
 
 

@@ -212,19 +212,11 @@ def import_checkpoint(
         RunDir(run_dir).create()
         carried = write_files()
         write_run(config, recipe, run_dir, shapes, arrays | counts, source.step)
-    return ImportedWeights(
-        source=os.fspath(source.path),
-        run_dir=os.fspath(run_dir),
-        family=family,
-        recipe=recipe,
-        step=source.step,
-        with_optimizer=source.count is not None,
-        parameters=sum(x.size for x in params.values()),
-        num_bytes=sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in tensors),
-        seconds=0.0 if dry_run else time.perf_counter() - started,
-        tensors=differences["params"],
-        carried=carried,
-    )
+    places, num_params = (os.fspath(source.path), os.fspath(run_dir)), sum(x.size for x in params.values())
+    num_bytes = sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in tensors)
+    sizes = num_params, num_bytes, 0.0 if dry_run else time.perf_counter() - started
+    state = source.step, source.count is not None
+    return ImportedWeights(*places, family, recipe, *state, *sizes, differences["params"], carried)
 
 
 def _check_starts_at_zero(config: ExperimentConfig, shapes: TrainState) -> None:

@@ -22,6 +22,7 @@ from paxcli.inference.prompts import Prompt, PromptLike, parse_prompt
 from paxcli.inputs.base_input import BaseInput, Prompts, tokenizer_of
 from paxcli.inputs.chat import ChatInput
 from paxcli.inputs.documents import TEXT, TOKENS, format_of
+from paxcli.inputs.stdlib import StdlibInput
 from paxcli.inputs.text import TextInput
 from paxcli.log import log
 from paxcli.metrics.curves import FILE_NAME
@@ -130,7 +131,7 @@ class TrainedRun:
         trained, has_records = fdl.get_callable(config.train_input), not {TEXT, TOKENS} & {*map(format_of, files)}
         kind = ChatInput if trained is ChatInput and has_records else TextInput
         source = kind.config(name="files", files=files, reset_for_eval=True, eval_loop_num_batches=None)
-        for field in _AS_IN_TRAINING[kind] if trained is kind else ():
+        for field in _AS_IN_TRAINING[kind] if trained in (kind, StdlibInput) else ():
             setattr(source, field, getattr(config.train_input, field))
         source.tokenizer = lambda: tokenizer
         config = fdl.copy_with(config, eval_inputs=[source])

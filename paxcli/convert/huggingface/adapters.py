@@ -11,7 +11,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from paxcli.convert.huggingface.files import Safetensors, read_json, write_json
-from paxcli.convert.huggingface.layouts import TEXT, text_names
+from paxcli.convert.huggingface.layouts import HEAD, TABLES, TEXT, modules_left_out, text_names
 from paxcli.convert.layout import Layers, Layout, Rule
 from paxcli.errors import ConfigError, DataError
 from paxcli.layers.lora import AdaptedWeight, Lora
@@ -19,8 +19,11 @@ from paxcli.layers.lora import AdaptedWeight, Lora
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 _PART = re.compile(r"(?:base_model\.model\.)?(.+?)(?:\.base_layer)?\.(?:lora_(\w+)(?:\.weight)?|(weight|bias))")
 _A, _B, _MAGNITUDE, _FULL = "A", "B", "magnitude_vector", ""
+_MERGE = "Merge it into its base in Python: `peft_model.merge_and_unload().save_pretrained(DIR)`; import that."
 _CHANGE_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")  # initializers of adapters for a base of their own
 _VARIANTS = ("layer_replication", "alora_invocation_tokens", "use_qalora", "use_bdlora", "arrow_config", "kasa_config")
+_VARIANTS += ("lora_bias", "trainable_token_indices")
+_INPUT_FIRST = re.compile(r"\.c_(attn|fc|proj)\.weight")  # GPT-2's matrices [inputs, outputs]
 
 
 class MergedTensors:
@@ -48,46 +51,52 @@ class MergedTensors:
         self._config, self._base, self._adapter = _lora_config(folder), base, Safetensors(folder)
         self._parts: dict[str, dict[str, str]] = {}  # of a tensor: part → name in the adapter
         known, shapes = text_names(base.shapes, multimodal), self._adapter.shapes
+        left_out = modules_left_out(base.shapes, known)
         for saved in shapes:
             if not (found := _PART.fullmatch(saved)):
                 raise DataError(f"`{saved}` in {folder} is not a part of LoRA or DoRA.", "Save the adapter with PEFT.")
             name, part = f"{found[1].replace(TEXT, '', 1)}.{found[3] or 'weight'}", found[2] or _FULL
             name = known.get(name) or known.get(name.removeprefix("transformer."), name)
-            self._parts.setdefault(name, {})[part.removeprefix("embedding_")] = saved
-        self.shapes = base.shapes | {name: shapes[x[_FULL]] for name, x in self._parts.items() if _FULL in x}
+            if not modules_left_out([name], {}) & left_out:
+                self._parts.setdefault(name, {})[part.removeprefix("embedding_")] = saved
+        # The output projection that a tied table was before the adapter changed one of them.
+        table = next((known[name] for name in TABLES if name in known), HEAD)
+        self._head = table if {table, HEAD} & self._parts.keys() and HEAD not in known else HEAD
+        self.shapes = base.shapes | ({} if self._head == HEAD else {HEAD: base.shapes[table]})
+        self.shapes |= {name: shapes[x[_FULL]] for name, x in self._parts.items() if _FULL in x}
         for name, parts in self._parts.items():
             a, b = (shapes[parts[part]].shape if part in parts else () for part in (_A, _B))
             shape = self.shapes[name].shape if name in self.shapes else None
-            product = (*b[:1], *a[1:])[:: -1 if self._is_transposed(parts) else 1]
+            product = (*b[:1], *a[1:])[:: -1 if self._is_transposed(name) else 1]
             if parts.keys() != {_FULL} and (shape != product or parts.keys() - {_A, _B, _MAGNITUDE, _FULL}):
                 problem = f"The adapter in {folder} does not fit `{name}`: its parts {sorted(parts)} make {product}"
-                hint = f"Its base is {self._config.get('base_model_name_or_path')}."
-                raise DataError(f"{problem}, and the model has {shape}.", hint)
+                hint = f"Its base is {self._config.get('base_model_name_or_path')}. {_MERGE}"
+                raise DataError(f"{problem}, and the model has {shape or 'no such tensor'}.", hint)
 
     def __getitem__(self, name: str) -> np.ndarray:
         parts = {part: self._adapter[saved] for part, saved in self._parts.get(name, {}).items()}
-        base = parts[_FULL] if _FULL in parts else self._base[name]
+        base = parts[_FULL] if _FULL in parts else self._base[self._head if name == HEAD else name]
         if _A not in parts:
             return base
         product = self._scale(name) * (parts[_B].astype(np.float32) @ parts[_A].astype(np.float32))
-        inputs = 0 if self._is_transposed(self._parts[name]) else 1
+        inputs = 0 if self._is_transposed(name) else 1
         merged = base.astype(np.float32) + (product if inputs else product.T)
         if _MAGNITUDE in parts:
             magnitudes = np.expand_dims(parts[_MAGNITUDE].ravel(), inputs)
             merged *= magnitudes / np.linalg.norm(merged, axis=inputs, keepdims=True)
         return merged
 
-    def _is_transposed(self, parts: Mapping[str, str]) -> bool:
-        return self._config.get("fan_in_fan_out", False) or ".lora_embedding_" in parts.get(_A, "")
+    def _is_transposed(self, name: str) -> bool:
+        # PEFT's `fan_in_fan_out` is the right one for its last module only, if there are several kinds.
+        return bool(_INPUT_FIRST.search(name)) or ".lora_embedding_" in self._parts[name].get(_A, "")
 
     def _scale(self, name: str) -> float:
         a = self._parts[name][_A]
         module, rank = _PART.sub(r"\1", a), self._adapter.shapes[a].shape[0]
         alphas = self._config.get("alpha_pattern") or {}
         matching = (alpha for key, alpha in alphas.items() if re.fullmatch(rf"(.*\.)?({key})", module))
-        return next(matching, self._config.get("lora_alpha", 8)) / (
-            rank**0.5 if self._config.get("use_rslora") else rank
-        )
+        alpha = next(matching, self._config.get("lora_alpha", 8))
+        return alpha / (rank**0.5 if self._config.get("use_rslora") else rank)
 
 
 def _lora_config(folder: Path) -> dict[str, Any]:
@@ -95,8 +104,7 @@ def _lora_config(folder: Path) -> dict[str, Any]:
     kind, init = config.get("peft_type"), str(config.get("init_lora_weights"))
     others = [name for name in _VARIANTS if config.get(name)] + [init] * init.startswith(_CHANGE_BASE)
     if kind != "LORA" or others:
-        hint = "Merge it into its base in Python: `peft_model.merge_and_unload().save_pretrained(DIR)`; import that."
-        raise ConfigError(f"{folder} has an adapter that pax does not import: {(others or [kind])[0]}.", hint)
+        raise ConfigError(f"{folder} has an adapter that pax does not import: {(others or [kind])[0]}.", _MERGE)
     return config
 
 

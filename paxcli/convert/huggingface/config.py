@@ -30,8 +30,7 @@ _LATENT_EPSILON = 1e-6  # of the norms of DeepSeek's latents, whatever `rms_norm
 
 def read_data(name: str) -> dict[str, Any]:
     """The content of a file in `data/`."""
-    package = importlib.resources.files("paxcli.convert.huggingface")
-    return yaml.safe_load((package / "data" / name).read_text("utf-8"))
+    return yaml.safe_load((importlib.resources.files("paxcli.convert.huggingface") / "data" / name).read_text("utf-8"))
 
 
 FAMILIES = {kind: SimpleNamespace(**fields) for kind, fields in read_data("families.yaml").items()}
@@ -279,8 +278,7 @@ def config_json(config: fdl.Config, carried: Mapping[str, Any] | None, dtype: st
       ConfigError: No family computes what this model computes; names the fields that differ.
     """
     if carried is not None and not differing_fields(config, carried):
-        key = "torch_dtype" if "torch_dtype" in carried else "dtype"
-        return {**carried, key: dtype}
+        return {**carried, "torch_dtype" if "torch_dtype" in carried else "dtype": dtype}
     found = _new_config(config.task.model) | {"torch_dtype": dtype}
     if differences := differing_fields(config, found):
         nearest, listed = found["architectures"][0], "; ".join(differences[:5])

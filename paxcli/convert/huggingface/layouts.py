@@ -28,6 +28,7 @@ _STEPS: dict[str, tuple[Step, ...]] = {  # of fields of families
     "transposed_halves": (*_TRANSPOSED, split(-1)),
 }
 _QKV = ("query", "key", "value")
+*TABLES, HEAD = TIED = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", "lm_head.weight")
 TEXT = "language_model."  # in the names of a multimodal model's text decoder
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
 
@@ -56,7 +57,12 @@ def huggingface_layout(family: str, model: fdl.Config, params: Mapping[str, Arra
 
 def text_names(names: Iterable[str], multimodal: bool) -> dict[str, str]:
     """Names of tensors in a text-only model → names in a file, which may be that of a multimodal model."""
-    return {x.replace(TEXT, "", 1): x for x in names if not multimodal or TEXT in x or x == "lm_head.weight"}
+    return {x.replace(TEXT, "", 1): x for x in names if not multimodal or TEXT in x or x == HEAD}
+
+
+def modules_left_out(names: Iterable[str], kept: Mapping[str, str]) -> set[str]:
+    """Modules of a multimodal model, such as `vision_tower`, whose tensors are not among those kept (`text_names`)."""
+    return {x.removeprefix("model.").partition(".")[0] for x in {*names} - {*kept.values()}}
 
 
 def saved_names(names: Collection[str], family: str, tied: bool, num_layers: int) -> dict[str, str]:
@@ -65,7 +71,7 @@ def saved_names(names: Collection[str], family: str, tied: bool, num_layers: int
     These are constants, copies of tied tables, and DeepSeek's layers after the last (multi-token prediction).
     """
     bare = family == "gpt2" and not any(name.startswith("transformer.") for name in names)
-    kept = [name for name in names if not name.endswith(_UNUSED) and not (tied and name == "lm_head.weight")]
+    kept = [name for name in names if not name.endswith(_UNUSED) and not (tied and name == HEAD)]
     if FAMILIES[family].attention:
         of_layer = ((name, name.removeprefix("model.layers.").partition(".")[0]) for name in kept)
         kept = [name for name, layer in of_layer if not (layer.isdecimal() and int(layer) >= num_layers)]
@@ -78,7 +84,7 @@ def _llama_rules(family: str, model: fdl.Config) -> tuple[Rule, ...]:
     return (
         Rule("model.embed_tokens.weight", "embedding.table"),
         Rule("model.norm.weight", "final_norm.scale", shift=_shift(family, model.final_norm)),
-        Rule("lm_head.weight", "head.w", _TRANSPOSED),
+        Rule(HEAD, "head.w", _TRANSPOSED),
         *_named_rules(family, model, rule),
         *attention_rules(family, model, blocks[0].attention, rule),
         *_feed_forward_rules(family, blocks, rule),

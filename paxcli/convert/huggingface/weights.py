@@ -27,7 +27,7 @@ from paxcli.convert.huggingface.adapters import ADAPTER_CONFIG, MergedTensors, w
 from paxcli.convert.huggingface.config import FAMILIES, MODEL, config_json, differing_fields, model_values, text_decoder
 from paxcli.convert.huggingface.files import CONFIG, Safetensors, read_json, write_json, write_safetensors
 from paxcli.convert.huggingface.generation import GENERATION, decoding_values, generation_json
-from paxcli.convert.huggingface.layouts import huggingface_layout, saved_names, text_names
+from paxcli.convert.huggingface.layouts import TIED, huggingface_layout, modules_left_out, saved_names, text_names
 from paxcli.convert.huggingface.tokenizer import TOKENIZER, carry_files, eos_id, input_values
 from paxcli.convert.layout import Kind, Source, foreign_shapes, from_pax
 from paxcli.convert.runs import ExperimentConfig, ExportedWeights, ImportedWeights, PathLike, Recipe
@@ -42,7 +42,6 @@ from paxcli.training.tokenizer_copies import copied_folders, with_copied_tokeniz
 DTYPES = ("float32", "bfloat16", "float16")
 _OF_TENSORS = "dtypes.json"  # in a run: name of each imported tensor -> its dtype
 _UNFINISHED = ".pax-export"  # in a directory of Hugging Face: files of an export, until all are written
-_TIED = ("model.embed_tokens.weight", "lm_head.weight")
 _TRAINING = {
     "task.train.percore_batch_size": 1,
     "task.train.num_train_steps": 1000,
@@ -94,11 +93,12 @@ def import_huggingface(
     if adapter is not None:
         tensors = MergedTensors(base, adapter, is_multimodal)
     named = text_names(tensors.shapes, is_multimodal)
-    left_out = sorted({x.removeprefix("model.").partition(".")[0] for x in tensors.shapes.keys() - named.values()})
-    tied = [tensors[named[name]] for name in _TIED if model.head is None and name in named]
-    if len(tied) == 2 and not np.array_equal(tied[0], tied[1]):
+    left_out = sorted(modules_left_out(tensors.shapes, named))
+    tied = [named[name] for name in TIED if model.head is None and name in named]
+    if len(tied) == 2 and not np.array_equal(tensors[tied[0]], tensors[tied[1]]):
         hint = "If it is the model's output projection, set `tie_word_embeddings` to false in config.json."
-        raise DataError(f"{folder}: config.json ties `{_TIED[1]}` to `{_TIED[0]}`, and the file has another.", hint)
+        other = "the file has another" if adapter is None else f"the adapter in {adapter} changes one of them"
+        raise DataError(f"{folder}: config.json ties `{tied[1]}` to `{tied[0]}`, and {other}.", hint)
     names = saved_names(named, family, model.head is None, model.num_layers)
     hint = "Use the config.json that belongs to the weights; `--dry-run` lists all names."
     checkpoint = _Checkpoint(folder, tensors, {name: named[saved] for name, saved in names.items()})

@@ -150,8 +150,7 @@ def _parts(node: Node, variables: Variables, quoted: bool, depth: int) -> list[_
     if node.type != "string":
         return _between(node, node.start_byte, node.end_byte, variables, quoted, depth)
     end = node.end_byte - len(node.children[-1].text or b"") if len(node.children) > 1 else node.end_byte
-    inside = _between(node, node.start_byte + 1, end, variables, True, depth)
-    return inside or [(Word(), False)]
+    return _between(node, node.start_byte + 1, end, variables, True, depth) or [(Word(), False)]
 
 
 def _between(node: Node, start: int, end: int, variables: Variables, quoted: bool, depth: int) -> list[_Part]:
@@ -296,6 +295,5 @@ def _integer(node: Node, variables: Variables) -> int:
         case "unary_expression" if source(node.children[0]) == "-":
             return -_integer(operand[0], variables)
         case "binary_expression" if source(node.children[1]) in _BINARY:
-            apply = _BINARY[source(node.children[1])]
-            return apply(_integer(operand[0], variables), _integer(operand[-1], variables))
+            return _BINARY[source(node.children[1])](_integer(operand[0], variables), _integer(operand[-1], variables))
     raise ValueError(source(node))

@@ -160,5 +160,4 @@ def _differences(config: ExperimentConfig, layout: MaxTextLayout) -> Differences
 
 def _shift(norm: fdl.Partial | None) -> float:
     """Pax's scale minus MaxText's. MaxText stores the factor of an RMS norm, and the factor less 1 of a layer norm."""
-    is_rms = norm is not None and fdl.get_callable(norm) is RmsNorm
-    return -1.0 if is_rms and not norm.direct_scale else 0.0
+    return -1.0 if norm is not None and fdl.get_callable(norm) is RmsNorm and not norm.direct_scale else 0.0

@@ -117,7 +117,8 @@ def test_a_run_without_adapters_has_none_to_export(tmp_path: pathlib.Path) -> No
 @pytest.mark.parametrize("kind", ["patterns", "gpt2"])
 def test_an_import_merges_an_adapter(kind: str, tmp_path: pathlib.Path) -> None:
     family = "gpt2" if kind == "gpt2" else "llama31"
-    base, adapter = write_directory(tmp_path / "hf", family), write_adapter(tmp_path / "adapter", kind)
+    base = write_directory(tmp_path / "hf", family)
+    adapter = write_adapter(tmp_path / "adapter", kind, fan_in_fan_out=False)  # PEFT's file has that of one module
     write_tokenizer(base)
     if has_tokenizer := kind == "patterns":
         write_tokenizer(adapter)
@@ -129,6 +130,38 @@ def test_an_import_merges_an_adapter(kind: str, tmp_path: pathlib.Path) -> None:
     np.testing.assert_allclose(logits_of(pax.Run(tmp_path / "run"), family), peft_of(kind)[2], rtol=0, atol=1e-5)
 
 
+def test_an_adapter_changes_a_table_only_where_the_model_has_it_apart(tmp_path: pathlib.Path) -> None:
+    base, adapter = write_directory(tmp_path / "hf", "llama31"), write_adapter(tmp_path / "adapter", "lora")
+    tensors = tensors_of("llama31")
+    table = tensors["model.embed_tokens.weight"]
+    save_file({name: x for name, x in tensors.items() if name != "lm_head.weight"}, base / "model.safetensors")
+    config = json.loads((base / "config.json").read_text())
+    (base / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    name = "base_model.model.model.embed_tokens.weight"
+    save_file({name: table + 1}, adapter / "adapter_model.safetensors")
+    with pytest.raises(
+        DataError, match=r"ties `lm_head.weight` to .*, and the adapter in .* changes one of them"
+    ) as error:
+        pax.import_weights(base, tmp_path / "run", adapter=adapter)
+    assert "set `tie_word_embeddings` to false" in str(error.value.hint)
+
+    (base / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    pax.import_weights(base, tmp_path / "run", adapter=adapter)
+    params = named_leaves(pax.Run(tmp_path / "run").params())
+    np.testing.assert_array_equal(params["embedding.table"], table + 1)
+    np.testing.assert_array_equal(params["head.w"], table.T)
+
+
+def test_adapters_of_images_are_left_out_with_their_modules(tmp_path: pathlib.Path) -> None:
+    base, adapter = write_directory(tmp_path / "hf", "gemma3"), write_adapter(tmp_path / "adapter", "lora")
+    name = "base_model.model.model.vision_tower.encoder.layers.0.mlp.fc1"
+    parts = {f"{name}.lora_A.weight": np.ones((4, 2), np.float32), f"{name}.lora_B.weight": np.ones((3, 4), np.float32)}
+    save_file(parts, adapter / "adapter_model.safetensors")
+    done = pax.import_weights(base, tmp_path / "run", dry_run=True, adapter=adapter)
+    assert not done.tensors
+    assert "vision_tower" in done.left_out
+
+
 def test_adapters_that_cannot_be_merged(tmp_path: pathlib.Path) -> None:
     base, adapter = write_directory(tmp_path / "hf", "llama31"), write_adapter(tmp_path / "adapter", "lora")
     with pytest.raises(ConfigError, match="has an adapter of PEFT, not a model") as error:
@@ -138,6 +171,7 @@ def test_adapters_that_cannot_be_merged(tmp_path: pathlib.Path) -> None:
         ({"peft_type": "IA3"}, "IA3"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),
         ({"use_qalora": True}, "use_qalora"),
+        ({"lora_bias": True}, "lora_bias"),
     ):
         other = write_adapter(tmp_path / kind, "lora", **fields)
         with pytest.raises(ConfigError, match=f"that pax does not import: {kind}"):
