@@ -212,11 +212,12 @@ def import_checkpoint(
         RunDir(run_dir).create()
         carried = write_files()
         write_run(config, recipe, run_dir, shapes, arrays | counts, source.step)
-    places, num_params = (os.fspath(source.path), os.fspath(run_dir)), sum(x.size for x in params.values())
+    seconds = 0.0 if dry_run else time.perf_counter() - started
+    path, run = os.fspath(source.path), os.fspath(run_dir)
+    has_state, names = source.count is not None, differences["params"]
+    count = sum(x.size for x in params.values())
     num_bytes = sum(int(np.prod(x.shape)) * np.dtype(x.dtype).itemsize for x in tensors)
-    sizes = num_params, num_bytes, 0.0 if dry_run else time.perf_counter() - started
-    state = source.step, source.count is not None
-    return ImportedWeights(*places, family, recipe, *state, *sizes, differences["params"], carried)
+    return ImportedWeights(path, run, family, recipe, source.step, has_state, count, num_bytes, seconds, names, carried)
 
 
 def _check_starts_at_zero(config: ExperimentConfig, shapes: TrainState) -> None:

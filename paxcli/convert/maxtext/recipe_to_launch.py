@@ -132,7 +132,8 @@ def _block(values: Mapping[str, Any]) -> str:
         return "qwen2"
     if values.get(f"{_BLOCK}.feed_forward.num_experts") is not None:
         return "qwen3_moe" if is_qwen else "mixtral"
-    return "qwen3" if is_qwen else "gemma" if values.get(f"{_BLOCK}.feed_forward.activation") == "gelu" else "llama2"
+    is_gemma = values.get(f"{_BLOCK}.feed_forward.activation") == "gelu"
+    return "qwen3" if is_qwen else "gemma" if is_gemma else "llama2"
 
 
 def _tables(values: Mapping[str, Any]) -> dict[str, Any]:
