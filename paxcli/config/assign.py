@@ -213,12 +213,12 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
         return _require(value, fits, getattr(kind, "__name__", str(kind)))
     if isinstance(value, fdl.Buildable):
         return value
-    allowed = choices(node.value, declared)
+    allowed = choices(node.value, declared) or {held.__name__: held}
     text = value if isinstance(value, str) else ""
     cls, fields = (allowed[text], {}) if text in allowed else held.from_short_form(text) or (None, {})
     if cls is None:
         names = [*sorted(allowed), *held.short_forms]
-        raise _Mismatch(f"one of {', '.join(names)}" if allowed else held.__name__, allowed)
+        raise _Mismatch(f"one of {', '.join(names)}" if len(names) > 1 else names[0], allowed)
     present = type(node.value) if isinstance(node.value, fdl.Buildable) else declared_kind
     templates = (functools.partial, collections.abc.Callable)
     is_template = present is fdl.Partial or (present is None and (typing.get_origin(kind) or kind) in templates)

@@ -118,6 +118,15 @@ def test_a_class_is_chosen_by_name(path: str, name: str) -> None:
     assert fdl.get_callable(chosen).__name__ == name
 
 
+def test_a_class_without_others_of_its_kind_is_named_too() -> None:
+    config = load("tiny").config
+    assign(config, "early_stopping_fn", "EarlyStopping")
+    assert plain_values(config)["task.early_stopping_fn"] == "EarlyStopping"
+    with pytest.raises(ConfigError, match="expected EarlyStopping, got 'EarlyStoping'") as error:
+        assign(config, "early_stopping_fn", "EarlyStoping")
+    assert error.value.hint == "Did you mean `EarlyStopping`?"
+
+
 def test_a_layer_stays_a_template() -> None:
     from paxcli.layers.rms_norm import RmsNorm
 
