@@ -174,7 +174,7 @@ def read_lines(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any
 
 
 def read_records(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a JSONL file that have a `step`; none if there is no file. Torn lines are left out.
+    """The JSON objects of a JSONL file that have a `step`; none if there is no file. Incomplete lines are left out.
 
     Args:
       path: The file.

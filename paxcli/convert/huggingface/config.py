@@ -278,7 +278,8 @@ def config_json(config: fdl.Config, carried: Mapping[str, Any] | None, dtype: st
       ConfigError: No family computes what this model computes; names the fields that differ.
     """
     if carried is not None and not differing_fields(config, carried):
-        return {**carried, "torch_dtype" if "torch_dtype" in carried else "dtype": dtype}
+        key = "torch_dtype" if "torch_dtype" in carried else "dtype"
+        return {**carried, key: dtype}
     found = _new_config(config.task.model) | {"torch_dtype": dtype}
     if differences := differing_fields(config, found):
         nearest, listed = found["architectures"][0], "; ".join(differences[:5])

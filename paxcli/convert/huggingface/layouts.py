@@ -28,7 +28,9 @@ _STEPS: dict[str, tuple[Step, ...]] = {  # of fields of families
     "transposed_halves": (*_TRANSPOSED, split(-1)),
 }
 _QKV = ("query", "key", "value")
-*TABLES, HEAD = TIED = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight", "lm_head.weight")
+TABLES = ("model.embed_tokens.weight", "transformer.wte.weight", "wte.weight")  # of embeddings
+HEAD = "lm_head.weight"
+TIED = (*TABLES, HEAD)
 TEXT = "language_model."  # in the names of a multimodal model's text decoder
 _UNUSED = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")  # constants that old files have
 
