@@ -11,7 +11,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat_template import ChatTemplate, load_chat_template
-from paxcli.inputs.conversations import CONVERSATIONS, KWARGS, PROMPT, RESPONSES, TOOLS, messages_of, template_variables
+from paxcli.inputs.conversations import MESSAGE_FIELDS, OTHER_FIELDS, PROMPT, messages_of, template_variables
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import ARRAY_RECORD, FIX_HINT, JSONL, PARQUET, BadRecords, Reading, format_of
 from paxcli.inputs.files import SourceFile
@@ -82,9 +82,9 @@ class ChatReading(Reading):
         return messages_of(record, str(self.text_field), place)
 
     def columns(self, schema: Any, file: SourceFile) -> list[str]:
-        names = (str(self.text_field), CONVERSATIONS, PROMPT, *RESPONSES, TOOLS, KWARGS)
+        names = (str(self.text_field), *MESSAGE_FIELDS, *OTHER_FIELDS)
         found = [name for name in names if name in schema.names]
-        if not {*found} - {TOOLS, KWARGS}:
+        if not {*found} - {*OTHER_FIELDS}:
             has, hint = ", ".join(schema.names), "Set the input's text_field to the column with the messages."
             raise DataError(f"{file.path} has no column `{self.text_field}`, nor `{PROMPT}`; it has {has}.", hint)
         return found
@@ -105,8 +105,9 @@ class ChatInput(TextInput):
     """Conversations as language-model batches for supervised fine-tuning (SFT).
 
     A record has `messages`, a list of `{"role": …, "content": …}`, ShareGPT's `conversations`, or a `prompt` and its
-    `response` or `completion`, which may be lists of messages too. A chat template renders it as text, with the
-    functions in `tools` and the variables in `chat_template_kwargs`. The loss weight is 1 for tokens of assistant
+    `response` or `completion`, which may be lists of messages too, or Alpaca's `instruction`, `input` and `output`. It
+    may have a `system` prompt. A chat template renders it as text, with the functions in `tools` and the variables in
+    `chat_template_kwargs`. The loss weight is 1 for tokens of assistant
     turns, including the token that ends a turn, and 0 for all others. Conversations of more than T tokens are
     truncated, or dropped if no assistant token is left; a warning reports both counts.
 

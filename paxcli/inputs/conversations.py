@@ -9,15 +9,21 @@ from typing import Any
 from paxcli.errors import DataError, names_hint
 from paxcli.inputs.documents import FIX_HINT
 
-PROMPT, RESPONSES = "prompt", ("response", "completion")
 CONVERSATIONS = "conversations"  # of ShareGPT
+PROMPT, RESPONSES = "prompt", ("response", "completion", "output")
+INSTRUCTION, INPUTS = "instruction", ("input", "context")  # of Alpaca and Dolly
+SYSTEM = "system"
 TOOLS, KWARGS = "tools", "chat_template_kwargs"  # of Hugging Face's `apply_chat_template`
+MESSAGE_FIELDS = (CONVERSATIONS, PROMPT, INSTRUCTION, *RESPONSES)
+OTHER_FIELDS = (*INPUTS, SYSTEM, TOOLS, KWARGS)
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
-    """The messages of a record: its `field` or `conversations`, or its `prompt` and its `response` or `completion`.
+    """The messages of a record: its `field` or `conversations`, or its prompt and its response.
+
+    A system prompt in its field `system` comes first, if the messages do not begin with one.
 
     Args:
       record: A JSON object, or a row of a Parquet file.
@@ -30,28 +36,40 @@ def messages_of(record: Mapping[str, Any], field: str, place: str) -> list[dict[
     if record.get(field) is None and record.get(CONVERSATIONS) is not None:
         field = CONVERSATIONS
     if record.get(field) is None:
-        return _prompt_and_response(record, field, place)
-    messages = record[field]
-    if not isinstance(messages, list) or not messages:
-        what = "empty" if isinstance(messages, list) else f"{type(messages).__name__}, not a list of messages"
-        raise DataError(f"{place}: `{field}` is {what}.", FIX_HINT)
-    checked = [_check_message(message, f"{place}, message {number}") for number, message in enumerate(messages)]
+        checked = _prompt_and_response(record, field, place)
+    else:
+        messages = record[field]
+        if not isinstance(messages, list) or not messages:
+            what = "empty" if isinstance(messages, list) else f"{type(messages).__name__}, not a list of messages"
+            raise DataError(f"{place}: `{field}` is {what}.", FIX_HINT)
+        checked = [_check_message(message, f"{place}, message {number}") for number, message in enumerate(messages)]
     if not any(message["role"] == "assistant" for message in checked):
         raise DataError(f"{place} has no assistant message, so no token would have loss.", FIX_HINT)
+    if record.get(SYSTEM) and checked[0]["role"] not in ("system", "developer"):
+        system = {"role": "system", "content": record[SYSTEM]}
+        return [_check_message(system, f"{place}, `{SYSTEM}`"), *checked]
     return checked
 
 
 def _prompt_and_response(record: Mapping[str, Any], field: str, place: str) -> list[dict[str, Any]]:
+    question = next((name for name in (PROMPT, INSTRUCTION) if record.get(name) is not None), None)
     answer = next((name for name in RESPONSES if record.get(name) is not None), None)
-    if record.get(PROMPT) is None or answer is None:
+    if question is None or answer is None:
         fields = ", ".join(map(str, record)) or "none"
         problem = f"has neither `{field}` nor `{PROMPT}` and `{'` or `'.join(RESPONSES)}`; fields: {fields}"
         raise DataError(f"{place} {problem}.", f"Set text_field to the field with the messages. {FIX_HINT}")
+    asked = record[question] if question == PROMPT else _instruction(record)
     return [
         _check_message(message, f"{place}, `{name}`")
-        for role, name in (("user", PROMPT), ("assistant", answer))
-        for message in as_messages(record[name], role)
+        for role, name, content in (("user", question, asked), ("assistant", answer, record[answer]))
+        for message in as_messages(content, role)
     ]
+
+
+def _instruction(record: Mapping[str, Any]) -> Any:
+    """An instruction, and on the next line the text that it is about, as LLaMA-Factory joins them."""
+    parts = [record[name] for name in (INSTRUCTION, *INPUTS) if record.get(name)]
+    return "\n".join(parts) if all(isinstance(part, str) for part in parts) else parts
 
 
 def as_messages(content: Any, role: str) -> list[Any]:

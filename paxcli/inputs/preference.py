@@ -10,7 +10,7 @@ import numpy as np
 
 from paxcli.errors import DataError
 from paxcli.inputs.chat import ChatInput, ChatReading
-from paxcli.inputs.conversations import KWARGS, PROMPT, TOOLS, as_messages, messages_of
+from paxcli.inputs.conversations import KWARGS, PROMPT, SYSTEM, TOOLS, as_messages, messages_of
 from paxcli.inputs.corpus import Corpus
 from paxcli.inputs.documents import FIX_HINT
 from paxcli.inputs.packing import ONE_PER_ROW
@@ -30,18 +30,23 @@ class PairReading(ChatReading):
             if record.get(name) is None:
                 raise DataError(f"{place} has no `{name}`; fields: {', '.join(record) or 'none'}.", FIX_HINT)
         prompt = as_messages(record.get(PROMPT) or [], "user")
-        messages = messages_of({side: [*prompt, *as_messages(record[side], "assistant")]}, side, place)
-        asked, rest = messages[: len(prompt)], messages[len(prompt) :]
+        if not prompt and isinstance(record[side], str):
+            problem = f"has no `{PROMPT}`, and `{side}` is a text"
+            raise DataError(f"{place} {problem}; fields: {', '.join(record)}.", FIX_HINT)
+        answer, system = as_messages(record[side], "assistant"), record.get(SYSTEM)
+        messages = messages_of({side: [*prompt, *answer], SYSTEM: system}, side, place)
+        start = len(messages) - len(answer)
+        asked, rest = messages[start - len(prompt) : start], messages[start:]
         if not asked or not rest or rest[0]["role"] in _ANSWERING:
             return messages
         turns, wanted = ([(x["role"], x.get("content", "").strip()) for x in part] for part in (rest, asked))
         if not any(turns[start : start + len(wanted)] == wanted for start in range(len(turns))):
             problem = f"`{side}` begins with messages of the user, and lacks those of `prompt`"
             raise DataError(f"{place}: {problem}.", FIX_HINT)
-        return messages_of({side: rest}, side, place)
+        return messages_of({side: rest, SYSTEM: system}, side, place)
 
     def columns(self, schema: Any, file: Any) -> list[str]:
-        return [name for name in (PROMPT, CHOSEN, REJECTED, TOOLS, KWARGS) if name in schema.names]
+        return [name for name in (PROMPT, CHOSEN, REJECTED, SYSTEM, TOOLS, KWARGS) if name in schema.names]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -49,10 +54,10 @@ class PreferenceInput(ChatInput):
     """Preference pairs for DPO: a batch of the chosen conversations, and in its field `rejected` one of the others.
 
     A record has `chosen` and `rejected`: two conversations, as lists of `{"role": …, "content": …}`, or two answers to
-    its `prompt`, as texts or messages. Conversations contain the `prompt`, if there is one. As in `ChatInput`, all
-    assistant turns have weight 1; those before the answers add the same to both log-probabilities. A row is one
-    conversation, truncated to T tokens, and has to keep an assistant token. The arguments `packing`, `on_bad_record`
-    and `drop_longer_than` of `ChatInput` must not be set.
+    its `prompt`, as texts or messages. It may have a `system` prompt. Conversations contain the `prompt`, if there is
+    one. As in `ChatInput`, all assistant turns have weight 1; those before the answers add the same to both
+    log-probabilities. A row is one conversation, truncated to T tokens, and has to keep an assistant token. The
+    arguments `packing`, `on_bad_record` and `drop_longer_than` of `ChatInput` must not be set.
     """
 
     reading: ClassVar[type[ChatReading]] = PairReading

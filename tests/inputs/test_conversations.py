@@ -25,6 +25,36 @@ def test_forms_of_a_conversation(record):
     assert messages_of(record, "messages", "here") == [USER, ASSISTANT]
 
 
+@pytest.mark.parametrize(
+    ("record", "question"),
+    [
+        ({"instruction": "Add.", "input": "1, 2", "output": "3"}, "Add.\n1, 2"),
+        ({"instruction": "Add.", "input": "", "output": "3", "text": "not this"}, "Add."),
+        ({"instruction": "Add.", "context": "1, 2", "response": "3", "category": "sums"}, "Add.\n1, 2"),
+        ({"prompt": "Add.", "input": "not this", "output": "3"}, "Add."),
+    ],
+)
+def test_instructions_as_in_alpaca_and_dolly(record, question):
+    chat = [{"role": "user", "content": question}, {"role": "assistant", "content": "3"}]
+    assert messages_of(record, "messages", "here") == chat
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("record", "messages"),
+    [
+        ({"system": "Be brief.", "messages": [USER, ASSISTANT]}, [SYSTEM, USER, ASSISTANT]),
+        ({"system": "Be brief.", "prompt": "Hi", "response": "Hello"}, [SYSTEM, USER, ASSISTANT]),
+        ({"system": "not this", "messages": [SYSTEM, USER, ASSISTANT]}, [SYSTEM, USER, ASSISTANT]),
+        ({"system": "", "messages": [USER, ASSISTANT]}, [USER, ASSISTANT]),
+    ],
+)
+def test_a_system_prompt_of_its_own_field(record, messages):
+    assert messages_of(record, "messages", "here") == messages
+
+
 def test_a_tool_call_needs_no_content():
     assert messages_of({"chat": [USER, CALL | {"content": None}]}, "chat", "here") == [USER, CALL]
     assert messages_of({"chat": [USER, CALL | {"content": ""}]}, "chat", "here") == [USER, CALL | {"content": ""}]
@@ -40,8 +70,10 @@ def test_reasoning_has_the_names_that_templates_read(name):
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({"text": "x"}, "has neither `messages` nor `prompt` and `response` or `completion`; fields: text"),
+        ({"text": "x"}, "has neither `messages` nor `prompt` and `response` or `completion` or `output`; fields: text"),
         ({"prompt": "Hi"}, "has neither"),
+        ({"instruction": "Hi", "input": ["x"], "output": "Hello"}, "`instruction` has `content` of type list"),
+        ({"system": ["x"], "messages": [USER, ASSISTANT]}, "`system` has `content` of type list"),
         ({"prompt": ["Hi"], "response": "Hello"}, "`prompt` has `content` of type list"),
         ({"prompt": "Hi", "response": " "}, "`response` has empty `content`"),
         ({"messages": "Hi"}, "`messages` is str, not a list"),

@@ -57,6 +57,17 @@ def test_both_sides_are_what_a_chat_input_reads(kind: str, tmp_path: pathlib.Pat
     assert spec.rejected.ids.shape == spec.ids.shape == (4, 64)
 
 
+@pytest.mark.parametrize("kind", ["text", "messages", "conversations"])
+def test_a_system_prompt_begins_both_sides(kind: str, tmp_path: pathlib.Path) -> None:
+    records = PAIRS if kind == "text" else [as_messages(pair, kind == "messages") for pair in PAIRS]
+    records = [record | {"system": "S."} for record in records]
+    batch = PreferenceInput(files=write(tmp_path / "a.jsonl", records), batch_size=3, **EPOCH).get_next()
+    for side, found in (("chosen", batch), ("rejected", batch.rejected)):
+        chats = [{"messages": [say("system", "S."), *as_messages(pair, False)[side]]} for pair in PAIRS]
+        chat = ChatInput(files=write(tmp_path / "b.jsonl", chats), batch_size=3, packing="one_per_row", **EPOCH)
+        np.testing.assert_array_equal(found.ids, chat.get_next().ids, err_msg=side)
+
+
 def test_pairs_of_several_files_are_mixed(tmp_path: pathlib.Path) -> None:
     """An epoch of the mixture is that of each input in turn, both sides of each pair in one row."""
     files = [write(tmp_path / "a.jsonl", PAIRS[:1]), write(tmp_path / "b.jsonl", PAIRS[1:])]
@@ -87,6 +98,10 @@ def test_pairs_of_several_files_are_mixed(tmp_path: pathlib.Path) -> None:
             r"a\.jsonl, line 2, message 1 has `content` of type int, not text",
         ),
         ({"chosen": [say("user", "a")], "rejected": "b"}, r"a\.jsonl, line 2 has no assistant message"),
+        (
+            {"question": "a", "chosen": "b", "rejected": "c"},
+            r"line 2 has no `prompt`, and `chosen` is a text; fields: q",
+        ),
     ],
 )
 def test_a_record_that_is_not_a_pair_is_named(record: dict, message: str, tmp_path: pathlib.Path) -> None:
