@@ -1,4 +1,4 @@
-"""Defaults for JAX and XLA that have to be set before JAX is imported."""
+"""Defaults for JAX, XLA and etils that have to be set before they are imported."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 
 
 def configure_jax(verbose_compiler: bool = False) -> None:
-    """Sets environment variables that JAX reads when it is imported; the user's own values take precedence.
+    """Sets environment variables that JAX and etils read when they are imported; the user's own values take precedence.
 
     - Compiled programs are cached on disk for the next start, in a directory that only this user can read.
     - On a GPU, XLA may allocate 92 % of the memory. JAX's default of 75 % is too little for large models.
+    - Buckets are read with gcsfs, as on machines without TensorFlow, whose import takes seconds.
     - With libtpu or JAX's CUDA plugin installed but no accelerator on this machine, JAX runs on the CPU and does not
       search for one.
 
@@ -29,6 +30,7 @@ def configure_jax(verbose_compiler: bool = False) -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("EPATH_USE_TF", "false")
     if any(map(importlib.util.find_spec, ("libtpu", *CUDA_PLUGINS))) and not _has_accelerator():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:

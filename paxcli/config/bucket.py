@@ -30,12 +30,16 @@ def repeat_operations(seconds: float) -> None:
     The clients of buckets repeat requests themselves, each a number of times; this is for when they give up.
     """
     global _seconds
-    from etils.epath import backend
+    from etils.epath.backend import fsspec_backend
 
-    for client in () if _seconds is not None else (backend.tf_backend, backend.fsspec_backend):
-        for name in _OPERATIONS:
-            setattr(client, name, repeat(getattr(client, name)))
+    for name in _OPERATIONS if _seconds is None else ():
+        setattr(fsspec_backend, name, repeat(getattr(fsspec_backend, name)))
     _seconds = seconds
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether a client reports that a server is overloaded or cannot be reached."""
+    return _TRANSIENT.search(f"{type(error).__name__}: {error}") is not None
 
 
 def repeat(operation: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,7 +58,7 @@ def repeat(operation: Callable[..., Any]) -> Callable[..., Any]:
                 except (FileNotFoundError, FileExistsError, PermissionError):
                     raise  # these are answers
                 except Exception as error:  # each client raises its own types
-                    if not _TRANSIENT.search(f"{type(error).__name__}: {error}"):
+                    if not is_transient(error):
                         raise
                 _repeated += 1
                 time.sleep(random.uniform(0, longest))

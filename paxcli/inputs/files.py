@@ -1,4 +1,4 @@
-"""Finds the files of an input from paths and globs, local or on a bucket."""
+"""Finds the files of an input from paths and globs, local, in a bucket or on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from typing import NamedTuple
 
 from etils import epath
 
-from paxcli.errors import DataError, MissingError
+from paxcli.config.bucket import is_transient
+from paxcli.errors import DataError, MissingError, RemoteError, first_line
 
 _WILDCARDS = "*?["
+_CLIENTS = {"gs": "gcsfs", "s3": "s3fs", "az": "adlfs", "hf": "huggingface_hub"}
+_HUB_HINT = "Write hf://datasets/ORGANIZATION/NAME/FILE. For a private dataset, log in: `hf auth login`."
 _PATH_HINT = "Check the path, and that you may read its directory. Recipes have it in the field `files` of an input."
 
 
@@ -32,7 +35,9 @@ def find_files(patterns: Iterable[str]) -> list[SourceFile]:
     """The files matched by paths and globs, sorted by name, without duplicates.
 
     Raises:
-      DataError: A path does not exist, a glob has no match, or a bucket cannot be listed.
+      DataError: A path does not exist, a glob has no match, or a bucket or the hub cannot be listed.
+      MissingError: A package is not installed.
+      RemoteError: A bucket or the hub cannot be reached.
     """
     found: dict[str, SourceFile] = {}
     for pattern in patterns:
@@ -52,17 +57,22 @@ def _find_local(pattern: str) -> list[SourceFile]:
 
 
 def _find_remote(pattern: str) -> list[SourceFile]:
+    scheme = pattern.partition("://")[0]
+    if "**" in pattern:
+        raise DataError(f"{pattern} has `**`, which is for local files.", "Write one `*` for each directory.")
     try:
         if not glob.has_magic(pattern):
             return _one_file(pattern, epath.Path(pattern))
         fixed, rest = _split_at_wildcard(pattern)
         return _files_below(pattern, epath.Path(fixed), epath.Path(fixed).glob(rest))
     except ImportError as error:
-        raise MissingError(f"Reading {pattern} needs a package: {error}.", "pip install gcsfs") from None
+        raise MissingError(f"Reading {pattern} needs a package: {error}.", f"pip install {_CLIENTS[scheme]}") from None
     except DataError:
         raise
     except Exception as error:  # each file system raises its own types
-        raise DataError(f"Cannot list {pattern}: {error}.", "Check the bucket's name and your permissions.") from error
+        hint = _HUB_HINT if scheme == "hf" else "Check the bucket's name and your permissions."
+        kind = RemoteError if is_transient(error) else DataError
+        raise kind(f"Cannot list {pattern}: {first_line(error).rstrip('.')}.", hint) from error
 
 
 def _one_file(pattern: str, path: epath.Path) -> list[SourceFile]:

@@ -37,7 +37,6 @@ class Bucket:
         address = f"http://127.0.0.1:{port}"
         self.env = {
             "STORAGE_EMULATOR_HOST": address,
-            "EPATH_USE_TF": "false",
             "TENSORSTORE_GCS_HTTP_URL": address,
             "TENSORSTORE_GCS_REQUEST_CONCURRENCY": "1",
         }

@@ -23,7 +23,6 @@ def of_bucket() -> Iterator[dict[str, str]]:
     address = f"http://127.0.0.1:{port}"
     yield {
         "STORAGE_EMULATOR_HOST": address,
-        "EPATH_USE_TF": "false",  # whose way to buckets can be led nowhere else
         "TENSORSTORE_GCS_HTTP_URL": address,
         "TENSORSTORE_GCS_REQUEST_CONCURRENCY": "1",  # the server mixes up generations that are written at one time
     }

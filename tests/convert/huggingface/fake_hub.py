@@ -26,7 +26,8 @@ def fake_hub(models: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
     class Hub(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             parts = self.path.partition("?")[0].strip("/").split("/")
-            if parts[:2] == ["api", "models"]:
+            parts = parts[1:] if parts[0] == "datasets" else parts
+            if parts[:2] in (["api", "models"], ["api", "datasets"]):
                 self._describe(models.joinpath(*parts[2:4]), parts[4:])
             else:
                 self._send_file(models.joinpath(*parts[:2], *parts[4:]))
@@ -42,13 +43,17 @@ def fake_hub(models: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
             has_main = not (folder / "moved").exists() or "config.json" not in sent
             if what[:1] == ["revision"] and what[1] not in (COMMIT, *["main"] * has_main):
                 return self._fail(404, "RevisionNotFound")
-            names = {str(path.relative_to(folder)): path.stat().st_size for path in files}
             if what[:1] == ["tree"]:
-                return self._send(
-                    json.dumps([{"type": "file", "path": n, "size": s, "oid": n} for n, s in names.items()])
-                )
-            found = {"id": "/".join(folder.parts[-2:]), "sha": COMMIT, "siblings": [{"rfilename": n} for n in names]}
+                below = files if "recursive=True" in self.path else folder.joinpath(*what[2:]).glob("*")
+                return self._send(json.dumps([self._entry(path, folder) for path in below]))
+            siblings = [{"rfilename": str(path.relative_to(folder))} for path in files]
+            found = {"id": "/".join(folder.parts[-2:]), "sha": COMMIT, "siblings": siblings}
             self._send(json.dumps(found))
+
+        def _entry(self, path: pathlib.Path, folder: pathlib.Path) -> dict[str, object]:
+            name = str(path.relative_to(folder))
+            kind = "directory" if path.is_dir() else "file"
+            return {"type": kind, "path": name, "size": path.stat().st_size, "oid": name}
 
         def _send_file(self, path: pathlib.Path) -> None:
             if not path.is_file():
