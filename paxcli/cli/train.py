@@ -136,7 +136,7 @@ def _describe(
     from paxcli.training.state import bytes_per_device
 
     run_dir = default_run_dir(recipe.name) if run_dir is None else run_dir
-    done, is_finished = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed)
+    done, is_finished = resume_step(recipe.config, recipe.yaml(), RunDir(run_dir), allow_changed, warm_start)
     would = "start" if done is None else f"resume at step {done:,}"
     if is_finished:
         would = "do nothing: the run is finished"

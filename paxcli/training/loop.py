@@ -46,7 +46,7 @@ from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
-from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
+from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start, options_of
 from paxcli.training.state import TrainState, count_parameters
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
@@ -351,6 +351,7 @@ def train(
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         if is_first:
             run_dir.check_same_recipe(config, allow_changed)
+            run_dir.check_start(options_of(warm_start))
         # In this order, since JAX's own start-up installs a handler for SIGTERM.
         session = stack.enter_context(open_session(config))
         stop = stack.enter_context(StopRequest(report.message))
@@ -373,7 +374,7 @@ def train(
             copy_tokenizers(config, run_dir.path)
             if warm_start is not None and not run.resumes:
                 copy_origin(warm_start, run_dir.path)
-            run_dir.describe(config, recipe_text)
+            run_dir.describe(config, recipe_text, options_of(warm_start))
         report.start(_facts(session, run, done))
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:
@@ -390,18 +391,23 @@ def _split(source: BaseInput) -> str:
 
 
 def resume_step(
-    config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir, allow_changed: bool = False
+    config: fdl.Config[Experiment],
+    recipe_text: str,
+    run_dir: RunDir,
+    allow_changed: bool = False,
+    warm_start: WarmStart | None = None,
 ) -> tuple[int | None, bool]:
     """The step that training would resume at, None = it would start a new run; and whether it is finished.
 
     Writes nothing.
 
     Raises:
-      ConfigError: The run in the directory refuses the recipe, or another process writes there.
+      ConfigError: The run in the directory refuses the recipe or its start, or another process writes there.
     """
     with run_dir.lock(dry_run=True):
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
+    run_dir.check_start(options_of(warm_start))
     found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
     step = max((step for step in found if step is not None), default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)
@@ -412,13 +418,13 @@ def resume_step(
 def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir) -> tuple[fdl.Config[Experiment], str]:
     """The recipe, as config and as YAML, with the seed of the run and that of its training data filled in.
 
-    A seed that the recipe leaves at None is the one that the run started with. In a new run `random_seed` is then
-    drawn, and the data's seed is `random_seed`.
+    A seed that the recipe leaves at None is the one that the run's checkpoints have. Without a checkpoint `random_seed`
+    is then drawn, and the data's seed is `random_seed`.
     """
     train, data = config.task.train, config.train_input
     if train.random_seed is not None and data.input_random_seed is not None:
         return config, recipe_text
-    config, before = copy.deepcopy(config), run_dir.original_config()
+    config, before = copy.deepcopy(config), run_dir.original_config() if run_dir.has_checkpoints() else {}
     train, data = config.task.train, config.train_input
     if train.random_seed is None:
         train.random_seed = before.get(_RUN_SEED) or _draw_seed()

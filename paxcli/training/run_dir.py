@@ -15,7 +15,7 @@ import yaml
 from etils import epath
 
 import paxcli
-from paxcli.checkpoint.local_tier import find_local
+from paxcli.checkpoint.local_tier import RECORD, find_local
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.config.fields import Mark
 from paxcli.config.paths import replace_text, resolve_path
@@ -132,6 +132,10 @@ class RunDir:
             self.check_in_place()
             raise
 
+    def has_checkpoints(self) -> bool:
+        """Whether a checkpoint was saved, here or on local disks: the same on every machine of a job."""
+        return bool(CheckpointStore(self.checkpoints).steps()) or (self.checkpoints / RECORD).exists()
+
     def original_config(self) -> dict[str, Any]:
         """Path → value of the config that this run started with; empty for a new run.
 
@@ -178,8 +182,25 @@ class RunDir:
         listed = changed_lines(before, now, refused)
         raise ConfigError(f"{self.path} was started with another recipe:\n{listed}", hint)
 
-    def describe(self, config, recipe_text: str) -> None:
-        """Writes the recipe, the resolved config and the environment."""
+    def init_from(self) -> str | None:
+        """The options that named the run's first parameters, such as `--from runs/a`; None = they were random."""
+        path = self.path / "environment.json"
+        with contextlib.suppress(ValueError, AttributeError):  # damaged
+            return json.loads(path.read_text()).get("init_from") if path.exists() else None
+        return None
+
+    def check_start(self, init_from: str | None) -> None:
+        """Refuses to start a run with random parameters that began with those of another run, and saved nothing yet.
+
+        Raises:
+          ConfigError: With the options to add.
+        """
+        if init_from is None and (before := self.init_from()) and not self.has_checkpoints():
+            problem = f"{self.path} was started with `{before}`, and has no checkpoint: its parameters would be random."
+            raise ConfigError(problem, f"Add `{before}`, or give another `--run-dir`.")
+
+    def describe(self, config, recipe_text: str, init_from: str | None = None) -> None:
+        """Writes the recipe, the resolved config, the environment, and with it `init_from` of a new run."""
         import jax
 
         self._write_recipe(recipe_text)
@@ -194,6 +215,7 @@ class RunDir:
             "num_devices": jax.device_count(),
             "num_processes": jax.process_count(),
             "command": sys.argv,
+            "init_from": self.init_from() if self.has_checkpoints() else init_from,
         }
         replace_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 

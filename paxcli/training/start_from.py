@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -55,6 +56,15 @@ def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool)
     if with_optimizer:
         raise ConfigError("There is no checkpoint to take the optimizer state from.", "Name its run: `--from RUN_DIR`.")
     return None
+
+
+def options_of(warm_start: WarmStart | None) -> str | None:
+    """The command-line options of a warm start: `--from RUN_DIR@STEP --with-optimizer`."""
+    if warm_start is None:
+        return None
+    step = "" if warm_start.step is None else f"@{warm_start.step}"
+    source = shlex.quote(f"{warm_start.run_dir}{step}")
+    return f"--from {source}{' --with-optimizer' if warm_start.everything else ''}"
 
 
 def copy_origin(source: WarmStart, run_dir: epath.Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import signal
 import time
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 import paxcli as pax
 from paxcli.errors import ConfigError, DataError, Stopped
 from paxcli.mesh import sharding
+from paxcli.training.loop import resume_step
+from paxcli.training.run_dir import RunDir
 from tests.training.runs import evals, losses
 
 _SIZES = {"num_layers": 1, "model_dims": 16, "hidden_dims": 32, "num_heads": 1, "max_seq_len": 16}
@@ -69,6 +72,35 @@ def test_a_drawn_seed_is_recorded_and_resumed(tmp_path: pathlib.Path) -> None:
     assert seed != train(tmp_path / "b", random_seed=None).facts["data_seed"]
     assert f"task.train.random_seed: {seed}" in (tmp_path / "a" / "recipe.yaml").read_text()
     assert train(tmp_path / "a", steps=3, random_seed=None).facts["data_seed"] == seed
+
+
+def test_a_run_without_a_checkpoint_leaves_no_seed_behind(tmp_path: pathlib.Path) -> None:
+    """As after a kill: the next command is a new run, the same as in another directory."""
+    train(tmp_path / "a", random_seed=5)
+    shutil.rmtree(tmp_path / "a" / "checkpoints")
+    again = train(tmp_path / "a", random_seed=7)
+    assert again.facts["data_seed"] == 7
+    assert losses(tmp_path / "a") == losses_of(tmp_path / "b", random_seed=7)
+
+
+def test_a_warm_start_that_saved_nothing_does_not_start_over_with_random_parameters(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "old")
+    recipe, source = small_recipe(4), f"{tmp_path / 'old'}@2"
+    pax.train(recipe, tmp_path / "a", init_from=source)
+    first = losses(tmp_path / "a")
+    shutil.rmtree(tmp_path / "a" / "checkpoints")  # as after a kill before the first one
+    for start in (
+        lambda: train(tmp_path / "a"),
+        lambda: resume_step(recipe.config, recipe.yaml(), RunDir(tmp_path / "a")),
+    ):
+        with pytest.raises(ConfigError, match=f"was started with `--from {source}`") as caught:
+            start()
+        assert f"Add `--from {source}`" in str(caught.value.hint)
+    pax.train(recipe, tmp_path / "a", init_from=source)
+    assert losses(tmp_path / "a") == first
+    assert "at step 4" in train(tmp_path / "a", steps=5).lines[0]
+    environment = json.loads((tmp_path / "a" / "environment.json").read_text())
+    assert environment["init_from"] == f"--from {source}"
 
 
 def test_a_checkpoint_has_all_that_a_resume_needs(tmp_path: pathlib.Path) -> None:
