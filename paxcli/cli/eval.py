@@ -10,7 +10,8 @@ import typer
 from paxcli.cli.options import JsonOption, OverlayOption, RunDirOption, RunOrRecipeArgument, SetOption, StepOption
 from paxcli.cli.output import metrics_text, say, say_result
 from paxcli.cli.runs import open_run
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, DataError
+from paxcli.log import log
 
 WatchOption = Annotated[
     bool,
@@ -71,7 +72,13 @@ def evaluate(
     run = open_run(target, overlays, sets, run_dir)
     evaluations = []
     for at in run.watch() if watch else [run.step(step)]:
-        metrics = run.evaluate(at, files or (), names, **settings)
+        try:
+            metrics = run.evaluate(at, files or (), names, **settings)
+        except DataError:
+            if not watch or at in run.steps:
+                raise
+            log.info("The checkpoint of step %d was deleted before it was evaluated.", at)
+            continue
         evaluations.append({"step": at, "metrics": metrics})
         if not as_json:
             say(_table(at, metrics) if names else metrics_text(at, metrics))

@@ -144,10 +144,9 @@ class TrainedRun:
         task, seen = self._session.experiment.task, 0
         rule, path = task.early_stopping_fn, self._run_dir.path / FILE_NAME
         while True:
-            for step in self.steps():
-                if step > seen:
-                    seen = step
-                    yield step
+            while newer := [step for step in self.steps() if step > seen]:  # training may have deleted some meanwhile
+                seen = newer[0]
+                yield seen
             if seen >= task.train.num_train_steps or rule.reason(read_lines(path, sample=True), seen):
                 return
             time.sleep(_POLL_SECONDS)

@@ -8,6 +8,7 @@ import os
 import pathlib
 import pty
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -99,8 +100,6 @@ def test_dry_run_touches_nothing(tmp_path, pax_here):
 
 
 def test_a_run_directory_is_resumed(trained, tmp_path, pax, monkeypatch, capsys):
-    import shutil
-
     from paxcli.cli.main import app, run
 
     shutil.copytree(trained[0], tmp_path / "mine")
@@ -153,6 +152,26 @@ def test_eval_watch_ends_with_the_run(trained, pax):
     done = pax("eval", str(run_dir), "--watch", "--json")
     assert done.returncode == 0, done.stderr
     assert [entry["step"] for entry in json.loads(done.stdout)["evaluations"]] == [10, 20]
+
+
+def test_eval_watch_survives_the_deletion_of_checkpoints(trained, tmp_path, monkeypatch, capsys):
+    """Training deletes two while it evaluates: the next one, and the one after that just before it is read."""
+    import paxcli
+    from paxcli.cli.main import app, run
+
+    copy = shutil.copytree(trained[0], tmp_path / "mine")
+    checkpoints, evaluate = tmp_path / "mine" / "checkpoints", paxcli.Run.evaluate
+    for step in (12, 14, 16):
+        shutil.copytree(checkpoints / "10", checkpoints / f"{step}")
+
+    def evaluate_late(self, step, *more):
+        if step in (10, 14):
+            shutil.rmtree(checkpoints / f"{step + 2 if step == 10 else step}")
+        return evaluate(self, step, *more)
+
+    monkeypatch.setattr(paxcli.Run, "evaluate", evaluate_late)
+    assert run(app, ["eval", str(copy), "--watch", "--json"]) == 0
+    assert [entry["step"] for entry in json.loads(capsys.readouterr().out)["evaluations"]] == [10, 16, 20]
 
 
 def test_decode(trained, pax):
