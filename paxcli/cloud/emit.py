@@ -27,6 +27,15 @@ _RESTARTS = 20
 _PORT = 8476
 _CODE_SAVED = 75
 
+# A process of a Slurm job: an error of its own counts more than that of a process which only lost the others (75).
+_SLURM_PROCESS = """\
+trap : TERM INT  # pax gets these signals too, and saves
+"$@"
+code=$?
+if [ "$code" -gt 0 ] && [ "$code" -lt 75 ]; then code=$((code + 100)); fi
+exit "$code"
+"""
+
 # SkyPilot's machines may have a Python that is too old, so uv installs one.
 _SETUP = """\
 set -e
@@ -155,6 +164,7 @@ def slurm(task: Task) -> str:
     if not isinstance(task.machine, Gpus):
         hint = "Example, 4 machines of 8 GPUs: --accelerator h100:8 --slices 4"
         raise ConfigError("--target slurm requires GPUs.", hint)
+    process = ["bash", "-c", _SLURM_PROCESS, "process", *task.command]
     return f"""\
 #!/bin/bash
 #SBATCH --job-name={task.name}
@@ -169,9 +179,10 @@ def slurm(task: Task) -> str:
 
 set -u
 # Processes that stop do not end at the same moment: the first one to exit must not get the others killed.
-srun --kill-on-bad-exit=0 --wait={_STOP_SECONDS} --label {shlex.join(task.command)}
+srun --kill-on-bad-exit=0 --wait={_STOP_SECONDS} --label {shlex.join(process)}
 code=$?
 # The code of srun is the highest of all processes. Resume what stopped after saving, or lost a process to a signal.
+if [ "$code" -gt 100 ] && [ "$code" -lt 128 ]; then code=$((code - 100)); fi
 if [ "$code" -eq {_CODE_SAVED} ] || [ "$code" -gt 128 ]; then
   if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {_RESTARTS} ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 fi

@@ -349,9 +349,8 @@ def train(
         else:
             report = Reporter()
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
-        if is_first:
-            run_dir.check_same_recipe(config, allow_changed)
-            run_dir.check_start(options_of(warm_start))
+        run_dir.check_same_recipe(config, allow_changed)
+        run_dir.check_start(options_of(warm_start))
         # In this order, since JAX's own start-up installs a handler for SIGTERM.
         session = stack.enter_context(open_session(config))
         stop = stack.enter_context(StopRequest(report.message))

@@ -30,7 +30,8 @@ PAX = """#!{python}
 import json, os, sys
 found = {{"words": sys.argv[1:], "env": dict(os.environ)}}
 open(os.path.join({folder!r}, f"call-{{os.getpid()}}.json"), "w").write(json.dumps(found))
-sys.exit(int(os.environ.get("PAX_CODE", "0")))
+codes = os.environ.get("PAX_CODE", "0").split(",")
+sys.exit(int(codes[int(os.environ.get("SLURM_PROCID", 0)) % len(codes)]))
 """
 # As Slurm does: each task of the script's own directives is a process that knows its place.
 SRUN = """#!{python}
@@ -84,9 +85,17 @@ def test_slurm_starts_a_process_per_gpu_that_jax_detects(tmp_path, monkeypatch):
         assert SlurmCluster.is_env_present() and SlurmCluster.get_process_count() == 4
         places.add((SlurmCluster.get_coordinator_address(None, None), SlurmCluster.get_process_id()))
     assert {number for _, number in places} == {0, 1, 2, 3} and {address for address, _ in places} == {"node001:61517"}
-    for code, restarts, requeued in [(75, "0", True), (137, "3", True), (75, "20", False), (6, "0", False)]:
+    for codes, restarts, code, requeued in [
+        ("75", "0", 75, True),
+        ("137", "3", 137, True),
+        ("75", "20", 75, False),
+        ("6", "0", 6, False),
+        ("75,75,137,75", "0", 137, True),
+        ("2,75,75,75", "0", 2, False),  # the others lost the process that refused the recipe
+        ("0,0,0,1", "0", 1, False),
+    ]:
         (tmp_path / "scontrol.log").unlink(missing_ok=True)
-        assert run_bash(script, tmp_path, **job, PAX_CODE=str(code), SLURM_RESTART_COUNT=restarts)[0] == code
+        assert run_bash(script, tmp_path, **job, PAX_CODE=codes, SLURM_RESTART_COUNT=restarts)[0] == code
         assert (tmp_path / "scontrol.log").exists() == requeued
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from paxcli.training.run_dir import RunDir
 from tests.jobs import free_ports
 from tests.training.runs import losses, small
 
@@ -113,10 +114,19 @@ def process_id(run_dir: pathlib.Path, rank: int) -> int:
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words, env = ((process / name).read_bytes().split(b"\0") for name in ("cmdline", "environ"))
-            is_pax = b"train" in words and any(os.fsencode(run_dir) in word for word in words)
+            is_pax = (
+                not words[0].endswith(b"bash")
+                and b"train" in words
+                and any(os.fsencode(run_dir) in word for word in words)
+            )
             if is_pax and f"SLURM_PROCID={rank}".encode() in env:
                 return int(process.name)
     raise AssertionError(f"no process of rank {rank}")
+
+
+def job_fields(slurm: Callable[..., str], number: str) -> dict[str, str]:
+    words = slurm("scontrol", "show", "job", number).split()
+    return dict(word.partition("=")[::2] for word in words if "=" in word)
 
 
 def test_a_job_is_preempted_loses_a_process_and_ends(slurm, tmp_path):
@@ -130,8 +140,7 @@ def test_a_job_is_preempted_loses_a_process_and_ends(slurm, tmp_path):
         return "\n".join(file.read_text() for file in tmp_path.glob("*.log"))
 
     def job() -> dict[str, str]:
-        words = slurm("scontrol", "show", "job", number).split()
-        return dict(word.partition("=")[::2] for word in words if "=" in word)
+        return job_fields(slurm, number)
 
     def state() -> str:
         return f"{job()}\n{log()[-4000:]}"
@@ -162,3 +171,18 @@ def test_a_job_is_preempted_loses_a_process_and_ends(slurm, tmp_path):
     kept = [(start["first_step"], start["last_step"]) for start in starts]
     assert kept == [(0, stopped_at), (stopped_at, stopped_at), (stopped_at, STEPS)]  # the killed start lost its steps
     assert starts[1]["seconds"]["lost"] > 0
+
+
+def test_a_job_whose_first_process_refuses_ends(slurm, tmp_path):
+    """The other process exits with 75, as it lost the first; the job has the code of the one that knows why."""
+    run_dir, script = RunDir(tmp_path / "run"), tmp_path / "job.sh"
+    where = ["--target", "slurm", "--accelerator", "h100:1", "--slices", "2", "--run-dir", str(run_dir.path)]
+    slurm("pax", "provision", "emit", "tiny-synthetic", *small(), *where, "--out", str(script))
+    run_dir.create()
+    with run_dir.lock():
+        number = slurm("sbatch", "--parsable", str(script), cwd=tmp_path).strip()
+        ended = ("COMPLETED", "FAILED", "CANCELLED", "PENDING")
+        time.sleep(5)
+        wait_for(lambda: job_fields(slurm, number)["JobState"] in ended, 120, lambda: str(job_fields(slurm, number)))
+    found = job_fields(slurm, number)
+    assert (found["JobState"], found["ExitCode"], found["Restarts"]) == ("FAILED", "2:0", "0"), found

@@ -151,6 +151,19 @@ def test_an_error_of_one_process_keeps_its_exit_code(tmp_path, counts):
     counts.add("divergence of two processes", "exit code 6")
 
 
+@pytest.mark.slow
+@pytest.mark.faults
+def test_a_changed_recipe_is_refused_by_each_process(tmp_path):
+    """With 75, that of a lost process, a scheduler would start the job again and again."""
+    options = small(num_train_steps=10, eval_interval_steps=None, ici_mesh_shape="{data: 2}")
+    for more, code in (((), 0), (("--set=learning_rate=0.5",), 2)):
+        with contextlib.ExitStack() as stack:
+            jobs = [stack.enter_context(job) for job in start_job(tmp_path, [*options, *more])]
+            ends = [job.end() for job in jobs]
+        assert [end[0] for end in ends] == [code, code], ends
+        assert not more or all("learning_rate: 0.01 → 0.5" in output for _, output in ends), ends
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_process_that_stays_alone_asks_for_a_restart(tmp_path, index):
     options = ("train", "tiny-synthetic", "--set=start_timeout_seconds=1.0", "--run-dir=run")
