@@ -45,7 +45,7 @@ class TransformerLm(TransformerModel):
       z_loss_weight: Weight of the z-loss, which keeps logits near 0, such as 1e-4; `log_pplx` is without it.
       loss_chunk: Tokens per device whose logits exist at one time, for the loss; null = all, `auto` = as many as fit in
         1 GiB (on a GPU 4 GiB) where all would take more than 4 GiB; on a CPU, in 16 MiB where all would take more than
-        32 MiB. With chunks, only the metric `loss` can be trained on.
+        32 MiB. With chunks, only the metric `loss` can be trained on: for `dpo`, `auto` is null.
 
     The other fields are those of `TransformerModel`.
     """
@@ -194,7 +194,10 @@ class LanguageModel(TransformerLm, CausalModel):
             raise ConfigError("`task.model.dpo` trains on preference pairs.", "Set `train_input` to a PreferenceInput.")
         rows, reference = interleave_pairs(batch), self.clone(dpo=None, lora=None)
         start = jax.lax.stop_gradient(params.get(REFERENCE, params))
-        _, examples = self.clone(dpo=None).loss_and_metrics(params, rows, key, fp8, with_activations)
+        loss_chunk = None if self.loss_chunk == "auto" else self.loss_chunk  # in chunks, scores have no gradient
+        _, examples = self.clone(dpo=None, loss_chunk=loss_chunk).loss_and_metrics(
+            params, rows, key, fp8, with_activations
+        )
         _, of_reference = reference.loss_and_metrics(start, rows)
         scores, expected = (found.scores.reshape(-1, 2) for found in (examples, of_reference))
         has_loss = jnp.any(batch.weights > 0, axis=1).astype(jnp.float32)
@@ -202,6 +205,9 @@ class LanguageModel(TransformerLm, CausalModel):
         if with_activations:
             found.activations = examples.activations
         return self.dpo.metrics(scores, expected, has_loss), found
+
+    def unchunked_logits(self, spec: NestedMap) -> tuple[int, ...] | None:
+        return None if self.dpo is not None else super().unchunked_logits(spec)
 
     def forward_flops(self, spec: NestedMap) -> Flops | None:
         forward, shape = super().forward_flops(spec), spec.labels.shape

@@ -13,9 +13,11 @@ from flax.core import meta
 from paxcli.errors import ConfigError
 from paxcli.layers.lora import Lora
 from paxcli.layers.pipelined_stack import PipelinedStack
+from paxcli.models import chunked_loss
 from paxcli.models.dpo import Dpo
 from paxcli.models.language_model import LanguageModel
 from paxcli.nested_map import NestedMap
+from tests.tolerances import FLOAT32
 
 SIZES = {"vocab_size": 29, "max_seq_len": 8, "model_dims": 16, "hidden_dims": 16, "num_layers": 1, "num_heads": 2}
 
@@ -101,6 +103,20 @@ def test_tokens_instead_of_pairs_are_refused() -> None:
     del batch["rejected"]
     with pytest.raises(ConfigError, match="preference pairs"):
         model.loss_and_metrics({}, batch, jax.random.key(0))
+
+
+def test_a_large_vocabulary_is_not_computed_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gradients(**fields) -> dict:
+        model = LanguageModel(**SIZES, **fields, dpo=Dpo())
+        params = meta.unbox(model.init(jax.random.key(0), pairs())["params"])
+        return jax.jit(jax.grad(lambda params: model.loss_and_metrics(params, pairs())[0]["loss"][0]))(params)
+
+    expected = gradients(loss_chunk=None)
+    monkeypatch.setattr(chunked_loss, "_LOGIT_BYTES", {"cpu": (1, 1)})
+    for one, other in zip(jax.tree.leaves(gradients()), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, **FLOAT32)
+    with pytest.raises(ConfigError, match="only the metric `loss` has a gradient"):
+        gradients(loss_chunk=4)
 
 
 def test_stages_with_adapters_are_compared_with_those_without() -> None:
