@@ -114,10 +114,13 @@ class TextInput(RandomAccessInput):
         return [tokenizer.decode(row[:length]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
     def special_tokens(self) -> dict[int, str]:
-        vocabulary = self._decoding_tokenizer or self._token_info
-        tokens = {vocabulary.pad_id: "<pad>", vocabulary.eos_id: "<eos>"}
-        bos_id = getattr(vocabulary, "bos_id", None)
-        return tokens if bos_id is None else tokens | {bos_id: "<bos>"}
+        tokenizer = self._decoding_tokenizer
+        if tokenizer is None:
+            return {self._token_info.pad_id: "<pad>", self._token_info.eos_id: "<eos>"}
+        named = {tokenizer.pad_id: "<pad>", tokenizer.eos_id: "<eos>"}
+        named |= {} if tokenizer.bos_id is None else {tokenizer.bos_id: "<bos>"}
+        taken = {*named, *named.values()}
+        return named | {token: text for token, text in tokenizer.marks.items() if not taken & {token, text}}
 
     def num_rows(self) -> int:
         return int(self.corpus.first_rows[-1])

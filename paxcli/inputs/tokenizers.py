@@ -55,6 +55,10 @@ class Tokenizer(Protocol):
     def special_tokens(self) -> dict[str, str]:
         """Maps names of special tokens in chat templates, such as `eos_token`, to their text."""
 
+    @property
+    def marks(self) -> Mapping[int, str]:
+        """Ids that `decode` leaves out, such as the marks of a chat template, and their text."""
+
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text` [T], without special tokens at the start or end."""
 
@@ -89,6 +93,7 @@ class TokenizerConfig(Configurable):
     """Base class of the tokenizers that YAML and `--set` may name, by class or by a short form."""
 
     short_forms = ("byte", "hf:DIR", "spm:FILE", "tiktoken:FILE")
+    marks: Any = property(lambda self: {})  # a tokenizer without marks need not define them
 
     @classmethod
     def from_short_form(cls, text: str) -> tuple[type[Any], dict[str, Any]] | None:
@@ -236,6 +241,11 @@ class HuggingFaceTokenizer(_NamedTokens):
     vocab_size = property(lambda self: self._model.get_vocab_size())
     pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)
 
+    @functools.cached_property
+    def marks(self) -> Mapping[int, str]:
+        added = self._model.get_added_tokens_decoder()
+        return {number: token.content for number, token in added.items() if token.special}
+
     def encode(self, text: str) -> np.ndarray:
         return np.asarray(self._model.encode(text, add_special_tokens=False).ids, np.int32)
 
@@ -297,6 +307,10 @@ class TiktokenTokenizer(_NamedTokens):
         return self._model.encode_single_token(token)
 
     vocab_size = property(lambda self: self._model.n_vocab)
+
+    @functools.cached_property
+    def marks(self) -> Mapping[int, str]:
+        return {self._model.encode_single_token(token): token for token in self._model.special_tokens_set}
 
     def encode(self, text: str) -> np.ndarray:
         cuts = [0, *(found.end() for found in _LONG_SPACE.finditer(text)), len(text)]

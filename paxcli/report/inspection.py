@@ -196,9 +196,12 @@ def _decode_segments(data: BaseInput, leaves: Leaves, field: str, row: int) -> l
         cuts = np.flatnonzero(np.diff(segment_ids)) + 1
         split = [np.split(array, cuts) for array in (ids, labels, weights, segment_ids)]
         return [_decode_with_loss_mask(data, field, *part) for part in zip(*split, strict=True)]
-    pairs = zip(ids.reshape(-1, ids.shape[-1]), segment_ids.reshape(-1, ids.shape[-1]), strict=True)
-    parts = [part for line, segment in pairs for part in np.split(line, np.flatnonzero(np.diff(segment)) + 1)]
-    return [_decode(data, part, field) for part in parts]
+    parts = []
+    for line, segments in zip(ids.reshape(-1, ids.shape[-1]), segment_ids.reshape(-1, ids.shape[-1]), strict=True):
+        starts = np.flatnonzero(np.diff(segments, prepend=-1))
+        for part, segment in zip(np.split(line, starts[1:]), segments[starts], strict=True):
+            parts.append(_decode(data, part, field, is_document=segment > 0))
+    return parts
 
 
 def _has_loss_mask(leaves: Leaves, field: str) -> bool:
@@ -218,12 +221,14 @@ def _decode_with_loss_mask(
         return _decode(data, ids, field)
     tokens, has_loss = np.append(ids, labels[-1]), np.append(False, weights != 0)
     cuts = np.flatnonzero(np.diff(has_loss)) + 1
-    texts = [_decode(data, part, field) for part in np.split(tokens, cuts)]
+    texts = [_decode(data, part, field, is_document=True) for part in np.split(tokens, cuts)]
     return "".join(f"⟦{text}⟧" if loss else text for text, loss in zip(texts, has_loss[[0, *cuts]], strict=True))
 
 
-def _decode(data: BaseInput, ids: np.ndarray, field: str) -> str:
+def _decode(data: BaseInput, ids: np.ndarray, field: str, is_document: bool = False) -> str:
     special = data.special_tokens()
+    if is_document:  # its tokens are not padding; without a pad token, rows are padded with the id of a character
+        special = {token: name for token, name in special.items() if name != "<pad>"}
     parts = []
     for name, group in itertools.groupby(ids.tolist(), key=special.get):
         run = list(group)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 
@@ -9,9 +10,12 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tokenizers
 
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.chat import ChatInput
+from paxcli.inputs.text import TextInput
+from paxcli.inputs.tokenizers import HuggingFaceTokenizer
 from paxcli.models.language_model import LanguageModel
 from paxcli.report.inspection import inspect_batches
 from tests.inputs.formats import write_array_record
@@ -273,6 +277,25 @@ def test_inspection_shows_the_loss_mask(tmp_path):
         "<bos><|user|>\nA\n<|assistant|>\n⟦B<eos>⟧\n",
         "<pad>×34",
     ]
+
+
+def test_inspection_names_the_marks_of_the_template_and_shows_the_character_of_the_id_that_pads(tmp_path):
+    tokens = ["!", "<|im_start|>", "<|im_end|>", "</s>"]
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({token: i for i, token in enumerate([*tokens, *"abc"])}, []))
+    library.add_special_tokens(tokens[1:])
+    library.decoder = tokenizers.decoders.Fuse()
+    library.save(str(tmp_path / "tokenizer.json"))
+    template = functools.partial(HuggingFaceTokenizer, path=str(tmp_path / "tokenizer.json"), eos_token="</s>")
+    turns = "{% for m in messages %}<|im_start|>{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>"
+    turns += "{% endgeneration %}{% else %}{{ m.content }}<|im_end|>{% endif %}{% endfor %}"
+    records = write(tmp_path / "a.jsonl", [{"prompt": "a!", "response": "b!"}])
+    data = chat_input(records, tokenizer=template, chat_template=turns, seq_len=16, batch_size=1)
+    assert inspect_batches(data, 1).rows[0][0]["ids"] == [
+        "<|im_start|>a!<|im_end|><|im_start|>⟦b!<|im_end|>⟧",
+        "<pad>×9",
+    ]
+    text = TextInput(files=[str(records)], format="text", tokenizer=template, seq_len=16, batch_size=1, **EPOCH)
+    assert "!" in inspect_batches(text, 1).rows[0][0]["ids"][0]
 
 
 def _turn(question: str, answer: str) -> list[dict[str, str]]:
