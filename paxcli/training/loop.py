@@ -46,7 +46,7 @@ from paxcli.training.progress import ProgressPrinter, Reporter
 from paxcli.training.run_dir import RunDir
 from paxcli.training.session import Session, device_name, open_session
 from paxcli.training.signals import StopRequest
-from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start, options_of
+from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
 from paxcli.training.state import TrainState, count_parameters
 from paxcli.training.step import TrainStep, make_eval_step, make_score_step
 from paxcli.training.summary import tokens_in
@@ -350,7 +350,7 @@ def train(
             report = Reporter()
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         run_dir.check_same_recipe(config, allow_changed)
-        run_dir.check_start(options_of(warm_start))
+        run_dir.check_start(warm_start and warm_start.options)
         # In this order, since JAX's own start-up installs a handler for SIGTERM.
         session = stack.enter_context(open_session(config))
         stop = stack.enter_context(StopRequest(report.message))
@@ -373,7 +373,7 @@ def train(
             copy_tokenizers(config, run_dir.path)
             if warm_start is not None and not run.resumes:
                 copy_origin(warm_start, run_dir.path)
-            run_dir.describe(config, recipe_text, options_of(warm_start))
+            run_dir.describe(config, recipe_text, warm_start and warm_start.options)
         report.start(_facts(session, run, done))
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:
@@ -406,7 +406,7 @@ def resume_step(
     with run_dir.lock(dry_run=True):
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    run_dir.check_start(options_of(warm_start))
+    run_dir.check_start(warm_start and warm_start.options)
     found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
     step = max((step for step in found if step is not None), default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)

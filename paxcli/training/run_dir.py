@@ -15,7 +15,7 @@ import yaml
 from etils import epath
 
 import paxcli
-from paxcli.checkpoint.local_tier import RECORD, find_local
+from paxcli.checkpoint.local_tier import RECORD
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.config.fields import Mark
 from paxcli.config.paths import replace_text, resolve_path
@@ -165,8 +165,8 @@ class RunDir:
         Raises:
           ConfigError: Fields differ, and `allow_changed` is false or they are not safe to change. Names them.
         """
-        before = self.original_config()
-        if not before or not (CheckpointStore(self.checkpoints).steps() or find_local(self.checkpoints)):
+        before = self.original_config() if self.has_checkpoints() else {}
+        if not before:
             return
         now = parse_config_text(config_text(config))
         new = {node.path for node in walk(config) if not node.is_set} - before.keys()

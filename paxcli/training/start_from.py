@@ -44,6 +44,12 @@ class WarmStart(NamedTuple):
     step: int | None = None
     everything: bool = False
 
+    @property
+    def options(self) -> str:
+        """Its command-line options: `--from RUN_DIR@STEP --with-optimizer`."""
+        source = self.run_dir if self.step is None else f"{self.run_dir}@{self.step}"
+        return f"--from {shlex.quote(source)}{' --with-optimizer' if self.everything else ''}"
+
 
 def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool) -> WarmStart | None:
     """The warm start from `RUN_DIR` or `RUN_DIR@STEP`; None if no source is given.
@@ -56,15 +62,6 @@ def warm_start_from(source: str | os.PathLike[str] | None, with_optimizer: bool)
     if with_optimizer:
         raise ConfigError("There is no checkpoint to take the optimizer state from.", "Name its run: `--from RUN_DIR`.")
     return None
-
-
-def options_of(warm_start: WarmStart | None) -> str | None:
-    """The command-line options of a warm start: `--from RUN_DIR@STEP --with-optimizer`."""
-    if warm_start is None:
-        return None
-    step = "" if warm_start.step is None else f"@{warm_start.step}"
-    source = shlex.quote(f"{warm_start.run_dir}{step}")
-    return f"--from {source}{' --with-optimizer' if warm_start.everything else ''}"
 
 
 def copy_origin(source: WarmStart, run_dir: epath.Path) -> None:
