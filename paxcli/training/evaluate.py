@@ -30,23 +30,24 @@ def evaluate(
     mesh: Mesh,
     metrics: Metrics,
     score_step: Callable | None = None,
-    check_stop: Callable[[int], None] | None = None,
+    check_stop: Callable[[], None] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Metrics of one evaluation run on each input: input name → metric → value.
 
     Besides the model's metrics: `perplexity`; `bits_per_byte`, where the input has a tokenizer; what was read, as
     `num_examples`, `num_tokens` and `num_batches`; and `data_share`, the share of the input's data, where it is known.
     With a `score_step`, inputs with metrics of their own also compute those, from the scores of their examples.
-    `check_stop` is called before each batch with its number; it raises an exception to end the evaluation.
+    `check_stop` is called before each batch; it raises an exception to end the evaluation.
     """
 
     def evaluate_one(source: BaseInput) -> dict[str, float]:
         of_scores = source.example_metrics("scores") if score_step is not None else None
         total, scored, num_batches = None, [], 0
         tokenizer, counts = _tokenizer_of(source), Counter[str]()
-        for num_batches, batch in enumerate(source.eval_batches(), start=1):
+        for batch in source.eval_batches():
+            num_batches += 1
             if check_stop is not None:
-                check_stop(num_batches - 1)
+                check_stop()
             counts.update(_count(batch, tokenizer))
             batch = put_batch(batch, mesh)
             if of_scores is None or score_step is None:

@@ -57,7 +57,6 @@ _RUN_SEED, _DATA_SEED = "task.train.random_seed", "train_input.input_random_seed
 # From a step and its parameters to each of the `sample_prompts` with its continuation.
 Sample = Callable[[int, dict], list[tuple[str, str]]]
 _EVALUATED = "evaluated"  # a key of saved positions: whether those of eval inputs are after that step's evaluation
-_BATCHES_PER_SYNC = 16  # eval batches between the points at which several processes agree to stop
 
 
 class TrainingRun:
@@ -200,7 +199,7 @@ class TrainingRun:
     def _after(self, step: int, state: TrainState) -> None:
         """Saves, stops or evaluates, in this order, if that is due after step `step`."""
         last, evaluates = step == self.num_train_steps, self._is_eval_due(step)
-        stops = self.stop.should_stop(at_sync_point=step % self.task.train.summary_interval_steps == 0)
+        stops = self.stop.should_stop("train")
         if last or stops or self.store.should_save(step):
             self._save(step, state, force=last or stops)
         if stops and (evaluates or not last):
@@ -250,9 +249,9 @@ class TrainingRun:
         self._emit(self.meter.flush())
         params = self.task.train.learner.eval_params(state.params, state.opt_state)
 
-        def check_stop(batch: int) -> None:
+        def check_stop() -> None:
             self.watchdog.beat()
-            if self.stop.should_stop(at_sync_point=batch % _BATCHES_PER_SYNC == 0):
+            if self.stop.should_stop("evaluate"):
                 self._save(step, state, force=True)
                 self._stop(f"saved at step {step} of {self.num_train_steps}, without the end of its evaluation")
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
+
+_DECISION_SECONDS = 5.0  # between the points at which several processes agree whether to stop
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -26,6 +30,7 @@ class StopRequest:
         """`announce` is called once, with a line that names the signal."""
         self._announce = announce
         self._previous: dict[int, object] = {}
+        self._pace: dict[str, tuple[int, int, float]] = {}  # of a phase: calls left, calls, and when they began
         self.signal_name: str | None = None
 
     def __enter__(self) -> StopRequest:
@@ -54,14 +59,25 @@ class StopRequest:
         # In a thread, started without locks: the code that this interrupts may hold those of the console or of threads.
         _thread.start_new_thread(self._announce, (text,))
 
-    def should_stop(self, at_sync_point: bool) -> bool:
-        """Whether to stop now. Several processes decide together, at sync points, so that all save the same step."""
+    def should_stop(self, phase: str) -> bool:
+        """Whether to stop now. Several processes decide together, every few seconds, so that all save the same step.
+
+        All call this at the same points. Each of them computes the number of calls until the next decision from the
+        longest time that a call of this `phase` took in any process.
+        """
         import jax
 
         if jax.process_count() == 1:
             return self.signal_name is not None
-        if not at_sync_point:
+        left, calls, began = self._pace.get(phase, (1, 1, -math.inf))
+        if left > 1:
+            self._pace[phase] = left - 1, calls, began
             return False
+        import numpy as np
         from jax.experimental import multihost_utils
 
-        return bool(multihost_utils.process_allgather(self.signal_name is not None).any())
+        mine = np.array([self.signal_name is not None, (time.monotonic() - began) / calls])
+        stops, seconds = multihost_utils.process_allgather(mine).max(axis=0)
+        calls = max(1, int(_DECISION_SECONDS / seconds))
+        self._pace[phase] = calls, calls, time.monotonic()
+        return bool(stops)

@@ -153,6 +153,20 @@ def test_an_error_of_one_process_keeps_its_exit_code(tmp_path, counts):
 
 @pytest.mark.slow
 @pytest.mark.faults
+def test_a_signal_stops_a_job_that_hardly_ever_reports(tmp_path):
+    """Processes agree to stop within seconds, not at the next report: a preemption gives them half a minute."""
+    with contextlib.ExitStack() as stack:
+        options = [*_options(1_000_000), "--set=summary_interval_steps=500000"]
+        jobs = [stack.enter_context(job) for job in start_job(tmp_path, options)]
+        wait_until(lambda: last_step(tmp_path / "run") >= 1, jobs[0])
+        jobs[1].signal(signal.SIGTERM)
+        ends = [job.end(3 * HEARTBEAT) for job in jobs]
+    assert [code for code, _ in ends] == [75, 75], ends
+    assert all("SIGTERM" in output or "a signal to another process" in output for _, output in ends), ends
+
+
+@pytest.mark.slow
+@pytest.mark.faults
 def test_a_changed_recipe_is_refused_by_each_process(tmp_path):
     """With 75, that of a lost process, a scheduler would start the job again and again."""
     options = small(num_train_steps=10, eval_interval_steps=None, ici_mesh_shape="{data: 2}")
