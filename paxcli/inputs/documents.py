@@ -167,6 +167,7 @@ class Reading:
 
     def _parse_record(self, record: bytes, place: str) -> Any:
         """The document in a serialized record, which is text, a JSON object or a `tf.train.Example`."""
+        hint = _ARRAY_HINT if record[:1] == b"[" else FIX_HINT
         try:
             if self.text_field is None:
                 return record.decode("utf-8")
@@ -182,12 +183,13 @@ class Reading:
         except UnicodeDecodeError as error:
             raise DataError(f"{place} is not UTF-8: byte {error.start}.", FIX_HINT) from None
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{place} is not JSON: {error}.", FIX_HINT) from None
+            raise DataError(f"{place} is not JSON: {error}.", hint) from None
         if not isinstance(found, dict):
-            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", FIX_HINT)
+            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", hint)
         return self.document_of(found, place)
 
 
+_ARRAY_HINT = "An array has to become JSON lines, one object on each line: `jq -c '.[]' FILE > FILE.jsonl`."
 FIX_HINT = "Fix it, or skip it: on_bad_record=skip (`pax data tokenize --on-bad-record skip`)."
 
 

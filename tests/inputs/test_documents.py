@@ -132,6 +132,13 @@ class TestBadRecords:
         (text,) = data.ids_to_strings(tokens(data)[:1], [5])
         assert text == "😀" and len(data.corpus.bad_records) == 1
 
+    @pytest.mark.parametrize("indent", [None, 1])
+    def test_an_array_in_a_file_of_json_is_told_how_to_become_lines(self, tmp_path, indent):
+        (tmp_path / "a.json").write_text(json.dumps([{"text": "good"}, {"text": "fine"}], indent=indent))
+        with pytest.raises(DataError, match="line 1 is ") as refused:
+            text_input(tmp_path / "a.json").check_data()
+        assert "jq -c '.[]' FILE > FILE.jsonl" in refused.value.hint
+
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_too_many_are_an_error(self, tmp_path, num_workers):
         data = text_input(self.write(tmp_path), on_bad_record="skip", bad_record_budget=4, num_workers=num_workers)
