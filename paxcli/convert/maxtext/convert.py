@@ -82,7 +82,7 @@ def describe(
         validate(config)
     sizes = summarize(config)
     text = report(conversion, sizes["parameters"], verbose)
-    skipped = [f"line {found.line}: {found.text}: {found.reason}" for found in (*file.skipped, *file.others)]
+    skipped = [f"line {found.line}: {found.text[:80]}: {found.reason}" for found in (*file.skipped, *file.others)]
     text += "".join(["\n\nSkipped:", *(f"\n  {printable(line)}" for line in skipped)]) if skipped else ""
     result = {
         "recipe": recipe_python(conversion) if python else recipe_yaml(conversion),

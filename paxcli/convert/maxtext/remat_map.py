@@ -8,7 +8,7 @@ from typing import Any
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.settings import Settings
-from paxcli.errors import ConfigError
+from paxcli.errors import ConfigError, names_hint
 
 _STACK = "task.model.stack"
 _CUSTOM = "custom"
@@ -32,7 +32,7 @@ def set_remat(draft: Conversion) -> None:
     elif name in policies:
         policy, *more, differs = policies[name]
     else:
-        raise ConfigError(f"remat_policy={name} is unknown to pax.", f"Known are {', '.join(list(policies)[:5])}.")
+        raise ConfigError(f"remat_policy={name} is unknown to pax.", names_hint(name, [*policies, _CUSTOM]))
     keys = dict.fromkeys(tensors.values())
     draft.set(f"{_STACK}.remat_policy", policy, "remat_policy", *(key for key in keys if settings[key] != "offload"))
     for field, names in zip(_FIELDS, more, strict=True):

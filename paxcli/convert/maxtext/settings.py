@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
@@ -85,8 +85,9 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     dropped: list[Dropped] = []
     pairs = _rename_keys(launch.pairs, dropped)
     name = next((pair.value for pair in reversed(pairs) if pair.key == "model_name"), "default") or "default"
-    model = _model(name)
-    settings = Settings({}, era_of(launch, {*model, *(pair.key for pair in pairs)}, date), name, dropped)
+    warnings = [f"Line {found.line}: `{found.text}`: {found.reason}." for found in launch.diagnostics]
+    model = _model(name, warnings)
+    settings = Settings({}, era_of(launch, {*model, *(pair.key for pair in pairs)}, date), name, dropped, warnings)
     if settings.era.open_keys:
         settings.undecided.append(
             f"The date: the script is of {settings.era.text()}, and on these days the defaults of "
@@ -100,15 +101,14 @@ def settings_of(launch: Launch, date: datetime.date | None = None) -> Settings:
     settings.values |= {key: Setting(value, "model") for key, value in model.items()}
     _put(pairs, "script", settings, model)
     _put_overrides(launch, settings, model)
-    settings.warnings += [f"Line {found.line}: `{found.text}`: {found.reason}." for found in launch.diagnostics]
     return settings
 
 
-def _model(name: str) -> Mapping[str, Any]:
+def _model(name: str, warnings: Sequence[str]) -> Mapping[str, Any]:
     models = tables.models()
     if name not in ("default", *models):
         hint = did_you_mean(name, models) or "Give the keys of its .yml instead."
-        raise ConfigError(f"Pax's tables have no model `{name}` of MaxText.", hint)
+        raise ConfigError(" ".join([f"Pax's tables have no model `{name}` of MaxText.", *warnings]), hint)
     return models.get(name, {})
 
 

@@ -254,7 +254,7 @@ class _Evaluator:
         return self.line or node.start_point[0] + 1
 
     def _skip(self, node: Node, reason: str) -> None:
-        self.found.skipped.append(Diagnostic(self._line(node), " ".join(source(node).split())[:80], reason))
+        self.found.skipped.append(Diagnostic(self._line(node), " ".join(source(node).split()), reason))
 
     def _skip_unsupported(self, node: Node) -> None:
         if node.is_error:

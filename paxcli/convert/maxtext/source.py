@@ -114,6 +114,6 @@ def _other_contents(file: LaunchFile) -> str:
         other = file.others[0]
         return f"Line {other.line} runs {other.text}: {other.reason}."
     if file.skipped:
-        first = file.skipped[0]
-        return f"Skipped, at line {first.line}: {first.text or first.reason} ({first.reason})."
+        first = min(file.skipped, key=lambda found: "python" not in found.text)
+        return f"Skipped, at line {first.line}: {first.text[:80]} ({first.reason}). Give its keys: `model_name=…`."
     return "A launch has a command such as `python3 MaxText/train.py MaxText/configs/base.yml steps=10`."

@@ -86,6 +86,8 @@ def test_a_base_config_at_hand_gives_its_values(tmp_path: pathlib.Path) -> None:
         ("python3 -m MaxText.train base.yml model_name=llama2-7b per_device_batch_size=0.5", "--topology"),
         ("python3 -m MaxText.train base.yml model_name=llama2-7b dcn_fsdp_parallelism=-1", "--slices"),
         ("python3 -m MaxText.train base.yml model_name=llama2-8b", "Pax's tables have no model `llama2-8b`"),
+        ("python3 -m MaxText.train sweeps/mine.yml", "`mine.yml`: this config was not found"),
+        ("python3 -m MaxText.train base.yml model_name=llama2-7b remat_policy=fulll", "Did you mean `full`?"),
     ],
 )
 def test_a_refusal_names_its_reason_and_the_next_step(tmp_path: pathlib.Path, command: str, reason: str) -> None:
@@ -93,6 +95,16 @@ def test_a_refusal_names_its_reason_and_the_next_step(tmp_path: pathlib.Path, co
     with pytest.raises(ConfigError) as refused:
         convert(read_file(tmp_path / "run.sh").launches[0], "run.sh")
     assert reason in f"{refused.value.message} {refused.value.hint}" and refused.value.hint
+
+
+def test_a_script_without_a_launch_shows_the_skipped_statement_that_runs_python(tmp_path: pathlib.Path) -> None:
+    models = "llama2-7b gemma-7b mistral-7b mixtral-8x7b gemma2-9b qwen3-8b llama3.1-8b"
+    train = "python3 -m MaxText.train base.yml model_name=$model steps=10"
+    (tmp_path / "run.sh").write_text(f"usage() {{ echo $0; }}\nfor model in {models}; do\n  {train}\ndone\n")
+    with pytest.raises(ConfigError) as refused:
+        read_file(tmp_path / "run.sh")
+    assert str(refused.value.hint).startswith("Skipped, at line 2: for model in llama2-7b ")
+    assert "(a `for` statement). Give its keys" in str(refused.value.hint)
 
 
 def test_an_unknown_device_of_a_wrapper_is_a_question(tmp_path: pathlib.Path) -> None:
