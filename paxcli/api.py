@@ -93,6 +93,9 @@ def load(
     Raises:
       ConfigError: A name or path is unknown or ambiguous, a value has the wrong type, or code is not trusted.
     """
+    if not isinstance(recipe, str | os.PathLike):
+        hint = 'Give "tiny", "mine.yaml", or for a function that returns a configuration, "./mine.py:my_recipe".'
+        raise ConfigError(f"`recipe` is a {type(recipe).__name__}, not a name or a path.", hint)
     if not (set is None or isinstance(set, Mapping)):
         raise ConfigError(f"`set` is a {type(set).__name__}, not a dict.", 'Give paths and values: {"num_layers": 4}.')
     values = {path: value.item() if isinstance(value, np.generic) else value for path, value in (set or {}).items()}
@@ -364,7 +367,7 @@ def train(
     from paxcli.profiling.instruments import Instrumentation
     from paxcli.training import loop, start_from
 
-    if run_dir is None and not isinstance(recipe, Recipe) and is_run_dir(os.fspath(recipe)):
+    if run_dir is None and isinstance(recipe, str | os.PathLike) and is_run_dir(os.fspath(recipe)):
         run_dir = recipe
     check_range("on_corrupt", on_corrupt, Literal["refuse", "previous"] | None)
     observed = Instrumentation(compiled, profile_steps, auto_pgle, pgle_runs, pgle_percentile, expect_pgle, reuse_step)

@@ -116,6 +116,9 @@ def test_mistakes_are_typed_errors_with_a_hint():
     with pytest.raises(pax.ConfigError, match="`set` is a list") as error:
         pax.load("tiny", set=["num_layers=2"])
     assert '{"num_layers": 4}' in error.value.hint
+    for function in (pax.load, pax.train):
+        with pytest.raises(pax.ConfigError, match="`recipe` is a Config, not a name or a path"):
+            function(pax.load("tiny").config)
     with pytest.raises(pax.ConfigError, match="plain values"):
         pax.load("tiny", set={"task.model.stack": pax.load("tiny").config.task.model.stack})
     with pytest.raises(pax.ConfigError, match="tinny"):
