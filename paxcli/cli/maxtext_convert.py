@@ -107,10 +107,18 @@ def _parse_argument(text: str) -> tuple[str, str]:
 
 
 def _parse_date(text: str | None) -> datetime.date | None:
+    from paxcli.convert.maxtext.dates import LAST_DAY
+    from paxcli.convert.maxtext.tables import FIRST_DAY
+
     try:
-        return datetime.date.fromisoformat(text) if text else None
+        date = datetime.date.fromisoformat(text) if text else None
     except ValueError:
         raise ConfigError(f"`--date {text}` is not a date.", "Write it as 2023-07-21.") from None
+    if date is not None and not FIRST_DAY <= date <= LAST_DAY:
+        raise ConfigError(
+            f"Pax knows MaxText of {FIRST_DAY} to {LAST_DAY}, not of {date}.", f"Give `--date {LAST_DAY}`."
+        )
+    return date
 
 
 def _output_files(out: Path | None, launches: int, python: bool, as_json: bool) -> list[Path]:

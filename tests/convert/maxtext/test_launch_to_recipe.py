@@ -427,7 +427,8 @@ def test_two_trainings_are_two_recipes(pax_here, tmp_path: pathlib.Path) -> None
 def test_the_command_line_refuses_with_two(tmp_path: pathlib.Path, monkeypatch, capsys) -> None:
     (tmp_path / "bad.sh").write_bytes(b"\x00\x01")
     monkeypatch.chdir(tmp_path)
-    for arguments in (["bad.sh"], ["--model", "deepseek4-284b"], [], ["missing.sh"], ["steps=1", "--date", "never"]):
+    dates = [["steps=1", "--date", date] for date in ("never", "2023-01-11", "2026-08-23")]
+    for arguments in (["bad.sh"], ["--model", "deepseek4-284b"], [], ["missing.sh"], *dates):
         assert run(app, ["maxtext-convert", *arguments]) == 2 and "hint" in capsys.readouterr().err, arguments
 
 
