@@ -153,9 +153,7 @@ class ChatInput(TextInput):
     def _read_corpus(self) -> Corpus:
         for file in self._files:
             if self.format is None and format_of(file.name) not in (JSONL, PARQUET, ARRAY_RECORD):
-                hint = (
-                    "Of a directory, give DIR/*.jsonl. If every file has a JSON object on each line, set format=jsonl."
-                )
+                hint = "Of a directory, give DIR/*.jsonl. If all files have JSON objects, set format=jsonl."
                 self.refuse(f"{file.path} has no suffix of JSON lines, Parquet or ArrayRecord.", hint)
         tokenizer = self.text_tokenizer
         chats = self._tokenize_files()

@@ -24,6 +24,7 @@ _SUFFIXES = {
     TOKENS: (".bin",),
 }
 _RECORDS_PER_READ = 1024
+_ARRAY = re.compile(rb"\s*\[\s*(\{|$)")  # how a file of one array of objects begins
 
 
 def format_of(name: str) -> str:
@@ -167,7 +168,6 @@ class Reading:
 
     def _parse_record(self, record: bytes, place: str) -> Any:
         """The document in a serialized record, which is text, a JSON object or a `tf.train.Example`."""
-        hint = _ARRAY_HINT if record[:1] == b"[" else FIX_HINT
         try:
             if self.text_field is None:
                 return record.decode("utf-8")
@@ -183,13 +183,12 @@ class Reading:
         except UnicodeDecodeError as error:
             raise DataError(f"{place} is not UTF-8: byte {error.start}.", FIX_HINT) from None
         except (ValueError, RecursionError) as error:
-            raise DataError(f"{place} is not JSON: {error}.", hint) from None
+            raise DataError(f"{place} is not JSON: {error}.", FIX_HINT) from None
         if not isinstance(found, dict):
-            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", hint)
+            raise DataError(f"{place} is a JSON {type(found).__name__}, not an object.", FIX_HINT)
         return self.document_of(found, place)
 
 
-_ARRAY_HINT = "An array has to become JSON lines, one object on each line: `jq -c '.[]' FILE > FILE.jsonl`."
 FIX_HINT = "Fix it, or skip it: on_bad_record=skip (`pax data tokenize --on-bad-record skip`)."
 
 
@@ -234,12 +233,25 @@ _UNPACKERS: dict[str, Callable[[BinaryIO], Any]] = {".gz": gzip.open, ".xz": lzm
 
 
 def _read_lines(file: SourceFile) -> Iterator[tuple[str, Any]]:
+    """The lines of a file of JSON lines. A file of one array, as Alpaca's data, is read like one line for each item."""
     number = 0
     with _open_stream(file) as stream:
         while line := _read_checked(stream.readline, file, f" after line {number}"):
             number += 1
-            if not line.isspace():
+            if number == 1 and _ARRAY.match(line):
+                yield from _read_array(line + _read_checked(stream.read, file, " after line 1"), file)
+            elif not line.isspace():
                 yield f"{file.path}, line {number}", line
+
+
+def _read_array(content: bytes, file: SourceFile) -> Iterator[tuple[str, Any]]:
+    try:
+        items = json.loads(content)
+    except ValueError as error:
+        hint = "Write one object on each line, or one array of objects."
+        raise DataError(f"{file.path} is not a JSON array: {error}.", hint) from None
+    for number, item in enumerate(items):
+        yield f"{file.path}, item {number}", json.dumps(item).encode()
 
 
 def _read_checked(read: Callable[[], bytes], file: SourceFile, where: str) -> bytes:

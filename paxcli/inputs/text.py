@@ -117,10 +117,8 @@ class TextInput(RandomAccessInput):
         tokenizer = self._decoding_tokenizer
         if tokenizer is None:
             return {self._token_info.pad_id: "<pad>", self._token_info.eos_id: "<eos>"}
-        named = {tokenizer.pad_id: "<pad>", tokenizer.eos_id: "<eos>"}
-        named |= {} if tokenizer.bos_id is None else {tokenizer.bos_id: "<bos>"}
-        taken = {*named, *named.values()}
-        return named | {token: text for token, text in tokenizer.marks.items() if not taken & {token, text}}
+        named = {tokenizer.pad_id: "<pad>", tokenizer.eos_id: "<eos>", tokenizer.bos_id: "<bos>"}
+        return {**tokenizer.marks, **{token: name for token, name in named.items() if token is not None}}
 
     def num_rows(self) -> int:
         return int(self.corpus.first_rows[-1])

@@ -93,7 +93,10 @@ class TokenizerConfig(Configurable):
     """Base class of the tokenizers that YAML and `--set` may name, by class or by a short form."""
 
     short_forms = ("byte", "hf:DIR", "spm:FILE", "tiktoken:FILE")
-    marks: Any = property(lambda self: {})  # a tokenizer without marks need not define them
+
+    @property
+    def marks(self) -> Mapping[int, str]:
+        return {}
 
     @classmethod
     def from_short_form(cls, text: str) -> tuple[type[Any], dict[str, Any]] | None:

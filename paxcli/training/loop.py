@@ -349,7 +349,8 @@ def train(
             report = Reporter()
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         run_dir.check_same_recipe(config, allow_changed)
-        run_dir.check_start(warm_start and warm_start.options)
+        init_from = None if warm_start is None else warm_start.options
+        run_dir.check_start(init_from)
         # In this order, since JAX's own start-up installs a handler for SIGTERM.
         session = stack.enter_context(open_session(config))
         stop = stack.enter_context(StopRequest(report.message))
@@ -372,7 +373,7 @@ def train(
             copy_tokenizers(config, run_dir.path)
             if warm_start is not None and not run.resumes:
                 copy_origin(warm_start, run_dir.path)
-            run_dir.describe(config, recipe_text, warm_start and warm_start.options)
+            run_dir.describe(config, recipe_text, init_from)
         report.start(_facts(session, run, done))
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:
@@ -405,7 +406,7 @@ def resume_step(
     with run_dir.lock(dry_run=True):
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    run_dir.check_start(warm_start and warm_start.options)
+    run_dir.check_start(None if warm_start is None else warm_start.options)
     found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
     step = max((step for step in found if step is not None), default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)

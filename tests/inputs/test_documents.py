@@ -133,11 +133,21 @@ class TestBadRecords:
         assert text == "😀" and len(data.corpus.bad_records) == 1
 
     @pytest.mark.parametrize("indent", [None, 1])
-    def test_an_array_in_a_file_of_json_is_told_how_to_become_lines(self, tmp_path, indent):
-        (tmp_path / "a.json").write_text(json.dumps([{"text": "good"}, {"text": "fine"}], indent=indent))
-        with pytest.raises(DataError, match="line 1 is ") as refused:
-            text_input(tmp_path / "a.json").check_data()
-        assert "jq -c '.[]' FILE > FILE.jsonl" in refused.value.hint
+    def test_a_file_of_one_array_is_read_as_lines(self, tmp_path, indent):
+        records = [{"text": "good"}, {"text": "fine"}, {"txt": "bad"}, {"text": "\ud83d"}]
+        (tmp_path / "a.json").write_text(json.dumps(records, indent=indent))
+        (tmp_path / "b.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+        array, lines = (text_input(tmp_path / name, on_bad_record="skip") for name in ("a.json", "b.jsonl"))
+        np.testing.assert_array_equal(tokens(array), tokens(lines))
+        assert [record.rpartition("a.json, ")[2].split()[0:2] for record in array.corpus.bad_records] == [
+            ["item", "2:"],
+            ["item", "3"],
+        ]
+
+    def test_an_array_that_does_not_end_is_an_error(self, tmp_path):
+        (tmp_path / "a.json").write_text('[{"text": "good"},\n')
+        with pytest.raises(DataError, match="a.json is not a JSON array"):
+            text_input(tmp_path / "a.json", on_bad_record="skip").check_data()
 
     @pytest.mark.parametrize("num_workers", [0, 1])
     def test_too_many_are_an_error(self, tmp_path, num_workers):
@@ -192,8 +202,8 @@ class TestBadFiles:
         (tmp_path / f"a.jsonl.{suffix}").write_bytes(b"no archive")
         self.check(f"a.jsonl.{suffix} is damaged after line 0", tmp_path / f"a.jsonl.{suffix}")
 
-    def test_a_json_array_is_not_json_lines(self, tmp_path):
-        (tmp_path / "a.json").write_text('[{"text": "a"}]')
+    def test_an_array_of_other_things_is_no_record(self, tmp_path):
+        (tmp_path / "a.json").write_text('["a"]')
         with pytest.raises(DataError, match="a.json, line 1 is a JSON list, not an object"):
             text_input(tmp_path / "a.json").check_data()
 
