@@ -12,6 +12,7 @@ from etils import epath
 
 from pax_recipes.tiny import tiny_synthetic
 from paxcli.checkpoint.manager import CheckpointStore
+from paxcli.errors import ConfigError
 from paxcli.optim.from_optax import Optax
 from paxcli.training.session import open_session
 from paxcli.training.start_from import WarmStart, copy_origin, load_warm_start
@@ -47,3 +48,20 @@ def test_the_files_beside_imported_weights_come_along(tmp_path: pathlib.Path) ->
     (old / "huggingface" / "config.json").write_text("{}")
     copy_origin(WarmStart(str(old)), epath.Path(new))
     assert (new / "huggingface" / "config.json").read_text() == "{}"
+
+
+def test_layers_in_another_form_are_refused(tmp_path: pathlib.Path) -> None:
+    for scan in (False, True):
+        config = tiny_synthetic()
+        model = config.task.model
+        model.num_layers, model.model_dims, model.hidden_dims, model.max_seq_len = 2, 32, 32, 16
+        model.stack.scan = scan
+        with open_session(config) as session:
+            state = session.new_state()
+            if not scan:
+                with CheckpointStore(epath.Path(tmp_path) / "checkpoints") as store:
+                    store.save(0, state, {}, force=True)
+                continue
+            with pytest.raises(ConfigError, match="would start at random values") as refused:
+                load_warm_start(state, WarmStart(str(tmp_path)), session.experiment.task)
+            assert "`scan`" in refused.value.hint
