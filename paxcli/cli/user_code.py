@@ -26,7 +26,7 @@ def explain(error: BaseException) -> tuple[str, str] | None:
     of_user = [(frame, line) for frame, line in running if _is_beside(recipes, Path(frame.f_code.co_filename))]
     if not of_user:
         files = ", ".join(map(str, recipes))
-        message = f"{cause}. A part that is defined in {files} may not return what its contract states."
+        message = f"{cause.rstrip('.')}. A part that is defined in {files} may not return what its contract states."
         return message, f"Compare it with the docstring of its base class. {_HINT}"
     frame, line = of_user[-1]
     message = f"{frame.f_code.co_filename}:{line}: {frame.f_code.co_qualname} failed: {cause}"

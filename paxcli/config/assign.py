@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 
 from paxcli.config.classes import choices, class_of
+from paxcli.config.configurable import Configurable
 from paxcli.config.fields import Mark, annotation_of, marks_of, union_members
 from paxcli.config.tree import Node, check_range, find_all, walk
 from paxcli.config.yaml_text import parse_yaml
@@ -86,16 +87,21 @@ def check_types(config: fdl.Buildable) -> None:
             raise ConfigError(f"{node.path} is made by `.{wrong}(…)`.", f"Make it by `.{right}(…)`.")
         if node.is_shown:
             value = node.value.item() if isinstance(node.value, np.generic) else node.value
-            with _explain_mismatch(node.path, fdl.get_callable(value) if isinstance(value, fdl.Buildable) else value):
+            shown, hint = fdl.get_callable(value) if isinstance(value, fdl.Buildable) else value, None
+            part = value if isinstance(value, type) else type(value)
+            if issubclass(part, Configurable):
+                right = "partial" if node.declared and node.declared[0] is fdl.Partial else "config"
+                shown, hint = part, f"Make it by `{part.__name__}.{right}(…)`."
+            with _explain_mismatch(node.path, shown, hint):
                 _fit(value, _type(node), node)
 
 
 @contextlib.contextmanager
-def _explain_mismatch(path: str, value: Any) -> Iterator[None]:
+def _explain_mismatch(path: str, value: Any, hint: str | None = None) -> Iterator[None]:
     try:
         yield
     except _Mismatch as mismatch:
-        hint = did_you_mean(str(value), mismatch.names) or "Give a value of that type."
+        hint = hint or did_you_mean(str(value), mismatch.names) or "Give a value of that type."
         raise ConfigError(f"{path}: expected {mismatch.expected}, got {value!r}.", hint) from None
 
 

@@ -39,7 +39,7 @@ def test_a_mistake_is_named(file, recipe, right, wrong, named, tmp_path, monkeyp
     arguments += [f"--set={path}={value}" for path, value in sets.items()]
     assert contextvars.copy_context().run(run, app, arguments) == 2
     report = capsys.readouterr().err
-    assert named in report and str(tmp_path / file) in report and "bug in pax" not in report
+    assert named in report and str(tmp_path / file) in report and "bug in pax" not in report and ".. " not in report
     if "failed" in named:
         line = next(number for number, line in enumerate(text.splitlines(), 1) if wrong in line)
         assert f"{file}:{line + (file == 'rows.py')}" in report and "Traceback" not in report

@@ -52,6 +52,23 @@ def test_values_of_python_recipes_have_the_types_of_their_fields(path: str, valu
         validate(config)
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "right"),
+    [
+        ("feed_forward", FeedForward, "FeedForward.partial"),
+        ("feed_forward", FeedForward(model_dims=1, hidden_dims=2), "FeedForward.partial"),
+        ("optimizer", AdamW, "AdamW.config"),
+    ],
+)
+def test_a_class_or_an_object_is_told_how_it_becomes_a_configuration(field: str, value: object, right: str) -> None:
+    config = tiny_synthetic()
+    holder = config.task.model.stack.block if field == "feed_forward" else config.task.train.learner
+    setattr(holder, field, value)
+    with pytest.raises(ConfigError, match="expected one of") as error:
+        validate(config)
+    assert error.value.hint == f"Make it by `{right}(…)`."
+
+
 def test_numpy_scalars_are_numbers_in_python_recipes() -> None:
     config = tiny_synthetic()
     config.task.train.learner.learning_rate = np.float32(0.5)
