@@ -93,9 +93,6 @@ def load(
     Raises:
       ConfigError: A name or path is unknown or ambiguous, a value has the wrong type, or code is not trusted.
     """
-    if not isinstance(recipe, str | os.PathLike):
-        hint = 'Give "tiny", "mine.yaml", or for a function that returns a configuration, "./mine.py:my_recipe".'
-        raise ConfigError(f"`recipe` is a {type(recipe).__name__}, not a name or a path.", hint)
     if not (set is None or isinstance(set, Mapping)):
         raise ConfigError(f"`set` is a {type(set).__name__}, not a dict.", 'Give paths and values: {"num_layers": 4}.')
     values = {path: value.item() if isinstance(value, np.generic) else value for path, value in (set or {}).items()}
@@ -104,7 +101,7 @@ def load(
     context = contextvars.copy_context()
     if trust_code:
         context.run(code_consent.set, lambda question: True)
-    return Recipe(context.run(resolve, os.fspath(recipe), _several(overlays), values))
+    return Recipe(context.run(resolve, recipe, _several(overlays), values))
 
 
 def _recipe(recipe: Recipe | PathLike) -> Recipe:
