@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gzip
-import json
-import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -16,6 +13,8 @@ from etils import epath
 from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import TokenizerFile
 from paxcli.errors import ConfigError, DataError
+from paxcli.inputs.documents import BadRecords, Reading
+from paxcli.inputs.files import SourceFile
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
 from paxcli.inputs.seqio_library import load, map_in_parallel, translate_errors, without_autograph
@@ -89,24 +88,8 @@ class C4(Configurable):
 
     def _read(self, path: bytes) -> Iterator[dict[str, Any]]:
         # TensorFlow's reader does not detect a gzip file that is truncated between two blocks.
-        field = "ids" if self.tokenized else "text"
-        where, number = path.decode(), 0
-        try:
-            if not epath.Path(where).stat().length:  # gzip takes it for an archive of nothing
-                raise EOFError("it has 0 bytes")
-            with epath.Path(where).open("rb") as file, gzip.open(file) as lines:
-                for line in lines:
-                    number += 1
-                    value = json.loads(line)[field]
-                    yield {field: np.asarray(value, np.int32) if self.tokenized else value.encode()}
-        except KeyError:
-            hint = "Set `tokenized` as the files are: true for ids, false for text."
-            raise DataError(f"{where}, line {number} has no field `{field}`.", hint) from None
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            hint = "Download the file again."
-            raise DataError(f"{where}, line {number} is not a C4 record: {error}.", hint) from None
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{where} is damaged after line {number}: {error}.", "Download the file again.") from None
+        file = epath.Path(path.decode())
+        yield from _Reading(tokenized=self.tokenized).documents(SourceFile(file.name, file), BadRecords())
 
     def _tokenize(self, ds: Any) -> Any:
         """Converts documents to ids, `targets` [length]."""
@@ -117,6 +100,22 @@ class C4(Configurable):
             return {"targets": tf.cast(ids, tf.int32)}
 
         return map_in_parallel(ds, tokenize)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reading(Reading):
+    """Reads the text of each document, or with `tokenized` its ids."""
+
+    tokenized: bool = False
+
+    def document_of(self, record: dict[str, Any], place: str) -> dict[str, Any]:
+        text, ids = record.get("text"), record.get("ids")
+        if not self.tokenized and isinstance(text, str):
+            return {"text": text.encode()}
+        if self.tokenized and isinstance(ids, list) and all(isinstance(token, int) for token in ids):
+            return {"ids": np.asarray(ids, np.int32)}
+        hint = "Set `tokenized` as the files are: true for ids, false for text."
+        raise DataError(f"{place} has no {'ids' if self.tokenized else 'text'}.", hint)
 
 
 @dataclasses.dataclass(kw_only=True)

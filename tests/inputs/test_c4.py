@@ -109,15 +109,18 @@ CUT = _writer.compress(GOOD * 7) + _writer.flush(zlib.Z_FULL_FLUSH)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(GOOD + b"{oops\n"), r"c4-train\.0\.json\.gz, line 2 is not a C4 record"),
-        (gzip.compress(GOOD + b'{"text": ' + b"[" * 100_000), r"c4-train\.0\.json\.gz, line 2 is not a C4 record"),
-        (gzip.compress(GOOD + b'{"txt": "a"}\n'), r"c4-train\.0\.json\.gz, line 2 has no field `text`"),
-        (gzip.compress(GOOD + b'{"text": 5}\n'), r"c4-train\.0\.json\.gz, line 2 is not a C4 record"),
-        (gzip.compress(GOOD * 100)[:-9], r"c4-train\.0\.json\.gz is damaged after line \d+"),
-        (CUT, r"c4-train\.0\.json\.gz is damaged after line 7"),
+        (gzip.compress(GOOD + b"{oops\n"), r"c4-train\.0\.json\.gz, line 2 is not JSON"),
+        (gzip.compress(GOOD + b'{"text": ' + b"[" * 100_000), r"c4-train\.0\.json\.gz, line 2 is not JSON"),
+        (gzip.compress(GOOD + b'{"txt": "a"}\n'), r"c4-train\.0\.json\.gz, line 2 has no text"),
+        (gzip.compress(GOOD + b'{"text": 5}\n'), r"c4-train\.0\.json\.gz, line 2 has no text"),
+        (
+            gzip.compress(GOOD * 100)[:-9],
+            r"c4-train\.0\.json\.gz is truncated: its compressed data ends after line \d+",
+        ),
+        (CUT, r"c4-train\.0\.json\.gz is truncated: its compressed data ends after line 7"),
         (GOOD, r"c4-train\.0\.json\.gz is damaged after line 0"),
         (gzip.compress(b""), "no example"),
-        (b"", r"c4-train\.0\.json\.gz is damaged after line 0: it has 0 bytes"),
+        (b"", r"c4-train\.0\.json\.gz is truncated: it has 0 bytes"),
     ],
     ids=["json", "deep", "field", "number", "truncated", "truncated at a line", "not gzip", "empty", "no bytes"],
 )
