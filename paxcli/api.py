@@ -93,15 +93,16 @@ def load(
     Raises:
       ConfigError: A name or path is unknown or ambiguous, a value has the wrong type, or code is not trusted.
     """
-    if not (set is None or isinstance(set, Mapping)):
-        raise ConfigError(f"`set` is a {type(set).__name__}, not a dict.", 'Give paths and values: {"num_layers": 4}.')
+    for name, value, kinds in (("recipe", recipe, str | os.PathLike), ("set", set, Mapping | None)):
+        if not isinstance(value, kinds):
+            raise ConfigError(f"`{name}` is a {type(value).__name__}.", 'Call pax.load("tiny", set={"num_layers": 4}).')
     values = {path: value.item() if isinstance(value, np.generic) else value for path, value in (set or {}).items()}
     if configs := [path for path, value in values.items() if isinstance(value, fdl.Buildable)]:
         raise ConfigError(f"`{configs[0]}`: `set` takes plain values, not a config.", "Assign it in a recipe function.")
     context = contextvars.copy_context()
     if trust_code:
         context.run(code_consent.set, lambda question: True)
-    return Recipe(context.run(resolve, recipe, _several(overlays), values))
+    return Recipe(context.run(resolve, os.fspath(recipe), _several(overlays), values))
 
 
 def _recipe(recipe: Recipe | PathLike) -> Recipe:

@@ -16,7 +16,6 @@ import numpy as np
 import yaml
 
 from paxcli.config.classes import choices, class_of
-from paxcli.config.configurable import Configurable
 from paxcli.config.fields import Mark, annotation_of, marks_of, union_members
 from paxcli.config.tree import Node, check_range, find_all, walk
 from paxcli.config.yaml_text import parse_yaml
@@ -87,11 +86,10 @@ def check_types(config: fdl.Buildable) -> None:
             raise ConfigError(f"{node.path} is made by `.{wrong}(…)`.", f"Make it by `.{right}(…)`.")
         if node.is_shown:
             value = node.value.item() if isinstance(node.value, np.generic) else node.value
-            shown, hint = fdl.get_callable(value) if isinstance(value, fdl.Buildable) else value, None
-            part = value if isinstance(value, type) else type(value)
-            if issubclass(part, Configurable):
-                right = "partial" if node.declared and node.declared[0] is fdl.Partial else "config"
-                shown, hint = part, f"Make it by `{part.__name__}.{right}(…)`."
+            is_config, part = isinstance(value, fdl.Buildable), class_of(value)
+            right = "partial" if node.declared and node.declared[0] is fdl.Partial else "config"
+            hint = f"Make it by `{part.__name__}.{right}(…)`." if part and not is_config else None
+            shown = part or (fdl.get_callable(value) if is_config else value)
             with _explain_mismatch(node.path, shown, hint):
                 _fit(value, _type(node), node)
 

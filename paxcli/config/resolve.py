@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,9 +55,7 @@ class Resolved(NamedTuple):
     values: dict[str, SourcedValue]
 
 
-def resolve(
-    target: str | os.PathLike[str], overlays: Sequence[str] = (), sets: Sequence[str] | Mapping[str, Any] = ()
-) -> Resolved:
+def resolve(target: str, overlays: Sequence[str] = (), sets: Sequence[str] | Mapping[str, Any] = ()) -> Resolved:
     """Loads a recipe and applies overlays, in order, and then `sets`.
 
     Args:
@@ -69,12 +66,9 @@ def resolve(
     Raises:
       ConfigError: A path or name is unknown or ambiguous, or a value has the wrong type, is out of range or missing.
     """
-    if not isinstance(target, str | os.PathLike):
-        hint = 'Give "tiny", "mine.yaml", or for a function that returns a configuration, "./mine.py:my_recipe".'
-        raise ConfigError(f"`recipe` is a {type(target).__name__}, not a name or a path.", hint)
     given = sets if isinstance(sets, Mapping) else parse_assignments(sets)
     layers = [*map(read_overlay, overlays), Assignments("--set", given)]
-    loaded = load(os.fspath(target))
+    loaded = load(target)
     config = loaded.config
     sources: dict[str, str] = {}
     set_paths: list[str] = []
