@@ -67,14 +67,12 @@ class TransformerBlock(Block):
     _is_parallel = False  # whether the feed-forward reads what attention reads
 
     def setup(self) -> None:
-        self.attention_norm = self.norm(dims=self.model_dims) if self.pre_norms else _identity
+        self.attention_norm = self.norm(dims=self.model_dims) if self.pre_norms else identity
         self._attention = self._attention_template(name=ATTENTION)
-        self.feed_forward_norm = self.norm(dims=self.model_dims) if self.pre_norms else _identity
+        self.feed_forward_norm = self.norm(dims=self.model_dims) if self.pre_norms else identity
         self._feed_forward = self._feed_forward_template(name="feed_forward")
-        if self.post_norms is True:
-            self.attention_post_norm = self.norm(dims=self.model_dims)
-        if self.post_norms:
-            self.feed_forward_post_norm = self.norm(dims=self.model_dims)
+        self.attention_post_norm = self.norm(dims=self.model_dims) if self.post_norms is True else identity
+        self.feed_forward_post_norm = self.norm(dims=self.model_dims) if self.post_norms else identity
 
     def __call__(self, x: HiddenStates, cache: Cache, segment_ids: Ids, segment_pos: Ids) -> tuple[HiddenStates, Cache]:
         x = as_residual(x)
@@ -124,12 +122,11 @@ class TransformerBlock(Block):
     ) -> tuple[jax.Array, Cache]:
         """The output of attention, to be added to the residual stream, from the normed `x`."""
         y, cache = self._attention(as_matmul_input(x), segment_ids, segment_pos, cache)
-        return self.attention_post_norm(y) if self.post_norms is True else y, cache
+        return self.attention_post_norm(y), cache
 
     def _feed(self, x: jax.Array, segment_ids: jax.Array) -> jax.Array:
         """The output of the feed-forward, to be added to the residual stream, from the normed `x`."""
-        y = self._feed_forward(as_matmul_input(x))
-        y = self.feed_forward_post_norm(y) if self.post_norms else y
+        y = self.feed_forward_post_norm(self._feed_forward(as_matmul_input(x)))
         return y * (segment_ids != 0)[..., None].astype(y.dtype) if self.zero_padding else y
 
 
@@ -158,7 +155,8 @@ def as_matmul_input(x: HiddenStates) -> HiddenStates:
     return constrain(x, *_MATMUL_INPUT) if _differ(x) else x
 
 
-def _identity(x: jax.Array) -> jax.Array:
+def identity(x: jax.Array) -> jax.Array:
+    """In place of a norm that a block does not have."""
     return x
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from paxcli.config.configurable import template
 from paxcli.layers.attention.cross_attention import CrossAttention
 from paxcli.layers.base import Cache, HiddenStates, Ids, SourceIds, flops_of
-from paxcli.layers.block import TransformerBlock, as_residual
+from paxcli.layers.block import TransformerBlock, as_residual, identity
 from paxcli.layers.flops import Flops, sum_flops
 from paxcli.layers.stack import Stack
 from paxcli.layers.summaries import report_activation
@@ -44,8 +44,7 @@ class DecoderBlock(TransformerBlock):
         super().setup()
         self.cross_attention_norm = self.norm(dims=self.model_dims)
         self._cross_attention = self._cross_attention_template(name="cross_attention")
-        if self.post_norms is True:
-            self.cross_attention_post_norm = self.norm(dims=self.model_dims)
+        self.cross_attention_post_norm = self.norm(dims=self.model_dims) if self.post_norms is True else identity
 
     def __call__(  # pyrefly: ignore[bad-override]
         self,
@@ -62,7 +61,7 @@ class DecoderBlock(TransformerBlock):
         attended, own = self._attend(self.attention_norm(x), own, segment_ids, segment_pos)
         x = x + attended
         read, keys = self._cross_attention(self.cross_attention_norm(x), segment_ids, source, source_segment_ids, keys)
-        x = x + (self.cross_attention_post_norm(read) if self.post_norms is True else read)
+        x = x + self.cross_attention_post_norm(read)
         x = x + self._feed(self.feed_forward_norm(x), segment_ids)
         return x, None if own is None else DecoderCache(own, keys)
 
