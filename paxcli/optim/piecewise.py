@@ -87,12 +87,9 @@ class CycleSchedule(Schedule):
         _check_pieces(self, "steps", "schedules")
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        within, end = step % sum(self.steps), 0
-        factor = self.schedules[0](step)
-        for steps, schedule in zip(self.steps, self.schedules[1:], strict=False):
-            end += steps
-            factor = jnp.where(within < end, factor, schedule(step))
-        return factor
+        ends = jnp.cumsum(jnp.asarray(self.steps, jnp.int32))
+        number = jnp.sum(step % ends[-1] >= ends)
+        return jnp.stack([schedule(step) for schedule in self.schedules])[number]
 
 
 def _check_pieces(schedule: Schedule, edges: str, pieces: str, more: int = 0) -> None:
