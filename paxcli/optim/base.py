@@ -83,24 +83,9 @@ def add_decay(optimizer: Any, weights: Any) -> optax.GradientTransformation:
     return optax.add_decayed_weights(optimizer.weight_decay, decay_mask(weights, optimizer.decay_norms_and_biases))
 
 
-def reduce_groups(reduce: Callable[[jax.Array], jax.Array], statistics: Any, weights: Any) -> Any:
-    """Replaces the statistic of each weight by that of its group, such as query, key and value.
-
-    Args:
-      reduce: Computes the statistic of the group from those of its weights, stacked along a new first dimension.
-      statistics: A tree like the parameters.
-      weights: A tree like the parameters of the `Weight` of each.
-    """
-    leaves, structure = jax.tree.flatten(statistics)
-    for numbers in groups_of(weights):
-        if len(numbers) > 1:
-            statistic = reduce(jnp.stack([leaves[number] for number in numbers]))
-            for number in numbers:
-                leaves[number] = statistic
-    return jax.tree.unflatten(structure, leaves)
-
-
-def map_groups(function: Callable[..., tuple[list, ...]], weights: Any, *trees: Any) -> tuple[Any, ...]:
+def map_groups(
+    function: Callable[..., tuple[list, ...]], weights: Any, *trees: Any, by_layer: bool = True
+) -> tuple[Any, ...]:
     """Maps a function over groups of weights, such as query, key and value, and over the layers of a stack.
 
     Args:
@@ -108,6 +93,7 @@ def map_groups(function: Callable[..., tuple[list, ...]], weights: Any, *trees: 
         tuples of such lists.
       weights: A tree like the parameters of the `Weight` of each.
       trees: Trees like the parameters. A value may be `optax.MaskedNode`.
+      by_layer: Whether each layer of a stack counts by itself; otherwise the function gets all of them at once.
 
     Returns:
       A tree like the parameters for each list that the function returns.
@@ -117,7 +103,7 @@ def map_groups(function: Callable[..., tuple[list, ...]], weights: Any, *trees: 
     results: list[Any] = [None] * len(facts)
     for numbers in groups_of(weights):
         of_layer: Callable = functools.partial(function, facts[numbers[0]])
-        for _ in range(facts[numbers[0]].num_stacked):
+        for _ in range(facts[numbers[0]].num_stacked if by_layer else 0):
             of_layer = jax.vmap(of_layer)
         lists = of_layer(*([values[number] for number in numbers] for values in leaves))
         for number, *values in zip(numbers, *lists, strict=True):

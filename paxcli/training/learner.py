@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from paxcli.errors import ConfigError
 from paxcli.mesh.sharding import path_of
 from paxcli.mesh.weights import Weight, match_parameters, parameter_names
 from paxcli.optim.adamw import AdamW
-from paxcli.optim.base import Optimizer, ParameterGroup, decay_mask, reduce_groups
+from paxcli.optim.base import Optimizer, ParameterGroup, decay_mask, map_groups
 from paxcli.optim.dp_sgd import DpSgd
 from paxcli.optim.regularizers import elastic_weight_consolidation, l1_penalty
 from paxcli.optim.schedules import Constant, Schedule
@@ -257,11 +258,14 @@ class Learner(Configurable):
         if self.clip_gradient_norm_to_value is not None:
             return optax.tree.scale(self.grad_scale(grad_norm), grads)
         if self.clip_gradient_single_norm_to_value is not None:
-            largest = self.clip_gradient_single_norm_to_value
-            norms = jax.tree.map(lambda g: jnp.linalg.norm(g.ravel()), grads)
-            norms = reduce_groups(jnp.linalg.norm, norms, weights)
-            return jax.tree.map(lambda g, norm: g * jnp.minimum(1.0, largest / norm), grads, norms)
+            clip = functools.partial(_clip_group, self.clip_gradient_single_norm_to_value)
+            return map_groups(clip, weights, grads, by_layer=False)[0]
         return grads
+
+
+def _clip_group(largest: float, _: Weight, grads: list[jax.Array]) -> tuple[list[jax.Array]]:
+    """The gradients of tensors that count as one, scaled to a norm of at most `largest`."""
+    return (optax.tree.scale(jnp.minimum(1.0, largest / optax.tree.norm(grads)), grads),)
 
 
 def replace_trained(params: dict, trained: dict) -> dict:
