@@ -103,9 +103,8 @@ def parse_assignments(sets: Sequence[str]) -> dict[str, Any]:
 def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]) -> list[str]:
     """Applies the assignments of one source, records it in `sources`, and returns their full paths."""
     source = assignments.source
-    done: list[str] = []
+    done: dict[str, bool] = {}  # full path -> whether it was set with the others of `common`
     common: dict[str, Any] = {}  # for every input, also one that a later assignment creates
-    of_common: set[str] = set()
     for path, value in assignments.values.items():
         try:
             if path.endswith(OPTIONAL):
@@ -123,22 +122,19 @@ def _apply(config: fdl.Config, assignments: Assignments, sources: dict[str, str]
             if full in done:
                 raise ConfigError(f"{source} sets `{full}` twice, the second time as `{path}`.", "Keep one.")
             for below in [old for old in sources if old.startswith(full + ".")]:
-                if below in done and below not in of_common:
+                if not done.pop(below, True):
                     raise ConfigError(f"{source} sets `{full}` after `{below}`, which is part of it.", "Set it before.")
                 del sources[below]
-                done = [path for path in done if path != below]
         if of_all_inputs:
             common[path] = value
-            of_common.update(paths)
-        of_common.update(again)
         sources |= dict.fromkeys([*paths, *again], source)
-        done = list(dict.fromkeys([*done, *paths, *again]))
+        done |= dict.fromkeys(paths, of_all_inputs) | dict.fromkeys(again, True)
     for full in done:
         rival = _rival(config, full)
         if rival and rival not in done:
             assign(config, rival, None)
             sources[rival] = source
-    return done
+    return list(done)
 
 
 def _assign_again(config: fdl.Config, common: Mapping[str, Any], changed: Sequence[str]) -> list[str]:
