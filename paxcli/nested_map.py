@@ -38,10 +38,8 @@ class NestedMap(dict[str, Any]):
 
     def flatten_items(self) -> list[tuple[str, Any]]:
         """All leaves with their dotted paths, sorted by path."""
-        return [
-            (jax.tree_util.keystr(path, simple=True, separator="."), leaf)
-            for path, leaf in jax.tree_util.tree_flatten_with_path(self)[0]
-        ]
+        leaves = jax.tree.leaves_with_path(self)
+        return [(jax.tree_util.keystr(path, simple=True, separator="."), leaf) for path, leaf in leaves]
 
 
 def _flatten_with_keys(tree: NestedMap) -> tuple[list[tuple[Hashable, Any]], tuple[str, ...]]:
