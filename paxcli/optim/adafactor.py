@@ -76,11 +76,6 @@ class ShardedAdafactor(Optimizer):
     weight_decay: NonNegativeFloat = 0.0
     decay_norms_and_biases: bool = True
 
-    def transformation(self, weights: Any) -> optax.GradientTransformation:
-        """The transformation at a constant learning rate of 1."""
-        scaled = self.with_learning_rate(weights)
-        return optax.GradientTransformation(scaled.init, functools.partial(scaled.update, learning_rate=1.0))
-
     def with_learning_rate(self, weights: Any) -> optax.GradientTransformationExtraArgs:
         init, update = functools.partial(self._init, weights), functools.partial(self._update, weights)
         return optax.GradientTransformationExtraArgs(init, update)

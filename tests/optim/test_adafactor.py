@@ -218,7 +218,7 @@ def test_statistics_are_of_the_variables_of_praxis(momentum_dtype):
 
 def test_momentum_in_int8_is_small():
     params = _ours_of([{name: np.ones(shape) for name, shape in PRAXIS.items()}] * 2)
-    state = ShardedAdafactor(momentum_dtype="int8").transformation(PRAXIS_WEIGHTS).init(params)
+    state = ShardedAdafactor(momentum_dtype="int8").with_learning_rate(PRAXIS_WEIGHTS).init(params)
     momentum = jax.tree.map(lambda x: (x.shape, x.dtype.name), state.momentum)
     assert momentum == jax.tree.map(lambda x: (x.shape, "int8"), params)
     scales = jax.tree_util.tree_leaves_with_path(state.momentum_scale)
