@@ -240,9 +240,9 @@ def _rotary(traits: Collection[str], c: Mapping[str, Any], is_local: bool) -> di
     given = {field: scaling[key] for key, field in fields.items() if scaling.get(key) is not None}
     if "original_max_position_embeddings" in fields:
         given.setdefault("original_max_seq_len", c["max_position_embeddings"])
-    if kind == "yarn" and given.get("attention_factor") is None and scaling.get("mscale_all_dim"):
-        parts = (_yarn_factor(scaling["factor"], scaling[key] or 0) for key in ("mscale", "mscale_all_dim"))
-        given["attention_factor"] = next(parts) / next(parts)
+    if kind == "yarn" and "attention_factor" not in given and scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        factor, divisor = (_yarn_factor(scaling["factor"], scaling[key]) for key in ("mscale", "mscale_all_dim"))
+        given["attention_factor"] = factor / divisor
     whole = ("original_max_seq_len", "truncate")
     numbers = {field: x if field in whole else float(x) for field, x in given.items()}
     return values | {"scaling": {"": _SCALINGS[kind]["class"], **numbers}}

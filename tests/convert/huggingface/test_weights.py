@@ -415,6 +415,15 @@ def test_scaling_begins_at_the_context_of_the_config(kind: str):
     assert values["stack.block.attention.rotary.scaling.original_max_seq_len"] == 96
 
 
+@pytest.mark.parametrize(("mscale", "factor"), [({}, None), ({"mscale": 0}, None), ({"mscale": 1.0}, 1.0249580)])
+def test_yarn_sharpens_by_mscale_where_both_of_its_keys_are_set(mscale: dict[str, float], factor: float | None):
+    """As in transformers: None is `0.1 ln(factor) + 1`, 1.0249580 the ratio of that for 1.0 and for 0.8."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "mscale_all_dim": 0.8, "original_max_position_embeddings": 24}
+    values = model_values(CONFIGS["deepseek_v3"] | {"rope_parameters": scaling | mscale})
+    found = [values.get(f"stack.{kind}.attention.rotary.scaling.attention_factor") for kind in ("first", "turns.0")]
+    assert found == [factor and pytest.approx(factor, rel=1e-6)] * 2
+
+
 def test_windows_by_their_period_or_layer_by_layer():
     base = CONFIGS["gemma3_text"] | {"num_hidden_layers": 4, "sliding_window": 5}
     base.pop("layer_types")
