@@ -13,7 +13,7 @@ from paxcli.config.classes import is_of_another_class
 from paxcli.config.load import load
 from paxcli.config.overlay import OPTIONAL, YAML_SUFFIXES, Assignments, read_overlay
 from paxcli.config.paths import resolve_path
-from paxcli.config.tree import Node, find, find_all, is_common, walk
+from paxcli.config.tree import Node, find_all, is_common, walk
 from paxcli.config.values import plain, plain_values
 from paxcli.errors import ConfigError
 
@@ -147,10 +147,10 @@ def _assign_again(config: fdl.Config, common: Mapping[str, Any], changed: Sequen
 def _rival(config: fdl.Config, path: str) -> str | None:
     """The field that must become None because `path` has a value."""
     head, _, name = path.rpartition(".")
-    if name not in RIVALS or find(config, path)[0].value is None:
+    if name not in RIVALS:
         return None
-    rival = f"{head}.{RIVALS[name]}"
-    return rival if any(node.path == rival and node.value is not None for node in walk(config)) else None
+    rival, values = f"{head}.{RIVALS[name]}", {node.path: node.value for node in walk(config)}
+    return rival if values.get(path) is not None and values.get(rival) is not None else None
 
 
 def _plain_at(nodes: Sequence[Node], path: str) -> Any:

@@ -58,8 +58,6 @@ def _find_local(pattern: str) -> list[SourceFile]:
 
 def _find_remote(pattern: str) -> list[SourceFile]:
     scheme = pattern.partition("://")[0]
-    if "**" in pattern:
-        raise DataError(f"{pattern} has `**`, which is for local files.", "Write one `*` for each directory.")
     try:
         if not glob.has_magic(pattern):
             return _one_file(pattern, epath.Path(pattern))
