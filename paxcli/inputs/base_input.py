@@ -158,7 +158,8 @@ class BaseInput(Configurable, abc.ABC):
 
     def special_tokens(self) -> dict[int, str]:
         """Ids of special tokens, such as padding, and the text to show for each."""
-        return {}
+        tokenizer = self.text_tokenizer
+        return {} if tokenizer is None else {tokenizer.pad_id: "<pad>", tokenizer.eos_id: "<eos>"}
 
     def example_metrics(self, of: Literal["scores", "predictions"]) -> ExampleMetrics | None:
         """A function that computes this input's own metrics from the outputs of all examples of an epoch, or None.

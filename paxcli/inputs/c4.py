@@ -14,10 +14,11 @@ from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import TokenizerFile
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.documents import BadRecords, Reading
-from paxcli.inputs.files import SourceFile
+from paxcli.inputs.files import SourceFile, local_copy
 from paxcli.inputs.seqio_features import Features, LanguageModelFeatures
 from paxcli.inputs.seqio_input import SeqIOInput
 from paxcli.inputs.seqio_library import load, map_in_parallel, translate_errors, without_autograph
+from paxcli.inputs.tokenizers import SentencePieceTokenizer
 
 # Values of Pax's recipes: documents are concatenated in groups of this size, and rows go through this shuffle buffer.
 _DOCUMENTS_PER_GROUP = 4096
@@ -54,17 +55,10 @@ class C4(Configurable):
 
     @functools.cached_property
     def _vocabulary(self) -> Any:
-        seqio = load("seqio")
-        path = epath.Path(str(self.tokenizer_path)).expanduser()
-        if not path.is_file():
-            raise DataError(f"There is no tokenizer file {self.tokenizer_path}.", "Correct tokenizer_path.")
-        vocabulary = seqio.SentencePieceVocabulary(str(path))
-        try:
-            unknown = vocabulary.tokenizer.unk_id()
-        except Exception:  # SentencePiece and protobuf raise various types
-            hint = "Correct `tokenizer_path`."
-            raise DataError(f"{self.tokenizer_path} is not a SentencePiece model.", hint) from None
-        if unknown == 0:
+        path = str(local_copy(epath.Path(str(self.tokenizer_path)).expanduser(), None))
+        SentencePieceTokenizer(path=path).vocab_size  # noqa: B018 - raises DataError for another file
+        vocabulary = load("seqio").SentencePieceVocabulary(path)
+        if vocabulary.tokenizer.unk_id() == 0:
             hint = "Train it with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
             raise ConfigError(f"{self.tokenizer_path} uses id 0 for the unknown token, not for padding.", hint)
         return vocabulary

@@ -268,9 +268,6 @@ class SeqIOInput(StreamInput):
         decode = self.task.output_features.get(feature).vocabulary.decode
         return [decode([int(i) for i in row[:length]]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
 
-    def special_tokens(self) -> dict[int, str]:
-        return {self.text_tokenizer.pad_id: "<pad>", self.text_tokenizer.eos_id: "<eos>"}
-
     def example_metrics(self, of: Literal["scores", "predictions"]) -> ExampleMetrics | None:
         """A function that computes the task's `score_metric_fns` or `predict_metric_fns`.
 
