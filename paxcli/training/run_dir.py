@@ -184,9 +184,8 @@ class RunDir:
 
     def init_from(self) -> str | None:
         """The options that named the run's first parameters, such as `--from runs/a`; None = they were random."""
-        path = self.path / "environment.json"
-        with contextlib.suppress(ValueError, AttributeError):  # damaged
-            return json.loads(path.read_text()).get("init_from") if path.exists() else None
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # missing, or damaged
+            return json.loads((self.path / "environment.json").read_text()).get("init_from")
         return None
 
     def check_start(self, init_from: str | None) -> None:

@@ -79,12 +79,11 @@ def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> t
         return load_params(source.run_dir, source.step, state, "all")
     start = {name: x for name, x in state.params.items() if name != REFERENCE}
     params, report = load_params(source.run_dir, source.step, start)
-    if unused := [name for name in report.arrays.unexpected if re.search(ADAPTERS, name)]:
+    arrays = report.arrays
+    if unused := [name for name in arrays.unexpected if re.search(ADAPTERS, name)]:
         hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."
         raise ConfigError(f"{source.run_dir} has adapters that this model lacks, such as `{unused[0]}`.", hint)
-    absent, unused = (
-        {_NUMBERED.sub("layers", name) for name in names} for names in (report.arrays.missing, report.arrays.unexpected)
-    )
+    absent, unused = ({_NUMBERED.sub("layers", x) for x in names} for names in (arrays.missing, arrays.unexpected))
     if absent & unused:
         problem = (
             f"The layers of {source.run_dir} are stacked for a scan and those of this recipe are not, or vice versa"
