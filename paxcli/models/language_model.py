@@ -17,10 +17,8 @@ from paxcli.errors import ConfigError
 from paxcli.layers.base import Cache, HiddenStates, Ids, cache_of, flops_of, visibility_of
 from paxcli.layers.block import as_matmul_input
 from paxcli.layers.flops import Flops, sum_flops
-from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.lora import REFERENCE
 from paxcli.layers.output_head import OutputHead
-from paxcli.layers.positions import LearnedPositions
 from paxcli.layers.stack import Stack, find_stacks
 from paxcli.layers.token_predictor import TokenPredictor
 from paxcli.models.base import CausalModel, Key, PerRow, take_last
@@ -38,9 +36,7 @@ class TransformerLm(TransformerModel):
 
     Attributes:
       head: Template of an untied output head, such as `OutputHead.partial()`; None = the embedding's table (tied).
-      position: Template of what is added to the embedding; None = nothing.
       stack: Template of the layers.
-      final_norm: Template of the norm before the logits.
       label_smoothing: Probability that the loss spreads over all other tokens; `log_pplx` is without it.
       z_loss_weight: Weight of the z-loss, which keeps logits near 0, such as 1e-4; `log_pplx` is without it.
       loss_chunk: Tokens per device whose logits exist at one time, for the loss; null = all, `auto` = as many as fit in
@@ -51,20 +47,15 @@ class TransformerLm(TransformerModel):
     """
 
     head: functools.partial[OutputHead] | None = None
-    position: functools.partial[LearnedPositions] | None = template(LearnedPositions)
     stack: functools.partial = template(Stack)
-    final_norm: functools.partial = template(LayerNorm)
     label_smoothing: Fraction = 0.0
     z_loss_weight: NonNegativeFloat = 0.0
     loss_chunk: SafeOnResume[LossChunk] = "auto"
 
     def setup(self) -> None:
-        self._embedding = self.embedding(name="embedding", **self._table_widths)
+        super().setup()
         self._head = self._embedding if self.head is None else self.head(name="head", **self._table_widths)
-        if self.position is not None:
-            self._position = self.position(name="position", **self._position_widths)
         self._stack = self._stack_template(name="stack")
-        self._final_norm = self.final_norm(name="final_norm", dims=self.model_dims)
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
         """Logits [B, T, V] of packed sequences: `ids`, `segment_ids` and `segment_pos`, all [B, T].
@@ -128,10 +119,7 @@ class TransformerLm(TransformerModel):
         self, ids: jax.Array, segment_ids: jax.Array, segment_pos: jax.Array, cache: Cache
     ) -> tuple[HiddenStates, Cache]:
         """The output of the layers."""
-        x = self._embedding.embed(ids)
-        if self.position is not None:
-            x = x + self._position(segment_pos).astype(x.dtype)
-        return self._stack(x, cache, segment_ids, segment_pos)
+        return self._stack(self._embed(ids, segment_pos), cache, segment_ids, segment_pos)
 
 
 class LanguageModel(TransformerLm, CausalModel):

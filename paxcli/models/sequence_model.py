@@ -51,27 +51,22 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
       encoder: Template of the encoder's layers.
       encoder_norm: Template of the norm after them.
       decoder: Template of the decoder's layers.
-      final_norm: Template of the norm before the logits.
 
     The other fields are those of `TransformerModel`; `max_seq_len` is that of the source and of the target.
     """
 
     num_encoder_layers: LayerCount | None = None
     label_smoothing: Fraction = 0.0
-    position: functools.partial = template(SinusoidPositions)
+    position: functools.partial = template(SinusoidPositions)  # pyrefly: ignore[bad-override]
     encoder: functools.partial = template(Encoder)
     encoder_norm: functools.partial = template(LayerNorm)
     decoder: functools.partial = template(Decoder)
-    final_norm: functools.partial = template(LayerNorm)
 
     def setup(self) -> None:
-        dims = self.model_dims
-        self._embedding = self.embedding(name="embedding", **self._table_widths)
-        self._position = self.position(name="position", **self._position_widths)
+        super().setup()
         self._encoder = self._encoder_template(name="encoder")
-        self._encoder_norm = self.encoder_norm(name="encoder_norm", dims=dims)
+        self._encoder_norm = self.encoder_norm(name="encoder_norm", dims=self.model_dims)
         self._decoder = self._decoder_template(name="decoder")
-        self._final_norm = self.final_norm(name="final_norm", dims=dims)
 
     def compute_predictions(self, batch: NestedMap) -> NestedMap:
         """Logits [B, T, V] of the target, with teacher forcing.
@@ -114,10 +109,6 @@ class SequenceModel(TransformerModel, Seq2SeqModel):
         x, layers = self._decoder(x, cache.layers, segment_ids, segment_pos, cache.source, cache.source_segment_ids)
         x = self._final_norm(take_last(x, last))
         return self._embedding.logits(x), Seq2SeqCache(layers, None, cache.source_segment_ids)
-
-    def _embed(self, ids: jax.Array, positions: jax.Array) -> jax.Array:
-        x = self._embedding.embed(ids)
-        return x + self._position(positions).astype(x.dtype)
 
     @property
     def _encoder_template(self) -> functools.partial:

@@ -6,11 +6,16 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from paxcli.config.configurable import part, template
 from paxcli.config.fields import LayerCount, PositiveInt, Tokens
 from paxcli.errors import ConfigError
+from paxcli.layers.base import HiddenStates
 from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.init import Init, Xavier
+from paxcli.layers.layer_norm import LayerNorm
+from paxcli.layers.positions import LearnedPositions
 from paxcli.mesh.axes import Axis
 from paxcli.models.base import InputSizes, Model, check_mesh_divides
 
@@ -29,6 +34,8 @@ class TransformerModel(Model):
       dims_per_head: H; None = D / N.
       params_init: Initializer of the weights.
       embedding: Template of the token embedding, which also computes the logits unless the model has another head.
+      position: Template of what is added to the embedding; None = nothing.
+      final_norm: Template of the norm before the logits.
     """
 
     vocab_size: PositiveInt = 0
@@ -41,6 +48,20 @@ class TransformerModel(Model):
     dims_per_head: PositiveInt | None = None
     params_init: Init = part(Xavier)
     embedding: functools.partial = template(TiedEmbedding)
+    position: functools.partial[LearnedPositions] | None = template(LearnedPositions)
+    final_norm: functools.partial = template(LayerNorm)
+
+    def setup(self) -> None:
+        self._embedding = self.embedding(name="embedding", **self._table_widths)
+        if self.position is not None:
+            same = self.named_fields("model_dims", "max_seq_len", "params_init")
+            self._position = self.position(name="position", **same)
+        self._final_norm = self.final_norm(name="final_norm", dims=self.model_dims)
+
+    def _embed(self, ids: jax.Array, positions: jax.Array) -> HiddenStates:
+        """Embedded tokens, with what their positions add."""
+        x = self._embedding.embed(ids)
+        return x if self.position is None else x + self._position(positions).astype(x.dtype)
 
     @property
     def head_dims(self) -> int:
@@ -72,7 +93,3 @@ class TransformerModel(Model):
     def _table_widths(self) -> dict[str, Any]:
         """The fields of the embedding and the head."""
         return self.named_fields("vocab_size", "model_dims", "params_init")
-
-    @property
-    def _position_widths(self) -> dict[str, Any]:
-        return self.named_fields("model_dims", "max_seq_len", "params_init")
