@@ -118,7 +118,7 @@ class TextInput(RandomAccessInput):
         if tokenizer is None:
             return {self._token_info.pad_id: "<pad>", self._token_info.eos_id: "<eos>"}
         named = {tokenizer.pad_id: "<pad>", tokenizer.eos_id: "<eos>", tokenizer.bos_id: "<bos>"}
-        return {**tokenizer.marks, **{token: name for token, name in named.items() if token is not None}}
+        return {**tokenizer.special_tokens_by_id, **{token: name for token, name in named.items() if token is not None}}
 
     def num_rows(self) -> int:
         return int(self.corpus.first_rows[-1])

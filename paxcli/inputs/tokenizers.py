@@ -56,8 +56,8 @@ class Tokenizer(Protocol):
         """Maps names of special tokens in chat templates, such as `eos_token`, to their text."""
 
     @property
-    def marks(self) -> Mapping[int, str]:
-        """Ids that `decode` leaves out, such as the marks of a chat template, and their text."""
+    def special_tokens_by_id(self) -> Mapping[int, str]:
+        """Ids that `decode` leaves out, such as those of a chat template, and their text."""
 
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text` [T], without special tokens at the start or end."""
@@ -95,7 +95,7 @@ class TokenizerConfig(Configurable):
     short_forms = ("byte", "hf:DIR", "spm:FILE", "tiktoken:FILE")
 
     @property
-    def marks(self) -> Mapping[int, str]:
+    def special_tokens_by_id(self) -> Mapping[int, str]:
         return {}
 
     @classmethod
@@ -245,7 +245,7 @@ class HuggingFaceTokenizer(_NamedTokens):
     pad_id = property(lambda self: self._id(self.pad_token) if self.pad_token is not None else 0)
 
     @functools.cached_property
-    def marks(self) -> Mapping[int, str]:
+    def special_tokens_by_id(self) -> Mapping[int, str]:
         added = self._model.get_added_tokens_decoder()
         return {number: token.content for number, token in added.items() if token.special}
 
@@ -312,7 +312,7 @@ class TiktokenTokenizer(_NamedTokens):
     vocab_size = property(lambda self: self._model.n_vocab)
 
     @functools.cached_property
-    def marks(self) -> Mapping[int, str]:
+    def special_tokens_by_id(self) -> Mapping[int, str]:
         return {self._model.encode_single_token(token): token for token in self._model.special_tokens_set}
 
     def encode(self, text: str) -> np.ndarray:

@@ -423,7 +423,7 @@ def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir
     train, data = config.task.train, config.train_input
     if train.random_seed is not None and data.input_random_seed is not None:
         return config, recipe_text
-    config, before = copy.deepcopy(config), run_dir.original_config() if run_dir.has_checkpoints() else {}
+    config, before = copy.deepcopy(config), run_dir.checkpointed_config()
     train, data = config.task.train, config.train_input
     if train.random_seed is None:
         train.random_seed = before.get(_RUN_SEED) or _draw_seed()

@@ -156,6 +156,10 @@ class RunDir:
         latest = store.latest_step()
         return {} if latest is None else dict(store.recipe(latest))
 
+    def checkpointed_config(self) -> dict[str, Any]:
+        """As `original_config`, but empty without a checkpoint: there is nothing to resume."""
+        return self.original_config() if self.has_checkpoints() else {}
+
     def check_same_recipe(self, config, allow_changed: bool) -> None:
         """Refuses to resume with a recipe that differs from the one that this run started with.
 
@@ -165,7 +169,7 @@ class RunDir:
         Raises:
           ConfigError: Fields differ, and `allow_changed` is false or they are not safe to change. Names them.
         """
-        before = self.original_config() if self.has_checkpoints() else {}
+        before = self.checkpointed_config()
         if not before:
             return
         now = parse_config_text(config_text(config))

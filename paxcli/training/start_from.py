@@ -27,7 +27,7 @@ from paxcli.training.run_dir import RunDir
 from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask
 
-_NUMBERED = re.compile(r"layers_\d+")
+_LAYER = re.compile(r"layers_\d+")  # a layer of a stack without `scan`; with it, all are in `layers`
 ORIGIN = "huggingface"
 """Directory in a run of the files beside its model's imported weights, which an export writes again."""
 
@@ -83,12 +83,10 @@ def load_warm_start(state: TrainState, source: WarmStart, task: SingleTask) -> t
     if unused := [name for name in arrays.unexpected if re.search(ADAPTERS, name)]:
         hint = "Add `--overlay lora`, or merge them: `pax export` the run, and `pax import` what that writes."
         raise ConfigError(f"{source.run_dir} has adapters that this model lacks, such as `{unused[0]}`.", hint)
-    absent, unused = ({_NUMBERED.sub("layers", x) for x in names} for names in (arrays.missing, arrays.unexpected))
-    if absent & unused:
-        problem = (
-            f"The layers of {source.run_dir} are stacked for a scan and those of this recipe are not, or vice versa"
-        )
-        raise ConfigError(f"{problem}: they would start at random values.", "Set the stack's `scan` as in that run.")
+    missing, unexpected = ({_LAYER.sub("layers", x) for x in names} for names in (arrays.missing, arrays.unexpected))
+    if missing & unexpected:
+        problem = f"{source.run_dir} and this recipe differ in `scan`: all layers would start at random values."
+        raise ConfigError(problem, "Set the stack's `scan` as in that run.")
     params = task.model.with_reference(params)
     weights = jax.tree.unflatten(jax.tree.structure(params), state.weights)
     shardings = jax.tree.map(lambda x: x.sharding, state.opt_state)
