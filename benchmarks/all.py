@@ -66,7 +66,7 @@ BENCHMARKS = {
     "finetune": Benchmark("Seconds per token of fine-tuning", "", "--sizes A --rounds 3", "required"),
     "decode": Benchmark("Seconds to generate", "", "--batches 1 8 --rounds 3", "required"),
     "start_up": Benchmark("Seconds from process start to the end of the first step", "", "", "optional"),
-    "input_peers": Benchmark("Tokens/s from JSON lines to batches", "", "--tokens 5000000 --rounds 3", "optional"),
+    "input_peers": Benchmark("Tokens/s from JSON lines to batches", "", "", "optional"),
     "checkpoint_rate": Benchmark(
         "Seconds to save a train state", "--sets model_dims=1024", "--sets model_dims=1024 --rounds 3", "optional"
     ),

@@ -172,8 +172,7 @@ class ChatInput(TextInput):
         by_file = dict(map_in_processes(self.reading.of(self).tokenize, self._files, self.num_workers))
         bad = BadRecords(self.on_bad_record, self.bad_record_budget)
         parts = [by_file[file] for file in self._files]
-        for part in parts:
-            bad.add_skipped(part.bad_records)
+        bad.add_skipped([record for part in parts for record in part.bad_records])
         ids, is_target, lengths = (np.concatenate(arrays) for arrays in zip(*(p[:3] for p in parts), strict=True))
         return TokenizedChats(ids, is_target, lengths, bad.found)
 
@@ -186,8 +185,8 @@ class ChatInput(TextInput):
         begins = np.cumsum(chats.lengths) - chats.lengths
         num_tokens = chats.lengths - 1  # the last one has no label
         lengths = np.minimum(num_tokens, self.seq_len)
-        targets = np.cumsum([0, *chats.is_target], dtype=np.int64)
-        kept = targets[begins + 1 + lengths] > targets[begins + 1]
+        targets = np.cumsum(chats.is_target)
+        kept = targets[begins + lengths] > targets[begins]
         if self.drop_longer_than is not None:
             kept &= num_tokens <= self.drop_longer_than
         pack = PackedTokens(

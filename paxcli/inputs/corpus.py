@@ -30,6 +30,8 @@ _CHECKED_BYTES = 2**32  # the ids of this many bytes of token files, read in a f
 
 # Packs documents: tokens, starts and the id of padding (see `PackedTokens`), without those that are too long.
 Pack = Callable[[np.ndarray, np.ndarray, int], PackedTokens]
+# The tokens of one or more documents, and the number of tokens with a label of each document.
+_Documents = Iterable[tuple[np.ndarray, Iterable[int]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,30 +84,31 @@ def tokenize_text(
     """
     bad = BadRecords(tokenizing.reading.on_bad_record, tokenizing.reading.bad_record_budget)
     with contextlib.ExitStack() as stack:
-        documents: Iterable[tuple[np.ndarray, np.ndarray]]
+        documents: _Documents
         if num_workers:
             directory = epath.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pax-tokens-")))
             parts = plan_parts(files, directory)
             infos = dict(tokenizing.write_all(parts, num_workers))
             bad.found += [record for part in parts for record in infos[part].bad_records]
-            documents = (open_token_file(part.path, infos[part], None) for part in parts)
+            opened = (open_token_file(part.path, infos[part], None) for part in parts)
+            documents = ((tokens, np.diff(starts)) for tokens, starts in opened)
         else:
-            documents = ((ids, np.array([0, len(ids) - 1])) for ids in tokenizing.tokenize(files, tokenizer, bad))
+            documents = ((ids, (len(ids) - 1,)) for ids in tokenizing.tokenize(files, tokenizer, bad))
         tokens, starts = _concatenate(documents, dtype_for(tokenizer.vocab_size))
     pack = make_pack(tokens, starts, tokenizer.pad_id)
     return Corpus([pack], bad.found, len(starts) - 1 - pack.num_documents, [], tokenizer.vocab_size, pack.checksum)
 
 
-def _concatenate(documents: Iterable[tuple[np.ndarray, np.ndarray]], dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _concatenate(documents: _Documents, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """The concatenated tokens of documents, in a memory-mapped temporary file, and their starts."""
-    starts = array("q", [0])
+    lengths = array("q")
     with tempfile.TemporaryFile() as file:
-        for tokens, inner in documents:
+        for tokens, of_documents in documents:
             file.write(np.ascontiguousarray(tokens, dtype).data)
-            starts.extend((inner[1:] + starts[-1]).tolist())
+            lengths.extend(of_documents)
         file.flush()
         tokens = np.asarray(np.memmap(file, dtype, "r")) if file.tell() else np.zeros(0, dtype)
-    return tokens, np.frombuffer(starts, np.int64)
+    return tokens, np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
 def open_token_files(

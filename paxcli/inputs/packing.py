@@ -84,10 +84,9 @@ class PackedTokens:
             inside = lasts[np.searchsorted(lasts, first) : np.searchsorted(lasts, first + len(chunk))]
             total = zlib.crc32(np.delete(chunk, inside - first).data, total)
         padding = -self.num_tokens % self.seq_len + 1
-        total = zlib.crc32(np.full(padding, self.pad_id, self.tokens.dtype).data, total)
-        total = zlib.crc32(np.ascontiguousarray(self.starts).data, total)
-        if self.loss_weights is not None:
-            total = zlib.crc32(np.ascontiguousarray(self.loss_weights).data, total)
+        for part in (np.full(padding, self.pad_id, self.tokens.dtype), self.starts, self.loss_weights):
+            if part is not None:
+                total = zlib.crc32(np.ascontiguousarray(part).data, total)
         return total if self.packing == CONCAT else zlib.crc32(self.packing.encode(), total)
 
     def rows(self, numbers: np.ndarray) -> NestedMap:

@@ -150,7 +150,8 @@ class ByteTokenizer(TokenizerConfig):
         return _encode_around({"<bos>": self.bos_id, "<eos>": self.eos_id}, text, self._encode_with_offsets)
 
     def _encode_with_offsets(self, text: str) -> Encoded:
-        start = np.repeat(np.arange(len(text)), [len(character.encode("utf-8")) for character in text])
+        # In UTF-8, the bytes of a character after its first are 0b10…
+        start = np.cumsum(np.frombuffer(text.encode("utf-8"), np.uint8) & 0xC0 != 0x80) - 1
         return self.encode(text), np.stack([start, start + 1], axis=1)
 
     def decode(self, ids: np.ndarray) -> str:

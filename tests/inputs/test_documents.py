@@ -132,6 +132,24 @@ class TestBadRecords:
         (text,) = data.ids_to_strings(tokens(data)[:1], [5])
         assert text == "😀" and len(data.corpus.bad_records) == 1
 
+    @pytest.mark.parametrize(
+        "content", [b'{"text": "half\xed\xa0\x80"}', '{"text": "two bytes each"}'.encode("utf-16")]
+    )
+    def test_lines_that_are_not_utf8(self, tmp_path, content):
+        (tmp_path / "a.jsonl").write_bytes(content)
+        with pytest.raises(DataError, match="a.jsonl, line 1 is not UTF-8"):
+            text_input(tmp_path / "a.jsonl").check_data()
+
+    @pytest.mark.parametrize(
+        "content", ['{"text": "first"}\n{"text": "last"}', '[{"text": "first"},\n {"text": "last"}]']
+    )
+    def test_a_byte_order_mark_is_left_out(self, tmp_path, content):
+        (tmp_path / "a.json").write_text(content)
+        (tmp_path / "marked.json").write_text(content, encoding="utf-8-sig")
+        np.testing.assert_array_equal(
+            tokens(text_input(tmp_path / "marked.json")), tokens(text_input(tmp_path / "a.json"))
+        )
+
     @pytest.mark.parametrize("indent", [None, 1])
     def test_a_file_of_one_array_is_read_as_lines(self, tmp_path, indent):
         records = [{"text": "good"}, {"text": "fine"}, {"txt": "bad"}, {"text": "\ud83d"}]
