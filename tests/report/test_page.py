@@ -11,6 +11,7 @@ from paxcli.cli.output import run
 from paxcli.errors import DataError, MissingError
 from paxcli.metrics.writers import JsonlWriter
 from paxcli.report.content import differing_values, read_reported_runs
+from paxcli.training.run_dir import RunDir
 from tests.report.pages import Page, open_in_browser
 
 HOSTILE = "</script><script>document.title='owned'</script><img src=x onerror=alert(1)>"
@@ -32,9 +33,8 @@ def runs(tmp_path):
         writer.write(30, {"loss": 4.25 + number, "num_examples": 12_345}, "eval/held-out")
         writer.close()
         lines = {"task.train.num_train_steps": 40, "task.train.learner.learning_rate": 1e-3 * (number + 1)}
+        RunDir(path).describe(pax.load("tiny").config, "recipe: tiny\n")
         (path / "config.txt").write_text("".join(f"{key} = {json.dumps(lines[key])}\n" for key in sorted(lines)))
-        (path / "recipe.yaml").write_text("recipe: tiny\n")
-        (path / "environment.json").write_text(json.dumps({"device_kind": "cpu", "num_devices": 1, "command": ["a"]}))
         causes = ("step", "input_wait", "start_up", "compile", "restore", "eval", "save", "lost", "stopped")
         seconds = dict.fromkeys(causes, 0.0) | {"step": 75.0, "eval": 25.0}
         accounts = {"goodput": 0.75, "wall_seconds": 100.0, "seconds": seconds, "starts": [{}]}
