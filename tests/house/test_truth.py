@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import importlib.metadata
 import inspect
+import json
 import pathlib
 import re
 import tomllib
@@ -83,6 +84,29 @@ def test_contributing_states_the_pinned_jax() -> None:
     by_sign = {sign: version for version, sign in pins.items()}
     stated = f"{by_sign['<']} on 3.11, {by_sign['>=']} on 3.12 and 3.13"
     assert stated in " ".join(read("CONTRIBUTING.md").split())
+
+
+def test_the_readme_has_the_range_of_the_steps_beside_maxtext() -> None:
+    rows = json.loads(read("benchmarks/results/tpu_peers.json"))["rows"]
+    ratios = [row["maxtext"]["seconds"] / row["pax"]["seconds"] for row in rows]
+    assert f"[{min(ratios):.2f} to {max(ratios):.2f}](docs/compile.md#beside-maxtext)" in read("README.md")
+
+
+def test_the_page_on_goodput_has_the_cadences_that_were_simulated() -> None:
+    plans = json.loads(read("benchmarks/results/goodput_simulation.json"))["plans"]
+    found = [
+        [
+            f"{plan['chips']:,}",
+            f"{plan['bucket_alone']['bucket_interval_steps']} steps",
+            str(plan["formula_interval_steps"]["bucket_alone_young"]),
+            f"{plan['bucket_alone']['goodput']:.1%}".replace("%", " %"),
+            f"{plan['two_tiers']['local_interval_steps']}, {plan['two_tiers']['bucket_interval_steps']}",
+            f"{plan['two_tiers']['goodput']:.1%}".replace("%", " %"),
+        ]
+        for plan in plans
+        if plan["chips"] >= 128
+    ]
+    assert [[row[0], *row[2:]] for row in table("docs/goodput.md", "chips")] == found
 
 
 # Verbs and pages.
