@@ -11,6 +11,7 @@ from typing import Any
 from etils import epath
 
 from paxcli import __version__
+from paxcli.config.paths import replace_text
 from paxcli.errors import MissingError
 from paxcli.metrics.goodput import CAUSES
 from paxcli.report import content
@@ -77,7 +78,7 @@ def write_page(template: str, path: epath.PathLike, dry_run: bool = False, **val
     try:
         if not dry_run:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(page)
+            replace_text(path, page)
     except OSError as error:
         raise MissingError(f"Cannot write {path}: {error.strerror}.", "Choose another file.") from error
     return len(page.encode())

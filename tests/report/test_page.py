@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 
 import pytest
 
@@ -91,6 +93,18 @@ def test_nothing_is_loaded_from_elsewhere(page):
     assert all(link.startswith("#") for link in found.links), found.links
     assert "Plotly" in found.scripts[None] or any("Plotly" in text for text in found.scripts.values())
     assert "img" not in found.tags
+
+
+def test_a_page_that_cannot_be_written_leaves_the_one_before(runs, page, monkeypatch):
+    before = page.read_text()
+
+    def fill_disk(number):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fill_disk)
+    with pytest.raises(MissingError, match="No space left"):
+        pax.Run(runs[0]).report(path=page)
+    assert page.read_text() == before
 
 
 def test_runs_with_only_metrics_are_reported(runs, tmp_path):
