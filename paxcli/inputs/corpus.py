@@ -17,7 +17,7 @@ from etils import epath
 
 from paxcli.errors import DataError, MissingError
 from paxcli.inputs.documents import BadRecords
-from paxcli.inputs.files import SourceFile
+from paxcli.inputs.files import SourceFile, size_of
 from paxcli.inputs.packing import PackedTokens
 from paxcli.inputs.token_files import TokenFileInfo, check_contents, dtype_for, identity, open_token_file, read_info
 from paxcli.inputs.tokenizers import Tokenizer
@@ -122,7 +122,7 @@ def open_token_files(
     """
     _allow_open_files(2 * len(files))
     packs, bad, dropped, identities = [], [], 0, []
-    is_checked = sum(file.path.stat().length for file in files) <= _CHECKED_BYTES
+    is_checked = sum(size_of(file.path) for file in files) <= _CHECKED_BYTES
     for file in files:
         found = read_info(file.path)
         for name in ("vocab_size", "eos_id"):

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Self
 
 from paxcli.errors import DataError, did_you_mean, load_library
 from paxcli.inputs.array_records import read_records
-from paxcli.inputs.files import SourceFile, local_copy
+from paxcli.inputs.files import SourceFile, local_copy, size_of
 from paxcli.log import log
 
 TEXT, JSONL, PARQUET, ARRAY_RECORD, TOKENS = ("text", "jsonl", "parquet", "arrayrecord", "tokens")
@@ -221,7 +221,7 @@ def _open_stream(file: SourceFile) -> Iterator[Any]:
         raise DataError(f"Cannot read {file.path}: {error.strerror or error}.", hint) from None
     with stream:
         unpack = _UNPACKERS.get(file.path.suffix.lower())
-        if unpack and not file.path.stat().length:  # gzip takes it for an archive of nothing
+        if unpack and not size_of(file.path):  # gzip takes it for an archive of nothing
             raise DataError(f"{file.path} is truncated: it has 0 bytes.", "Download the file again.")
         yield unpack(stream) if unpack else stream
 

@@ -92,6 +92,11 @@ def _split_at_wildcard(path: str) -> tuple[str, str]:
     return head, first + path[len(head) + 1 + len(first) :]
 
 
+def size_of(path: epath.Path) -> int:
+    """A file's size in bytes. The path's own `stat` fails where the id of its owner has no name, as in containers."""
+    return path.stat().length if "://" in os.fspath(path) else os.path.getsize(path)
+
+
 def local_copy(path: epath.Path, cache_dir: str | None) -> Path:
     """Returns `path`, or a local copy of a bucket's file in `cache_dir` (None: a temporary directory).
 

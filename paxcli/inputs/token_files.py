@@ -20,7 +20,7 @@ import numpy as np
 from etils import epath
 
 from paxcli.errors import DataError
-from paxcli.inputs.files import local_copy
+from paxcli.inputs.files import local_copy, size_of
 from paxcli.inputs.tokenizers import Tokenizer
 
 _DTYPES = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
@@ -106,10 +106,8 @@ def open_token_file(path: epath.Path, info: TokenFileInfo, cache_dir: str | None
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", "Check the file and its permissions.") from None
     if size % dtype.itemsize or (info.num_tokens is not None and size != info.num_tokens * dtype.itemsize):
-        expected = f"a multiple of {dtype.itemsize}"
-        if info.num_tokens is not None:
-            expected = f"{info.num_tokens} ids of {dtype.itemsize} bytes"
-        raise DataError(f"{path} has {size} bytes; expected {expected} ({info.dtype}).", "Write or download it again.")
+        ids = f"{'some' if info.num_tokens is None else info.num_tokens} ids of {dtype.itemsize} bytes"
+        raise DataError(f"{path} has {size} bytes; expected {ids} ({info.dtype}).", "Write or download it again.")
     tokens = _memory_map(local, dtype)
     index = _sibling(path, _INDEX)
     if info.num_documents is None or not index.exists():
@@ -153,7 +151,7 @@ def identity(path: epath.Path, info: TokenFileInfo, cache_dir: str | None) -> li
 
 def edges_checksum(path: epath.Path) -> int:
     """CRC-32 of a file's size and of its first and last 64 KiB."""
-    size = path.stat().length
+    size = size_of(path)
     with path.open("rb") as file:
         total = zlib.crc32(file.read(_EDGE), size & 0xFFFFFFFF)
         file.seek(max(size - _EDGE, 0))

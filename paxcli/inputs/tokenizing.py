@@ -11,7 +11,7 @@ from etils import epath
 
 from paxcli.errors import ConfigError
 from paxcli.inputs.documents import BadRecords, Reading
-from paxcli.inputs.files import SourceFile
+from paxcli.inputs.files import SourceFile, size_of
 from paxcli.inputs.processes import map_in_processes
 from paxcli.inputs.token_files import TokenFileInfo, dtype_for, edges_checksum, read_info, write_token_file
 from paxcli.inputs.tokenizers import Tokenizer, TokenizerTemplate
@@ -32,7 +32,7 @@ def plan_parts(files: Sequence[SourceFile], directory: epath.Path, bytes_per_par
     groups: list[list[tuple[SourceFile, int]]] = []
     free = 0
     for file in files:
-        size = file.path.stat().length
+        size = size_of(file.path)
         if free < size or not groups:
             groups.append([])
             free = bytes_per_part
@@ -88,7 +88,7 @@ class Tokenizing:
         described = [part for part in parts if part.path.with_name(part.path.name + ".json").exists()]
         existing = [(part, self._read_existing(part)) for part in described]
         # One whose ids were deleted or truncated since is written again.
-        return {part: info for part, info in existing if part.path.exists() and part.path.stat().length == _size(info)}
+        return {part: info for part, info in existing if part.path.exists() and size_of(part.path) == _size(info)}
 
     def _read_existing(self, part: Part) -> TokenFileInfo:
         info = read_info(part.path)

@@ -104,6 +104,28 @@ def test_a_full_disk_is_the_machine_s_fault(tmp_path: pathlib.Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_user_without_a_name(tmp_path: pathlib.Path) -> None:
+    """As in a container that runs under another user's number: its own, and that of all files, has no entry."""
+    for index in range(2):
+        (tmp_path / f"{index}.txt").write_text("some text")
+    code = """
+import os, pwd, sys
+
+def find_nobody(number):
+    raise KeyError(number)
+
+pwd.getpwuid = find_nobody
+from paxcli.cli.main import app
+from paxcli.cli.output import run
+sys.exit(run(app, sys.argv[1:]))
+"""
+    env = {**os.environ, "HOME": os.fspath(tmp_path)}
+    for _ in range(2):  # the second reads what the first wrote
+        command = [sys.executable, "-c", code, "data", "tokenize", "*.txt", "--out", "tokens"]
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("closed", [">&-", "<&-", "<&- >&- 2>&-"])
 def test_streams_may_be_closed(closed: str, tmp_path: pathlib.Path) -> None:
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "paxcli"]

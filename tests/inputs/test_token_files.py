@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import pathlib
+import pwd
 import shutil
 
 import numpy as np
@@ -36,6 +38,14 @@ def test_documents_end_at_eos_and_the_last_may_be_incomplete(tmp_path):
     assert batch.labels[0].tolist() == [6, 50256, 8, 9, 0, 0, 0, 0]
     assert batch.segment_ids[0].tolist() == [1, 1, 2, 2, 0, 0, 0, 0]
     assert batch.segment_pos[0].tolist() == [0, 1, 0, 1, 0, 0, 0, 0]
+
+
+def test_the_owner_of_a_file_needs_no_name(tmp_path, monkeypatch):
+    path, text = write_foreign(tmp_path / "a.bin", [5, 6, 50256]), tmp_path / "a.txt.gz"
+    text.write_bytes(gzip.compress(b"text"))
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # as in a container
+    assert token_input(path).num_rows() == token_input(text).num_rows() == 1
+    assert token_input(path).get_state()["data"] != token_input(text).get_state()["data"]
 
 
 def test_wide_ids(tmp_path):
