@@ -53,20 +53,21 @@ class RunDir:
         """Creates the directory and checks that it is writable.
 
         Raises:
-          ConfigError: The path is a file.
+          ConfigError: The path is a file, or checkpoints in it would have no arrays.
           MissingError: It is not writable.
         """
+        hint = "Give another one with `--run-dir`."
+        if {*"*?["} & {*str(resolve_path(self.path))}:  # Orbax finds the arrays of a checkpoint with a pattern
+            raise ConfigError(f"The path of {self.path} has one of * ? [: checkpoints would lose their arrays.", hint)
         if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"The run directory {self.path} is a file.", "Give another one with `--run-dir`.")
+            raise ConfigError(f"The run directory {self.path} is a file.", hint)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
             probe.write_text("")
             probe.unlink()
         except OSError as error:
-            reason = error.strerror or error
-            hint = "Give another one with `--run-dir`."
-            raise MissingError(f"The run directory {self.path} cannot be written: {reason}.", hint) from error
+            raise MissingError(f"{self.path} cannot be written: {error.strerror or error}.", hint) from error
 
     def require_recipe(self) -> str:
         """The target that `config.load` takes for the recipe of this run.
@@ -183,8 +184,7 @@ class RunDir:
         hint = "Give another `--run-dir`, or undo the change."
         if not unsafe:
             hint = "Add `--allow-changed` to resume with the new values, or give another `--run-dir`."
-        listed = changed_lines(before, now, refused)
-        raise ConfigError(f"{self.path} was started with another recipe:\n{listed}", hint)
+        raise ConfigError(f"{self.path} was started with another recipe:\n{changed_lines(before, now, refused)}", hint)
 
     def init_from(self) -> str | None:
         """The options that named the run's first parameters, such as `--from runs/a`; None = they were random."""

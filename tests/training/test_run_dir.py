@@ -89,3 +89,15 @@ def test_a_newer_field_that_the_recipe_sets_is_a_change(tmp_path):
 def test_a_run_without_a_checkpoint_takes_any_recipe(tmp_path):
     (tmp_path / "config.txt").write_text(config_text(_alternating()))
     RunDir(tmp_path).check_same_recipe(resolve("tiny").config, allow_changed=False)
+
+
+@pytest.mark.parametrize("name", ["lr=[1e-3]", "a*", "a?"])
+def test_a_path_that_checkpoints_would_lose_their_arrays_in_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match=r"has one of \* \? \["):
+        RunDir(tmp_path / name / "run").create()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_other_odd_names_are_usable(tmp_path):
+    for name in ("a b", "a#b", "%s", "{a}", "é😀", "a\nb"):
+        RunDir(tmp_path / name).create()
