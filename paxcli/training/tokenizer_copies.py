@@ -35,7 +35,8 @@ def copy_tokenizers(config: fdl.Config[Experiment], run_dir: epath.Path) -> None
         if digest == _MISSING:  # that of token files, which need it only to decode ids
             continue
         copied = record.setdefault(path, f"tokenizers/{digest}/{epath.Path(path).name}")
-        for file in files:
+        # A sound copy is left alone: writing it again may fail half-way.
+        for file in () if _files(run_dir / copied)[1] == digest else files:
             copy_of_file = (run_dir / copied).parent / file.relative_to(files[0].parent)
             copy_of_file.parent.mkdir(parents=True, exist_ok=True)
             copy_of_file.write_bytes(file.read_bytes())

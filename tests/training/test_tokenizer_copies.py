@@ -77,3 +77,13 @@ def test_a_run_keeps_its_tokenizer(trained, tmp_path, monkeypatch, caplog):
         with pytest.raises(DataError, match=r"The run's tokenizer .*/tokenizer.json is missing or damaged"):
             pax.Run(tmp_path / "run").evaluate()
         copy.with_name(name).unlink()
+
+
+def test_a_resume_leaves_a_sound_copy_alone_and_completes_a_torn_one(trained, tmp_path):
+    [copy] = (tmp_path / "run" / "tokenizers").glob("*/tokenizer.json")
+    content, written = copy.read_bytes(), copy.stat().st_mtime_ns
+    _train(3)
+    assert copy.stat().st_mtime_ns == written
+    copy.write_bytes(content[:100])  # as of a first start that was killed
+    _train(4)
+    assert copy.read_bytes() == content
