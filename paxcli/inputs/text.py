@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from paxcli.config.configurable import template
-from paxcli.config.fields import Common, Derived, NonNegativeInt, PositiveInt, Range, Tokens
+from paxcli.config.fields import Common, Derived, NonNegativeInt, PositiveInt, Range, SafeOnResume, Tokens
 from paxcli.errors import ConfigError, DataError
 from paxcli.inputs.base_input import RandomAccessInput, language_spec
 from paxcli.inputs.corpus import Corpus, open_token_files, tokenize_text
@@ -53,7 +53,7 @@ class TextInput(RandomAccessInput):
       cache_dir: Directory for local copies of a bucket's token files and ArrayRecord files. None: a temporary one.
     """
 
-    files: list[str] | None = None
+    files: SafeOnResume[list[str] | None] = None  # a position in other data is refused
     format: Literal["text", "jsonl", "parquet", "arrayrecord", "tokens"] | None = None
     text_field: str | None = "text"
     tokenizer: Common[Callable[[], Tokenizer]] = template(ByteTokenizer)
@@ -66,8 +66,8 @@ class TextInput(RandomAccessInput):
     eval_fraction: Annotated[float, Range(above=0, below=1)] = 0.03
     on_bad_record: Literal["error", "skip"] = "error"
     bad_record_budget: NonNegativeInt = 100
-    num_workers: NonNegativeInt = 0
-    cache_dir: str | None = None
+    num_workers: SafeOnResume[NonNegativeInt] = 0
+    cache_dir: SafeOnResume[str | None] = None
 
     def validate(self) -> None:
         super().validate()

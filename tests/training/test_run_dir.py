@@ -12,6 +12,7 @@ from paxcli.config.assign import assign
 from paxcli.config.render import config_text
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
+from paxcli.inputs.text import TextInput
 from paxcli.layers.block import TransformerBlock
 from paxcli.layers.patterned_stack import PatternedStack
 from paxcli.training.run_dir import RunDir
@@ -49,6 +50,15 @@ def test_what_may_change_with_consent(tmp_path, path, value):
         run_dir.check_same_recipe(changed, allow_changed=False)
     assert "--allow-changed" in caught.value.hint
     run_dir.check_same_recipe(changed, allow_changed=True)
+
+
+@pytest.mark.parametrize(("path", "value"), [("files", ["new/*.txt"]), ("num_workers", 2), ("cache_dir", "/tmp/c")])
+def test_where_and_how_text_is_read_may_change(tmp_path, path, value):
+    config = tiny_synthetic()
+    config.train_input = TextInput.config(files=["old/*.txt", "more.txt"])
+    run_dir = _started(tmp_path, config_text(config))
+    assign(config, f"train_input.{path}", value)
+    run_dir.check_same_recipe(config, allow_changed=True)
 
 
 @pytest.mark.parametrize(
