@@ -53,11 +53,12 @@ pax("provision demo --accelerator v4-128 --slices 2 --spot --dry-run")
 # %% [markdown]
 # ## Install pax on every worker
 #
-# This sends the installed package and installs the JAX that it was tested with. Without `--dry-run`:
+# This sends the wheel of your checkout, and installs it with the JAX that it was tested with. Without `--dry-run`:
 #
-# ```
-# pax install --on demo
-# pax doctor --on demo
+# <!-- cloud -->
+# ```console
+# $ pax install --on demo
+# $ pax doctor --on demo
 # ```
 
 # %% [markdown]
