@@ -106,7 +106,7 @@ def open_token_file(path: epath.Path, info: TokenFileInfo, cache_dir: str | None
     except OSError as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.", "Check the file and its permissions.") from None
     if size % dtype.itemsize or (info.num_tokens is not None and size != info.num_tokens * dtype.itemsize):
-        ids = f"{'some' if info.num_tokens is None else info.num_tokens} ids of {dtype.itemsize} bytes"
+        ids = ("" if info.num_tokens is None else f"{info.num_tokens} ") + f"ids of {dtype.itemsize} bytes"
         raise DataError(f"{path} has {size} bytes; expected {ids} ({info.dtype}).", "Write or download it again.")
     tokens = _memory_map(local, dtype)
     index = _sibling(path, _INDEX)

@@ -57,8 +57,8 @@ class RunDir:
           MissingError: It is not writable.
         """
         hint = "Give another one with `--run-dir`."
-        if {*"*?["} & {*str(resolve_path(self.path))}:  # Orbax finds the arrays of a checkpoint with a pattern
-            raise ConfigError(f"The path of {self.path} has one of * ? [: checkpoints would lose their arrays.", hint)
+        if {*"*?["} & {*(path := str(resolve_path(self.path)))}:  # Orbax finds the arrays of a checkpoint by a pattern
+            raise ConfigError(f"The path {path} has one of * ? [: checkpoints would lose their arrays.", hint)
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"The run directory {self.path} is a file.", hint)
         try:

@@ -32,7 +32,7 @@ def pages_of(nav: Any) -> list[str]:
 NAV = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / page for page in NAV)]
 BLOCK = re.compile(
-    r"^(<!-- (?:run|cloud) -->\n)?```(\w+)(?: title=\"([^\"\n]*)\")?\n(.*?)^```", re.MULTILINE | re.DOTALL
+    r"^(<!-- (?:run|cloud) -->\n)?```(\w*)(?: title=\"([^\"\n]*)\")?[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
 
 # Limits each training when the whole documentation is run, except where steps are traced.
@@ -100,13 +100,7 @@ def test_the_whole_documentation_runs(pax, tmp_path: pathlib.Path) -> None:
 
 def test_no_command_hides_in_another_kind_of_block() -> None:
     """A `pax` command in a shell block, or in one without a kind, would be checked by nothing."""
-    fenced = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-    shell = [
-        (page.name, text)
-        for page in PAGES
-        for kind, text in fenced.findall(page.read_text())
-        if kind in ("", "sh", "bash")
-    ]
+    shell = [(page.name, text) for page in PAGES for kind in ("", "sh", "bash") for _, text in blocks(page, kind)]
     assert len(shell) > 5 and [name for name, text in shell if re.search(r"^(\$ )?pax ", text, re.MULTILINE)] == []
 
 
