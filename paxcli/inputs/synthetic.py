@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -45,6 +46,10 @@ class _Synthetic(RandomAccessInput):
 
     def data_fingerprint(self) -> Any:
         return self.num_examples
+
+    def _random(self, numbers: np.ndarray) -> list[tuple[int, np.random.Generator]]:
+        """The index of each row that is not padding, and its random numbers."""
+        return [(i, np.random.default_rng([self.seed, self.is_training, n])) for i, n in enumerate(numbers) if n >= 0]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -109,15 +114,12 @@ class SyntheticPairs(SyntheticInput):
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
         assert self.seq_len is not None and self.vocab_size is not None
-        length = self.seq_len
-        source, labels = np.zeros((2, len(numbers), length), np.int32)
-        for index, number in enumerate(numbers):
-            if number >= 0:
-                random = np.random.default_rng([self.seed, self.is_training, number])
-                tokens = random.integers(2, self.vocab_size, size=random.integers(1, length))
-                count = len(tokens) + 1
-                source[index, :count] = [*tokens, EOS_ID]
-                labels[index, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
+        source, labels = np.zeros((2, len(numbers), self.seq_len), np.int32)
+        for index, random in self._random(numbers):
+            tokens = random.integers(2, self.vocab_size, size=random.integers(1, self.seq_len))
+            count = len(tokens) + 1
+            source[index, :count] = [*tokens, EOS_ID]
+            labels[index, :count] = [*(tokens if self.target == "copy" else tokens[::-1]), EOS_ID]
         ids = np.pad(labels, ((0, 0), (1, 0)), constant_values=BOS_ID)[:, :-1]
         batch = _language_batch(ids, labels, labels != BOS_ID)
         batch.source_ids = source
@@ -145,16 +147,19 @@ class SyntheticImages(_Synthetic):
     noise: NonNegativeFloat = 2.0
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
-        assert self.num_classes is not None
-        shape = (self.image_size, self.image_size, self.num_channels)
-        patterns = np.random.RandomState(0).standard_normal((self.num_classes, *shape)).astype(np.float32)
+        num_classes, *shape = self._patterns.shape
         labels, images = np.zeros(len(numbers), np.int32), np.zeros((len(numbers), *shape), np.float32)
-        for index, number in enumerate(numbers):
-            if number >= 0:
-                random = np.random.default_rng([self.seed, self.is_training, number])
-                labels[index] = random.integers(self.num_classes)
-                images[index] = patterns[labels[index]] + self.noise * random.standard_normal(shape, np.float32)
+        for index, random in self._random(numbers):
+            labels[index] = random.integers(num_classes)
+            images[index] = self._patterns[labels[index]] + self.noise * random.standard_normal(shape, np.float32)
         return NestedMap(image=images, labels=labels, weights=(numbers >= 0).astype(np.float32))
+
+    @functools.cached_property
+    def _patterns(self) -> np.ndarray:
+        """The image of each class, without noise."""
+        assert self.num_classes is not None
+        shape = (self.num_classes, self.image_size, self.image_size, self.num_channels)
+        return np.random.RandomState(0).standard_normal(shape).astype(np.float32)
 
 
 def _language_batch(ids: np.ndarray, labels: np.ndarray, is_token: np.ndarray) -> NestedMap:
