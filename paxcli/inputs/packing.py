@@ -91,7 +91,6 @@ class PackedTokens:
 
     def rows(self, numbers: np.ndarray) -> NestedMap:
         """A language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
-        numbers = np.asarray(numbers)
         batch, seq_len = len(numbers), self.seq_len
         pieces = self._pieces_concat(numbers) if self.packing == CONCAT else self._pieces_of_rows(numbers)
         _, nth = _enumerate_counts(np.bincount(pieces.row, minlength=batch))

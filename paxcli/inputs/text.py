@@ -94,7 +94,7 @@ class TextInput(RandomAccessInput):
           DataError: A file or glob has no text, or a record cannot be read.
         """
         # For `order`. While it loads, it replaces `__import__` for all threads, so it loads before a run has some.
-        import grain  # noqa: F401
+        import grain.experimental  # noqa: F401
 
         self.validate()
         self.num_rows()
@@ -129,17 +129,16 @@ class TextInput(RandomAccessInput):
     def order(self, positions: np.ndarray) -> np.ndarray:
         if not (self.is_training if self.shuffle is None else self.shuffle):
             return super().order(positions)
-        return np.fromiter((self._shuffled[position] for position in positions.tolist()), np.int64, len(positions))
+        # Grain provides only the order of the rows, that of `MapDataset.shuffle`: with random access, no threads or
+        # prefetching are needed.
+        from grain.experimental import index_shuffle
+
+        epochs, indices = np.divmod(positions, self.num_rows())
+        shuffle = np.frompyfunc(index_shuffle, 4, 1)
+        return shuffle(indices, self.num_rows() - 1, (self.seed + epochs) % 2**32, 4).astype(np.int64)
 
     def data_fingerprint(self) -> Any:
         return self.corpus.checksum
-
-    @functools.cached_property
-    def _shuffled(self) -> Any:
-        # Grain provides only the order of the rows: with random access, no threads or prefetching are needed.
-        import grain
-
-        return grain.MapDataset.range(self.num_rows()).shuffle(seed=self.seed).repeat()
 
     def prompt_template(self) -> Any:
         """The template of the tokenizer's directory, if it has one."""

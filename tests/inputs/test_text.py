@@ -183,3 +183,19 @@ def test_order_and_splits_never_change(tmp_path):
     data = text_input(tmp_path / "a", seq_len=16, reset_for_eval=False, eval_loop_num_batches=1, is_training=True)
     assert data.order(np.arange(20)).tolist() == [8, 6, 7, 9, 0, 5, 1, 2, 4, 3, 2, 0, 9, 1, 5, 7, 6, 8, 4, 3]
     assert [i for i in range(100) if data._split_of(f"{i}.txt") == "eval"] == [6, 16, 45, 50, 60, 84]
+
+
+def test_the_order_is_that_of_grains_shuffle_in_every_epoch(tmp_path):
+    import grain
+
+    (tmp_path / "a").write_text("x" * 159)
+    training = {
+        "reset_for_eval": False,
+        "eval_loop_num_batches": 1,
+        "is_training": True,
+        "input_random_seed": 2**32 - 1,
+    }
+    data = text_input(tmp_path / "a", **training)
+    expected = grain.MapDataset.range(data.num_rows()).shuffle(seed=2**32 - 1).repeat()
+    positions = [*range(3 * data.num_rows()), 10**12]
+    assert data.order(np.array(positions)).tolist() == [expected[position] for position in positions]
