@@ -185,8 +185,8 @@ class ChatInput(TextInput):
         begins = np.cumsum(chats.lengths) - chats.lengths
         num_tokens = chats.lengths - 1  # the last one has no label
         lengths = np.minimum(num_tokens, self.seq_len)
-        targets = np.cumsum(chats.is_target)
-        kept = targets[begins + lengths] > targets[begins]
+        labels = zip((begins + 1).tolist(), (begins + 1 + lengths).tolist(), strict=True)
+        kept = np.array([chats.is_target[first:end].any() for first, end in labels], bool)
         if self.drop_longer_than is not None:
             kept &= num_tokens <= self.drop_longer_than
         pack = PackedTokens(
