@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from paxcli.log import silence, use_color
-from paxcli.metrics.meter import Record
 from paxcli.metrics.text import values_text
+
+if TYPE_CHECKING:
+    from paxcli.metrics.meter import Record
 
 _UNWRAPPED = 10_000  # the width of a console whose lines are not wrapped, in characters
 
@@ -105,8 +107,7 @@ class ProgressPrinter(Reporter, contextlib.AbstractContextManager["ProgressPrint
         if values["skipped_steps"]:
             fields.append(f"skipped {values['skipped_steps']}")
         left = _duration(values["seconds_left"])
-        fields.append(f"left {left}")
-        self.message(" · ".join(fields))
+        self.message(" · ".join([*fields, f"left {left}"]))
         if self._progress is not None:
             self._progress.update(self._task, completed=record.step, description=f"step {record.step}, {left} left")
 

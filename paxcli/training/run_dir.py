@@ -15,8 +15,6 @@ import yaml
 from etils import epath
 
 import paxcli
-from paxcli.checkpoint.local_tier import RECORD
-from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.config.fields import Mark
 from paxcli.config.paths import replace_text, resolve_path
 from paxcli.config.render import config_text, parse_config_text
@@ -135,6 +133,8 @@ class RunDir:
 
     def has_checkpoints(self) -> bool:
         """Whether a checkpoint was saved, here or on local disks: the same on every machine of a job."""
+        from paxcli.checkpoint.manager import RECORD, CheckpointStore  # here, since it loads JAX
+
         return bool(CheckpointStore(self.checkpoints).steps()) or (self.checkpoints / RECORD).exists()
 
     def original_config(self) -> dict[str, Any]:
@@ -153,6 +153,8 @@ class RunDir:
                 reason = error.message if isinstance(error, DataError) else f"It is not UTF-8: {error}."
                 hint = "Restore it from a backup, or delete it: checkpoints record the recipe and its seeds too."
                 raise DataError(f"{path} is damaged. {reason}", hint) from error
+        from paxcli.checkpoint.manager import CheckpointStore
+
         store = CheckpointStore(self.checkpoints)
         latest = store.latest_step()
         return {} if latest is None else dict(store.recipe(latest))

@@ -93,6 +93,19 @@ def test_an_unknown_recipe_is_refused_before_jax_is_loaded(args: list[str]) -> N
     assert "paxcli.config.load" in modules and "jax" not in modules
 
 
+def test_verbs_that_compute_nothing_load_no_jax(tmp_path: pathlib.Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "split": "train", "loss": 1.0}\n')
+    (run / "config.txt").write_text("")
+    (tmp_path / "text.txt").write_text("Text.")
+    report = ["report", str(run), "--out", str(tmp_path / "page.html")]
+    tokenize = ["data", "tokenize", str(tmp_path / "text.txt"), "--out", str(tmp_path / "tokens")]
+    for command, module in ((report, "paxcli.report.page"), (tokenize, "paxcli.inputs.token_files")):
+        modules = modules_loaded(*command)
+        assert module in modules and "jax" not in modules
+
+
 def test_training_starts_without_what_it_needs_later(tmp_path: pathlib.Path) -> None:
     modules = modules_loaded("train", "tiny", "--dry-run", "--run-dir", str(tmp_path / "run"))
     assert {"paxcli.training.loop", "paxcli.models.language_model", "optax"} <= set(modules)
