@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -135,10 +136,9 @@ def write_safetensors(
     count, rest = len(shards), iter(tensors)
     files = [SINGLE] if count == 1 else [f"model-{i:05}-of-{count:05}.safetensors" for i in range(1, count + 1)]
     for file, names in zip(files, shards, strict=True):
-        arrays = dict(next(rest) for _ in names)
+        arrays = {name: np.ascontiguousarray(x) for name, x in itertools.islice(rest, len(names))}
         assert list(arrays) == names
-        contiguous = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
-        save_file(contiguous, directory / file, metadata={"format": "pt"})
+        save_file(arrays, directory / file, metadata={"format": "pt"})
     if count > 1:
         weight_map = {name: file for file, names in zip(files, shards, strict=True) for name in names}
         write_json(directory / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})

@@ -226,7 +226,7 @@ def export_huggingface(
 
 def _cast(name: str, array: np.ndarray, dtype: np.dtype) -> np.ndarray:
     with np.errstate(over="ignore"):
-        found = array.astype(dtype)
+        found = array.astype(dtype, copy=False)
     if not np.isfinite(found).all() and np.isfinite(array).all():
         raise DataError(f"`{name}` has values beyond {dtype}.", "Export with `--dtype bfloat16` or `float32`.")
     return found
