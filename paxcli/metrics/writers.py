@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ _BLOCK_BYTES = 1 << 20
 _NUM_SAMPLES = 20_000
 _FLUSH_SECONDS = 5
 _EVENTS = "pax-events"
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)  # NaN and infinity, as `JsonlWriter` writes them
 
 MetricValues = Mapping[str, float | int | None]
 
@@ -108,10 +110,9 @@ class TensorBoardWriter:
             writer.close()
 
     def _open(self, split: str) -> Any:
-        from tensorboardX import SummaryWriter
-        from tensorboardX.record_writer import register_writer_factory
+        from tensorboardX import SummaryWriter, record_writer
 
-        register_writer_factory(_EVENTS, _EventFiles())
+        record_writer.register_writer_factory(_EVENTS, _EventFiles())
         self._splits[split] = SummaryWriter(
             f"{_EVENTS}:{self._directory}/{split}",
             purge_step=self._purge_step,
@@ -167,8 +168,8 @@ def read_lines(path: epath.Path, sample: bool = False) -> Iterator[dict[str, Any
       DataError: A value of a line is not a number or null.
     """
     for line in read_records(path, sample):
-        values = [value for name, value in line.items() if name != "split"]
-        if not isinstance(line.get("split"), str) or not all(isinstance(x, int | float | None) for x in values):
+        kinds = {type(value) for name, value in line.items() if name != "split"}
+        if not isinstance(line.get("split"), str) or not kinds <= {int, float, bool, type(None)}:
             raise DataError(f"{path} has a line without metrics: {str(line)[:100]}.", "Restore or delete that line.")
         yield line
 
@@ -205,9 +206,9 @@ def _parse_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The JSON objects that have a `step`, without torn lines."""
     for text in lines:
         with contextlib.suppress(ValueError):
-            parsed = json.loads(text, parse_constant=lambda _: None)  # NaN and infinity, as `JsonlWriter` writes them
+            parsed = _DECODER.decode(text.decode("utf-8-sig"))
             if isinstance(parsed, dict) and isinstance(parsed.get("step"), int):
-                yield parsed
+                yield dict(zip(map(sys.intern, parsed), parsed.values(), strict=True))  # or each line has its own names
 
 
 def _size_up_to(path: epath.Path, resume_step: int | None) -> int:

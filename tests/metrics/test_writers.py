@@ -113,6 +113,12 @@ def test_a_line_that_somebody_changed_is_named(tmp_path, line):
         next(lines)
 
 
+def test_a_byte_order_mark_before_the_first_line_is_not_part_of_it(tmp_path):
+    path = epath.Path(tmp_path / "metrics.jsonl")
+    path.write_text('\ufeff{"step": 1, "split": "train"}\n{"step": 2, "split": "train"}\n')
+    assert [line["step"] for line in read_lines(path)] == [1, 2]
+
+
 def test_a_new_run_starts_an_empty_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 7, "split": "train", "loss": 1.0}\n')
