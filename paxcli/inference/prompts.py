@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,8 @@ class Prompt:
 
 PromptLike = str | Mapping[str, Any] | Prompt
 _FIELDS = [field.name for field in dataclasses.fields(Prompt) if field.name != "place"]
+_UNSET = fdl.Config(Prompt)  # it takes a while to make one
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def parse_prompt(row: PromptLike, place: str = "") -> Prompt:
@@ -70,7 +74,7 @@ def parse_prompt(row: PromptLike, place: str = "") -> Prompt:
         return row
     if not isinstance(row, str | Mapping):
         raise ConfigError(f"{place}{row!r} is not a prompt.", 'Write it as {"prompt": "…"}.')
-    config = fdl.Config(Prompt)
+    config = copy.copy(_UNSET)
     try:
         for name, value in ({"prompt": row} if isinstance(row, str) else row).items():
             if name not in _FIELDS:
@@ -79,7 +83,7 @@ def parse_prompt(row: PromptLike, place: str = "") -> Prompt:
         config.place = place
         found = fdl.build(config)
         check_fields(found)
-        if any("\ud800" <= x <= "\udfff" for x in json.dumps(dataclasses.asdict(found), ensure_ascii=False)):
+        if _SURROGATE.search(json.dumps(dataclasses.asdict(found), ensure_ascii=False)):
             raise ConfigError("A prompt has half a character, a surrogate without the other.", "Write it in UTF-8.")
         if [found.prompt, found.ids, found.messages].count(None) != 2:
             raise ConfigError("A prompt has one of `prompt`, `ids` and `messages`.", "Give it exactly one of them.")
