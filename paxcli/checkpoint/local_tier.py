@@ -160,7 +160,7 @@ def newest_local_step(checkpoints: epath.Path) -> int | None:
 
 def _root(checkpoints: epath.Path, directory: str) -> epath.Path:
     run = hashlib.sha256(str(resolve_path(checkpoints)).encode()).hexdigest()[:16]
-    return epath.Path(resolve_path(directory)) / run
+    return resolve_path(directory) / run  # pyrefly: ignore - epath's glob would take wildcards in its name for a pattern
 
 
 def _steps(folder: epath.Path) -> list[int]:

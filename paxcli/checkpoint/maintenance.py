@@ -125,7 +125,7 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
     hint = "Copy to another directory."
     if present := [step for step in chosen if (target / _CHECKPOINTS / str(step)).exists()]:
         raise ConfigError(f"{target} already has checkpoints of steps {format_steps(present)}.", hint)
-    source = epath.Path(resolve_path(run_dir))
+    source = resolve_path(run_dir)  # the glob of epath would take wildcards in its name for a pattern
     files = {file: target / file.relative_to(source) for pattern in _RUN_FILES for file in source.glob(pattern)}
     for file, copy in files.items():
         if copy.exists() and copy.read_bytes() != file.read_bytes():
@@ -135,7 +135,9 @@ def copy_checkpoints(run_dir: str, out: str, steps: Sequence[int] = (), dry_run:
     (target / _CHECKPOINTS).mkdir(parents=True, exist_ok=True)
     for file, copy in files.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
-        file.copy(copy, overwrite=True)
+        partial = copy.with_name(f"{copy.name}.tmp")  # part of a file would look like that of another run
+        partial.write_bytes(file.read_bytes())
+        partial.replace(copy)
     return [_info(_copy_step(_step_dir(run_dir, step), target / _CHECKPOINTS)) for step in chosen]
 
 
@@ -149,13 +151,19 @@ def _files(directory: epath.Path) -> list[epath.Path]:
 
 
 def _info(directory: epath.Path) -> CheckpointInfo:
-    stats = [path.stat() for path in _files(directory)]
+    stats = [_stat(path) for path in _files(directory)]
     return CheckpointInfo(
         step=int(directory.name),
-        bytes=sum(stat.length for stat in stats),
-        saved_at=max([stat.mtime for stat in stats if stat.mtime], default=None),
+        bytes=sum(size for size, _ in stats),
+        saved_at=max([time for _, time in stats if time], default=None),
         path=os.fspath(directory),
     )
+
+
+def _stat(path: epath.Path) -> tuple[int, float | None]:
+    """Size and time of change; of local files not by epath, which fails where the id of the owner has no name."""
+    found = resolve_path(path).stat()  # that of a bucket has other fields
+    return (found.length, found.mtime) if "://" in os.fspath(path) else (found.st_size, found.st_mtime)  # pyrefly: ignore
 
 
 def _verify(directory: epath.Path) -> Verified:

@@ -290,7 +290,8 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         except Exception as error:
             kept = f"Complete checkpoints there: {format_steps(self.steps())}."
             if fault := machine_fault(error):
-                place = getattr(error, "filename", None) or self.directory
+                written = " or ".join(filter(None, (os.fspath(self.directory), self._policy.local_directory)))
+                place = getattr(error, "filename", None) or written  # a full disk has no name
                 hint = f"Fix that and run the same command again: it resumes. {kept}"
                 raise MissingError(f"Cannot write a checkpoint to {place}: {fault}.", hint) from error
             message = f"Saving a checkpoint to {self.directory} failed: {first_line(error)}"

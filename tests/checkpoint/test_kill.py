@@ -85,6 +85,14 @@ def test_a_background_error_is_raised_before_the_next_save(small_disk):
     store.close()
 
 
+def test_a_full_disk_of_local_checkpoints_is_named(small_disk, tmp_path):
+    local = {"local_directory": str(small_disk), "local_save_interval_steps": 1}
+    state = {"w": np.random.default_rng(0).random(4_000_000, np.float32)}
+    with pytest.raises(MissingError, match=f"{small_disk}.*no space left"):
+        with CheckpointStore(tmp_path / "checkpoints", Checkpoint(save_interval_steps=5, **local)) as store:
+            store.save(1, state, {})
+
+
 def test_a_full_disk_is_named_in_an_export_to_maxtext(small_disk, caplog):
     random = np.random.default_rng(0)
     state = {"params": {f"w{number}": random.random(1_000_000, np.float32) for number in range(8)}}

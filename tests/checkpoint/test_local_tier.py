@@ -19,7 +19,7 @@ from tests.checkpoint.test_damage import damage
 
 
 def _store(folder: pathlib.Path, run: str = "run") -> CheckpointStore:
-    local = {"local_directory": str(folder / "local"), "local_save_interval_steps": 2}
+    local = {"local_directory": str(folder / "local [1]"), "local_save_interval_steps": 2}
     return CheckpointStore(folder / run / "checkpoints", Checkpoint(save_interval_steps=5, **local))
 
 
@@ -69,7 +69,7 @@ def test_the_newest_of_both_tiers_is_restored(tmp_path):
 @pytest.mark.parametrize("file", ["shards.npz", "manifest.json"])
 def test_a_damaged_local_checkpoint_is_passed_over(tmp_path, kind, file):
     _save(tmp_path, range(1, 9))
-    [folder] = (tmp_path / "local").glob("*/process-0-of-1")
+    [folder] = (tmp_path / "local [1]").glob("*/process-0-of-1")
     damage(folder / "8" / file, kind)
     step, announced = _restore(tmp_path)
     assert step == 6 and "local checkpoint of step 8 cannot be used" in announced[0]
@@ -81,7 +81,7 @@ def test_a_damaged_local_checkpoint_is_passed_over(tmp_path, kind, file):
 def test_a_new_run_at_the_same_path_has_no_local_checkpoints(tmp_path):
     _save(tmp_path, range(1, 5))
     shutil.rmtree(tmp_path / "run")
-    assert _store(tmp_path).latest_step() is None and not list((tmp_path / "local").iterdir())
+    assert _store(tmp_path).latest_step() is None and not list((tmp_path / "local [1]").iterdir())
 
 
 def test_another_model_does_not_take_them(tmp_path):
@@ -99,7 +99,7 @@ def test_local_checkpoints_alone_that_cannot_be_used_are_an_error_and_kept(tmp_p
     with pytest.raises(DataError, match="has no checkpoint, and the local ones cannot be used") as caught:
         _store(tmp_path).restore_newest(abstract(make_state(width=16)), print)
     assert "local.txt" in str(caught.value.hint)
-    [folder] = (tmp_path / "local").glob("*/process-0-of-1")
+    [folder] = (tmp_path / "local [1]").glob("*/process-0-of-1")
     folder.rename(folder.with_name("process-0-of-2"))
     with pytest.raises(DataError, match="with process count 2, and this job's is 1") as caught:
         _store(tmp_path)
@@ -123,11 +123,11 @@ def test_the_directory_and_the_interval_need_each_other():
 def test_local_checkpoints_stay_until_one_of_the_run_is_restored(tmp_path):
     """The newest checkpoint of the run is damaged, and older local ones are sound."""
     _save(tmp_path, range(1, 9))  # local: 6 and 8; the run's: 5
-    shutil.copytree(tmp_path / "local", tmp_path / "kept")
+    shutil.copytree(tmp_path / "local [1]", tmp_path / "kept")
     with _store(tmp_path) as store:
         store.save(10, make_state(10), {"position": 10}, force=True, recipe={"seed": 10})
-    shutil.rmtree(tmp_path / "local", ignore_errors=True)
-    shutil.copytree(tmp_path / "kept", tmp_path / "local")
+    shutil.rmtree(tmp_path / "local [1]", ignore_errors=True)
+    shutil.copytree(tmp_path / "kept", tmp_path / "local [1]")
     damage(next((tmp_path / "run" / "checkpoints" / "10" / "manifest").iterdir()), "truncate")
     with pytest.raises(DataError, match="step 10"):
         _store(tmp_path).restore_newest(abstract(make_state()), print)

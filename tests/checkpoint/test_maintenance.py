@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pathlib
+import pwd
 
 import pytest
+from etils import epath
 
 from paxcli.checkpoint import maintenance
 from paxcli.checkpoint.manager import CheckpointStore
@@ -46,7 +50,12 @@ def command(*arguments: str) -> int:
     return run(app, arguments)
 
 
-def test_sizes_and_times_are_those_of_the_files(run_dir: pathlib.Path) -> None:
+@pytest.mark.parametrize("has_owner", [True, False])
+def test_sizes_and_times_are_those_of_the_files(
+    run_dir: pathlib.Path, monkeypatch: pytest.MonkeyPatch, has_owner: bool
+) -> None:
+    if not has_owner:  # their user's id has no name, as in a container
+        monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     found = maintenance.list_checkpoints(str(run_dir))
     assert [info.step for info in found] == [*STEPS]
     for info in found:
@@ -116,6 +125,30 @@ def test_a_copy_restores_the_same_bits(run_dir: pathlib.Path, tmp_path: pathlib.
     (tmp_path / "copy" / "recipe.yaml").write_text("recipe: tiny-synthetic\n")
     with pytest.raises(ConfigError, match="copy is another run: its recipe.yaml differs"):
         maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"), [2], dry_run=True)
+
+
+def test_a_moved_run_whose_path_has_wildcards_is_copied_completely(
+    run_dir: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    (tmp_path / "runs [1]").mkdir()
+    moved = run_dir.rename(tmp_path / "runs [1]" / "run")
+    maintenance.copy_checkpoints(str(moved), str(tmp_path / "copy"))
+    assert (tmp_path / "copy" / "recipe.yaml").read_text() == "recipe: tiny\n"
+    assert steps_of(tmp_path / "copy") == [3]
+
+
+def test_a_copy_that_found_the_disk_full_can_be_repeated(
+    run_dir: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_disk(path: epath.Path, _: bytes) -> None:
+        path.write_text("")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full, pytest.raises(OSError, match="No space left"):
+        full.setattr(type(epath.Path(tmp_path)), "write_bytes", fill_disk)
+        maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"))
+    maintenance.copy_checkpoints(str(run_dir), str(tmp_path / "copy"))
+    assert (tmp_path / "copy" / "recipe.yaml").read_text() == "recipe: tiny\n"
 
 
 def test_an_interrupted_copy_is_not_a_checkpoint(

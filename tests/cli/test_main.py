@@ -17,6 +17,9 @@ from google.api_core.exceptions import RetryError
 
 from paxcli.cli.output import run
 
+_MACHINE_FAULTS = [
+    *(errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENOMEM)
+]
 Pax = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -104,7 +107,13 @@ def test_a_full_disk_is_the_machine_s_fault(tmp_path: pathlib.Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_user_without_a_name(tmp_path: pathlib.Path) -> None:
+def test_bytes_that_are_not_utf_8_are_shown(pax: Pax) -> None:
+    done = pax("train", "tiny-synthetic", "--set", b"task.name=a\xff", "--json")
+    assert done.returncode == 2
+    assert "not UTF-8" in json.loads(done.stdout)["error"]["message"], done.stdout
+
+
+def test_a_user_without_a_name_and_a_home_directory(tmp_path: pathlib.Path) -> None:
     """As in a container that runs under another user's number: its own, and that of all files, has no entry."""
     for index in range(2):
         (tmp_path / f"{index}.txt").write_text("some text")
@@ -119,7 +128,7 @@ from paxcli.cli.main import app
 from paxcli.cli.output import run
 sys.exit(run(app, sys.argv[1:]))
 """
-    env = {**os.environ, "HOME": os.fspath(tmp_path)}
+    env = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_CACHE_HOME")}
     for _ in range(2):  # the second reads what the first wrote
         command = [sys.executable, "-c", code, "data", "tokenize", "*.txt", "--out", "tokens"]
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
@@ -135,7 +144,7 @@ def test_streams_may_be_closed(closed: str, tmp_path: pathlib.Path) -> None:
     assert copied.returncode == 0 and (tmp_path / "mine.py").read_text().startswith('"""')
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT, errno.EFBIG, errno.EIO])
+@pytest.mark.parametrize("number", _MACHINE_FAULTS)
 def test_faults_of_the_machine_are_not_bugs(number: int, capsys: pytest.CaptureFixture) -> None:
     app = typer.Typer()
 
