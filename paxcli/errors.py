@@ -18,6 +18,8 @@ _MACHINE_FAULTS = {
     errno.EACCES: "permission denied",
     errno.EFBIG: "a file exceeds the limit of its size (`ulimit -f`)",
     errno.EIO: "the disk fails",
+    errno.EMFILE: "this process may open no more files (`ulimit -n`)",
+    errno.ENOMEM: "no memory is left, or its limit (`ulimit -v`) is reached",
 }
 
 

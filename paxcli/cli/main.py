@@ -86,6 +86,8 @@ def options(
       pax recipes ls
       pax train tiny
     """
+    if os.path.expanduser("~") == "~":  # no HOME, and a user without an entry in /etc/passwd
+        os.environ["HOME"] = "/"  # as container runtimes do: libraries need the name of a directory
     configure_jax()
     code_consent.set(lambda question: trust_code or (sys.stdin.isatty() and typer.confirm(question, err=True)))
 

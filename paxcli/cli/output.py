@@ -7,6 +7,7 @@ import json
 import math
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -63,9 +64,16 @@ def _explain(error: Exception) -> PaxError:
         error.hint = import_hint(error.__cause__) or error.hint
         return error
     if fault := machine_fault(error):
-        return MissingError(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", _MACHINE_HINT)
+        hint = _MACHINE_HINT
+        if not getattr(error, "filename", None):  # a write to a full disk has none, and the disk may be that one
+            hint += f" Temporary files are in {tempfile.gettempdir()}; TMPDIR names another directory."
+        return MissingError(f"{fault[:1].upper()}{fault[1:]}: {first_line(error)}", hint)
     if _is_bucket_error(error):
         return RemoteError(f"Cannot access a bucket: {first_line(error)}", _BUCKET_HINT)
+    if isinstance(error, UnicodeEncodeError) and "surrogates" in error.reason:
+        near = ascii(error.object[max(error.start - 20, 0) : error.end + 20])
+        hint = "Correct it; if it is right, this system's locale is not UTF-8: `export LC_ALL=C.UTF-8`."
+        return ConfigError(f"A text has bytes that are not UTF-8: {near}.", hint)
     if explained := explain(error):
         return ConfigError(*explained)
     return PaxError(f"This is a bug in pax: {type(error).__name__}: {error}", _BUG_HINT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -29,19 +30,17 @@ class Part(NamedTuple):
 
 def plan_parts(files: Sequence[SourceFile], directory: epath.Path, bytes_per_part: int = BYTES_PER_PART) -> list[Part]:
     """Groups files, in order, into parts of about `bytes_per_part` bytes; never splits a file."""
-    groups: list[list[tuple[SourceFile, int]]] = []
-    free = 0
+    groups: list[list[SourceFile]] = []
+    sizes: list[int] = []  # of the groups
     for file in files:
         size = size_of(file.path)
-        if free < size or not groups:
+        if not groups or sizes[-1] + size > bytes_per_part:
             groups.append([])
-            free = bytes_per_part
-        groups[-1].append((file, size))
-        free -= size
-    return [
-        Part(directory / f"part-{i:05}.bin", tuple(file for file, _ in group), sum(size for _, size in group))
-        for i, group in enumerate(groups)
-    ]
+            sizes.append(0)
+        groups[-1].append(file)
+        sizes[-1] += size
+    paths = (directory / f"part-{index:05}.bin" for index in range(len(groups)))
+    return list(map(Part, paths, map(tuple, groups), sizes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,12 +80,11 @@ class Tokenizing:
           ConfigError: The directory has parts of other files or options.
         """
         directory = parts[0].path.parent
-        names = {part.path.name for part in parts}
-        for path in sorted(directory.glob("part-*.bin.json")) if directory.exists() else []:
-            if path.name.removesuffix(".json") not in names:
-                raise ConfigError(f"{path} is from an earlier run with other files.", _DIRECTORY_HINT)
-        described = [part for part in parts if part.path.with_name(part.path.name + ".json").exists()]
-        existing = [(part, self._read_existing(part)) for part in described]
+        names = [path.name for path in directory.iterdir()] if directory.exists() else []
+        found = {name.removesuffix(".json") for name in fnmatch.filter(names, "part-*.bin.json")}
+        if others := sorted(found - {part.path.name for part in parts}):
+            raise ConfigError(f"{directory / others[0]}.json is from an earlier run with other files.", _DIRECTORY_HINT)
+        existing = [(part, self._read_existing(part)) for part in parts if part.path.name in found]
         # One whose ids were deleted or truncated since is written again.
         return {part: info for part, info in existing if part.path.exists() and size_of(part.path) == _size(info)}
 

@@ -74,6 +74,7 @@ def write_page(template: str, path: epath.PathLike, dry_run: bool = False, **val
     environment.filters |= {"number": _number, "share": "{:.1%}".format}
     written = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     page = environment.get_template(template).render(version=__version__, written=written, **values)
+    page = page.encode(errors="backslashreplace").decode()  # the run's command may have had bytes that are not UTF-8
     path = epath.Path(path)
     try:
         if not dry_run:

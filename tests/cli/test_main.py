@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -153,7 +154,19 @@ def test_faults_of_the_machine_are_not_bugs(number: int, capsys: pytest.CaptureF
         raise OSError(number, os.strerror(number), "runs/a/metrics.jsonl.tmp")
 
     assert run(app, []) == 3
-    assert "runs/a/metrics.jsonl.tmp" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "runs/a/metrics.jsonl.tmp" in shown and "TMPDIR" not in shown
+
+
+def test_a_full_disk_that_an_error_does_not_name_may_be_that_of_temporary_files(capsys: pytest.CaptureFixture) -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def write() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert run(app, []) == 3
+    assert f"Temporary files are in {tempfile.gettempdir()}; TMPDIR" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

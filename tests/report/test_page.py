@@ -88,6 +88,12 @@ def test_the_summary_has_no_earlier_loss_of_a_run_that_diverged(runs, tmp_path):
     assert Page((tmp_path / "x.html").read_text()).texts.count("not finite") == 2  # and the log perplexity
 
 
+def test_bytes_of_the_command_that_are_not_utf_8_are_shown(runs, tmp_path):
+    (runs[0] / "environment.json").write_text(json.dumps({"command": ["pax", "\udcff"]}))
+    pax.Run(runs[0]).report(path=tmp_path / "x.html")
+    assert "pax \\udcff" in (tmp_path / "x.html").read_text()
+
+
 def test_nothing_is_loaded_from_elsewhere(page):
     found = Page(page.read_text())
     assert all(link.startswith("#") for link in found.links), found.links
