@@ -5,8 +5,8 @@
 
 Ratios are what a benchmark's JSON calls `pax_over_…`: 2 means that pax is twice as fast, or takes half the memory.
 Floors are in `floors.yaml`. Exits with 1 if a benchmark fails or a ratio is below its floor. PYTHON has the peers:
-torch 2.13.0, transformers, accelerate, datasets, peft and trl; without it, what needs them is left out. `--page` runs
-nothing: it writes the page from results.
+torch 2.13.0, transformers, accelerate, datasets, litdata, peft and trl; without it, what needs them is left out.
+`--page` runs nothing: it writes the page from results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rich.table import Table
 
 HERE = pathlib.Path(__file__).parent
 RESULTS = HERE / "results" / "all.json"
-PEERS = ("torch", "transformers", "accelerate", "datasets", "peft", "trl", "litgpt")
+PEERS = ("torch", "transformers", "accelerate", "datasets", "litdata", "peft", "trl", "litgpt")
 OURS = ("jax", "jaxlib", "flax", "orbax-checkpoint", "grain", "tensorflow", "numpy")
 
 
@@ -66,9 +66,13 @@ BENCHMARKS = {
     "finetune": Benchmark("Seconds per token of fine-tuning", "", "--sizes A --rounds 3", "required"),
     "decode": Benchmark("Seconds to generate", "", "--batches 1 8 --rounds 3", "required"),
     "start_up": Benchmark("Seconds from process start to the end of the first step", "", "", "optional"),
-    "input_peers": Benchmark("Tokens/s from JSON lines to batches", "", "", "optional"),
+    "tokenizing": Benchmark("Tokens/s from JSON lines to files of ids", "", "", "required"),
+    "input_peers": Benchmark("Tokens/s from files to batches", "", "", "optional"),
     "checkpoint_rate": Benchmark(
-        "Seconds to save a train state", "--sets model_dims=1024", "--sets model_dims=1024 --rounds 3", "optional"
+        "Seconds to save and to restore a train state",
+        "--sets model_dims=1024",
+        "--sets model_dims=1024 --rounds 3",
+        "optional",
     ),
 }
 

@@ -3,10 +3,11 @@
     python benchmarks/checkpoint_rate.py [--recipe tiny-synthetic] [--overlays …] [--sets …] [--rounds 3]
                                          [--peer-python PYTHON]
 
-A save ends when the bytes are on the disk (`fsync`). `blocked_seconds`: until `save` returns and training continues;
-`step_over_alone`: time of a step during writing, over that of a step alone. The disk's own rate is that of one file of
-the state's size. PYTHON has torch 2.13.0, whose `torch.distributed.checkpoint` saves as many bytes; it is left out
-without one.
+A save ends when the bytes are on the disk (`fsync`). A restore reads what was just saved, from the page cache, until
+the arrays are JAX's (PyTorch: in the state's tensors); only pax compares them with checksums. `blocked_seconds`: until
+`save` returns and training continues; `step_over_alone`: time of a step during writing, over that of a step alone. The
+disk's own rate is that of one file of the state's size, and for a restore, of reading it. PYTHON has torch 2.13.0,
+whose `torch.distributed.checkpoint` saves as many bytes; it is left out without one.
 """
 
 from __future__ import annotations
@@ -44,32 +45,47 @@ def seconds_of(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def peers_save(state: object, directory: pathlib.Path, size: int, peer_python: str | None) -> dict[str, float]:
-    """Seconds that each peer takes for the same bytes, until they are on the disk."""
+def peers(state: object, directory: pathlib.Path, size: int, peer_python: str | None) -> dict[str, dict[str, float]]:
+    """Seconds in which each peer saves the same bytes, until they are on the disk, and restores them."""
     arrays = {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(state)) if leaf.nbytes}
 
-    def orbax() -> None:
+    def save_orbax() -> None:
         with ocp.StandardCheckpointer() as writer:
             writer.save(directory / "orbax", arrays)
         os.sync()
+
+    def restore_orbax() -> None:
+        with ocp.StandardCheckpointer() as reader:
+            jax.block_until_ready(reader.restore(directory / "orbax", arrays))
 
     def save_tensors() -> None:
         safetensors.numpy.save_file({name: np.asarray(leaf) for name, leaf in arrays.items()}, directory / "tensors")
         os.sync()
 
-    def disk() -> None:
+    def restore_tensors() -> None:
+        jax.block_until_ready(jax.device_put(safetensors.numpy.load_file(directory / "tensors")))
+
+    def save_disk() -> None:
         with (directory / "disk").open("wb") as file:
             block = bytes(1 << 24)
             for _ in range(size // len(block)):
                 file.write(block)
             os.fsync(file.fileno())
 
+    def restore_disk() -> None:
+        (directory / "disk").read_bytes()
+
     directory.mkdir()
     os.sync()
-    found = {"orbax": seconds_of(orbax), "safetensors": seconds_of(save_tensors), "disk": seconds_of(disk)}
+    saves = {"orbax": save_orbax, "safetensors": save_tensors, "disk": save_disk}
+    restores = {"orbax": restore_orbax, "safetensors": restore_tensors, "disk": restore_disk}
+    found = {"save": {name: seconds_of(action) for name, action in saves.items()}}
+    found["restore"] = {name: seconds_of(action) for name, action in restores.items()}
     if peer_python:
         command = [peer_python, str(PEER), str(directory / "torch"), str(size)]
-        found["torch"] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["save_seconds"]
+        seconds = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        for kind, of_kind in found.items():
+            of_kind["torch"] = seconds[f"{kind}_seconds"]
     shutil.rmtree(directory)
     return found
 
@@ -83,7 +99,7 @@ def main() -> None:
     parser.add_argument("--peer-python")
     options = parser.parse_args()
     config = resolve(options.recipe, options.overlays, options.sets).config
-    peers: list[dict[str, float]] = []
+    of_peers: list[dict[str, dict[str, float]]] = []
     found: dict[str, list[float]] = {name: [] for name in ("blocked", "save", "restore", "alone", "beside")}
     with tempfile.TemporaryDirectory() as name, open_session(config) as session:
         state = session.new_state()
@@ -112,7 +128,7 @@ def main() -> None:
                 jax.block_until_ready(restored)
                 found["restore"].append(time.perf_counter() - began)
                 del restored
-                peers.append(peers_save(state, pathlib.Path(name, "peers"), size, options.peer_python))
+                of_peers.append(peers(state, pathlib.Path(name, "peers"), size, options.peer_python))
         on_disk = sum(path.stat().st_size for path in pathlib.Path(name, str(number + 1)).rglob("*") if path.is_file())
     medians = {name: statistics.median(values) for name, values in found.items()}
     result = {
@@ -126,9 +142,12 @@ def main() -> None:
         ),
         "blocked_over_save": medians["blocked"] / medians["save"],
     }
-    for peer in peers[0]:
-        ratios = (one[peer] / save for one, save in zip(peers, found["save"], strict=True))
-        result[f"pax_over_{peer}"] = statistics.median(ratios)
+    for kind, first in of_peers[0].items():
+        ratios = {
+            f"pax_over_{peer}": [one[kind][peer] / ours for one, ours in zip(of_peers, found[kind], strict=True)]
+            for peer in first
+        }
+        result[kind] = {name: statistics.median(values) for name, values in ratios.items()}
     print(json.dumps(result, indent=2))
 
 

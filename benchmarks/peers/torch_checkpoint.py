@@ -1,4 +1,4 @@
-"""Saves as many bytes as asked for with `torch.distributed.checkpoint`, and prints the seconds as JSON.
+"""Saves as many bytes as asked for with `torch.distributed.checkpoint`, restores them, and prints seconds as JSON.
 
 python peers/torch_checkpoint.py DIRECTORY BYTES
 """
@@ -23,7 +23,9 @@ def main() -> None:
     began = time.perf_counter()
     dcp.save(state, checkpoint_id=directory)
     os.sync()
-    print(json.dumps({"save_seconds": time.perf_counter() - began}))
+    saved = time.perf_counter()
+    dcp.load(state, checkpoint_id=directory)
+    print(json.dumps({"save_seconds": saved - began, "restore_seconds": time.perf_counter() - saved}))
 
 
 if __name__ == "__main__":

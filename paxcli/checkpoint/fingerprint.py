@@ -7,6 +7,7 @@ detects less: with a flipped bit in an uncompressed chunk, or a missing chunk, a
 
 from __future__ import annotations
 
+import concurrent.futures
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +23,11 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 
 def fingerprints(arrays: Mapping[str, Any]) -> dict[str, int]:
     """The fingerprint of each array, computed on the array's own device without transferring it."""
-    values = {name: _on_host(np.asarray(x)) if in_host_memory(x) else _on_device(x) for name, x in arrays.items()}
-    return {name: int(value) for name, value in jax.device_get(values).items()}
+    host = {name: x for name, x in arrays.items() if in_host_memory(x)}
+    on_device = {name: _on_device(x) for name, x in arrays.items() if name not in host}
+    with concurrent.futures.ThreadPoolExecutor() as threads:
+        on_host = dict(zip(host, threads.map(_on_host, host.values()), strict=True))
+    return on_host | {name: int(value) for name, value in jax.device_get(on_device).items()}
 
 
 def in_host_memory(x: Any) -> bool:
@@ -33,7 +37,8 @@ def in_host_memory(x: Any) -> bool:
     return x.is_fully_addressable and all(device.platform == "cpu" for device in x.devices())
 
 
-def _on_host(x: np.ndarray) -> int:
+def _on_host(x: Any) -> int:
+    x = np.asarray(x)
     words = np.ascontiguousarray(x).reshape(-1).view(_UNSIGNED[x.dtype.itemsize])
     total = 0
     for start in range(0, words.size, _BLOCK):

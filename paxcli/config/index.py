@@ -82,7 +82,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def is_recipe_decorator(node: ast.expr) -> bool:
-    """Whether a decorator is `@recipe(...)`, with or without a module in front."""
+    """Whether a decorator is `@recipe` or `@recipe(...)`, with or without a module in front."""
     target = node.func if isinstance(node, ast.Call) else node
     return getattr(target, "id", getattr(target, "attr", None)) == "recipe"
 

@@ -92,28 +92,31 @@ class PackedTokens:
     def rows(self, numbers: np.ndarray) -> NestedMap:
         """A language-model batch of these rows, every field [B, T]; -1 is a row of padding."""
         batch, seq_len = len(numbers), self.seq_len
-        pieces = self._pieces_concat(numbers) if self.packing == CONCAT else self._pieces_of_rows(numbers)
-        _, nth = _enumerate_counts(np.bincount(pieces.row, minlength=batch))
-        # A piece of padding is added at the end of each row.
-        ends = np.searchsorted(pieces.row, np.arange(batch), side="right")
-        missing = seq_len - np.bincount(pieces.row, pieces.length, minlength=batch).astype(np.int64)
-        begin = np.insert(pieces.begin, ends, 0)
-        length = np.insert(pieces.length, ends, missing)
-        segment_ids = np.repeat(np.insert(nth + 1, ends, 0).astype(np.int32), length)
-        first = (np.cumsum(length) - length).astype(np.int32)
-        segment_pos = np.arange(batch * seq_len, dtype=np.int32) - np.repeat(first, length)
-        is_token = segment_ids > 0
-        segment_pos *= is_token
-        index = np.repeat(begin, length) + segment_pos
-        ids = self.tokens[index].astype(np.int32)
-        index += is_token
-        labels = self.tokens[index].astype(np.int32)
-        weights = is_token.astype(np.float32)
+        row, begin, length = self._pieces_concat(numbers) if self.packing == CONCAT else self._pieces_of_rows(numbers)
+        _, nth = _enumerate_counts(np.bincount(row, minlength=batch))
+        segment = nth + 1
+        missing = seq_len - np.bincount(row, length, minlength=batch).astype(np.int64)
+        if has_padding := missing.any():  # it is segment 0, at the end of each row
+            ends = np.searchsorted(row, np.arange(batch), side="right")
+            begin, segment = np.insert(begin, ends, 0), np.insert(segment, ends, 0)
+            length = np.insert(length, ends, missing)
+        first = np.cumsum(length) - length
+        position = np.arange(batch * seq_len, dtype=np.int32)
+        segment_ids = np.repeat(segment.astype(np.int32), length)
+        segment_pos = position - np.repeat(first.astype(np.int32), length)
+        index = position + np.repeat(begin - first, length)
+        ids = self.tokens.take(index, mode="clip").astype(np.int32)
+        # Labels are the next ids, but for the last token of a piece.
+        labels = np.append(ids[1:], ids[:1])
+        is_piece = segment > 0
+        labels[(first + length - 1)[is_piece]] = self.tokens[(begin + length)[is_piece]]
+        weights = (segment_ids > 0).astype(np.float32)
         if self.loss_weights is not None:
-            weights *= self.loss_weights[index]
-        if not is_token.all():
-            ids = np.where(is_token, ids, np.int32(self.pad_id))
-            labels = np.where(is_token, labels, np.int32(self.pad_id))
+            weights *= self.loss_weights.take(index + 1, mode="clip")
+        if has_padding:
+            is_padding = segment_ids == 0
+            ids[is_padding] = labels[is_padding] = self.pad_id
+            segment_pos[is_padding] = 0
         rows = NestedMap(ids=ids, labels=labels, weights=weights, segment_ids=segment_ids, segment_pos=segment_pos)
         return NestedMap({name: values.reshape(batch, seq_len) for name, values in rows.items()})
 

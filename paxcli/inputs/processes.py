@@ -61,4 +61,5 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers
 
 def _watch(alive: Connection) -> None:
     """Ends this worker when its parent closes the other end of `alive`, or ends: it could wait for work forever."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other workers use the other cores
     threading.Thread(target=lambda: (alive.poll(None), os._exit(1)), daemon=True).start()

@@ -266,7 +266,8 @@ class SeqIOInput(StreamInput):
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
         feature = "inputs" if key.startswith("source") else "targets"
         decode = self.task.output_features.get(feature).vocabulary.decode
-        return [decode([int(i) for i in row[:length]]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
+        texts = [decode([int(i) for i in row[:length]]) for row, length in zip(np.asarray(ids), lengths, strict=True)]
+        return [text if isinstance(text, str) else " ".join(map(str, text)) for text in texts]  # or the ids themselves
 
     def example_metrics(self, of: Literal["scores", "predictions"]) -> ExampleMetrics | None:
         """A function that computes the task's `score_metric_fns` or `predict_metric_fns`.

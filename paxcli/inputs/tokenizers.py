@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -62,6 +62,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> np.ndarray:
         """The ids of `text` [T], without special tokens at the start or end."""
 
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of each text, as `encode` returns them; some tokenizers use all cores."""
+
     def encode_chat(self, text: str) -> Encoded:
         """Tokenizes a rendered chat, including the special tokens in its text.
 
@@ -97,6 +100,9 @@ class TokenizerConfig(Configurable):
     @property
     def special_tokens_by_id(self) -> Mapping[int, str]:
         return {}
+
+    def encode_batch(self: Tokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+        return [self.encode(text) for text in texts]
 
     @classmethod
     def from_short_form(cls, text: str) -> tuple[type[Any], dict[str, Any]] | None:
@@ -251,8 +257,11 @@ class HuggingFaceTokenizer(_NamedTokens):
         return {number: token.content for number, token in added.items() if token.special}
 
     def encode(self, text: str) -> np.ndarray:
-        # A batch may be encoded without offsets, which is faster.
-        return np.asarray(self._model.encode_batch_fast([text], add_special_tokens=False)[0].ids, np.int32)
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        found = self._model.encode_batch_fast(texts, add_special_tokens=False)  # fast: without offsets
+        return [np.asarray(encoding.ids, np.int32) for encoding in found]
 
     def encode_chat(self, text: str) -> Encoded:
         found = self._model.encode(text, add_special_tokens=False)

@@ -18,6 +18,7 @@ from paxcli.inputs.token_files import TokenFileInfo, dtype_for, edges_checksum, 
 from paxcli.inputs.tokenizers import Tokenizer, TokenizerTemplate
 
 BYTES_PER_PART = 2**26
+_BATCH_CHARACTERS = 2**20  # texts that are encoded at once; their encodings take some 40 MiB
 
 
 class Part(NamedTuple):
@@ -60,10 +61,10 @@ class Tokenizing:
         dtype = dtype_for(tokenizer.vocab_size)
         first = np.array([] if tokenizer.bos_id is None else [tokenizer.bos_id], dtype)
         last = np.array([tokenizer.eos_id], dtype)
-        for file in files:
-            for text in self.reading.documents(file, bad):
-                if text:
-                    yield np.concatenate([first, tokenizer.encode(text).astype(dtype, copy=False), last])
+        texts = (text for file in files for text in self.reading.documents(file, bad) if text)
+        for batch in _batches(texts):
+            for ids in tokenizer.encode_batch(batch):
+                yield np.concatenate([first, ids.astype(dtype, copy=False), last])
 
     def write(self, part: Part) -> TokenFileInfo:
         """Writes one part, and returns its description."""
@@ -123,6 +124,18 @@ class Tokenizing:
 
 
 _DIRECTORY_HINT = "Choose another directory, or delete this one."
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[str]]:
+    """Lists of texts, in order, of about `_BATCH_CHARACTERS` characters each."""
+    batch, num_characters = [], 0
+    for text in texts:
+        batch.append(text)
+        num_characters += len(text)
+        if num_characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    yield batch
 
 
 def _size(info: TokenFileInfo) -> int:

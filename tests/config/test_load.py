@@ -32,10 +32,11 @@ def test_from_a_file(mine: pathlib.Path) -> None:
     assert load(loaded.target).config is not loaded.config
 
 
-def test_the_only_recipe_of_a_file_needs_no_name(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize("decorator", ["@recipe()", "@recipe", '@recipe("Only")'])
+def test_the_only_recipe_of_a_file_needs_no_name(decorator: str, tmp_path: pathlib.Path) -> None:
     path = tmp_path / "one.py"
     path.write_text("import fiddle as fdl\nfrom paxcli.config.recipe import recipe\nimport near\n\n"
-                    "@recipe()\ndef only():\n    return fdl.Config(near.f, 7)\n")  # fmt: skip
+                    f"{decorator}\ndef only():\n    return fdl.Config(near.f, 7)\n")  # fmt: skip
     (tmp_path / "near.py").write_text("def f(x):\n    return x\n")
     assert fdl.build(load(str(path)).config) == 7
 

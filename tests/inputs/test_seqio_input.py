@@ -214,6 +214,13 @@ def test_an_id_beyond_the_vocabulary_is_an_error(seqio):
         data.check_data()
 
 
+def test_ids_without_text_are_shown_as_numbers(seqio):
+    feature = seqio.Feature(seqio.PassThroughVocabulary(50), add_eos=False)
+    task = seqio.Task("ids_only", source=None, preprocessors=[], output_features={"targets": feature})
+    data = make(mixture_name=None, mixture_or_task=task, **EPOCH)
+    assert data.ids_to_strings(np.array([[3, 4, 5]]), [2]) == ["3 4"]
+
+
 def test_without_seqio(monkeypatch):
     monkeypatch.setitem(sys.modules, "seqio", None)
     seqio_library.load.cache_clear()

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from etils import epath
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError, DataError, PaxError
+from paxcli.inputs import tokenizing
+from paxcli.inputs.documents import BadRecords, Reading
+from paxcli.inputs.files import SourceFile
 from paxcli.inputs.tokenizers import (
     ByteTokenizer,
     HuggingFaceTokenizer,
@@ -247,6 +251,27 @@ def test_missing_and_wrong_tokenizer_files_are_named(make, tmp_path):
     for path in (str(wrong), str(Path(tmp_path, "missing"))):
         with pytest.raises(DataError, match=path):
             _ = make(path).vocab_size
+
+
+def test_texts_in_batches_have_the_ids_of_single_ones(
+    sentencepiece_model, hugging_face_file, ranks_file, tmp_path, monkeypatch
+):
+    texts = [TEXT, "the dog", TEXT * 2, "fox", "jumps over"]
+    lines = tmp_path / "texts.jsonl"
+    lines.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    for characters in (1, 10, 50, 10_000):
+        monkeypatch.setattr(tokenizing, "_BATCH_CHARACTERS", characters)
+        for tokenizer in (
+            ByteTokenizer(),
+            SentencePieceTokenizer(path=str(sentencepiece_model)),
+            HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="</s>"),
+            TiktokenTokenizer(path=str(ranks_file)),
+        ):
+            job = tokenizing.Tokenizing(Reading(), lambda tokenizer=tokenizer: tokenizer)
+            file = SourceFile("texts.jsonl", epath.Path(lines))
+            found = [ids.tolist() for ids in job.tokenize([file], tokenizer, BadRecords())]
+            first = [] if tokenizer.bos_id is None else [tokenizer.bos_id]
+            assert found == [[*first, *tokenizer.encode(text), tokenizer.eos_id] for text in texts]
 
 
 def test_a_chat_keeps_special_tokens_and_the_characters_of_each_token(
