@@ -33,20 +33,22 @@ def hold_signals() -> Iterator[None]:
 
 
 def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers: int) -> Iterator[tuple[T, R]]:
-    """Applies `function` in `num_workers` processes, and yields items with their results as they complete.
+    """Applies `function` in up to `num_workers` processes, and yields items with their results as they complete.
 
     With 0 workers, applies it in this process, when the next result is asked for.
 
     Raises:
       MissingError: A process was killed, usually because memory ran out.
     """
-    if not num_workers:
+    num_processes = min(num_workers, len(items))
+    if not num_processes:
         yield from ((item, function(item)) for item in items)
         return
     # JAX and TensorFlow have threads, so processes must be spawned, not forked.
     context = multiprocessing.get_context("spawn")
     alive, lifeline = context.Pipe(duplex=False)
-    pool = concurrent.futures.ProcessPoolExecutor(num_workers, context, initializer=_watch, initargs=(alive,))
+    share = (alive, max(1, (os.cpu_count() or 1) // num_processes))
+    pool = concurrent.futures.ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=share)
     try:
         with hold_signals():
             running = {pool.submit(function, item): item for item in items}
@@ -59,7 +61,10 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _watch(alive: Connection) -> None:
-    """Ends this worker when its parent closes the other end of `alive`, or ends: it could wait for work forever."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # the other workers use the other cores
+def _begin(alive: Connection, num_threads: int) -> None:
+    """Ends this worker when its parent closes the other end of `alive`, or ends: it could wait for work forever.
+
+    Its tokenizer has `num_threads`, so that the workers together use the machine's cores.
+    """
+    os.environ.setdefault("RAYON_NUM_THREADS", str(num_threads))
     threading.Thread(target=lambda: (alive.poll(None), os._exit(1)), daemon=True).start()
