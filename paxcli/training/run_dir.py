@@ -54,7 +54,7 @@ class RunDir:
           ConfigError: The path is a file, or checkpoints in it would have no arrays.
           MissingError: It is not writable.
         """
-        hint = "Give another one with `--run-dir`."
+        hint = "Give another one: `--run-dir`, or `--out` of `pax import`."
         if {*"*?["} & {*(path := str(resolve_path(self.path)))}:  # Orbax finds the arrays of a checkpoint by a pattern
             raise ConfigError(f"The path {path} has one of * ? [: checkpoints would lose their arrays.", hint)
         if self.path.exists() and not self.path.is_dir():
