@@ -146,7 +146,5 @@ def names_hint(name: str, names: Iterable[str]) -> str:
 
 def did_you_mean(name: str, names: Iterable[str]) -> str | None:
     """A hint with the names closest to `name`, or None if there are none."""
-    close = nearest(name, names)
-    if not close:
-        return None
-    return f"Did you mean {', '.join(f'`{candidate}`' for candidate in close)}?"
+    close = ", ".join(f"`{candidate}`" for candidate in nearest(name, names))
+    return f"Did you mean {close}?" if close else None
