@@ -139,6 +139,5 @@ def make_score_step(task: SingleTask) -> Callable[[dict, NestedMap], tuple[dict,
 
 
 def _eval_batch(task: SingleTask, params: dict, batch: NestedMap) -> tuple[dict, Any]:
-    metrics, examples = task.model.loss_and_metrics(task.model.cast(params), batch)
-    loss, weight = task.loss_aggregator(metrics)
-    return task.metrics.of_batch(metrics | task.more_metrics(examples) | {"loss": (loss, weight)}), examples
+    metrics, examples = task.loss_and_metrics(task.model.cast(params), batch)
+    return task.metrics.of_batch(metrics), examples

@@ -53,7 +53,7 @@ class LossAggregator(Configurable):
     loss_weights: tuple[AnyFloat, ...] | None = None
 
     def __call__(self, metrics: WeightedScalars) -> tuple[jax.Array, jax.Array]:
-        """The loss, and the weight of the first of its metrics.
+        """The loss in float32, and the weight of the first of its metrics.
 
         Raises:
           ConfigError: The model has no metric of that name, or the number of weights differs.
@@ -65,7 +65,7 @@ class LossAggregator(Configurable):
         _check_names("task.loss_aggregator", self.loss_keys, metrics)
         pairs = zip(self.loss_keys, factors, strict=True)
         values = [metrics[key][0] if factor == 1 else factor * metrics[key][0] for key, factor in pairs]
-        return sum(values[1:], values[0]), metrics[self.loss_keys[0]][1]
+        return sum(values[1:], values[0]).astype(jnp.float32), metrics[self.loss_keys[0]][1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,12 +202,12 @@ class SingleTask(Configurable):
         The arguments are those of `Model.loss_and_metrics`.
         """
         activations = self.summary_verbosity >= ACTIVATIONS
-        metrics, examples = self.model.loss_and_metrics(params, batch, key, fp8, activations)
-        loss, weight = self.loss_aggregator(metrics)
-        loss = loss.astype(jnp.float32)
-        metrics = metrics | self.more_metrics(examples) | {"loss": (loss, weight)}
+        metrics, examples = self.loss_and_metrics(params, batch, key, fp8, activations)
+        loss, weight = metrics["loss"]
         return loss, (weight, metrics, examples.get("activations", {}))
 
-    def more_metrics(self, examples: NestedMap) -> WeightedScalars:
-        """The metrics that `summary_verbosity` adds to those of the model."""
-        return strict_accuracy(examples) if self.summary_verbosity else {}
+    def loss_and_metrics(self, *arguments: Any) -> tuple[WeightedScalars, NestedMap]:
+        """What `Model.loss_and_metrics` returns, with the task's own `loss` and what `summary_verbosity` adds."""
+        metrics, examples = self.model.loss_and_metrics(*arguments)
+        more = strict_accuracy(examples) if self.summary_verbosity else {}
+        return metrics | more | {"loss": self.loss_aggregator(metrics)}, examples
