@@ -96,12 +96,12 @@ def with_derived_sizes(
             _fill(schedule, end, train.num_train_steps)
     shared, decoded = (config.train_input, *config.eval_inputs), data_of(config.decode_inputs)
     for source in shared:
-        _fill_batch_size(source, batch // num_infeed_hosts)
         source.num_infeed_hosts, source.infeed_host_index = num_infeed_hosts, infeed_host_index
-    for source in decoded:  # each process decodes all of it
-        _fill_batch_size(source, batch)
-    for source in (*shared, *decoded):
-        for field, size in model.input_sizes._asdict().items():
+    rows = [batch // num_infeed_hosts] * len(shared) + [batch] * len(decoded)  # each process decodes all of it
+    for source, batch_size in zip((*shared, *decoded), rows, strict=True):
+        cls: Any = fdl.get_callable(source)
+        sizes = model.input_sizes._asdict() | {"batch_size": None if cls.sizes_own_batches else batch_size}
+        for field, size in sizes.items():
             _fill(source, field, size)
     config.train_input.is_training = True
     _fill(config.train_input, "input_random_seed", train.random_seed)
@@ -113,14 +113,8 @@ def data_of(decode_inputs: Iterable[Any]) -> list[Any]:
     return [one for one in decode_inputs if issubclass(class_of(one) or object, BaseInput)]
 
 
-def _fill_batch_size(source: fdl.Config[BaseInput], batch_size: int) -> None:
-    cls: Any = fdl.get_callable(source)
-    if not cls.sizes_own_batches:
-        _fill(source, "batch_size", batch_size)
-
-
 def _fill(config: fdl.Config, field: str, value: object) -> None:
-    """Sets a field if the class has it and the recipe leaves it at None."""
+    """Sets a field to a value other than None, if the class has it and the recipe leaves it at None."""
     fields = fdl.ordered_arguments(config, include_defaults=True)
     if value is not None and field in fields and fields[field] is None:
         setattr(config, field, value)
