@@ -420,9 +420,6 @@ def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir
     A seed that the recipe leaves at None is the one that the run's checkpoints have. Without a checkpoint `random_seed`
     is then drawn, and the data's seed is `random_seed`.
     """
-    train, data = config.task.train, config.train_input
-    if train.random_seed is not None and data.input_random_seed is not None:
-        return config, recipe_text
     config, before = copy.deepcopy(config), run_dir.checkpointed_config()
     train, data = config.task.train, config.train_input
     if train.random_seed is None:
