@@ -226,8 +226,6 @@ def _object(value: Any, kind: Any, node: Node) -> Any:
     present = type(node.value) if isinstance(node.value, fdl.Buildable) else declared_kind
     templates = (functools.partial, collections.abc.Callable)
     is_template = present is fdl.Partial or (present is None and (typing.get_origin(kind) or kind) in templates)
-    made = cls.partial(**fields) if is_template else cls.config(**fields)
-    for name, kept in fdl.ordered_arguments(node.value).items() if isinstance(node.value, fdl.Buildable) else ():
-        if Mark.COMMON in marks_of(annotation_of(cls, name)):
-            setattr(made, str(name), kept)
-    return made
+    old = fdl.ordered_arguments(node.value) if isinstance(node.value, fdl.Buildable) else {}
+    fields |= {str(name): kept for name, kept in old.items() if Mark.COMMON in marks_of(annotation_of(cls, name))}
+    return cls.partial(**fields) if is_template else cls.config(**fields)
