@@ -92,9 +92,8 @@ class LinearRampupCosineDecay(_RampupAndDecay):
     def __call__(self, step: jax.Array) -> jax.Array:
         start, steps = self.decay_steps
         cosine = optax.cosine_decay_schedule(1.0, steps, self.min_ratio)
-        after = step - self.start_step if self.start_step else step
-        factor = self.rampup(after) * cosine(jnp.maximum(after - start, 0))
-        return jnp.where(after < 0, 1.0, factor) if self.start_step else factor
+        after = step - self.start_step
+        return jnp.where(after < 0, 1.0, self.rampup(after) * cosine(jnp.maximum(after - start, 0)))
 
 
 @dataclasses.dataclass(frozen=True)
