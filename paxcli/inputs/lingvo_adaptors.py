@@ -51,8 +51,7 @@ class _LingvoInput(BaseInput):
 
     def check_data(self) -> None:
         """Raises DataError if there are no files, and ConfigError if an epoch would not end."""
-        self.validate()
-        assert self._generator
+        assert self._generator  # which validates the settings first
 
     def ids_to_strings(self, ids: np.ndarray, lengths: Sequence[int], key: str = "ids") -> list[str]:
         return self._generator.ids_to_strings(ids, lengths, key.partition(".")[0])
