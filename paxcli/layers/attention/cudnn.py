@@ -21,25 +21,20 @@ class CudnnAttention(FusedKernel):
     platform = "gpu"
 
     def refusal(self, demand: Demand, capability: str | None = None) -> str | None:
-        if reason := super().refusal(demand, capability):
-            return reason
-        most = 256 if float(capability or 0) >= 9.0 else 128
-        if demand.logit_cap is not None:
-            return "it has no soft cap of the logits"
-        if demand.sinks:
-            return "it has no attention sinks"
-        if demand.length_parts > 1:
-            return f"it has no context parallelism, and each row is sharded over {demand.length_parts} devices"
-        if demand.dtype not in ("bfloat16", "float16"):
-            return f"it takes bfloat16, not {demand.dtype}: set `fprop_dtype`"
-        if demand.dims_per_head > most or demand.dims_per_head % 8:
-            return f"dims_per_head={demand.dims_per_head} is above {most}, or not a multiple of 8"
-        if demand.length % 2:
-            return f"the length, {demand.length}, is odd"
-        value_dims = demand.value_dims_per_head or demand.dims_per_head
-        if value_dims != demand.dims_per_head and most == 128:
-            return f"values have {value_dims} features a head, queries and keys {demand.dims_per_head}: it needs Hopper"
-        return _compile_failure(demand)
+        is_hopper, dims, parts = float(capability or 0) >= 9.0, demand.dims_per_head, demand.length_parts
+        most, value_dims = 256 if is_hopper else 128, demand.value_dims_per_head or dims
+        widths = f"values have {value_dims} features a head, queries and keys {dims}"
+        refusals = {
+            "it has no soft cap of the logits": demand.logit_cap is not None,
+            "it has no attention sinks": demand.sinks,
+            f"it has no context parallelism, and each row is sharded over {parts} devices": parts > 1,
+            f"it takes bfloat16, not {demand.dtype}: set `fprop_dtype`": demand.dtype not in ("bfloat16", "float16"),
+            f"dims_per_head={dims} is above {most}, or not a multiple of 8": dims > most or dims % 8,
+            f"the length, {demand.length}, is odd": demand.length % 2,
+            f"{widths}: it needs Hopper": value_dims != dims and not is_hopper,
+        }
+        reason = super().refusal(demand, capability) or next((why for why, holds in refusals.items() if holds), None)
+        return reason or _compile_failure(demand)
 
     def kernel(self, demand: Demand, context_axes: tuple[str, ...] = ()) -> Callable[..., jax.Array]:
         return functools.partial(cudnn_attention, causal=demand.causal, window=demand.window)
