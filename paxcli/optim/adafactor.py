@@ -12,7 +12,7 @@ import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat, PositiveInt
 from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, corrected_decay, map_groups, rms
+from paxcli.optim.base import Optimizer, clip_rms, corrected_decay, map_groups, rms
 
 
 class AdafactorState(NamedTuple):
@@ -115,8 +115,7 @@ class ShardedAdafactor(Optimizer):
         scaled = [self._scale(weight, decay, *one) for one in zip(grads, *second_moments, strict=True)]
         updates, *new_second_moments = map(list, zip(*scaled, strict=True))
         if self.clipping_threshold is not None:
-            divisor = jnp.maximum(1.0, rms(updates) / self.clipping_threshold)
-            updates = [update / divisor for update in updates]
+            updates = clip_rms(updates, self.clipping_threshold)
         if self.multiply_by_parameter_scale:
             scale = jnp.maximum(rms(params), self.epsilon2_param_scale_reg)
             updates = [update * scale for update in updates]

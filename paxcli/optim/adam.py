@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import optax
 
 from paxcli.config.fields import DecayRate, NonNegativeFloat, PositiveFloat
-from paxcli.mesh.weights import Weight
-from paxcli.optim.base import Optimizer, add_decay, corrected_decay, map_groups, rms
+from paxcli.optim.base import Optimizer, add_decay, clip_rms, corrected_decay, map_groups
 
 
 class AdamState(NamedTuple):
@@ -62,12 +61,6 @@ class Adam(Optimizer):
         second = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, state.second_moment, updates)
         steps = jax.tree.map(lambda m, v: m / (jnp.sqrt(v + self.epsilon_root) + self.epsilon), first, second)
         if self.clip_threshold is not None:
-            (steps,) = map_groups(functools.partial(_clip, self.clip_threshold), weights, steps)
+            (steps,) = map_groups(lambda _, group: (clip_rms(group, self.clip_threshold),), weights, steps)
         decay = add_decay(self, weights)
         return decay.update(steps, decay.init(params), params)[0], AdamState(count, first, second)
-
-
-def _clip(threshold: float, _: Weight, updates: list[jax.Array]) -> tuple[list[jax.Array]]:
-    """The updates of tensors that count as one, scaled to a root-mean-square of at most `threshold`."""
-    divisor = jnp.maximum(1.0, rms(updates) / threshold)
-    return ([update / divisor for update in updates],)

@@ -120,3 +120,9 @@ def corrected_decay(beta: float, count: jax.Array) -> jax.Array:
 def rms(tensors: list[jax.Array]) -> jax.Array:
     """The root-mean-square over tensors of one shape."""
     return jnp.sqrt(sum(jnp.mean(jnp.square(x)) for x in tensors) / len(tensors))
+
+
+def clip_rms(updates: list[jax.Array], largest: float) -> list[jax.Array]:
+    """The updates of tensors that count as one, scaled to a root-mean-square of at most `largest`."""
+    divisor = jnp.maximum(1.0, rms(updates) / largest)
+    return [update / divisor for update in updates]
