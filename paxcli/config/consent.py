@@ -9,14 +9,14 @@ from pathlib import Path
 from paxcli.errors import ConfigError
 from paxcli.log import log
 
+# The YAML recipe of a run directory.
 RUN_RECIPE = "recipe.yaml"
-"""The YAML recipe of a run directory."""
 
+# Prefix of the module name of a Python file with recipes.
 RECIPE_FILE = "pax_recipe_file."
-"""Prefix of the module name of a Python file with recipes."""
 
+# Answers the question whether to run code that the user did not name.
 code_consent: ContextVar[Callable[[str], bool]] = ContextVar("code_consent", default=lambda question: False)
-"""Answers the question whether to run code that the user did not name."""
 
 
 def require_consent(recipe: Path, code: str) -> None:

@@ -14,8 +14,8 @@ from paxcli.config.yaml_text import parse_yaml
 from paxcli.errors import ConfigError, did_you_mean, names_hint
 
 YAML_SUFFIXES = (".yaml", ".yml")
+# Suffix of a key in an overlay: assign the value only if the recipe's class has such a field.
 OPTIONAL = "?"
-"""Suffix of a key in an overlay: assign the value only if the recipe's class has such a field."""
 
 
 class Assignments(NamedTuple):

@@ -17,9 +17,9 @@ from paxcli.config.tree import Node, find_all, is_common, walk
 from paxcli.config.values import plain, plain_values
 from paxcli.errors import ConfigError
 
+# Pairs of mutually exclusive fields. Setting one in a later source sets the other, from an earlier source, to None.
 RIVALS = {"global_batch_size": "percore_batch_size", "num_microbatches": "microbatch_size"}
 RIVALS |= {other: one for one, other in RIVALS.items()}
-"""Pairs of mutually exclusive fields. Setting one in a later source sets the other, from an earlier source, to None."""
 
 
 class SourcedValue(NamedTuple):

@@ -11,8 +11,8 @@ import fiddle as fdl
 
 from paxcli.config.tree import walk
 
+# The value of a path that only the other config has.
 ABSENT: Final = object()
-"""The value of a path that only the other config has."""
 
 
 def plain_values(config: fdl.Buildable) -> dict[str, Any]:

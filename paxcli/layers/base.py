@@ -28,8 +28,8 @@ SourceIds = Int[jax.Array, "B S"]  # likewise, of the tokens of a source
 Axes = tuple[str | None, ...]  # the logical axis of each dimension, from `mesh/rules.py`, or None
 Cache = Any  # a decode cache: a pytree of arrays whose structure is its layer's own
 Visibility = Literal["segment", "prefix", "row"]
+# Name of a weight that `Model.cast` leaves in float32: the choice of experts depends on small differences.
 BALANCE_BIAS = "balance_bias"
-"""Name of a weight that `Model.cast` leaves in float32: the choice of experts depends on small differences."""
 
 
 class Layer(Configurable, nn.Module):

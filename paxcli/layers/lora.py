@@ -20,11 +20,11 @@ from paxcli.mesh.sharding import set_during
 from paxcli.mesh.weights import Weight
 
 A, B, MAGNITUDE = "_lora_a", "_lora_b", "_lora_magnitude"
+# Regular expression of the adapters' parameters.
 ADAPTERS = f"({A}|{B}|{MAGNITUDE})$"
-"""Regular expression of the adapters' parameters."""
 
+# Subtree of the parameters with their frozen copy from the start of the run, if the loss compares with it (DPO).
 REFERENCE = "reference"
-"""Subtree of the parameters with their frozen copy from the start of the run, if the loss compares with it (DPO)."""
 
 # Letters of dimensions in einsum equations: those of a weight, and the rank.
 _LETTERS, _RANK = "abcdefgh", "R"
@@ -155,8 +155,8 @@ class AdaptedWeight:
         return tuple(axis - len(self.facts.axes) for axis in self.facts.contracts)
 
 
+# A weight of a matmul: an array, one with an adapter, or one stored in another order.
 Matrix = jax.Array | AdaptedWeight | matmul.OutputFirst
-"""A weight of a matmul: an array, one with an adapter, or one stored in another order."""
 
 
 def adapter_arrays(facts: Weight, shape: tuple[int, ...], lora: Lora) -> dict[str, tuple[tuple[int, ...], Weight]]:

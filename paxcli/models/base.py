@@ -30,8 +30,8 @@ from paxcli.nested_map import NestedMap
 Key = jax.Array  # a key of `jax.random`
 PerRow = Int[jax.Array, " B"]  # an integer of each row: a length, a position
 
+# Name of the PRNG keys that choose which tokens to mask: the same in all microbatches, unlike those of dropout.
 MASKING = "masking"
-"""Name of the PRNG keys that choose which tokens to mask: the same in all microbatches, unlike those of dropout."""
 
 _STEP_OVER_FORWARD = 3  # the backward pass computes two matmuls for each of the forward pass
 

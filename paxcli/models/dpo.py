@@ -14,8 +14,8 @@ from paxcli.config.fields import PositiveFloat, Range
 from paxcli.models.losses import WeightedScalars, weighted_mean
 from paxcli.nested_map import NestedMap
 
+# The field of a batch with the other answers, a batch as well.
 REJECTED = "rejected"
-"""The field of a batch with the other answers, a batch as well."""
 
 
 @dataclasses.dataclass(frozen=True)

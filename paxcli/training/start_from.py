@@ -28,8 +28,8 @@ from paxcli.training.state import TrainState
 from paxcli.training.task import SingleTask
 
 _LAYER = re.compile(r"layers_\d+")  # a layer of a stack without `scan`; with it, all are in `layers`
+# Directory in a run of the files beside its model's imported weights, which an export writes again.
 ORIGIN = "huggingface"
-"""Directory in a run of the files beside its model's imported weights, which an export writes again."""
 
 
 class WarmStart(NamedTuple):

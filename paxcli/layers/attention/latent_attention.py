@@ -22,8 +22,8 @@ from paxcli.layers.init import Init, Xavier
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.scopes import ATTENTION_PROJECTION
 
+# Of each position seen so far the latent and the rotated key, C = R + Hr features.
 LatentCache = Float[jax.Array, "B 1 S C"]
-"""Of each position seen so far the latent and the rotated key, C = R + Hr features."""
 
 
 class LatentAttention(SelfAttention):
