@@ -21,11 +21,12 @@ def pax(path: str, tokenizer: str, out: str) -> Callable[[], int]:
 
     from paxcli.inputs.documents import Reading
     from paxcli.inputs.files import find_files
-    from paxcli.inputs.tokenizers import tokenizer_template
+    from paxcli.inputs.tokenizers import HuggingFaceTokenizer
     from paxcli.inputs.tokenizing import Tokenizing, plan_parts
 
-    tokenizing = Tokenizing(Reading(), tokenizer_template(f"hf:{tokenizer}"))
-    tokenizing.tokenizer()
+    encode = HuggingFaceTokenizer(path=f"{tokenizer}/tokenizer.json", eos_token="<|endoftext|>")
+    assert encode.eos_id == 0  # which reads it
+    tokenizing = Tokenizing(Reading(), lambda: encode)
 
     def tokenize() -> int:
         parts = plan_parts(find_files([path]), epath.Path(out))

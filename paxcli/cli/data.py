@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from paxcli.inputs.token_files import TokenFileInfo
+    from paxcli.inputs.tokenizers import TokenizerTemplate
     from paxcli.inputs.tokenizing import Part
 
 app = typer.Typer(help="Write token files for training, and check them.")
@@ -67,12 +70,11 @@ def tokenize(
 
     from paxcli.inputs.documents import TOKENS, Reading, format_of
     from paxcli.inputs.files import find_files
-    from paxcli.inputs.tokenizers import tokenizer_template
     from paxcli.inputs.tokenizing import Tokenizing, plan_parts
 
     tokenizing = Tokenizing(
         Reading(format, text_field, on_bad_record, bad_record_budget),
-        tokenizer_template(tokenizer, eos_token, bos_token),
+        _tokenizer_template(tokenizer, eos_token, bos_token),
     )
     vocab_size = tokenizing.tokenizer().vocab_size
     found = find_files(files)
@@ -122,6 +124,29 @@ def verify(files: FilesArgument, as_json: JsonOption = False) -> None:
     result = {"files": len(sizes), "tokens": sum(sizes), "without_checksum": unknown}
     text = f"{len(sizes)} token files, {sum(sizes):,} tokens: {len(sizes) - len(unknown)} match their checksums"
     say_result(result, text + (f", {len(unknown)} have none." if unknown else "."), as_json)
+
+
+def _tokenizer_template(name: str, eos_token: str | None, bos_token: str | None) -> TokenizerTemplate:
+    """The tokenizer of `--tokenizer`: a short form, or a `*.model` or `*.json` file.
+
+    Raises:
+      ConfigError: The name is unknown, or the tokenizer has no end-of-document token, or its file defines it.
+    """
+    from paxcli.inputs.tokenizers import HuggingFaceTokenizer, TokenizerConfig
+
+    find = TokenizerConfig.from_short_form
+    found = find(name) or find({".model": "spm:", ".json": "hf:"}.get(Path(name).suffix, "") + name)
+    if found is None:
+        hint = "Use `byte`, hf:DIR, spm:FILE or tiktoken:FILE; or a *.model or *.json file."
+        raise ConfigError(f"There is no tokenizer `{name}`.", hint)
+    cls, fields = found
+    tokens = {"eos_token": eos_token, "bos_token": bos_token}
+    given = {token: value for token, value in tokens.items() if value is not None}
+    if cls is HuggingFaceTokenizer and "eos_token" not in fields | given:
+        raise ConfigError(f"{name} does not define an end-of-document token.", "Set it, such as --eos-token '</s>'.")
+    if given and cls is not HuggingFaceTokenizer:
+        raise ConfigError(f"Tokenizer {name} defines its own eos and bos.", "Leave out --eos-token and --bos-token.")
+    return functools.partial(cls, **fields | given)
 
 
 def _with_progress(

@@ -357,32 +357,6 @@ def hugging_face_fields(path: Path) -> dict[str, str]:
     return {"path": str(file), **special_tokens(file.parent, model)}
 
 
-def tokenizer_template(name: str, eos_token: str | None = None, bos_token: str | None = None) -> TokenizerTemplate:
-    """The template of a tokenizer by its name on the command line: a short form, or a `*.model` or `*.json` file.
-
-    Args:
-      name: The name.
-      eos_token: That of a `tokenizer.json`. None: from the files beside it.
-      bos_token: That of a `tokenizer.json`. None: from the files beside it.
-
-    Raises:
-      ConfigError: The name is unknown, or the tokenizer has no end-of-document token, or its file defines it.
-    """
-    find = TokenizerConfig.from_short_form
-    found = find(name) or find({".model": "spm:", ".json": "hf:"}.get(Path(name).suffix, "") + name)
-    if found is None:
-        hint = "Use `byte`, hf:DIR, spm:FILE or tiktoken:FILE; or a *.model or *.json file."
-        raise ConfigError(f"There is no tokenizer `{name}`.", hint)
-    cls, fields = found
-    tokens = {"eos_token": eos_token, "bos_token": bos_token}
-    given = {token: value for token, value in tokens.items() if value is not None}
-    if cls is HuggingFaceTokenizer and "eos_token" not in fields | given:
-        raise ConfigError(f"{name} does not define an end-of-document token.", "Set it, such as --eos-token '</s>'.")
-    if given and cls is not HuggingFaceTokenizer:
-        raise ConfigError(f"Tokenizer {name} defines its own eos and bos.", "Leave out --eos-token and --bos-token.")
-    return functools.partial(cls, **fields | given)
-
-
 def _encode_around(special: Mapping[str, int], text: str, encode: Callable[[str], Encoded]) -> Encoded:
     """Encodes `text` as in `Tokenizer.encode_chat`: special tokens by `special`, the text between them by `encode`."""
     ids, offsets, start = [np.zeros(0, np.int32)], [np.zeros((0, 2), np.int64)], 0

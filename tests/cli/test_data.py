@@ -91,6 +91,7 @@ def test_tokens_of_other_contents_are_not_taken_for_done(tmp_path, capsys, monke
         (["*.jsonl", "--tokenizer", "tokenizer.json"], 2, "does not define an end-of-document token"),
         (["*.jsonl", "--tokenizer", "hf:."], 2, "does not define an end-of-document token"),
         (["*.jsonl", "--tokenizer", "bytes"], 2, "no tokenizer `bytes`"),
+        (["*.jsonl", "--tokenizer", "byte", "--eos-token", "x"], 2, "Tokenizer byte defines its own eos"),
     ],
 )
 def test_mistakes_are_named(pax_here, corpus, arguments, exit_code, says):
@@ -102,6 +103,16 @@ def test_mistakes_are_named(pax_here, corpus, arguments, exit_code, says):
     assert says in error["message"]
     assert "Traceback" not in result.stderr
     assert not list(corpus.glob("tokens/*.json"))
+
+
+def test_a_tokenizer_file_and_its_end_token(pax_here, corpus):
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "dog": 1}, unk_token="<unk>"))
+    library.save(str(corpus / "tokenizer.json"))
+    options = ("--tokenizer", "tokenizer.json", "--eos-token", "dog", "--bos-token", "<unk>")
+    done = pax_here("data", "tokenize", "*.jsonl", "--out", "tokens", *options, "--json")
+    assert (as_json(done)["vocab_size"], as_json(done)["documents"]) == (2, 150)
+    ids = np.fromfile(corpus / "tokens" / "part-00000.bin", np.uint16)
+    assert ids.tolist() == [0, 0, 1] * 150
 
 
 def test_what_is_not_text_or_not_a_token_file_is_refused(pax_here, corpus):

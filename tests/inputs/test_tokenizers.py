@@ -16,13 +16,7 @@ from paxcli.errors import ConfigError, DataError, PaxError
 from paxcli.inputs import tokenizing
 from paxcli.inputs.documents import BadRecords, Reading
 from paxcli.inputs.files import SourceFile
-from paxcli.inputs.tokenizers import (
-    ByteTokenizer,
-    HuggingFaceTokenizer,
-    SentencePieceTokenizer,
-    TiktokenTokenizer,
-    tokenizer_template,
-)
+from paxcli.inputs.tokenizers import ByteTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, TiktokenTokenizer
 
 TEXT = "the quick brown fox jumps over the lazy dog"
 
@@ -225,20 +219,6 @@ def test_a_tokenizer_for_inputs_that_another_setting_removes():
 def test_a_wrong_short_form(short, problem):
     with pytest.raises(PaxError, match=problem):
         resolve("tiny", sets=[f"tokenizer={short}"])
-
-
-def test_a_name_on_the_command_line(hugging_face_file, ranks_file):
-    assert tokenizer_template("byte")() == ByteTokenizer()
-    assert tokenizer_template(f"tiktoken:{ranks_file}")() == TiktokenTokenizer(path=str(ranks_file))
-    named = tokenizer_template(str(hugging_face_file), eos_token="dog")()
-    assert named == HuggingFaceTokenizer(path=str(hugging_face_file), eos_token="dog")
-    for name, tokens, problem in (
-        ("words", {}, "no tokenizer `words`"),
-        ("byte", {"eos_token": "x"}, "defines its own eos"),
-        (f"hf:{hugging_face_file.parent}", {}, "does not define an end-of-document token"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            tokenizer_template(name, **tokens)
 
 
 @pytest.mark.parametrize(
