@@ -129,6 +129,14 @@ def test_a_forged_manifest_is_detected(checkpoints, tmp_path, part, value):
         CheckpointStore(tmp_path / "copy").restore(3, abstract(make_state()))
 
 
+def test_a_copy_under_the_number_of_another_step_is_refused(checkpoints, tmp_path):
+    shutil.copytree(checkpoints, tmp_path / "checkpoints")
+    shutil.copytree(checkpoints / "2", tmp_path / "checkpoints" / "7")
+    store = CheckpointStore(tmp_path / "checkpoints")
+    with pytest.raises(DataError, match="step 7 .*unusable: it is a copy of the checkpoint of step 2"):
+        store.restore(7, abstract(make_state(2)))
+
+
 def test_previous_skips_damaged_ones_says_why_and_keeps_them(checkpoints, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(checkpoints, copy)
