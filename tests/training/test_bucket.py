@@ -6,16 +6,30 @@ import json
 import pathlib
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+from gcp_storage_emulator.handlers import objects
 from gcp_storage_emulator.server import create_server
 
 BRIEF = ("--set", "eval_inputs=[]", "--set", "num_layers=1", "--set", "checkpoint.save_interval_steps=2")
 
 
+download = objects.download
+
+
+def download_with_generation(request: Any, response: Any, storage: Any, *_: Any, **__: Any) -> None:
+    """As Google's server answers: without this header, TensorStore cannot write what it has read."""
+    download(request, response, storage)
+    if response.status < 300:
+        name = request.params["bucket_name"], request.params["object_id"]
+        response["x-goog-generation"] = storage.get_file_obj(*name)["generation"]
+
+
 @pytest.fixture
-def of_bucket() -> Iterator[dict[str, str]]:
+def of_bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """Environment in which `gs://mine` is a bucket in this process's memory."""
+    monkeypatch.setattr(objects, "download", download_with_generation)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = create_server("127.0.0.1", port, in_memory=True, default_bucket="mine")
