@@ -85,6 +85,8 @@ def start_distributed(timeout_seconds: float = 300, libtpu: str = "", heartbeat_
     if failure:
         raise RemoteError(f"Joining {job}: {first_line(failure[0])}", hint) from failure[0]
     ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
+    if threading.current_thread() is threading.main_thread():  # again, since JAX's own handler ends no process
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
 
 
 def set_libtpu_arguments(arguments: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 
 import jax
@@ -16,7 +18,11 @@ from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.sharding import infeed_shard, put_batch
 from paxcli.mesh.startup import start_distributed
 
+received: list[int] = []
+signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
 start_distributed(timeout_seconds=60)
+os.kill(os.getpid(), signal.SIGTERM)
+assert received == [signal.SIGTERM]  # JAX's preemption service has a handler of its own
 start_distributed()  # a second call does nothing
 process = jax.process_index()
 assert jax.process_count() == 2 and jax.device_count() == 8 and jax.local_device_count() == 4
