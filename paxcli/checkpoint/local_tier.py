@@ -20,6 +20,7 @@ from paxcli.checkpoint.fingerprint import fingerprints
 from paxcli.checkpoint.manifest import InputState, Manifest, Recipe, describe_state, from_json, to_json
 from paxcli.config.paths import replace_text, resolve_path, sync, sync_tree
 from paxcli.errors import DataError, first_line
+from paxcli.log import log
 
 RECORD, _SHARDS, _MANIFEST = "local.txt", "shards.npz", "manifest.json"
 _KEPT = 2  # when a process dies, the others may be one save ahead of it
@@ -53,12 +54,16 @@ class LocalTier:
         if not self._record.exists():
             shutil.rmtree(self._root, ignore_errors=True)
         mine = np.resize(np.array([*reversed(_steps(self._folder)), 0], np.int32), 8)
-        self.steps = sorted(set.intersection(*(set(row.tolist()) for row in gather(mine))) - {0})
+        rows = gather(mine)
+        self.steps = sorted(set.intersection(*map(set, rows.tolist())) - {0})
+        newest = max(_steps(checkpoints), default=0)
         counts = {folder.name.rpartition("-")[2] for folder in self._root.glob("process-*") if _steps(folder)}
-        if (other := min(counts, default=None)) and str(jax.process_count()) not in counts and not _steps(checkpoints):
+        if (other := min(counts, default=None)) and str(jax.process_count()) not in counts and not newest:
             problem = f"were saved locally with process count {other}, and this job's is {jax.process_count()}"
             hint = f"Resume with as many processes, or delete {self._record} and start at step 0."
             raise DataError(f"All checkpoints of {checkpoints.parent} {problem}.", hint)
+        if not self.steps and self._record.exists() and rows.max() >= newest:
+            log.warning("No local checkpoint is there for every process: training continues at step %d.", newest)
 
     def save(self, step: int, arrays: Mapping[str, Any], input_state: InputState, recipe: Recipe) -> None:
         """Copies this process's shards of `arrays`, and writes them in the background."""
@@ -81,8 +86,11 @@ class LocalTier:
         sync_tree(partial)
         partial.rename(final)
         sync(self._folder)
-        for old in _steps(self._folder)[:-_KEPT]:
-            shutil.rmtree(self._folder / str(old))
+        saved = _steps(self._folder)
+        for other in {*saved} - {
+            *[each for each in saved if each <= step][-_KEPT:]
+        }:  # old, or later ones that were lost
+            shutil.rmtree(self._folder / str(other))
 
     def wait(self) -> None:
         """Waits for the save in progress. Raises its error."""

@@ -84,6 +84,23 @@ def test_a_new_run_at_the_same_path_has_no_local_checkpoints(tmp_path):
     assert _store(tmp_path).latest_step() is None and not list((tmp_path / "local [1]").iterdir())
 
 
+def test_a_run_that_lost_its_local_checkpoints_says_where_it_continues(tmp_path, caplog):
+    _save(tmp_path, range(1, 5))
+    shutil.rmtree(tmp_path / "local [1]")
+    with caplog.at_level("WARNING", logger="pax"):
+        assert _store(tmp_path).latest_step() is None
+    assert "training continues at step 0" in caplog.text
+
+
+def test_steps_of_an_abandoned_start_do_not_displace_new_ones(tmp_path):
+    """As on a machine that has later steps, when another one lost its disk and the run starts again."""
+    _save(tmp_path, range(6, 10))
+    _save(tmp_path, range(1, 3))
+    assert [path.name for path in find_local(tmp_path / "run" / "checkpoints")] == ["2"]
+    _save(tmp_path, range(3, 5))
+    assert [path.name for path in find_local(tmp_path / "run" / "checkpoints")] == ["2", "4"]
+
+
 def test_another_model_does_not_take_them(tmp_path):
     _save(tmp_path, range(1, 9))
     announced: list[str] = []
