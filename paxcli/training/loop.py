@@ -349,15 +349,13 @@ def train(
             report = Reporter()
         config, recipe_text = with_seeds(config, recipe_text, run_dir)
         run_dir.check_same_recipe(config, allow_changed)
-        init_from = None if warm_start is None else warm_start.options
-        run_dir.check_start(init_from)
-        # In this order, since JAX's own start-up installs a handler for SIGTERM.
         session = stack.enter_context(open_session(config))
         stop = stack.enter_context(StopRequest(report.message))
-        session.experiment.train_input.check_data()
         policy = session.experiment.checkpoint
         policy.on_corrupt = on_corrupt or policy.on_corrupt
         run = TrainingRun(session, run_dir, report, stop, instrument or Instrument())
+        init_from = None if warm_start is None else warm_start.options
+        run_dir.check_start(init_from, run.resumes)
         if warm_start is not None and run.resumes:
             report.message(f"{run_dir.path} has checkpoints, so nothing is taken from {warm_start.run_dir}.")
         elif warm_start is not None:
@@ -369,11 +367,12 @@ def train(
         if reason and not run.is_eval_missing(done):
             report.message(f"{run_dir.path} is finished: {reason}.")
             return run_summary(run_dir, done) if is_first else None
+        session.experiment.train_input.check_data()
         if is_first:
             copy_tokenizers(config, run_dir.path)
             if warm_start is not None and not run.resumes:
                 copy_origin(warm_start, run_dir.path)
-            run_dir.describe(config, recipe_text, init_from)
+            run_dir.describe(config, recipe_text, run_dir.init_from() if run.resumes else init_from)
         report.start(_facts(session, run, done))
         goodput = stack.enter_context(contextlib.closing(Goodput(run_dir.path if is_first else None, done)))
         try:
@@ -406,7 +405,7 @@ def resume_step(
     with run_dir.lock(dry_run=True):
         config, _ = with_seeds(config, recipe_text, run_dir)
     run_dir.check_same_recipe(config, allow_changed)
-    run_dir.check_start(None if warm_start is None else warm_start.options)
+    run_dir.check_start(None if warm_start is None else warm_start.options, run_dir.has_checkpoints())
     found = CheckpointStore(run_dir.checkpoints).latest_step(), newest_local_step(run_dir.checkpoints)
     step = max((step for step in found if step is not None), default=None)
     rule: EarlyStopping = fdl.build(config.task.early_stopping_fn)

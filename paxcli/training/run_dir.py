@@ -194,18 +194,20 @@ class RunDir:
             return json.loads((self.path / "environment.json").read_text()).get("init_from")
         return None
 
-    def check_start(self, init_from: str | None) -> None:
-        """Refuses to start a run with random parameters that began with those of another run, and saved nothing yet.
+    def check_start(self, init_from: str | None, resumes: bool) -> None:
+        """Refuses to start a run with random parameters that began with those of another run, and has no checkpoint.
+
+        `resumes`: Whether it has one.
 
         Raises:
           ConfigError: With the options to add.
         """
-        if init_from is None and (before := self.init_from()) and not self.has_checkpoints():
+        if init_from is None and not resumes and (before := self.init_from()):
             problem = f"{self.path} was started with `{before}`, and has no checkpoint: its parameters would be random."
             raise ConfigError(problem, f"Add `{before}`, or give another `--run-dir`.")
 
     def describe(self, config, recipe_text: str, init_from: str | None = None) -> None:
-        """Writes the recipe, the resolved config, the environment, and with it `init_from` of a new run."""
+        """Writes the recipe, the resolved config, the environment, and with it `init_from`."""
         import jax
 
         self._write_recipe(recipe_text)
@@ -220,7 +222,7 @@ class RunDir:
             "num_devices": jax.device_count(),
             "num_processes": jax.process_count(),
             "command": sys.argv,
-            "init_from": self.init_from() if self.has_checkpoints() else init_from,
+            "init_from": init_from,
         }
         replace_text(self.path / "environment.json", json.dumps(environment, indent=2) + "\n")
 

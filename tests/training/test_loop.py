@@ -96,6 +96,10 @@ def test_a_warm_start_that_saved_nothing_does_not_start_over_with_random_paramet
         with pytest.raises(ConfigError, match=f"was started with `--from {source}`") as caught:
             start()
         assert f"Add `--from {source}`" in str(caught.value.hint)
+    (tmp_path / "a" / "checkpoints").mkdir()
+    (tmp_path / "a" / "checkpoints" / "local.txt").write_text(str(tmp_path / "lost"))  # all were on a lost disk
+    with pytest.raises(ConfigError, match="its parameters would be random"):
+        train(tmp_path / "a")
     pax.train(recipe, tmp_path / "a", init_from=source)
     assert losses(tmp_path / "a") == first
     assert "at step 4" in train(tmp_path / "a", steps=5).lines[0]
