@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from paxcli.models.base import Seq2SeqModel
 from paxcli.models.beam_search import Beams, BeamSearch, beam_search
@@ -140,7 +141,7 @@ class Generator:
             ids, begin = np.zeros((count, width + 1), np.int32), np.ones(count, np.int32)
             for row, number in enumerate(batch):
                 ids[row, : len(rows[number])], begin[row] = rows[number], starts[number]
-            scores, is_best = jax.device_get(self._scores(self._params, ids, begin))
+            scores, is_best = _fetch(self._scores(self._params, ids, begin))
             for row, number in enumerate(batch):
                 part = slice(starts[number] - 1, len(rows[number]) - 1)
                 found[number] = scores[row, part], is_best[row, part]
@@ -161,7 +162,7 @@ class Generator:
                 active |= new
             steps = 1 if stream else _STEPS_WITH_WAITING if waiting else _STEPS
             state = self._advance(self._params, state, steps, candidates=candidates)
-            ids, log_probs, lengths, ended, done = jax.device_get((*state[:4], state.done))
+            ids, log_probs, lengths, ended, done = _fetch((*state[:4], state.done))
             for slot, (index, request) in list(active.items()):
                 part = slice(request.answer_start, int(lengths[slot]))
                 cut = watch(index, ids[slot, part], bool(done[slot])) if request.max_tokens else None
@@ -177,7 +178,7 @@ class Generator:
         self._store_params(is_batch=True)
         prompts = self._start(requests, requests, len(requests), self._size(requests))
         max_tokens = max(one.max_tokens for one in requests)
-        found = jax.device_get(self._search(self._params, prompts, max_tokens=max_tokens))
+        found = _fetch(self._search(self._params, prompts, max_tokens=max_tokens))
         return [
             [
                 Answer(ids[:length], log_probs[:length], "eos" if ended else "length", float(score))
@@ -214,6 +215,12 @@ class Generator:
         assert isinstance(self._decoding, BeamSearch)
         axes = cache_axes(self._model, params, prompts.ids.shape[1])
         return beam_search(self._model, params, prompts, axes, max_tokens, self._eos_ids, self._decoding)
+
+
+def _fetch(arrays: Any) -> Any:
+    """Arrays as NumPy arrays, in full on each process of a job."""
+    several = jax.process_count() > 1
+    return multihost_utils.process_allgather(arrays, tiled=True) if several else jax.device_get(arrays)
 
 
 def _stack(settings: Sequence[SequenceSettings]) -> SequenceSettings:

@@ -19,6 +19,7 @@ from paxcli.mesh.compiler_options import Options, compiler_options
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.rules import DEFAULT_RULES, merge_rules
 from paxcli.mesh.sharding import current_device, global_spec, infeed_shard, use_mesh
+from paxcli.mesh.startup import exit_on_error
 from paxcli.metrics.peaks import peak_flops
 from paxcli.nested_map import NestedMap, num_rows
 from paxcli.training.experiment import Experiment, global_batch_size, with_derived_sizes
@@ -87,8 +88,8 @@ class Session:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[Session]:
-        """Makes the mesh and its sharding rules the current ones."""
-        with use_mesh(self.mesh, merge_rules(fdl.build(self.config.mesh).logical_axis_rules)):
+        """Makes the mesh and its sharding rules the current ones; handles errors by `exit_on_error`."""
+        with exit_on_error(), use_mesh(self.mesh, merge_rules(fdl.build(self.config.mesh).logical_axis_rules)):
             yield self
 
 

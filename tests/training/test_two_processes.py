@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -23,17 +24,19 @@ def _recipe(steps: int = 20, seed: int | None = None, mesh: str | None = "{data:
     return small(**changes, **({"ici_mesh_shape": mesh} if mesh else {}))
 
 
-def _start(run_dir, index: int, port: int) -> subprocess.Popen:
+def _start(run_dir, index: int, port: int, *arguments: str, recipe: str = "tiny-synthetic") -> subprocess.Popen:
     env = {**os.environ, **cpu_devices(4), **job_variables(port, index)}
-    command = [sys.executable, "-m", "paxcli", "train", "tiny-synthetic", *_recipe(), "--run-dir", str(run_dir)]
-    command += ["--profile-steps=5:8"]
+    command = [sys.executable, "-m", "paxcli", "train", recipe, *arguments, "--run-dir", str(run_dir)]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
 def test_two_processes_equal_one(tmp_path, pax):
-    port = free_port()
-    with _start(tmp_path / "two", 0, port) as first, _start(tmp_path / "two", 1, port) as second:
+    port, arguments = free_port(), [*_recipe(), "--profile-steps=5:8"]
+    with (
+        _start(tmp_path / "two", 0, port, *arguments) as first,
+        _start(tmp_path / "two", 1, port, *arguments) as second,
+    ):
         outputs = [process.communicate(timeout=600) for process in (first, second)]
     assert [first.returncode, second.returncode] == [0, 0], outputs
     assert "Next: pax plot" in outputs[0][0] and "Next: pax plot" not in outputs[1][0]  # only the first reports
@@ -55,3 +58,20 @@ def test_two_processes_equal_one(tmp_path, pax):
     resumed = pax("train", "tiny-synthetic", *_recipe(30, mesh=None), "--run-dir=two", "--allow-changed")
     assert resumed.returncode == 0, resumed.stderr
     assert max(losses(tmp_path / "two")) == 30
+
+
+@pytest.mark.slow
+def test_two_processes_continue_sample_prompts_like_one(tmp_path, pax):
+    port, run_dir = free_port(), tmp_path / "run"
+    samples = ["--set=sample_prompts=[the, import]", "--set=decoding.max_tokens=5"]
+    arguments = [*small(num_train_steps=10, ici_mesh_shape="{fsdp: 8}"), *samples]
+    with (
+        _start(run_dir, 0, port, *arguments, recipe="tiny") as first,
+        _start(run_dir, 1, port, *arguments, recipe="tiny") as second,
+    ):
+        outputs = [process.communicate(timeout=600) for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], outputs
+    texts = [json.loads(line)["text"] for line in (run_dir / "samples.jsonl").read_text().splitlines()]
+    one = pax("decode", "run", "--set=ici_mesh_shape=null", "--prompt=the", "--prompt=import", "--json")
+    assert one.returncode == 0, one.stderr
+    assert [output["text"] for output in json.loads(one.stdout)["outputs"]] == texts
