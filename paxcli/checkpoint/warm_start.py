@@ -12,6 +12,7 @@ from paxcli.checkpoint.array_differences import ArrayDifferences, compare_arrays
 from paxcli.checkpoint.manager import CheckpointStore, find_step, format_steps
 from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
 from paxcli.errors import ConfigError, DataError
+from paxcli.mesh.startup import agree
 
 
 class Report(NamedTuple):
@@ -65,7 +66,7 @@ def load_params(
       DataError: The checkpoint does not exist or is damaged, or none of its arrays match.
     """
     store = CheckpointStore(epath.Path(run_dir) / "checkpoints")
-    step_dir = store.directory / str(find_step(run_dir, step))
+    step_dir = store.directory / str(agree(find_step(run_dir, step)))  # the run may save another one meanwhile
     prefix = "params." if what == "params" else ""
     leaves = {prefix + name: leaf for name, leaf in named_leaves(state).items()}
     try:

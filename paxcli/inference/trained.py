@@ -25,6 +25,7 @@ from paxcli.inputs.documents import TEXT, TOKENS, format_of
 from paxcli.inputs.stdlib import StdlibInput
 from paxcli.inputs.text import TextInput
 from paxcli.log import log
+from paxcli.mesh.startup import agree
 from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.writers import JsonlWriter, TensorBoardWriter, read_lines
 from paxcli.models.sampling import Decoding, Sampling
@@ -88,6 +89,7 @@ class TrainedRun:
             for source in inputs:
                 source.reset()
         self._has_evaluated = True
+        self.params(step)  # first, since `pax eval --watch` handles the error of a step that was deleted
         with self._session.active():
             metrics = self._metrics(step, inputs)
         for name, values in metrics.items():
@@ -144,10 +146,12 @@ class TrainedRun:
         task, seen = self._session.experiment.task, 0
         rule, path = task.early_stopping_fn, self._run_dir.path / FILE_NAME
         while True:
-            while newer := [step for step in self.steps() if step > seen]:  # training may have deleted some meanwhile
-                seen = newer[0]
+            # Training may have deleted some meanwhile, and another process may see others.
+            while later := agree(min((step for step in self.steps() if step > seen), default=0)):
+                seen = later
                 yield seen
-            if seen >= task.train.num_train_steps or rule.reason(read_lines(path, sample=True), seen):
+            is_last = seen >= task.train.num_train_steps or rule.reason(read_lines(path, sample=True), seen) is not None
+            if agree(is_last):
                 return
             time.sleep(_POLL_SECONDS)
 

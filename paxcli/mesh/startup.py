@@ -14,6 +14,8 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 
 import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from paxcli.errors import ConfigError, RemoteError, Stopped, exit_now, first_line
 from paxcli.log import log
@@ -87,6 +89,11 @@ def start_distributed(timeout_seconds: float = 300, libtpu: str = "", heartbeat_
     ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
     if threading.current_thread() is threading.main_thread():  # again, since JAX's own handler ends no process
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
+
+
+def agree(value: int) -> int:
+    """`value` of process 0, in every process of this job."""
+    return int(multihost_utils.broadcast_one_to_all(np.int32(value))) if jax.distributed.is_initialized() else value
 
 
 def set_libtpu_arguments(arguments: str) -> None:

@@ -14,8 +14,6 @@ from typing import Any
 
 import fiddle as fdl
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 from jax.profiler import StepTraceAnnotation, TraceAnnotation
 
 from paxcli.checkpoint.local_tier import newest_local_step
@@ -29,7 +27,7 @@ from paxcli.inputs.base_input import BaseInput
 from paxcli.layers.scopes import EVALUATE_PHASE, INPUT_PHASE, SAVE_PHASE, TRAIN_PHASE
 from paxcli.mesh.mesh import describe
 from paxcli.mesh.sharding import put_batch
-from paxcli.mesh.startup import exit_on_error, return_free_memory
+from paxcli.mesh.startup import agree, exit_on_error, return_free_memory
 from paxcli.metrics.curves import FILE_NAME
 from paxcli.metrics.goodput import COMPILE, EVAL, RESTORE, SAVE, START_UP, STEP, Goodput
 from paxcli.metrics.meter import Meter, Record
@@ -432,8 +430,7 @@ def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir
 
 def _draw_seed() -> int:
     """A random seed, the same in every process."""
-    seed = secrets.randbits(31) or 1
-    return int(multihost_utils.broadcast_one_to_all(np.uint32(seed))) if jax.distributed.is_initialized() else seed
+    return agree(secrets.randbits(31) or 1)
 
 
 def run_summary(run_dir: RunDir, steps: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import signal
 import sys
 
@@ -13,10 +14,11 @@ from jax.sharding import PartitionSpec as P
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
+from paxcli.checkpoint.warm_start import load_params
 from paxcli.errors import DataError
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.mesh.sharding import infeed_shard, put_batch
-from paxcli.mesh.startup import start_distributed
+from paxcli.mesh.startup import agree, start_distributed
 
 received: list[int] = []
 signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
@@ -59,6 +61,9 @@ with CheckpointStore(sys.argv[1], Checkpoint(save_interval_steps=2)) as store:
     for shard in restored["params"]["w"].addressable_shards:
         np.testing.assert_array_equal(shard.data, value[shard.index])
     assert store.restore(4, abstract)[1] == {"position": 7}
+    # If the newest step differs, since a run saved one in between, both load that of process 0.
+    assert agree(5 + process) == 5
+    assert load_params(pathlib.Path(sys.argv[1]).parent, (2, 4)[process], abstract["params"])[1].source.name == "2"
     try:
         store.restore(2, {"params": {"w": jax.ShapeDtypeStruct((16, 9), value.dtype, sharding=other)}})
     except DataError:
