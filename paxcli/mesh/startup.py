@@ -11,7 +11,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
@@ -65,27 +65,17 @@ def start_distributed(timeout_seconds: float = 300, libtpu: str = "", heartbeat_
     if not job or count == 1:
         return
     limits = dict(initialization_timeout=int(timeout_seconds) + 60, heartbeat_timeout_seconds=heartbeat_timeout_seconds)
-    failure: list[BaseException] = []
-
-    def connect() -> None:
-        try:
-            jax.distributed.initialize(*place, **limits)
-        except BaseException as error:  # noqa: BLE001 - raised again below, in the calling thread
-            failure.append(error)
-
     # On CPUs, executables that run concurrently may start their collectives in different orders, and deadlock.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     log.info("Joining %s.", job)
     _redirect_native_stdout()
     # In a thread: on its own timeout, JAX aborts the process with a C++ stack.
-    thread = threading.Thread(target=connect, name="distributed-start", daemon=True)
-    thread.start()
-    thread.join(timeout_seconds)
+    ends = _try_for(timeout_seconds, lambda: jax.distributed.initialize(*place, **limits))
     hint = "Check that every process was started, and that the coordinator's port is open between the hosts."
-    if thread.is_alive():
+    if not ends:
         raise Stopped(f"Joining {job}: not all processes connected within {timeout_seconds} s.", hint)
-    if failure:
-        raise RemoteError(f"Joining {job}: {first_line(failure[0])}", hint) from failure[0]
+    if isinstance(ends[0], BaseException):
+        raise RemoteError(f"Joining {job}: {first_line(ends[0])}", hint) from ends[0]
     ctypes.CDLL(None).signal(signal.SIGABRT, _on_abort)
     if threading.current_thread() is threading.main_thread():  # again, since JAX's own handler ends no process
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
@@ -173,6 +163,22 @@ def _read_metadata(server: str, key: str) -> str:
         return ""
 
 
+def _try_for(seconds: float, call: Callable[[], object]) -> list[object]:
+    """The result of `call`, or its error, from a thread of its own; empty if that takes longer than `seconds`."""
+    ends: list[object] = []
+
+    def run() -> None:
+        try:
+            ends.append(call())
+        except BaseException as error:  # noqa: BLE001 - the caller looks at it
+            ends.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return ends
+
+
 def _lost_process(cause: str) -> Stopped:
     hint = "Start all processes again: they resume from the latest checkpoint."
     return Stopped(f"Another process of this job ended or cannot be reached: {cause}", hint)
@@ -184,20 +190,11 @@ def _on_abort(_: int) -> None:
 
     Python's own handlers run in the main thread, which waits in a computation by then.
     """
-    from jax._src import distributed
+    from jax._src.distributed import global_state as job
 
-    answers = []  # after an error, the client of JAX's coordination service never answers
-
-    def ask() -> None:
-        try:
-            distributed.global_state.client.key_value_try_get("pax/no-such-key")  # pyrefly: ignore
-        except Exception as error:
-            answers.append("NOT_FOUND" in str(error))
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(_PROBE_SECONDS)
-    if not any(answers):
+    # After an error, the client of JAX's coordination service never answers.
+    ends = _try_for(_PROBE_SECONDS, lambda: job.client.key_value_try_get("pax/no-such-key"))  # pyrefly: ignore
+    if not ends or "NOT_FOUND" not in str(ends[0]):
         exit_now(_lost_process("JAX's coordination service reports an error."))
 
 
