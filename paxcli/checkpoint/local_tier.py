@@ -87,9 +87,8 @@ class LocalTier:
         partial.rename(final)
         sync(self._folder)
         saved = _steps(self._folder)
-        for other in {*saved} - {
-            *[each for each in saved if each <= step][-_KEPT:]
-        }:  # old, or later ones that were lost
+        kept = [each for each in saved if each <= step][-_KEPT:]
+        for other in {*saved} - {*kept}:  # earlier ones, and later ones of a start that was abandoned
             shutil.rmtree(self._folder / str(other))
 
     def wait(self) -> None:
