@@ -196,8 +196,6 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         wanted = named_leaves(abstract_state)
         with self._translate_read_errors(step):
             manifest = read_manifest(step_dir)
-            if manifest.step != step:
-                raise DataError(f"it is a copy of the checkpoint of step {manifest.step}")
         if differences := compare_arrays(wanted, manifest.arrays):
             problem = f"does not match this model and optimizer: {differences.text()}"
             hint = "Undo the change of the recipe, or start another run: --run-dir NEW, with --from for these weights."

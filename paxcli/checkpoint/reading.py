@@ -29,14 +29,17 @@ def nest_by_name(named: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_manifest(step_dir: epath.Path) -> Manifest:
-    """Reads the manifest of one checkpoint. Raises DataError if it is missing or damaged."""
+    """Reads the manifest of one checkpoint. Raises DataError if it is missing, damaged, or that of another step."""
     file = step_dir / MANIFEST / "metadata"  # Orbax's name for the file of a JSON item
     try:
-        return from_json(json.loads(file.read_text()))
+        found = from_json(json.loads(file.read_text()))
     except FileNotFoundError:
         raise DataError(f"it has no {MANIFEST}/{file.name}") from None
     except (OSError, ValueError) as error:
         raise DataError(f"its manifest cannot be read: {error}") from error
+    if str(found.step) != step_dir.name:
+        raise DataError(f"it is a copy of the checkpoint of step {found.step}")
+    return found
 
 
 def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, Any]) -> dict[str, jax.Array]:
