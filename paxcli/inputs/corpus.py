@@ -16,10 +16,10 @@ import numpy as np
 from etils import epath
 
 from paxcli.errors import DataError, MissingError
+from paxcli.inputs import token_files
 from paxcli.inputs.documents import BadRecords
 from paxcli.inputs.files import SourceFile, size_of
 from paxcli.inputs.packing import PackedTokens
-from paxcli.inputs.token_files import TokenFileInfo, check_contents, dtype_for, identity, open_token_file, read_info
 from paxcli.inputs.tokenizers import Tokenizer
 from paxcli.inputs.tokenizing import Tokenizing, plan_parts
 from paxcli.nested_map import NestedMap, join_rows
@@ -42,7 +42,7 @@ class Corpus:
       packs: The packs.
       bad_records: The error of each skipped record.
       num_dropped: Number of documents dropped because they are too long.
-      paths: The token file of each pack; empty if the ids come from a tokenizer and need no check.
+      paths: The token file of each pack, whose ids are checked when they are read; empty if they need no check.
       vocab_size: All ids are smaller.
       checksum: Identifies the rows.
       num_truncated: Number of documents truncated because they are too long.
@@ -68,9 +68,8 @@ class Corpus:
 
     def _read_rows(self, pack: int, numbers: np.ndarray) -> NestedMap:
         batch = self.packs[pack].rows(np.where(numbers < 0, -1, numbers - self.first_rows[pack]))
-        if self.paths and (largest := int(max(batch.ids.max(), batch.labels.max()))) >= self.vocab_size:
-            hint = "Write or download the file again, or correct its .json."
-            raise DataError(f"{self.paths[pack]} contains id {largest}, but its vocab_size is {self.vocab_size}.", hint)
+        for ids in (batch.ids, batch.labels) if self.paths else ():
+            token_files.check_vocabulary(self.paths[pack], ids, self.vocab_size)
         return batch
 
 
@@ -90,11 +89,11 @@ def tokenize_text(
             parts = plan_parts(files, directory)
             infos = dict(tokenizing.write_all(parts, num_workers))
             bad.found += [record for part in parts for record in infos[part].bad_records]
-            opened = (open_token_file(part.path, infos[part], None) for part in parts)
+            opened = (token_files.open_token_file(part.path, infos[part], None) for part in parts)
             documents = ((tokens, np.diff(starts)) for tokens, starts in opened)
         else:
             documents = ((ids, (len(ids) - 1,)) for ids in tokenizing.tokenize(files, tokenizer, bad))
-        tokens, starts = _concatenate(documents, dtype_for(tokenizer.vocab_size))
+        tokens, starts = _concatenate(documents, token_files.dtype_for(tokenizer.vocab_size))
     pack = make_pack(tokens, starts, tokenizer.pad_id)
     return Corpus([pack], bad.found, len(starts) - 1 - pack.num_documents, [], tokenizer.vocab_size, pack.checksum)
 
@@ -112,7 +111,7 @@ def _concatenate(documents: _Documents, dtype: np.dtype) -> tuple[np.ndarray, np
 
 
 def open_token_files(
-    files: Sequence[SourceFile], info: TokenFileInfo, make_pack: Pack, cache_dir: str | None
+    files: Sequence[SourceFile], info: token_files.TokenFileInfo, make_pack: Pack, cache_dir: str | None
 ) -> Corpus:
     """Memory-maps token files; `info` is the first file's. Checks their ids, unless they have more than 4 GiB.
 
@@ -124,22 +123,23 @@ def open_token_files(
     packs, bad, dropped, identities = [], [], 0, []
     is_checked = sum(size_of(file.path) for file in files) <= _CHECKED_BYTES
     for file in files:
-        found = read_info(file.path)
+        found = token_files.read_info(file.path)
         for name in ("vocab_size", "eos_id"):
             own, first = getattr(found, name), getattr(info, name)
             if own != first:
                 hint = "Use a separate input for the files of each tokenizer."
                 raise DataError(f"{file.path} has {name} {own}, {files[0].path} has {first}.", hint)
-        tokens, starts = open_token_file(file.path, found, cache_dir)
+        tokens, starts = token_files.open_token_file(file.path, found, cache_dir)
         if is_checked:
-            check_contents(file.path, tokens, found)
+            token_files.check_contents(file.path, tokens, found)
         pack = make_pack(tokens, starts, info.pad_id)
         packs.append(pack)
         bad += found.bad_records
         dropped += len(starts) - 1 - pack.num_documents
-        identities.append([pack.num_documents, pack.num_tokens, *identity(file.path, found, cache_dir)])
+        identities.append([pack.num_documents, pack.num_tokens, *token_files.identity(file.path, found, cache_dir)])
     checksum = zlib.crc32(json.dumps([identities, packs[0].seq_len, packs[0].packing]).encode())
-    return Corpus(packs, bad, dropped, [file.path for file in files], info.vocab_size, checksum)
+    paths = [] if is_checked else [file.path for file in files]
+    return Corpus(packs, bad, dropped, paths, info.vocab_size, checksum)
 
 
 def _allow_open_files(number: int) -> None:

@@ -127,16 +127,24 @@ def _is_index(starts: np.ndarray, num_tokens: int, info: TokenFileInfo) -> bool:
 
 
 def check_contents(path: epath.Path, tokens: np.ndarray, info: TokenFileInfo) -> None:
-    """Reads all ids of a token file, and compares them with their checksum, if there is one.
+    """Reads all ids of a token file, and compares them with their vocabulary, and their checksum, if there is one.
 
     Raises:
-      DataError: They were altered since the file was written.
+      DataError: They were altered since the file was written, or are not of this vocabulary.
     """
     total = 0
     for at in range(0, len(tokens), _CHUNK):
-        total = zlib.crc32(tokens[at : at + _CHUNK].data, total)
+        total = zlib.crc32((chunk := tokens[at : at + _CHUNK]).data, total)
+        check_vocabulary(path, chunk, info.vocab_size)
     if total != info.checksum and info.checksum is not None:
         raise DataError(f"{path} is damaged: its ids do not match their checksum.", "Write or download it again.")
+
+
+def check_vocabulary(path: epath.Path, ids: np.ndarray, vocab_size: int) -> None:
+    """Raises DataError for ids of a token file that its vocabulary does not have."""
+    if (largest := int(ids.max())) >= vocab_size:
+        hint = "Write or download the file again, or correct its .json."
+        raise DataError(f"{path} contains id {largest}, but its vocab_size is {vocab_size}.", hint)
 
 
 def identity(path: epath.Path, info: TokenFileInfo, cache_dir: str | None) -> list[int]:

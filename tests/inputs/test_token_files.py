@@ -162,8 +162,13 @@ class TestBadFiles:
         monkeypatch.setattr("paxcli.inputs.corpus._CHECKED_BYTES", 2**19)
         token_input(tmp_path / "a.bin").get_next()
 
-    def test_ids_beyond_the_vocabulary(self, tmp_path):
+    @pytest.mark.parametrize("checked_bytes", [2**32, 0])
+    def test_ids_beyond_the_vocabulary(self, tmp_path, monkeypatch, checked_bytes):
+        monkeypatch.setattr("paxcli.inputs.corpus._CHECKED_BYTES", checked_bytes)
         path = write_foreign(tmp_path / "a.bin", [1, 60_000, 2])
+        if checked_bytes:  # at the start, before a batch is read
+            with pytest.raises(DataError, match="a.bin contains id 60000"):
+                token_input(path).check_data()
         self.check("a.bin contains id 60000, but its vocab_size is 50257", path)
         self.check("50257 ids, but the model's vocab_size is 32000", path, error=ConfigError, vocab_size=32_000)
 
