@@ -159,7 +159,7 @@ def page(results: dict[str, Any], floors: dict[str, dict[str, float]]) -> str:
         "",
         "## Repeat it",
         "",
-        f"`{again}` takes some 11 minutes on two cores; its docstring lists the packages that PYTHON needs.",
+        f"`{again}` takes some 12 minutes on two cores; its docstring lists the packages that PYTHON needs.",
     ]
     return "\n".join(lines) + "\n"
 
