@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -15,6 +16,7 @@ import textwrap
 
 import pytest
 
+from paxcli.checkpoint.manifest import from_json, to_json
 from paxcli.metrics.meter import RESERVED
 from paxcli.training.run_dir import RunDir
 from tests.training.runs import losses, small
@@ -162,7 +164,9 @@ def test_eval_watch_survives_the_deletion_of_checkpoints(trained, tmp_path, monk
     copy = shutil.copytree(trained[0], tmp_path / "mine")
     checkpoints, evaluate = tmp_path / "mine" / "checkpoints", paxcli.Run.evaluate
     for step in (12, 14, 16):
-        shutil.copytree(checkpoints / "10", checkpoints / f"{step}")
+        manifest = shutil.copytree(checkpoints / "10", checkpoints / f"{step}") / "manifest" / "metadata"
+        renumbered = dataclasses.replace(from_json(json.loads(manifest.read_text())), step=step)
+        manifest.write_text(json.dumps(to_json(renumbered)))
 
     def evaluate_late(self, step, *more):
         if step in (10, 14):
