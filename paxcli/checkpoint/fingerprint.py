@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _WORD, _INDEX, _MIX, _MORE = (np.uint32(odd) for odd in (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F))
-_BLOCK = 1 << 18  # words; in the CPU's cache, and large enough that threads seldom wait for the interpreter
+_BLOCK = 1 << 18  # words; in the CPU's cache, and large enough that threads seldom wait for the GIL
 _BLOCK_INDICES = np.arange(_BLOCK, dtype=np.uint32) * _INDEX
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 

@@ -63,7 +63,7 @@ class LocalTier:
             hint = f"Resume with as many processes, or delete {self._record} and start at step 0."
             raise DataError(f"All checkpoints of {checkpoints.parent} {problem}.", hint)
         if not self.steps and self._record.exists() and rows.max() >= newest:
-            log.warning("No local checkpoint is there for every process: training continues at step %d.", newest)
+            log.warning("No step has a local checkpoint of every process: training continues at step %d.", newest)
 
     def save(self, step: int, arrays: Mapping[str, Any], input_state: InputState, recipe: Recipe) -> None:
         """Copies this process's shards of `arrays`, and writes them in the background."""
@@ -88,7 +88,7 @@ class LocalTier:
         sync(self._folder)
         saved = _steps(self._folder)
         kept = [each for each in saved if each <= step][-_KEPT:]
-        for other in {*saved} - {*kept}:  # earlier ones, and later ones of a start that was abandoned
+        for other in {*saved} - {*kept}:  # older ones, and newer ones of an abandoned start
             shutil.rmtree(self._folder / str(other))
 
     def wait(self) -> None:

@@ -15,7 +15,7 @@ from etils import epath
 from paxcli.checkpoint.local_tier import find_local
 from paxcli.checkpoint.manager import CheckpointStore, delete_step, find_steps, format_steps
 from paxcli.checkpoint.reading import read_arrays, read_manifest
-from paxcli.config.paths import resolve_path, sync, sync_tree
+from paxcli.config.paths import resolve_path, size_and_time, sync, sync_tree
 from paxcli.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
@@ -151,19 +151,13 @@ def _files(directory: epath.Path) -> list[epath.Path]:
 
 
 def _info(directory: epath.Path) -> CheckpointInfo:
-    stats = [_stat(path) for path in _files(directory)]
+    stats = [size_and_time(path) for path in _files(directory)]
     return CheckpointInfo(
         step=int(directory.name),
         bytes=sum(size for size, _ in stats),
         saved_at=max([time for _, time in stats if time], default=None),
         path=os.fspath(directory),
     )
-
-
-def _stat(path: epath.Path) -> tuple[int, float | None]:
-    """Size and time of change; of local files not by epath, which fails where the id of the owner has no name."""
-    found = resolve_path(path).stat()  # that of a bucket has other fields
-    return (found.length, found.mtime) if "://" in os.fspath(path) else (found.st_size, found.st_mtime)  # pyrefly: ignore
 
 
 def _verify(directory: epath.Path) -> Verified:

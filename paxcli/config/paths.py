@@ -22,6 +22,13 @@ def resolve_path(target: str | os.PathLike[str]) -> Path:
     return epath.Path(target)  # pyrefly: ignore[bad-return] - it has the methods of a Path
 
 
+def size_and_time(path: os.PathLike[str]) -> tuple[int, float | None]:
+    """A file's size in bytes and time of its last change. epath's `stat` fails where the owner's id has no name."""
+    is_remote = "://" in os.fspath(path)
+    found = resolve_path(path).stat() if is_remote else os.stat(path)  # a bucket's has other fields
+    return (found.length, found.mtime) if is_remote else (found.st_size, found.st_mtime)  # pyrefly: ignore
+
+
 def replace_text(path: str | os.PathLike[str], text: str) -> None:
     """Replaces a file atomically: after a kill or a power failure it has the old text or the new one, never a part."""
     name = os.fspath(path)

@@ -68,8 +68,8 @@ class Corpus:
 
     def _read_rows(self, pack: int, numbers: np.ndarray) -> NestedMap:
         batch = self.packs[pack].rows(np.where(numbers < 0, -1, numbers - self.first_rows[pack]))
-        for ids in (batch.ids, batch.labels) if self.paths else ():
-            token_files.check_vocabulary(self.paths[pack], ids, self.vocab_size)
+        if self.paths:
+            token_files.check_vocabulary(self.paths[pack], np.maximum(batch.ids, batch.labels), self.vocab_size)
         return batch
 
 
@@ -138,8 +138,7 @@ def open_token_files(
         dropped += len(starts) - 1 - pack.num_documents
         identities.append([pack.num_documents, pack.num_tokens, *token_files.identity(file.path, found, cache_dir)])
     checksum = zlib.crc32(json.dumps([identities, packs[0].seq_len, packs[0].packing]).encode())
-    paths = [] if is_checked else [file.path for file in files]
-    return Corpus(packs, bad, dropped, paths, info.vocab_size, checksum)
+    return Corpus(packs, bad, dropped, [] if is_checked else [file.path for file in files], info.vocab_size, checksum)
 
 
 def _allow_open_files(number: int) -> None:

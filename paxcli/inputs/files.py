@@ -15,6 +15,7 @@ from typing import NamedTuple
 from etils import epath
 
 from paxcli.config.bucket import is_transient
+from paxcli.config.paths import size_and_time
 from paxcli.errors import DataError, MissingError, RemoteError, first_line
 
 _WILDCARDS = "*?["
@@ -93,8 +94,8 @@ def _split_at_wildcard(path: str) -> tuple[str, str]:
 
 
 def size_of(path: epath.Path) -> int:
-    """A file's size in bytes. The path's own `stat` fails where the id of its owner has no name, as in containers."""
-    return path.stat().length if "://" in os.fspath(path) else os.path.getsize(path)
+    """A file's size in bytes."""
+    return size_and_time(path)[0]
 
 
 def local_copy(path: epath.Path, cache_dir: str | None) -> Path:

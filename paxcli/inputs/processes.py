@@ -40,15 +40,14 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers
     Raises:
       MissingError: A process was killed, usually because memory ran out.
     """
-    num_processes = min(num_workers, len(items))
-    if not num_processes:
+    if not (num_processes := min(num_workers, len(items))):
         yield from ((item, function(item)) for item in items)
         return
     # JAX and TensorFlow have threads, so processes must be spawned, not forked.
     context = multiprocessing.get_context("spawn")
     alive, lifeline = context.Pipe(duplex=False)
-    share = (alive, max(1, (os.cpu_count() or 1) // num_processes))
-    pool = concurrent.futures.ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=share)
+    arguments = (alive, max(1, (os.cpu_count() or 1) // num_processes))
+    pool = concurrent.futures.ProcessPoolExecutor(num_processes, context, initializer=_start, initargs=arguments)
     try:
         with hold_signals():
             running = {pool.submit(function, item): item for item in items}
@@ -61,7 +60,7 @@ def map_in_processes(function: Callable[[T], R], items: Sequence[T], num_workers
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(alive: Connection, num_threads: int) -> None:
+def _start(alive: Connection, num_threads: int) -> None:
     """Ends this worker when its parent closes the other end of `alive`, or ends: it could wait for work forever.
 
     Its tokenizer has `num_threads`, so that the workers together use the machine's cores.
