@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -115,27 +115,31 @@ class FusedKernel(AttentionBackend):
         return "it does not support a learned bias of the logits" if demand.biased else None
 
     @abc.abstractmethod
-    def kernel(self, demand: Demand, context_axes: tuple[str, ...] = ()) -> Callable[..., jax.Array]:
-        """`(query, key, value, segment_ids, sinks) -> context` on one device.
+    def attend_on_device(
+        self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()
+    ) -> Float[jax.Array, "B N T Hv"]:
+        """The attention of one device's rows and heads; the demand has the sizes of all devices' together.
 
         Args:
+          operands: Its share of the arrays: T is its part of each row, N and K are its heads.
           demand: The attention to compute.
-          context_axes: The mesh axes that shard the rows.
+          context_axes: The mesh axes that shard the rows, inside `shard_map`.
         """
 
     @jax.named_scope(ATTENTION_CORE)
     def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
-        query, key, value, segment_ids, _, sinks = operands
+        query, key, value, segment_ids, bias, sinks = operands
         sharded = layout(query.shape, *HEADS)
         if sharded is None:
-            return self.kernel(demand)(query, key, value, segment_ids, sinks)
+            return self.attend_on_device(operands, demand)
         rows, heads, length, _ = sharded
         ways, group = split(query.shape, *HEADS)[1], query.shape[1] // key.shape[1]
         # With fewer key/value heads than devices, each device gets a copy of the one that its queries read.
         copies = next(n for n in range(1, group + 1) if group % n == 0 == key.shape[1] * n % ways)
         if copies > 1:
             key, value = (jnp.repeat(part, copies, axis=1) for part in (key, value))
-        specs = [PartitionSpec(rows, heads, length)] * 3 + [PartitionSpec(rows, length), PartitionSpec(heads)]
-        kernel = self.kernel(demand, axes_of(length))
-        run = jax.shard_map(kernel, in_specs=tuple(specs), out_specs=specs[0], check_vma=False)
-        return run(query, key, value, segment_ids, sinks)
+        by_head = PartitionSpec(rows, heads, length)
+        specs: list[Any] = [by_head] * 3 + [PartitionSpec(rows, length), None, PartitionSpec(heads)]
+        kernel = functools.partial(self.attend_on_device, demand=demand, context_axes=axes_of(length))
+        run = jax.shard_map(kernel, in_specs=(Operands(*specs),), out_specs=by_head, check_vma=False)
+        return run(Operands(query, key, value, segment_ids, bias, sinks))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from paxcli.errors import first_line
-from paxcli.layers.attention.backend import Demand, FusedKernel
+from paxcli.layers.attention.backend import Demand, FusedKernel, Operands
 
 
 class CudnnAttention(FusedKernel):
-    """`cudnn_attention` on the devices of the mesh."""
+    """`jax.nn.dot_product_attention` by cuDNN, on the devices of the mesh."""
 
     name = "cudnn"
     platform = "gpu"
@@ -36,8 +35,20 @@ class CudnnAttention(FusedKernel):
         reason = super().refusal(demand, capability) or next((why for why, holds in refusals.items() if holds), None)
         return reason or _compile_failure(demand)
 
-    def kernel(self, demand: Demand, context_axes: tuple[str, ...] = ()) -> Callable[..., jax.Array]:
-        return functools.partial(cudnn_attention, causal=demand.causal, window=demand.window)
+    def attend_on_device(
+        self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()
+    ) -> Float[jax.Array, "B N T Hv"]:
+        """Segments become a mask, which cuDNN takes as a bias [B, 1, T, T] in the dtype of the queries."""
+        query, key, value, ids = operands[:4]
+        context = jax.nn.dot_product_attention(
+            *(jnp.swapaxes(part, 1, 2) for part in (query, key, value)),
+            mask=None if ids is None else (ids[:, :, None] == ids[:, None, :])[:, None],
+            scale=1.0,
+            is_causal=demand.causal,
+            local_window_size=None if demand.window is None else (demand.window - 1, 0),
+            implementation="cudnn",
+        )
+        return jnp.swapaxes(context, 1, 2)
 
 
 @functools.cache
@@ -49,8 +60,12 @@ def _compile_failure(demand: Demand) -> str | None:
     def compile_one() -> None:
         dims = (demand.dims_per_head, demand.value_dims_per_head or demand.dims_per_head)
         heads, values = (jax.ShapeDtypeStruct((1, 2, demand.length, size), demand.dtype) for size in dims)
-        ids, attend = jax.ShapeDtypeStruct((1, demand.length), jnp.int32), CudnnAttention().kernel(demand)
-        jax.jit(jax.grad(lambda *args: attend(*args).sum(), (0, 1, 2))).lower(heads, heads, values, ids).compile()
+        ids = jax.ShapeDtypeStruct((1, demand.length), jnp.int32)
+
+        def total(*arrays: jax.Array) -> jax.Array:
+            return CudnnAttention().attend_on_device(Operands(*arrays), demand).sum()
+
+        jax.jit(jax.grad(total, (0, 1, 2))).lower(heads, heads, values, ids).compile()
 
     with ThreadPoolExecutor(1) as pool:  # a new thread, outside the mesh and the tracing under way
         try:
@@ -58,37 +73,3 @@ def _compile_failure(demand: Demand) -> str | None:
         except Exception as error:  # noqa: BLE001 - whatever it is, training continues without cuDNN
             return first_line(error)
     return None
-
-
-def cudnn_attention(
-    query: Float[jax.Array, "B N T H"],
-    key: Float[jax.Array, "B K T H"],
-    value: Float[jax.Array, "B K T Hv"],
-    segment_ids: Int[jax.Array, "B T"] | None,
-    sinks: None = None,
-    causal: bool = True,
-    window: int | None = None,
-) -> Float[jax.Array, "B N T Hv"]:
-    """What `dot_product_attention` computes from scaled queries, on one GPU.
-
-    Segments become a mask, which cuDNN takes as a bias [B, 1, T, T] in the dtype of the queries.
-
-    Args:
-      query: Scaled queries.
-      key: Keys; query head n reads key/value head n // (N / K) (GQA).
-      value: Values, likewise.
-      segment_ids: Positions see their own segment only; None = the whole row.
-      sinks: It has none.
-      causal: Whether a position sees only itself and earlier ones.
-      window: Number of positions seen, the query's own included; None = all.
-    """
-    mask = None if segment_ids is None else (segment_ids[:, :, None] == segment_ids[:, None, :])[:, None]
-    context = jax.nn.dot_product_attention(
-        *(jnp.swapaxes(part, 1, 2) for part in (query, key, value)),
-        mask=mask,
-        scale=1.0,
-        is_causal=causal,
-        local_window_size=None if window is None else (window - 1, 0),
-        implementation="cudnn",
-    )
-    return jnp.swapaxes(context, 1, 2)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
-from paxcli.layers.attention.backend import Demand, FusedKernel
+from paxcli.layers.attention.backend import Demand, FusedKernel, Operands
 from paxcli.layers.remat import CONTEXT
 
 _LANES = 128  # rows have to be a multiple of this
@@ -22,7 +21,7 @@ _MOST_KEY_BYTES = 2**19  # of its blocks; v4 has no VMEM for more
 
 @dataclasses.dataclass(frozen=True)
 class SplashAttention(FusedKernel):
-    """`splash_attention` on the devices of the mesh.
+    """`jax.experimental.pallas.ops.tpu.splash_attention` on the devices of the mesh.
 
     Attributes:
       interpret: Whether to run on any device, slowly.
@@ -38,81 +37,51 @@ class SplashAttention(FusedKernel):
         reason = f"the length on a device, {length}, is not a multiple of {_LANES}" if length % _LANES else None
         return super().refusal(demand, capability) or reason
 
-    def kernel(self, demand: Demand, context_axes: tuple[str, ...] = ()) -> Callable[..., jax.Array]:
-        options = dict(causal=demand.causal, logit_cap=demand.logit_cap, window=demand.window)
-        return functools.partial(splash_attention, **options, context_axes=context_axes, interpret=self.interpret)
+    def attend_on_device(
+        self, operands: Operands, demand: Demand, context_axes: tuple[str, ...] = ()
+    ) -> Float[jax.Array, "B N T Hv"]:
+        """Names its output, and the log-sum-exp that the backward pass needs, as the context for remat policies."""
+        # Slow to import, and of use on TPUs only.
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
+        from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+        from paxcli.layers.attention.context_parallel import CausalMask, balanced_positions, exchange_chunks
 
-def splash_attention(
-    query: Float[jax.Array, "B N T H"],
-    key: Float[jax.Array, "B K T H"],
-    value: Float[jax.Array, "B K T Hv"],
-    segment_ids: Int[jax.Array, "B T"] | None,
-    sinks: Float[jax.Array, " N"] | None = None,
-    causal: bool = True,
-    logit_cap: float | None = None,
-    window: int | None = None,
-    context_axes: tuple[str, ...] = (),
-    interpret: bool = False,
-) -> Float[jax.Array, "B N T Hv"]:
-    """What `dot_product_attention` computes from scaled queries, on one TPU core.
+        query, key, value, segment_ids, _, sinks = operands
+        window, shards = demand.window, jax.lax.axis_size(context_axes)
+        num_queries, dims = query.shape[2:]
+        length = num_queries * shards
+        # Without a mask, or with a window, devices have the same work anyway.
+        is_balanced = demand.causal and window is None and shards > 1 and num_queries % (2 * _LANES) == 0
+        if window is not None:
+            mask: masks.Mask = masks.LocalMask((length, length), (window - 1, 0), 0)
+        elif demand.causal:
+            mask = CausalMask(balanced_positions(length, shards if is_balanced else 1))
+        else:
+            mask = masks.FullMask((num_queries, length))  # the same for all devices
+        sizes = _block_sizes(length, shards, is_balanced, dims, query.dtype.itemsize)
+        kernel = splash.make_splash_mha(
+            masks.MultiHeadMask([mask]),  # one for all heads
+            block_sizes=splash.BlockSizes(**sizes),
+            head_shards=1,
+            q_seq_shards=mask.shape[0] // num_queries,
+            attn_logits_soft_cap=demand.logit_cap,
+            residual_checkpoint_name=CONTEXT,
+            interpret=self.interpret,
+        )
+        key_ids: Any = segment_ids
+        if demand.causal and context_axes:
+            kernel = jax.tree.map(functools.partial(_rows_of_device, context_axes=context_axes), kernel)
+        if context_axes:
+            gather = functools.partial(jax.lax.all_gather, axis_name=context_axes, tiled=True)
+            key, value, key_ids = gather(key, axis=2), gather(value, axis=2), gather(segment_ids, axis=1)
+        if is_balanced:
+            query = exchange_chunks(query, context_axes, axis=2)
+            segment_ids = None if segment_ids is None else exchange_chunks(segment_ids, context_axes, axis=1)
 
-    With context parallelism T is a device's share of the row.
-
-    The output, and the log-sum-exp that the backward pass needs, are named as the context for remat policies.
-
-    Args:
-      query: Scaled queries.
-      key: Keys; query head n reads key/value head n // (N / K) (GQA).
-      value: Values, likewise.
-      segment_ids: Positions see their own segment only; None = the whole row.
-      sinks: One more logit of each head in its softmax.
-      causal: Whether a position sees only itself and earlier ones.
-      logit_cap: `cap * tanh(logit / cap)`; None = off.
-      window: Number of positions seen, the query's own included; None = all.
-      context_axes: The mesh axes that shard the row, inside `shard_map`.
-      interpret: Whether to run on any device, slowly.
-    """
-    # Slow to import, and of use on TPUs only.
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-
-    from paxcli.layers.attention.context_parallel import CausalMask, balanced_positions, exchange_chunks
-
-    shards = jax.lax.axis_size(context_axes)
-    num_queries, dims = query.shape[2:]
-    length = num_queries * shards
-    # Without a mask, or with a window, devices have the same work anyway.
-    is_balanced = causal and window is None and shards > 1 and num_queries % (2 * _LANES) == 0
-    if window is not None:
-        mask: masks.Mask = masks.LocalMask((length, length), (window - 1, 0), 0)
-    elif causal:
-        mask = CausalMask(balanced_positions(length, shards if is_balanced else 1))
-    else:
-        mask = masks.FullMask((num_queries, length))  # the same for all devices
-    sizes = _block_sizes(length, shards, is_balanced, dims, query.dtype.itemsize)
-    kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([mask]),  # one for all heads
-        block_sizes=splash.BlockSizes(**sizes),
-        head_shards=1,
-        q_seq_shards=mask.shape[0] // num_queries,
-        attn_logits_soft_cap=logit_cap,
-        residual_checkpoint_name=CONTEXT,
-        interpret=interpret,
-    )
-    key_ids: Any = segment_ids
-    if causal and context_axes:
-        kernel = jax.tree.map(functools.partial(_rows_of_device, context_axes=context_axes), kernel)
-    if context_axes:
-        gather = functools.partial(jax.lax.all_gather, axis_name=context_axes, tiled=True)
-        key, value, key_ids = gather(key, axis=2), gather(value, axis=2), gather(segment_ids, axis=1)
-    if is_balanced:
-        query = exchange_chunks(query, context_axes, axis=2)
-        segment_ids = None if segment_ids is None else exchange_chunks(segment_ids, context_axes, axis=1)
-
-    segments = None if segment_ids is None else splash.SegmentIds(segment_ids, key_ids)
-    context = jax.vmap(functools.partial(kernel, sinks=sinks))(query, key, value, segments)
-    return exchange_chunks(context, context_axes, axis=2, back=True) if is_balanced else context
+        segments = None if segment_ids is None else splash.SegmentIds(segment_ids, key_ids)
+        context = jax.vmap(functools.partial(kernel, sinks=sinks))(query, key, value, segments)
+        return exchange_chunks(context, context_axes, axis=2, back=True) if is_balanced else context
 
 
 def _block_sizes(length: int, shards: int, is_balanced: bool, dims: int, itemsize: int) -> dict[str, Any]:

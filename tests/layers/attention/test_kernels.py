@@ -18,11 +18,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from paxcli.errors import ConfigError
 from paxcli.layers.attention import attention as attention_module
 from paxcli.layers.attention.attention import Attention
-from paxcli.layers.attention.backend import AttentionBackend, Demand
+from paxcli.layers.attention.backend import AttentionBackend, Demand, Operands
 from paxcli.layers.attention.cross_attention import CrossAttention
-from paxcli.layers.attention.cudnn import cudnn_attention
+from paxcli.layers.attention.cudnn import CudnnAttention
 from paxcli.layers.attention.kernels import BACKENDS, choose
-from paxcli.layers.attention.splash import SplashAttention, splash_attention
+from paxcli.layers.attention.splash import SplashAttention
 from paxcli.layers.attention.xla import dot_product_attention
 from paxcli.layers.remat import saveable
 from paxcli.layers.stack import Stack
@@ -65,7 +65,9 @@ def test_splash_equals_the_masked_softmax(length, num_heads, kv_heads, dims, opt
     mask = jnp.triu(mask, 1 - options.get("window", length))
 
     def kernel(sinks, *heads):
-        context = splash_attention(*heads, segments, sinks, **options, interpret=True)
+        demand = Demand.of(heads[0], heads[2], **options)
+        operands = Operands(*heads, segments, sinks=sinks)
+        context = SplashAttention(interpret=True).attend_on_device(operands, demand)
         return jnp.sum(jnp.sin(context)), context
 
     def plain(sinks, *heads):
@@ -164,7 +166,9 @@ def test_cudnn_gets_what_it_takes(monkeypatch, segmented):
     ids = jax.ShapeDtypeStruct((2, 256), jnp.int32) if segmented else None
 
     def loss(query, key, value, ids):
-        return cudnn_attention(query, key, value, ids, window=100).astype(jnp.float32).sum()
+        demand = Demand.of(query, value, window=100)
+        context = CudnnAttention().attend_on_device(Operands(query, key, value, ids), demand)
+        return context.astype(jnp.float32).sum()
 
     gradient = jax.jit(jax.grad(loss, (0, 1, 2)))
     text = gradient.trace(*heads, ids).lower(lowering_platforms=("cuda",)).as_text()
