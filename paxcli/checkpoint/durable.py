@@ -7,7 +7,7 @@ import asyncio
 from etils import epath
 from orbax.checkpoint import path as ocp_path
 
-from paxcli.config.paths import sync, sync_tree
+from paxcli.config.paths import rename_durably
 
 
 class DurableRename(ocp_path.atomicity.AtomicRenameTemporaryPath):
@@ -22,6 +22,4 @@ class DurableRename(ocp_path.atomicity.AtomicRenameTemporaryPath):
         written = self._final_path = epath.Path(f"{self._tmp_path}-written")
         await super().finalize()
         self._final_path = final
-        await asyncio.to_thread(sync_tree, written)
-        written.rename(final)
-        await asyncio.to_thread(sync, final.parent)
+        await asyncio.to_thread(rename_durably, written, final)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -24,11 +24,23 @@ _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 
 def fingerprints(arrays: Mapping[str, Any]) -> dict[str, int]:
     """The fingerprint of each array, computed on the array's own device without transferring it."""
+    return start_fingerprints(arrays)()
+
+
+def start_fingerprints(arrays: Mapping[str, Any]) -> Callable[[], dict[str, int]]:
+    """`fingerprints` in two parts: devices start on theirs, and the function that is returned computes the others.
+
+    That function can run in any thread. Until it returns, nothing may change or donate the arrays in host memory.
+    """
     host = {name: x for name, x in arrays.items() if in_host_memory(x)}
     on_device = {name: _on_device(x) for name, x in arrays.items() if name not in host}
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-        on_host = dict(zip(host, threads.map(_on_host, host.values()), strict=True))
-    return on_host | {name: int(value) for name, value in jax.device_get(on_device).items()}
+
+    def finish() -> dict[str, int]:
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+            on_host = dict(zip(host, threads.map(_on_host, host.values()), strict=True))
+        return on_host | {name: int(value) for name, value in jax.device_get(on_device).items()}
+
+    return finish
 
 
 def in_host_memory(x: Any) -> bool:

@@ -17,8 +17,8 @@ from etils import epath
 from jax.experimental import multihost_utils
 
 from paxcli.checkpoint.fingerprint import fingerprints
-from paxcli.checkpoint.manifest import InputState, Manifest, Recipe, describe_state, from_json, to_json
-from paxcli.config.paths import replace_text, resolve_path, sync, sync_tree
+from paxcli.checkpoint.manifest import InputState, Manifest, Recipe, describe_arrays, from_json, to_json
+from paxcli.config.paths import rename_durably, replace_text, resolve_path
 from paxcli.errors import DataError, first_line
 from paxcli.log import log
 
@@ -82,10 +82,9 @@ class LocalTier:
         # As bytes, since NumPy's format does not know all dtypes of JAX.
         contents = {key: shard.reshape(-1).view(np.uint8) for key, shard in shards.items()}
         np.savez(partial / _SHARDS, allow_pickle=False, **contents)
-        (partial / _MANIFEST).write_text(json.dumps(to_json(describe_state(step, shards, [input_state], recipe))))
-        sync_tree(partial)
-        partial.rename(final)
-        sync(self._folder)
+        manifest = Manifest(step, describe_arrays(shards, fingerprints(shards)), [input_state], recipe)
+        (partial / _MANIFEST).write_text(json.dumps(to_json(manifest)))
+        rename_durably(partial, final)
         saved = _steps(self._folder)
         kept = [each for each in saved if each <= step][-_KEPT:]
         for other in {*saved} - {*kept}:  # older ones, and newer ones of an abandoned start

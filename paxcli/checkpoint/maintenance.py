@@ -15,7 +15,7 @@ from etils import epath
 from paxcli.checkpoint.local_tier import find_local
 from paxcli.checkpoint.manager import CheckpointStore, delete_step, find_steps, format_steps
 from paxcli.checkpoint.reading import read_arrays, read_manifest
-from paxcli.config.paths import resolve_path, size_and_time, sync, sync_tree
+from paxcli.config.paths import rename_durably, resolve_path, size_and_time
 from paxcli.errors import ConfigError, DataError
 
 _CHUNK_BYTES = 1 << 30  # host memory that verifying takes at a time
@@ -194,7 +194,5 @@ def _copy_step(source: epath.Path, folder: epath.Path) -> epath.Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         with path.open("rb") as read, copy.open("wb") as write:
             shutil.copyfileobj(read, write, 1 << 22)
-    sync_tree(partial)
-    copy = partial.rename(folder / source.name)
-    sync(folder)
-    return copy
+    rename_durably(partial, folder / source.name)
+    return folder / source.name

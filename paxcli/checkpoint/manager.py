@@ -17,9 +17,9 @@ import numpy as np
 from etils import epath
 
 from paxcli.checkpoint.array_differences import compare_arrays
-from paxcli.checkpoint.fingerprint import in_host_memory
+from paxcli.checkpoint.fingerprint import in_host_memory, start_fingerprints
 from paxcli.checkpoint.local_tier import RECORD, LocalTier, gather
-from paxcli.checkpoint.manifest import InputState, Recipe, describe_state, to_json
+from paxcli.checkpoint.manifest import InputState, Manifest, Recipe, describe_arrays
 from paxcli.checkpoint.policy import Checkpoint, parse_duration
 from paxcli.checkpoint.reading import MANIFEST, STATE, named_leaves, nest_by_name, read_arrays, read_manifest
 from paxcli.config.bucket import deadline, exit_when_stuck
@@ -118,13 +118,17 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             self._start_cleanup()
             import orbax.checkpoint as ocp
 
-            manifest = describe_state(step, arrays, _gather_input_states(input_state), recipe)
+            copied = _copy_host_arrays(arrays)
+            fingerprints, states = start_fingerprints(copied), _gather_input_states(input_state)
+
+            def manifest() -> Manifest:
+                return Manifest(step, describe_arrays(copied, fingerprints()), states, recipe)
+
             # In files of limited size, Orbax would split arrays above 2 GB, which copies them.
             limit = 0 if all(isinstance(x, np.ndarray) for x in arrays.values()) else None
-            named = nest_by_name(_copy_host_arrays(arrays))
             items = {
-                STATE: ocp.args.PyTreeSave(named, ocdbt_target_data_file_size=limit),
-                MANIFEST: ocp.args.JsonSave(to_json(manifest)),
+                STATE: ocp.args.PyTreeSave(nest_by_name(copied), ocdbt_target_data_file_size=limit),
+                MANIFEST: ocp.args.JsonSave(manifest),  # pyrefly: ignore
             }
             with deadline(self._timeout):
                 self._manager.save(step, args=ocp.args.Composite(**items), force=True)
@@ -255,6 +259,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             import orbax.checkpoint as ocp
 
             from paxcli.checkpoint.durable import DurableRename
+            from paxcli.checkpoint.manifest_handler import ManifestHandler
             from paxcli.checkpoint.orbax_errors import silence_writes
 
             silence_writes()
@@ -267,6 +272,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
             arrays = ocp.PyTreeCheckpointHandler(use_compression=False, type_handler_registry=types)
             registry = ocp.DefaultCheckpointHandlerRegistry()
             registry.add(STATE, ocp.args.PyTreeSave, arrays)
+            registry.add(MANIFEST, ocp.args.JsonSave, ManifestHandler())
             self._open = ocp.CheckpointManager(
                 self.directory,
                 handler_registry=registry,

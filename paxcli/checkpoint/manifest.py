@@ -8,7 +8,6 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from paxcli.checkpoint.fingerprint import fingerprints
 from paxcli.errors import DataError
 
 FORMAT = 3
@@ -45,11 +44,9 @@ class Manifest:
     recipe: Recipe
 
 
-def describe_state(step: int, arrays: Mapping[str, Any], input_states: list[InputState], recipe: Recipe) -> Manifest:
-    """Builds the manifest of a state."""
-    prints = fingerprints(arrays)
-    entries = {name: ArrayEntry(tuple(x.shape), str(x.dtype), prints[name]) for name, x in arrays.items()}
-    return Manifest(step, entries, input_states, recipe)
+def describe_arrays(arrays: Mapping[str, Any], fingerprints: Mapping[str, int]) -> dict[str, ArrayEntry]:
+    """The entries of arrays in a manifest."""
+    return {name: ArrayEntry(tuple(x.shape), str(x.dtype), fingerprints[name]) for name, x in arrays.items()}
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from paxcli.checkpoint.manifest import Manifest, from_json
 from paxcli.errors import DataError, first_line
 from paxcli.mesh.sharding import name_of
 
-STATE, MANIFEST = "state", "manifest"
+STATE, MANIFEST, MANIFEST_FILE = "state", "manifest", "metadata"
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def nest_by_name(named: Mapping[str, Any]) -> dict[str, Any]:
 
 def read_manifest(step_dir: epath.Path) -> Manifest:
     """Reads the manifest of one checkpoint. Raises DataError if it is missing, damaged, or that of another step."""
-    file = step_dir / MANIFEST / "metadata"  # Orbax's name for the file of a JSON item
+    file = step_dir / MANIFEST / MANIFEST_FILE
     try:
         found = from_json(json.loads(file.read_text()))
     except FileNotFoundError:

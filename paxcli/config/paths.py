@@ -57,8 +57,10 @@ def sync(path: str | os.PathLike[str]) -> None:
         os.close(opened)
 
 
-def sync_tree(directory: str | os.PathLike[str]) -> None:
-    """Flushes a directory and everything below it to the disk; does nothing for one in a bucket."""
+def rename_durably(directory: os.PathLike[str], target: os.PathLike[str]) -> None:
+    """Renames a directory. After a power failure, `target` has everything or does not exist; not so in a bucket."""
     for folder, _, files in os.walk(directory, topdown=False):
         for name in (*files, ""):
             sync(os.path.join(folder, name))
+    resolve_path(directory).rename(target)
+    sync(os.path.dirname(target))

@@ -6,12 +6,14 @@ import os
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from paxcli.checkpoint import fingerprint, manager
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
 from paxcli.errors import DataError
@@ -67,6 +69,23 @@ def test_a_save_has_the_values_at_the_time_of_the_call(tmp_path):
         for step in range(1, 6):
             restored, _ = store.restore(step, shapes)
             assert int(restored["step"]) == step and float(restored["w"].min()) == float(restored["w"].max()) == step
+
+
+def test_training_continues_before_the_fingerprints_are_computed(tmp_path, state, monkeypatch):
+    returned = threading.Event()
+
+    def start(arrays):
+        assert not returned.is_set()
+        finish = fingerprint.start_fingerprints(arrays)
+        return lambda: finish() if returned.wait(60) else pytest.fail("the save waits for them")
+
+    monkeypatch.setattr(manager, "start_fingerprints", start)
+    with CheckpointStore(tmp_path, Checkpoint(save_interval_steps=1)) as store:
+        store.save(1, state, {})
+        assert store.steps() == []
+        returned.set()
+        store.wait()
+        assert_same_bits(store.restore(1, abstract(state))[0], state)
 
 
 def test_a_reader_does_not_disturb_a_save_in_progress(tmp_path, state):
