@@ -52,11 +52,10 @@ def _on_host(x: Any) -> int:
     words = np.ascontiguousarray(x).reshape(-1).view(_UNSIGNED[x.dtype.itemsize])
     total = 0
     for start in range(0, words.size, _BLOCK):
-        block = words[start : start + _BLOCK].astype(np.uint32)
-        block *= _WORD
+        block = np.multiply(words[start : start + _BLOCK], _WORD, dtype=np.uint32)
         block += _BLOCK_INDICES[: block.size]
         block += np.uint32(start * int(_INDEX) % 2**32)
-        total += int(_mix(block).sum(dtype=np.uint64))
+        total += int(_mix(block).sum(dtype=np.uint32))
     return total % 2**32
 
 
