@@ -74,6 +74,15 @@ class Mesh(Configurable):
         """The number of slices."""
         return math.prod(axis_sizes(None, self.dcn_mesh_shape).values())
 
+    def ici_sizes(self, num_devices: int) -> dict[str, int]:
+        """The size of every axis inside a slice. Without a shape, `data` has all of a slice's devices.
+
+        Args:
+          num_devices: Devices of all slices.
+        """
+        filled = {"data": max(num_devices // self.num_slices(), 1)}
+        return _sizes(filled if self.ici_mesh_shape is None else self.ici_mesh_shape, "mesh.ici_mesh_shape")
+
 
 def libtpu_arguments(options: Mapping[str, Any] | None) -> str:
     """Formats options for `LIBTPU_INIT_ARGS`: `--name=value --name=value`.
@@ -107,11 +116,8 @@ def build_mesh(config: Mesh, devices: Sequence[Any] | None = None) -> jax.shardi
       ConfigError: The mesh does not match the number of devices or slices.
     """
     devices = list(jax.devices() if devices is None else devices)
-    dcn = _sizes(config.dcn_mesh_shape, "mesh.dcn_mesh_shape")
-    slices = math.prod(dcn.values())
-    found = len(devices)
-    ici_shape = {"data": max(found // slices, 1)} if config.ici_mesh_shape is None else config.ici_mesh_shape
-    ici = _sizes(ici_shape, "mesh.ici_mesh_shape")
+    found, slices = len(devices), config.num_slices()
+    ici, dcn = config.ici_sizes(found), _sizes(config.dcn_mesh_shape, "mesh.dcn_mesh_shape")
     sizes = axis_sizes(ici, dcn)
     if (needed := math.prod(sizes.values())) != found:
         fit = f"--set mesh.ici_mesh_shape='{{data: {found // slices}}}'"

@@ -45,7 +45,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     mesh = fdl.build(config.mesh)
     mesh.validate()
     fdl.build(config.checkpoint).validate()
-    sizes = axis_sizes(mesh.ici_mesh_shape or {Axis.DATA: num_devices or 1}, mesh.dcn_mesh_shape)
+    sizes = axis_sizes(mesh.ici_sizes(num_devices or 1), mesh.dcn_mesh_shape)
     devices = math.prod(sizes.values())
     model = fdl.build(config.task.model)
     model.validate(sizes)

@@ -82,3 +82,10 @@ def test_that_a_mesh_is_for_other_devices_is_said_before_that_it_divides_nothing
         build_session(config, jax.local_devices() * 8)
     with pytest.raises(MeshError, match="does not divide over"):
         build_session(config, jax.local_devices() * 6)
+
+
+def test_without_a_shape_of_their_own_slices_divide_the_devices() -> None:
+    config = pax.load("tiny-synthetic", set={"mesh.dcn_mesh_shape": {"data": 2}}).config
+    validate(config, num_devices=8)  # 8 rows
+    with pytest.raises(MeshError, match="8 does not divide over data=16 × fsdp=1 = 16"):
+        validate(config, num_devices=16)
