@@ -50,7 +50,7 @@ def emit(
     """
     import fiddle as fdl
 
-    from paxcli.cloud.emit import TARGETS, Task, find_machine
+    from paxcli.cloud.emit import TARGETS, Gpus, Task, find_machine
     from paxcli.config.overlay import YAML_SUFFIXES
     from paxcli.config.resolve import resolve
     from paxcli.training.validate import validate
@@ -65,9 +65,9 @@ def emit(
     machine = find_machine(accelerator)
     task = Task(name or resolved.name, [*words, "--", recipe], machine, slices, image, run_dir, source)
     text = TARGETS[target](task)
-    wanted = fdl.build(resolved.config.mesh).num_devices()
+    mesh, in_slices = fdl.build(resolved.config.mesh), None if isinstance(machine, Gpus) else slices
     has = f"{slices} x {accelerator} has {task.devices}"
-    check_devices(wanted, task.devices, has, "Change --slices or --accelerator")
+    check_devices(mesh, task.devices, in_slices, has, "Change --slices or --accelerator")
     validate(resolved.config, task.devices, reads_data=False)
     for file in (recipe, *(overlays or ())) if target != "slurm" else ():
         if Path(file.partition(":")[0]).suffix in (".py", *YAML_SUFFIXES):

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,9 @@ from paxcli.cloud.jobs import Argument, Job, start_script
 from paxcli.cloud.workers import Worker, find_workers
 from paxcli.errors import ConfigError
 from paxcli.log import log
+
+if TYPE_CHECKING:
+    from paxcli.mesh.mesh import Mesh
 
 _ON = typer.Option(metavar="NAME", help="Run on all workers of these TPU VMs. Default: this machine.")
 _ON_ONE = typer.Option(metavar="NAME", help="Run on worker 0 of these TPU VMs. Default: this machine.")
@@ -55,12 +58,12 @@ def run_on(name: str, ctx: typer.Context, everywhere: bool) -> None:
     """Runs the command of `ctx`, as it was parsed, on the TPU VMs `name`, and exits with its exit code."""
     params = ctx.params
     arguments, files = retype(ctx)
-    devices = _needed_devices(params)
+    mesh = _find_mesh(params)
     target = find(name, dry_run=bool(params.get("dry_run")))
-    if ctx.info_name == "train" and target.accelerator is not None:
+    if mesh is not None and ctx.info_name == "train" and target.accelerator is not None:
         there = find_accelerator(target.accelerator).devices * target.slices
         has = f"{target.name} has {there} ({target.slices} x {target.accelerator})"
-        check_devices(devices, there, has, "Create other TPUs: pax provision create --help")
+        check_devices(mesh, there, target.slices, has, "Create other TPUs: pax provision create --help")
     job_name = f"{ctx.info_name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     if params.get("dry_run"):
         which = "all" if everywhere else "0"
@@ -137,8 +140,8 @@ def _find_local_file(text: str, files: dict[str, Path]) -> Argument:
     return path.name, separator + rest
 
 
-def _needed_devices(params: dict[str, Any]) -> int | None:
-    """How many devices the recipe's mesh needs; None = any number. Finds mistakes in the recipe before it is sent."""
+def _find_mesh(params: dict[str, Any]) -> Mesh | None:
+    """The recipe's mesh; None without a recipe. Finds mistakes in the recipe before it is sent."""
     if "recipe" not in params:
         return None
     import fiddle as fdl
@@ -146,7 +149,7 @@ def _needed_devices(params: dict[str, Any]) -> int | None:
     from paxcli.config.resolve import resolve
 
     config = resolve(params["recipe"], params.get("overlays") or (), params.get("sets") or ()).config
-    return fdl.build(config.mesh).num_devices()
+    return fdl.build(config.mesh)
 
 
 def _require_shared_disk(verb: str, params: dict[str, Any], workers: list[Worker]) -> None:

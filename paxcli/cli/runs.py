@@ -11,6 +11,7 @@ from paxcli.errors import ConfigError
 
 if TYPE_CHECKING:
     from paxcli.api import Recipe, Run
+    from paxcli.mesh.mesh import Mesh
 
 
 def load_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str] | None) -> Recipe:
@@ -36,21 +37,25 @@ def open_run(target: str, overlays: Sequence[str] | None, sets: Sequence[str] | 
     return open_recipe(target, overlays, sets, run_dir)
 
 
-def check_devices(wanted: int | None, devices: int, has: str, change: str) -> None:
-    """Checks that a recipe's mesh needs all devices of a machine.
+def check_devices(mesh: Mesh, devices: int, slices: int | None, has: str, change: str) -> None:
+    """Checks that a recipe's mesh needs all devices of a machine, in as many slices.
 
     Args:
-      wanted: How many it needs; None = any number.
-      devices: How many the machine has.
-      has: The same as text, with the machine: `demo has 128 (2 x v4-128)`.
+      mesh: The recipe's mesh.
+      devices: How many devices the machine has.
+      slices: How many TPU slices they form; None = they are not TPUs.
+      has: The number of devices as text, with the machine: `demo has 128 (2 x v4-128)`.
       change: The way to another machine, for the hint.
 
     Raises:
       ConfigError: It needs another number.
     """
+    wanted, parts = mesh.num_devices(), mesh.num_slices()
+    hint = f"{change}, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape."
     if wanted not in (None, devices):
-        hint = f"{change}, or set mesh.ici_mesh_shape and mesh.dcn_mesh_shape."
         raise ConfigError(f"The recipe's mesh needs {wanted} devices, but {has}.", hint)
+    if slices not in (None, parts):
+        raise ConfigError(f"The recipe's mesh has {parts} slice{'s' * (parts > 1)}, not {slices}.", hint)
 
 
 def open_recipe(recipe: str, overlays: Sequence[str] | None, sets: Sequence[str] | None, run_dir: str | None) -> Run:

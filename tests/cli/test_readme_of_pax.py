@@ -119,6 +119,9 @@ def test_a_recipe_for_other_tpus_is_refused_here(cloud):
     remember(SLICES)
     result = CliRunner().invoke(app, ["train", "c4-22b-1xv4-128", "--on", "demo"])
     assert "needs 64 devices, but demo has 128" in result.exception.message and cloud.calls == []
+    one_slice = ["--set", "mesh.ici_mesh_shape=[1,128,1]", "--set", "mesh.dcn_mesh_shape=null"]
+    result = CliRunner().invoke(app, ["train", "c4-22b-2xv4-128", *one_slice, "--on", "demo"])
+    assert "mesh has 1 slice, not 2" in result.exception.message and cloud.calls == []
 
 
 @pytest.mark.skipif(shutil.which("gcloud") is None, reason="gcloud's own parser is not on this machine")

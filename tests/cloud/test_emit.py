@@ -278,6 +278,22 @@ def test_a_job_that_can_only_fail_is_refused(words, message, capsys):
     assert message in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tiny", "--set=global_batch_size=16", "--accelerator=v4-8", "--slices=2"], "mesh has 1 slice, not 2"),
+        (["c4-22b-2xv4-128", "--accelerator=v4-256"], "mesh has 2 slices, not 1"),
+        (["c4-22b-2xv4-128", "--accelerator=v4-128", "--slices=2"], None),
+    ],
+)
+def test_a_job_on_other_slices_than_those_of_the_mesh_is_refused(words, message, capsys):
+    from paxcli.cli.main import app, run
+
+    job = ["--target=gke", "--image=registry/pax:1", "--run-dir=gs://bucket/run", "--json"]
+    assert run(app, ["provision", "emit", *words, *job]) == (2 if message else 0)
+    assert message is None or message in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
 def test_files_that_a_job_reads_are_named(tmp_path, caplog, capsys):
     from paxcli.cli.main import app, run
 
