@@ -109,19 +109,21 @@ def _refuse(report: dict[str, Any], what: str, as_json: bool) -> None:
 
 def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: bool) -> None:
     from paxcli.config.render import value_text
-    from paxcli.programs.search import search
+    from paxcli.programs.search import Trial, search
 
     with waiting(f"Searching settings of {resolved.name} for {what}; this takes minutes for each line.") as console:
-        trials = search(
-            resolved.config, target, lambda trial: console.print(_line(trial.settings, trial.report), markup=False)
-        )
+
+        def on_trial(trial: Trial, best: Trial) -> None:
+            console.print(_line(trial.settings, trial.report), markup=False)
+            if save and best.report["fits"]:  # now, since the search may be interrupted
+                save.write_text(yaml.safe_dump(best.settings, sort_keys=False))
+
+        trials = search(resolved.config, target, on_trial)
     ranked = [{"settings": trial.settings} | trial.report for trial in trials]
     if not ranked[0]["fits"]:
         hint = "Choose a larger `--topology`, or a smaller model."
         raise ConfigError(f"No settings fit on {what}. The closest: {_line(ranked[0]['settings'], ranked[0])}.", hint)
     lines = [_line(one["settings"], one) for one in ranked if one["fits"]]
-    if save:
-        save.write_text(yaml.safe_dump(ranked[0]["settings"], sort_keys=False))
     sets = " ".join(f"--set '{path}={value_text(value)}'" for path, value in ranked[0]["settings"].items())
     result = {"recipe": resolved.name, "topology": target.name, "num_slices": target.num_slices, "ranked": ranked}
     say_result(result, "\n".join([*lines, f"Best: {sets or 'the recipe unchanged'}"]), as_json)

@@ -90,14 +90,16 @@ class _Candidate(NamedTuple):
 
 
 def search(
-    config: fdl.Config[Experiment], target: CompileTarget, on_trial: Callable[[Trial], None] = lambda trial: None
+    config: fdl.Config[Experiment],
+    target: CompileTarget,
+    on_trial: Callable[[Trial, Trial], None] = lambda trial, best: None,
 ) -> list[Trial]:
     """Compiles a recipe and its most promising variants, and ranks them from best to worst.
 
     Args:
       config: The recipe.
       target: What to compile for.
-      on_trial: Called after each variant.
+      on_trial: Called after each variant, with it and the best so far.
 
     Raises:
       ConfigError: The recipe cannot be sharded over the target's devices, or their step time cannot be predicted.
@@ -116,15 +118,15 @@ def search(
             if not next_one.settings:
                 raise
         else:
-            trials.append(Trial(next_one.settings, report))
-            on_trial(trials[-1])
+            trial = Trial(next_one.settings, report)
+            trials = sorted([*trials, trial], key=lambda one: one.rank, reverse=True)
+            on_trial(trial, trials[0])
             # What a program needs that offloads, and that libtpu accepts, is known as an upper bound only. One that
             # needs all there is may have been compiled to need less.
             needed = report["hbm_needed_bytes"]
             if needed and not (next_one.work.offloaded and needed < in_hbm):
                 slack = needed - next_one.memory
-        best = max(trials, key=lambda trial: trial.rank)
-        is_found = best.report["fits"] and bool(best.settings)
+        is_found = trials[0].report["fits"] and bool(trials[0].settings)
         is_late = is_found and time.monotonic() - began > _SECONDS
         if not candidates or is_late:
             break
@@ -132,7 +134,7 @@ def search(
         # Every other variant has the recipe's batch size, since another one is another training run.
         preferred = [one for one in fitting if len(trials) % 2 and _BATCH not in one.settings] or fitting
         next_one = max(preferred, key=lambda one: one.speed) if fitting else min(candidates, key=lambda one: one.memory)
-    return sorted(trials, key=lambda trial: trial.rank, reverse=True)
+    return trials
 
 
 @contextlib.contextmanager

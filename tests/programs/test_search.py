@@ -6,7 +6,9 @@ import functools
 import logging
 
 import pytest
+import yaml
 
+from paxcli.cli.main import app, run
 from paxcli.config.render import config_text
 from paxcli.config.resolve import resolve
 from paxcli.errors import ConfigError
@@ -59,7 +61,7 @@ def searched(monkeypatch, *settings: str, row_bytes: float = GIB / 8, target: st
     trials = []
     monkeypatch.setattr(searching, "compile_ahead", functools.partial(made_up, row_bytes=row_bytes))
     config = resolve("tiny-synthetic", (), ["optimizer=Adam", "max_seq_len=256", *settings]).config
-    ranked = search(config, find_compile_target(target), trials.append)
+    ranked = search(config, find_compile_target(target), lambda trial, best: trials.append(trial))
     assert {id(one) for one in trials} == {id(one) for one in ranked} and trials[0].settings == {}
     return trials, ranked
 
@@ -205,7 +207,7 @@ def test_an_offloading_variant_without_memory_to_spare_was_estimated_too_small(m
 
     monkeypatch.setattr(searching, "compile_ahead", full)
     trials: list = []
-    search(config, target, trials.append)
+    search(config, target, lambda trial, best: trials.append(trial))
     offloading = [str(one.settings) for one in trials if "task.model.stack.offload" in one.settings]
     sizes = [memory[settings] for settings in offloading]
     assert len(sizes) > 1 and sizes == sorted(sizes, reverse=True)
@@ -217,6 +219,22 @@ def test_no_variant_is_compiled_after_some_minutes_once_one_is_better(monkeypatc
     assert [one.rank > trials[0].rank for one in trials] == [False] * (len(trials) - 1) + [True]
     trials, _ = searched(monkeypatch, "percore_batch_size=64", row_bytes=GIB / 2)
     assert [one.report["fits"] for one in trials] == [False] * (len(trials) - 1) + [True]
+
+
+def test_an_interrupted_search_has_saved_the_best_so_far(monkeypatch, tmp_path) -> None:
+    tried: list = []
+
+    def compile_two(config, target) -> Compiled:
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        tried.append(config.mesh.ici_mesh_shape)
+        compiled = made_up(config, target, row_bytes=GIB / 8)
+        return Compiled(compiled.report | {"predicted_step_seconds": 1.0, "predicted_mfu": None}, "")
+
+    monkeypatch.setattr(searching, "compile_ahead", compile_two)
+    command = ["compile", "tiny-synthetic", "--topology=v5e-4", "--set=mesh.ici_mesh_shape={tensor: 4}"]
+    assert run(app, [*command, "--search", f"--save={tmp_path}/best.yaml"]) == 130
+    assert yaml.safe_load((tmp_path / "best.yaml").read_text())["mesh.ici_mesh_shape"] == tried[1] == {"fsdp": 4}
 
 
 def test_nothing_is_ranked_without_a_prediction() -> None:
