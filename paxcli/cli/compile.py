@@ -95,7 +95,8 @@ def compile(
 
 def _explain(report: dict[str, Any]) -> str:
     bounds = [f"bound by {name}, {one['share']:.1%}: {one['change']}" for name, one in report["bounds"].items()]
-    parts = [f"{one['share']:6.1%}  {one['bound']}  {one['layer']}  {one['what']}" for one in report["costs"]]
+    line = "{share:6.1%}  {bound}  {layer}  {what}"
+    parts = [line.format(**one | {"layer": one["layer"] or "(not known)"}) for one in report["costs"]]
     return "\n".join(["", *bounds, "largest parts of the step:", *parts])
 
 

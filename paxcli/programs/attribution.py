@@ -16,6 +16,7 @@ Category = Literal["matmul", "attention", "norm", "collective", "other", "contro
 CATEGORIES: tuple[Category, ...] = ("matmul", "attention", "norm", "collective", "other")
 
 PALLAS_TARGET = "tpu_custom_call"
+REMATTED = "rematted_computation"  # in the path of scopes of what remat repeats
 
 MATMUL_OPCODES = frozenset({"dot", "convolution"})
 _COLLECTIVE = re.compile(

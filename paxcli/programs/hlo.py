@@ -81,8 +81,8 @@ class Instruction:
 
     @property
     def operation(self) -> str:
-        """The operation in the source, such as `dot_general`: the last part of `op_name`."""
-        return self.op_name.rpartition("/")[2]
+        """The operation in the source, such as `dot_general`: the last part of `op_name`; if unknown, the opcode."""
+        return self.op_name.rpartition("/")[2] or self.opcode
 
     @property
     def call_target(self) -> str:

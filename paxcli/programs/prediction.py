@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
-from paxcli.programs.attribution import attribute_instructions, is_attention
+from paxcli.programs.attribution import REMATTED, attribute_instructions, is_attention
 from paxcli.programs.collectives import Collective, Network, find_collective
 from paxcli.programs.hlo import CONTROL_FLOW, Instruction, Program
 from paxcli.programs.host_transfers import find_host_transfer
@@ -23,9 +23,9 @@ _PARTS = ("matmul", "attention", "kernels", "other", *(f"exposed_{carrier}" for 
 
 # What bounds a part of the step, and what would change it.
 BOUNDS = {
-    "matmul": "compute less again, with a remat policy that saves more",
+    "matmul": "a remat policy that saves more, where remat repeats them; else only more devices",
     "kernel": "shorter sequences, or a mask that hides more blocks",
-    "hbm": "a larger batch on each device, or a lower precision",
+    "hbm": "lower precision; for activations, a remat policy that saves less; for weights, a larger batch",
     "ici": "a larger batch on each device, or a mesh with less of the axis that communicates",
     "nvlink": "a larger batch on each device, or a mesh with less of the axis that communicates",
     "dcn": "a larger batch on each device, or fewer slices",
@@ -39,7 +39,7 @@ class Cost(NamedTuple):
     Attributes:
       bound: One of `BOUNDS`; fusions without matmuls are bound by HBM.
       layer: Path of modules and scopes, such as `stack/layers/attention`; empty if unknown.
-      what: The operation.
+      what: The operation, and whether remat repeats it in the backward pass.
     """
 
     bound: str
@@ -206,6 +206,7 @@ class _Simulation:
         if computed.seconds is None:
             spent.unknown_kernels[computed.what] += times
             return 0.0
-        cost = Cost(computed.bound, self._layers[instruction.name].layer, computed.what)
+        what = computed.what + (", repeated by remat" if REMATTED in instruction.op_name else "")
+        cost = Cost(computed.bound, self._layers[instruction.name].layer, what)
         spent.spend(computed.part, cost, computed.seconds * times)
         return computed.seconds

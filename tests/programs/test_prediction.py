@@ -49,6 +49,24 @@ def test_the_explanation_names_what_bounds_the_step_and_where() -> None:
     assert len(prediction.explain(2)["costs"]) == 2
 
 
+def test_what_remat_repeats_is_marked_and_only_that_asks_for_a_policy_that_saves_more() -> None:
+    repeated = COLLECTIVES.replace("jit(step)/mlp/dot", "jit(step)/checkpoint/rematted_computation/mlp/dot")
+    matmuls = [
+        [one for one in predict(read_program(text), V4, 275e12).explain()["costs"] if one["bound"] == "matmul"]
+        for text in (COLLECTIVES, repeated)
+    ]
+    assert [[(one["layer"], one["what"]) for one in found] for found in matmuls] == [
+        [("mlp", "dot"), ("attention", "dot")],
+        [("mlp", "dot, repeated by remat"), ("attention", "dot")],
+    ]
+
+
+def test_an_operation_of_no_known_source_has_the_name_of_its_opcode() -> None:
+    unknown = COLLECTIVES.replace('metadata={op_name="jit(step)/mlp/dot"}, ', "")
+    costs = predict(read_program(unknown), V4, 275e12).explain()["costs"]
+    assert {"layer": "", "what": "fusion"}.items() <= next(one for one in costs if one["bound"] == "matmul").items()
+
+
 def test_each_doubling_of_slices_waits_for_the_slowest() -> None:
     four = Interconnect("v4", [(s, x, 0, 0) for s in range(4) for x in range(2)], (2, 1, 1), (False,) * 3)
     found = predict(read_program(COLLECTIVES), four, 275e12)
