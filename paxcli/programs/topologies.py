@@ -119,7 +119,7 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
         return CompileTarget(name, "gpu", None, (count,), (False,), gpu=GPUS[gpus[1]])
     local = re.fullmatch(r"(cpu|gpu):([1-9][0-9]{0,4})", name)
     if local:
-        return CompileTarget(name, local[1], None, (int(local[2]),), (False,), num_slices)
+        return CompileTarget(name, local[1], None, (int(local[2]),), (False,))  # of all slices of the mesh
     raw = re.fullmatch(rf"({'|'.join(GENERATIONS)}):([0-9]{{1,4}}(?:x[0-9]{{1,4}}){{1,2}})", name)
     if raw:
         generation, shape = raw[1], raw[2]

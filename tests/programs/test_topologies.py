@@ -37,6 +37,11 @@ def test_cloud_names_map_to_shapes(name, generation, shape, ring) -> None:
     assert (target.generation, target.shape, target.wraps) == (generation, shape, ring)
 
 
+def test_devices_of_this_machine_are_those_of_all_slices() -> None:
+    target = find_compile_target("cpu:8", 2)
+    assert (target.num_slices, target.devices_per_slice) == (1, 8)
+
+
 @pytest.mark.parametrize("name", ["v9-8", "v4-9", "v4:", "x:2x2", "cpu:0", "cpu"])
 def test_other_names_are_rejected(name) -> None:
     with pytest.raises(ConfigError):
