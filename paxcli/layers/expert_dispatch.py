@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from paxcli.layers.activations import ActivationName, activation, gate
-from paxcli.layers.base import HiddenStates
+from paxcli.layers.base import HiddenStates, add_bias
 from paxcli.layers.grouped_matmul import grouped_matmul
+from paxcli.layers.lookup import look_up
 from paxcli.mesh.sharding import axes_of, constrain, layout
 
 
@@ -54,8 +55,7 @@ def with_capacity(
     slots = constrain(slots, "activation_expert", "activation_batch", None, "activation_embed")
 
     def by_expert(x: jax.Array, w: jax.Array, bias: jax.Array | None) -> jax.Array:
-        y = jnp.einsum("ebcd,edf->ebcf", x, w)
-        return y if bias is None else y + bias[:, None, None]
+        return jax.vmap(add_bias)(jnp.einsum("ebcd,edf->ebcf", x, w), bias)
 
     hidden = _hidden(by_expert, slots, experts, act)
     hidden = constrain(hidden, "activation_expert", "activation_batch", None, "activation_mlp")
@@ -97,8 +97,7 @@ def dropless(x: HiddenStates, routing: Routing, experts: Experts, act: Activatio
         return jax.lax.psum_scatter(y, on, scatter_dimension=0, tiled=True) if on else y
 
     specs = jax.tree.map(lambda array: wide if array.ndim == 3 else PartitionSpec(wide[0], wide[2]), experts)
-    specs = specs._replace(w_out=PartitionSpec(wide[0], wide[2], wide[1]))
-    specs = specs if experts.b_out is None else specs._replace(b_out=PartitionSpec(wide[0]))
+    specs = specs._replace(w_out=PartitionSpec(wide[0], wide[2], wide[1]), b_out=PartitionSpec(wide[0]))
     run = jax.shard_map(on_device, in_specs=(tokens, tokens, specs), out_specs=tokens, check_vma=False)
     return run(x, routing, experts)
 
@@ -124,7 +123,7 @@ def _dropless(
 
     def by_expert(x: jax.Array, w: jax.Array, bias: jax.Array | None, scale: jax.Array | float = 1.0) -> jax.Array:
         y = grouped_matmul(x * scale, w, sizes, partitioned)
-        return y if bias is None else y + scale * bias.at[flat[order]].get(mode="fill", fill_value=0)
+        return y if bias is None else y + scale * look_up(jnp.pad(bias, ((0, 1), (0, 0))), flat[order])
 
     # Scaling what `w_out` reads, not its output, which the backward pass then does not need: remat repeats no `w_out`.
     hidden, scale = _hidden(by_expert, tokens, experts, act), weights.reshape(-1, 1)[order]

@@ -6,7 +6,7 @@ import functools
 
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation, gate
-from paxcli.layers.base import FeedForwardLayer, HiddenStates
+from paxcli.layers.base import FeedForwardLayer, HiddenStates, add_bias
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -47,25 +47,20 @@ class FeedForward(FeedForwardLayer):
         self.w_in = matrix("w_in", contracts=(0,), produces=(1,))
         # [D, F] like the others: XLA then runs the matmul of its gradient faster on a CPU.
         self.w_out = matrix("w_out", contracts=(1,), produces=(0,))
-        if self.use_bias:
-            self.b_in = self.zero_weight("b_in", (self.hidden_dims,), ("mlp",))
-            self.b_out = self.zero_weight("b_out", (self.model_dims,), ("norm",))
+        self.b_in = self.zero_weight("b_in", (self.hidden_dims,), ("mlp",)) if self.use_bias else None
+        self.b_out = self.zero_weight("b_out", (self.model_dims,), ("norm",)) if self.use_bias else None
         self.in_product, self.out_product = product(self.precision), product(self.precision)
 
     def matmul_flops(self, *shape: int) -> Flops | None:
         return matrix_flops(shape, self.model_dims * self.hidden_dims * (3 if self.gated else 2))
 
     def __call__(self, x: HiddenStates) -> HiddenStates:
-        hidden = self.in_product("btd,df->btf", x, self.w_in)
-        if self.use_bias:
-            hidden = hidden + self.b_in
-        hidden = save_as("feed_forward_in", hidden)
+        hidden = save_as("feed_forward_in", add_bias(self.in_product("btd,df->btf", x, self.w_in), self.b_in))
         if self.gated:
             gates = save_as("feed_forward_gate", self.gate_product("btd,df->btf", x, self.w_gate))
             hidden = gate(self.activation, gates, hidden)
         else:
             hidden = activation(self.activation)(hidden)
         hidden = constrain(hidden, "activation_batch", "activation_length", "activation_mlp")
-        y = self.out_product("btf,df->btd", hidden, self.w_out)
-        y = y + self.b_out if self.use_bias else y
+        y = add_bias(self.out_product("btf,df->btd", hidden, self.w_out), self.b_out)
         return save_as("feed_forward_out", constrain(y, "activation_batch", "activation_length", "activation_embed"))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import NonNegativeFloat, PositiveInt
-from paxcli.layers.base import Norm
+from paxcli.layers.base import Norm, add_bias, multiply_by_scale
 
 
 class LayerNorm(Norm):
@@ -35,13 +35,12 @@ class LayerNorm(Norm):
     def setup(self) -> None:
         init = nn.initializers.ones if self.direct_scale else nn.initializers.zeros
         self.scale = self.weight("scale", init, (self.dims,), ("norm",))
-        if self.use_bias:
-            self.bias = self.zero_weight("bias", (self.dims,), ("norm",))
+        self.bias = self.zero_weight("bias", (self.dims,), ("norm",)) if self.use_bias else None
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch D"]:
         wide = x.astype(jnp.float32) if self.reductions_in_fp32 else x
-        y = _standardize(wide, self.epsilon).astype(x.dtype) * (self.scale if self.direct_scale else 1 + self.scale)
-        return y + self.bias if self.use_bias else y
+        normed = _standardize(wide, self.epsilon).astype(x.dtype)
+        return add_bias(multiply_by_scale(normed, self.scale if self.direct_scale else 1 + self.scale), self.bias)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))

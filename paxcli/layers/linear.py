@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import PositiveInt
-from paxcli.layers.base import Layer
+from paxcli.layers.base import Layer, add_bias
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.init import Init, Xavier
 
@@ -34,12 +34,10 @@ class Linear(Layer):
     def setup(self) -> None:
         shape, axes = (self.input_dims, self.output_dims), (self.input_axis, self.output_axis)
         self.w = self.weight("w", self.params_init, shape, axes, contracts=(0,), produces=(1,))
-        if self.use_bias:
-            self.b = self.zero_weight("b", (self.output_dims,), (self.output_axis,))
+        self.b = self.zero_weight("b", (self.output_dims,), (self.output_axis,)) if self.use_bias else None
 
     def matmul_flops(self, *shape: int) -> Flops | None:
         return matrix_flops(shape, self.input_dims * self.output_dims)
 
     def __call__(self, x: Float[jax.Array, "*batch D"]) -> Float[jax.Array, "*batch F"]:
-        y = jnp.dot(x, self.w)
-        return y + self.b if self.use_bias else y
+        return add_bias(jnp.dot(x, self.w), self.b)

@@ -132,7 +132,8 @@ class AdaptedWeight:
             y = multiply_by_sum(x, self.base, self.a, self.b)
         else:
             y = einsum(equation, x, self.base) + adapt(self.dropout(x) if self.dropout else x, self.a, self.b)
-        return y if self.magnitude is None else y * self._gain().astype(y.dtype)
+        # In float32, and so is the sum over the rows in the gradient of the magnitude.
+        return y if self.magnitude is None else (y.astype(jnp.float32) * self._gain()).astype(y.dtype)
 
     def norm(self, w: jax.Array) -> jax.Array:
         """The norm of `w` for each output, float32; that of the base is DoRA's magnitude before training."""

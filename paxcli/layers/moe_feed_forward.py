@@ -165,8 +165,7 @@ class MoeFeedForward(FeedForwardLayer):
         self.sow("metrics", "load_balance_loss", jnp.mean(balance))
         if self.normalize_weights:
             weights = weights / jnp.sum(weights, axis=-1, keepdims=True)
-        if self.weights_scale != 1:
-            weights = weights * self.weights_scale
+        weights = weights * self.weights_scale
         if self.balance_bias:
             load = jnp.mean(share, axis=0)
             weights = _steer(weights, self.balance, (load - jnp.mean(load)).astype(self.balance.dtype))

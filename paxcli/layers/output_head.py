@@ -11,7 +11,7 @@ from jaxtyping import Float
 
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
-from paxcli.layers.base import HiddenStates, Layer
+from paxcli.layers.base import HiddenStates, Layer, add_bias
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import product
 from paxcli.layers.init import Init, Xavier
@@ -91,5 +91,5 @@ def finish_logits(
     logits: Float[jax.Array, "B T V"], bias: Float[jax.Array, " V"] | None, logit_cap: float | None
 ) -> Float[jax.Array, "B T V"]:
     """Completes the logits of a head: adds the bias, caps and shards them."""
-    logits = soft_cap(logits if bias is None else logits + bias, logit_cap)
+    logits = soft_cap(add_bias(logits, bias), logit_cap)
     return constrain(logits, "activation_batch", "activation_length", "activation_vocab")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import NonNegativeFloat, PositiveInt
-from paxcli.layers.base import Norm
+from paxcli.layers.base import Norm, multiply_by_scale
 
 
 class RmsNorm(Norm):
@@ -36,4 +36,4 @@ class RmsNorm(Norm):
         normed = (wide * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype)
         if self.scale is None:
             return normed
-        return normed * (self.scale if self.direct_scale else 1 + self.scale)
+        return multiply_by_scale(normed, self.scale if self.direct_scale else 1 + self.scale)

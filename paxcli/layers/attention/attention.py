@@ -18,7 +18,7 @@ from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
-from paxcli.layers.base import HiddenStates, Ids, SelfAttention, Visibility
+from paxcli.layers.base import HiddenStates, Ids, SelfAttention, Visibility, add_bias, multiply_by_scale
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -248,7 +248,7 @@ class Attention(SelfAttention):
             query = self._norm_heads(self.query_norm, query)
         scale = self.dims_per_head**-0.5 if self.query_scale is None else self.query_scale
         if self.per_dim_scale:
-            return query * (jax.nn.softplus(self.scale) * (scale / jnp.log(2.0))).astype(query.dtype)
+            return multiply_by_scale(query, (jax.nn.softplus(self.scale) * (scale / jnp.log(2.0))).astype(query.dtype))
         return query * scale
 
     @jax.named_scope(ATTENTION_PROJECTION)
@@ -280,17 +280,17 @@ def project_output(
     """The output projection, [B, N, T, Hv] to [B, T, D], of a context that a backend may have named already."""
     context = constrain(context, *HEADS) if is_named else shard_heads(CONTEXT, context)
     # JAX contracts axes in alphabetical order: with "n" and "h", decoding would transpose the weight for each token.
-    y = product("bath,ahd->btd" if context.shape[2] == 1 else "bnth,nhd->btd", context, w)
-    y = y if bias is None else y + bias
+    y = add_bias(product("bath,ahd->btd" if context.shape[2] == 1 else "bnth,nhd->btd", context, w), bias)
     return save_as("out_proj", constrain(y, "activation_batch", "activation_length", "activation_embed"))
 
 
 def _project(product: Callable[..., jax.Array], x: jax.Array, w: Matrix, bias: jax.Array | None) -> jax.Array:
     """[B, T, D] and [D, N, H] to [B, N, T, H]."""
     y = product("btd,dnh->btnh", x, w)
-    if bias is not None:
-        is_gpu = current_device().platform == "gpu"  # where cuBLAS adds biases that are vectors
-        y = (y.reshape(*y.shape[:2], -1) + bias.reshape(-1)).reshape(y.shape) if is_gpu else y + bias
+    if bias is not None and current_device().platform == "gpu":  # where cuBLAS adds biases that are vectors
+        y = add_bias(y.reshape(*y.shape[:2], -1), bias.reshape(-1)).reshape(y.shape)
+    else:
+        y = add_bias(y, bias)
     return jnp.swapaxes(y, 1, 2)
 
 
