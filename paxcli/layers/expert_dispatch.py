@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -80,13 +80,12 @@ def dropless(x: HiddenStates, routing: Routing, experts: Experts, act: Activatio
     if not set(on) <= set(axes_of(tokens[0])):
         return _dropless(x, routing, experts, act, partitioned=True)  # XLA gathers the matrices
 
-    def gather(w: jax.Array, axis: int) -> jax.Array:  # its gradient is a reduce-scatter
-        return jax.lax.all_gather(w, gathered, axis=axis, tiled=True) if gathered else w
+    def gather(w: jax.Array | None, axis: int) -> Any:  # its gradient is a reduce-scatter
+        return jax.lax.all_gather(w, gathered, axis=axis, tiled=True) if gathered and w is not None else w
 
     def on_device(x: jax.Array, routing: Routing, experts: Experts) -> jax.Array:
         w_gate, w_in, w_out, *_, b_out = experts
-        w_gate = None if w_gate is None else gather(w_gate, 1)
-        experts = experts._replace(w_gate=w_gate, w_in=gather(w_in, 1), w_out=gather(w_out, 2))
+        experts = experts._replace(w_gate=gather(w_gate, 1), w_in=gather(w_in, 1), w_out=gather(w_out, 2))
         if split and b_out is not None:  # each device adds its share to the sum
             experts = experts._replace(b_out=b_out / jax.lax.axis_size(split))
         if on:

@@ -189,10 +189,8 @@ class LanguageModel(TransformerLm, CausalModel):
         _, of_reference = reference.loss_and_metrics(start, rows)
         scores, expected = (found.scores.reshape(-1, 2) for found in (examples, of_reference))
         has_loss = jnp.any(batch.weights > 0, axis=1).astype(jnp.float32)
-        found = NestedMap(scores=scores[:, 0] - scores[:, 1])
-        if with_activations:
-            found.activations = examples.activations
-        return self.dpo.metrics(scores, expected, has_loss), found
+        more = {"activations": examples.activations} if with_activations else {}
+        return self.dpo.metrics(scores, expected, has_loss), NestedMap(more, scores=scores[:, 0] - scores[:, 1])
 
     def unchunked_logits(self, spec: NestedMap) -> tuple[int, ...] | None:
         return None if self.dpo is not None else super().unchunked_logits(spec)

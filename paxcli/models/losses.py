@@ -29,15 +29,20 @@ def cross_entropy(
 def _xent_and_gap(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The cross-entropy, and how far the largest logit is above the label's by more than rounding.
 
+    Of equal logits the first counts as the largest, as for `argmax`: in bfloat16 there are many.
+
     One pass over the logits: the exponents are relative to the label's logit, not to the largest one, which another
     pass would have to find. Where they overflow, above 88, the cross-entropy is the largest of them.
     """
     label_logit = _label_logit(logits, labels)
     exponents = logits.astype(jnp.float32) - label_logit
-    gap = jnp.max(exponents, axis=-1)
+    largest = jnp.max(exponents, axis=-1)
     xent = jnp.log(jnp.sum(jnp.exp(exponents), axis=-1))
     # XLA may compute a logit twice, with different rounding.
-    return jnp.where(jnp.isfinite(xent), xent, gap), gap - _ROUNDING * jnp.abs(label_logit[..., 0])
+    rounding = _ROUNDING * jnp.abs(label_logit) + jnp.finfo(jnp.float32).tiny
+    is_earlier = jnp.arange(logits.shape[-1]) < labels[..., None]
+    gap = jnp.max(exponents + jnp.where(is_earlier, rounding, -rounding), axis=-1)
+    return jnp.where(jnp.isfinite(xent), xent, largest), gap
 
 
 @_xent_and_gap.defjvp

@@ -171,7 +171,7 @@ class Learner(Configurable):
         def apply_update(params: dict, opt_state: Any) -> tuple[dict, Any]:
             old = opt_state if self.ema_decay is None else opt_state.optimizer
             # Cast inside: the operands of the `cond` below are materialized in memory.
-            updates, states = self._clip(optax.tree.cast(grads, jnp.float32), grad_norm, weights), []
+            updates, states = self.clip(grads, grad_norm, weights), []
             olds = old if self.parameter_groups else (old,)
             for one, state, rate in zip(self._transformations(params, weights), olds, rates, strict=True):
                 updates, state = one.update(updates, state, params, learning_rate=rate)
@@ -244,17 +244,20 @@ class Learner(Configurable):
             raise ConfigError("`bprop_variable_exclusion` leaves no parameter to train.", "Exclude fewer.")
         return jax.tree.unflatten(jax.tree.structure(params), owners)
 
-    def clip(self, grads: dict, weights: Any) -> dict:
-        """The gradients of trained parameters, clipped, in float32. `weights` is the tree that `init` took."""
-        cast = optax.tree.cast(grads, jnp.float32)
-        return self._clip(cast, optax.tree.norm(cast), self.select_trained(weights))
-
     def grad_scale(self, grad_norm: jax.Array) -> jax.Array:
         """The factor by which `clip_gradient_norm_to_value` scales gradients of this global norm; 1 when it is off."""
         largest = self.clip_gradient_norm_to_value
         return jnp.ones_like(grad_norm) if largest is None else jnp.minimum(1.0, largest / grad_norm)
 
-    def _clip(self, grads: Any, grad_norm: jax.Array, weights: Any) -> dict:
+    def clip(self, grads: Any, grad_norm: jax.Array, weights: Any) -> Any:
+        """The gradients of trained parameters, clipped, in float32.
+
+        Args:
+          grads: The gradients.
+          grad_norm: Their global norm.
+          weights: The `Weight` of each.
+        """
+        grads = optax.tree.cast(grads, jnp.float32)
         if self.clip_gradient_norm_to_value is not None:
             return optax.tree.scale(self.grad_scale(grad_norm), grads)
         if self.clip_gradient_single_norm_to_value is not None:

@@ -53,7 +53,9 @@ def make_train_step(
 
         def of_clipped_slice(rows: NestedMap) -> Slice:
             new_fp8, activations, grads, metrics, weight = of_slice(rows)
-            return new_fp8, activations, learner.clip(grads, weights), metrics, jnp.ones_like(weight)
+            norm = optax.tree.norm(optax.tree.cast(grads, jnp.float32))
+            grads = learner.clip(grads, norm, learner.select_trained(weights))
+            return new_fp8, activations, grads, metrics, jnp.ones_like(weight)
 
         of_rows = of_clipped_slice if learner.clip_each_microbatch else of_slice
         if private is not None:

@@ -44,6 +44,18 @@ def test_it_is_the_same_on_all_platforms(platform, monkeypatch):
     np.testing.assert_array_equal(grad, probs.astype(jnp.bfloat16))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_first_of_equal_logits_is_the_most_likely_token(dtype):
+    """As greedy decoding chooses. In bfloat16 there are many, such as those of GPT-2, which are about -80."""
+    logits = (4 * jax.random.normal(jax.random.key(2), (500, 1000)) - 80).astype(dtype)
+    labels = jnp.argsort(logits, axis=-1)[:, -2]
+    assert (jnp.max(logits, axis=-1) == jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]).sum() > (
+        50 if dtype == "bfloat16" else -1
+    )
+    for one, ids in ((logits, labels), (logits, jnp.argmax(logits, axis=-1)), (jnp.zeros((3, 4)), jnp.arange(3))):
+        np.testing.assert_array_equal(jax.jit(cross_entropy)(one, ids)[1], jnp.argmax(one, axis=-1) == ids)
+
+
 def test_small_losses_are_exact():
     logits = jnp.array([[12.0, 0.0, -3.0]])
     expected = np.log1p(np.exp(-12.0) + np.exp(-15.0))
