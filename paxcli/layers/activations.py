@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,25 +23,19 @@ _GELU_RATE = math.sqrt(8 / math.pi)
 _GELU_CUBIC = 0.044715
 
 
-@jax.custom_jvp
-def _gelu(x: jax.Array) -> jax.Array:
-    """The tanh approximation, as in GPT-2 and Pax. For the backward pass it saves its slope, not three arrays."""
-    if current_device().platform == "gpu":  # in the form that XLA fuses into the matmul before it, in cuBLAS
-        return x * (0.5 * (1 + jnp.tanh(_GELU_RATE / 2 * (x + _GELU_CUBIC * (x * (x * x))))))
-    return _gelu_and_slope(x)[0]
+@jax.custom_gradient
+def _gelu(x: jax.Array) -> Any:
+    """The tanh approximation, as in GPT-2 and Pax. For the backward pass it saves its slope, not three arrays.
 
-
-@_gelu.defjvp
-def _gelu_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return _gelu(*primals), _gelu_and_slope(*primals)[1] * tangents[0]
-
-
-def _gelu_and_slope(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """GELU and its derivative, from one sigmoid: XLA would compute a tanh for GELU beside it."""
+    Both from one sigmoid: XLA would compute a tanh for GELU beside it.
+    """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     share = jax.nn.sigmoid(_GELU_RATE * (wide + _GELU_CUBIC * wide**3))  # GELU is `x * share`
-    slope = share + wide * share * (1 - share) * _GELU_RATE * (1 + 3 * _GELU_CUBIC * wide**2)
-    return (wide * share).astype(x.dtype), slope.astype(x.dtype)
+    slope = (share + wide * share * (1 - share) * _GELU_RATE * (1 + 3 * _GELU_CUBIC * wide**2)).astype(x.dtype)
+    y = (wide * share).astype(x.dtype)
+    if current_device().platform == "gpu":  # in the form that XLA fuses into the matmul before it, in cuBLAS
+        y = x * (0.5 * (1 + jnp.tanh(_GELU_RATE / 2 * (x + _GELU_CUBIC * (x * (x * x))))))
+    return y, lambda grad: slope * grad
 
 
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {

@@ -204,28 +204,6 @@ class LayerStack(CachedLayer):
     """The layers of a transformer, in order."""
 
 
-@jax.custom_gradient
-def add_bias(x: jax.Array, bias: jax.Array | None) -> Any:
-    """`x + bias`, the same for each row of `x`; None = no bias. Its gradient is summed over the rows in float32.
-
-    In bfloat16 a sum no longer grows once it is 256 times its parts: on a CPU, 65,536 equal gradients came to an eighth
-    of their sum.
-    """
-    y = x if bias is None else x + bias
-    return y, lambda grad: (grad, None if bias is None else _sum_over_rows(grad, bias))
-
-
-@jax.custom_gradient
-def multiply_by_scale(x: jax.Array, scale: jax.Array) -> Any:
-    """`x * scale`, the same for each row of `x`, with a gradient that is summed in float32, too."""
-    return x * scale, lambda grad: (grad * scale, _sum_over_rows(grad.astype(jnp.float32) * x, scale))
-
-
-def _sum_over_rows(grads: jax.Array, weight: jax.Array) -> jax.Array:
-    rows = tuple(range(grads.ndim - weight.ndim))
-    return jnp.sum(grads, axis=rows, dtype=jnp.float32).astype(weight.dtype)
-
-
 def flops_of(layer: nn.Module, *shape: int) -> Flops | None:
     """`Layer.matmul_flops`; None for a module that does not define it for its `__call__`."""
     if not isinstance(layer, Layer):

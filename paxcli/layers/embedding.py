@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from paxcli.layers.base import HiddenStates, Ids
 from paxcli.layers.init import Gaussian, Init
-from paxcli.layers.lookup import look_up
 from paxcli.layers.matmul import einsum
 from paxcli.layers.output_head import Head, Scorer, finish_logits
+from paxcli.layers.shared_weights import look_up
 from paxcli.mesh.sharding import constrain, split
 
 _AXES = {"table": ("vocab", "embed"), "bias": ("vocab",)}

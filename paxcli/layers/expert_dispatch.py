@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
 from paxcli.layers.activations import ActivationName, activation, gate
-from paxcli.layers.base import HiddenStates, add_bias
+from paxcli.layers.base import HiddenStates
 from paxcli.layers.grouped_matmul import grouped_matmul
-from paxcli.layers.lookup import look_up
+from paxcli.layers.shared_weights import add_bias, look_up
 from paxcli.mesh.sharding import axes_of, constrain, layout
 
 

@@ -6,11 +6,12 @@ import functools
 
 from paxcli.config.fields import PositiveInt
 from paxcli.layers.activations import ActivationName, activation, gate
-from paxcli.layers.base import FeedForwardLayer, HiddenStates, add_bias
+from paxcli.layers.base import FeedForwardLayer, HiddenStates
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
 from paxcli.layers.remat import save_as
+from paxcli.layers.shared_weights import add_bias
 from paxcli.mesh.sharding import constrain
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import NonNegativeFloat, PositiveInt
-from paxcli.layers.base import Norm, add_bias, multiply_by_scale
+from paxcli.layers.base import Norm
+from paxcli.layers.shared_weights import add_bias, multiply_by_scale
 
 
 class LayerNorm(Norm):

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import PositiveInt
-from paxcli.layers.base import Layer, add_bias
+from paxcli.layers.base import Layer
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.init import Init, Xavier
+from paxcli.layers.shared_weights import add_bias
 
 
 class Linear(Layer):

@@ -11,10 +11,11 @@ from jaxtyping import Float
 
 from paxcli.config.fields import PositiveFloat, PositiveInt
 from paxcli.layers.activations import soft_cap
-from paxcli.layers.base import HiddenStates, Layer, add_bias
+from paxcli.layers.base import HiddenStates, Layer
 from paxcli.layers.flops import Flops, matrix_flops
 from paxcli.layers.fp8 import product
 from paxcli.layers.init import Init, Xavier
+from paxcli.layers.shared_weights import add_bias
 from paxcli.mesh.sharding import constrain
 
 _AXES = {"w": ("embed", "vocab"), "b": ("vocab",)}

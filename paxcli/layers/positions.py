@@ -8,7 +8,7 @@ from paxcli.config.fields import PositiveFloat, PositiveInt, Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.base import HiddenStates, Ids, Positions
 from paxcli.layers.init import Gaussian, Init
-from paxcli.layers.lookup import look_up
+from paxcli.layers.shared_weights import look_up
 from paxcli.mesh.sharding import constrain
 
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from paxcli.config.fields import NonNegativeFloat, PositiveInt
-from paxcli.layers.base import Norm, multiply_by_scale
+from paxcli.layers.base import Norm
+from paxcli.layers.shared_weights import multiply_by_scale
 
 
 class RmsNorm(Norm):

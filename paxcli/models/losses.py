@@ -14,44 +14,38 @@ from paxcli.nested_map import NestedMap
 # Metrics of a batch: name -> (mean, weight of the mean), both scalars.
 WeightedScalars = dict[str, tuple[jax.Array, jax.Array]]
 
-_ROUNDING = 1e-6
+_ROUNDING = 1e-6  # XLA may compute a logit twice, with different rounding
 
 
 def cross_entropy(
     logits: Float[jax.Array, "*batch V"], labels: Int[jax.Array, "*batch"]
 ) -> tuple[Float[jax.Array, "*batch"], Bool[jax.Array, "*batch"]]:
-    """`-log softmax(logits)[label]` of each position, in nats, and whether the label is the most likely token."""
-    xent, gap = _xent_and_gap(logits, labels)
-    return xent, gap <= 0
+    """`-log softmax(logits)[label]` of each position, in nats, and whether the label is the most likely token.
+
+    Of equal logits the first counts as the largest, as for `argmax`: in bfloat16 there are many.
+    """
+    wide = jax.lax.stop_gradient(logits).astype(jnp.float32)
+    largest = jnp.max(wide, axis=-1, keepdims=True)
+    is_largest = wide >= largest - _ROUNDING * jnp.abs(largest)
+    index = jnp.arange(logits.shape[-1], dtype=jnp.float32)  # XLA fuses reductions of one dtype
+    first = jnp.min(jnp.where(is_largest, index, jnp.inf), axis=-1)
+    return _xent(logits, labels), first == labels
 
 
 @jax.custom_jvp
-def _xent_and_gap(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The cross-entropy, and how far the largest logit is above the label's by more than rounding.
-
-    Of equal logits the first counts as the largest, as for `argmax`: in bfloat16 there are many.
-
-    One pass over the logits: the exponents are relative to the label's logit, not to the largest one, which another
-    pass would have to find. Where they overflow, above 88, the cross-entropy is the largest of them.
-    """
-    label_logit = _label_logit(logits, labels)
-    exponents = logits.astype(jnp.float32) - label_logit
-    largest = jnp.max(exponents, axis=-1)
-    xent = jnp.log(jnp.sum(jnp.exp(exponents), axis=-1))
-    # XLA may compute a logit twice, with different rounding.
-    rounding = _ROUNDING * jnp.abs(label_logit) + jnp.finfo(jnp.float32).tiny
-    is_earlier = jnp.arange(logits.shape[-1]) < labels[..., None]
-    gap = jnp.max(exponents + jnp.where(is_earlier, rounding, -rounding), axis=-1)
-    return jnp.where(jnp.isfinite(xent), xent, largest), gap
+def _xent(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    wide = logits.astype(jnp.float32)
+    largest = jnp.max(wide, axis=-1, keepdims=True)
+    return jnp.log(jnp.sum(jnp.exp(wide - largest), axis=-1)) + (largest - _label_logit(logits, labels))[..., 0]
 
 
-@_xent_and_gap.defjvp
-def _xent_and_gap_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+@_xent.defjvp
+def _xent_jvp(primals: tuple[jax.Array, jax.Array], tangents: tuple[jax.Array, Any]) -> tuple[Any, Any]:
     logits, labels = primals
-    xent, gap = _xent_and_gap(logits, labels)
+    xent = _xent(logits, labels)
     shares = jnp.exp(logits.astype(jnp.float32) - _label_logit(logits, labels) - xent[..., None])
     slope = shares - jax.nn.one_hot(labels, logits.shape[-1])
-    return (xent, gap), (jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1), jnp.zeros_like(gap))
+    return xent, jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
 
 
 def _label_logit(logits: jax.Array, labels: jax.Array) -> jax.Array:

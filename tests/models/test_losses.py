@@ -76,6 +76,13 @@ def test_exponents_may_overflow(gap):
     assert not cross_entropy(logits, labels)[1]
 
 
+def test_many_logits_may_be_far_above_that_of_the_label():
+    logits, labels = jnp.full((1, 1000), 100.0).at[0, 0].set(0.0), jnp.array([0])
+    xent, grad = jax.value_and_grad(lambda x: cross_entropy(x, labels)[0][0])(logits)
+    np.testing.assert_allclose(xent, 100 + np.log(999), rtol=1e-6)
+    np.testing.assert_allclose(grad[0], [-1.0, *[1 / 999] * 999], rtol=1e-4)
+
+
 def test_logits_that_are_excluded_or_not_finite():
     excluded = jnp.array([[1.0, 2.0, -jnp.inf]])
     expected = optax.softmax_cross_entropy_with_integer_labels(excluded[:, :2], jnp.array([0]))

@@ -18,7 +18,7 @@ from paxcli.layers.attention.kernels import XLA, Kernel, choose_on_mesh
 from paxcli.layers.attention.relative_bias import RelativeBias
 from paxcli.layers.attention.rotary import Rotary
 from paxcli.layers.attention.xla import distances, dot_product_attention, is_visible
-from paxcli.layers.base import HiddenStates, Ids, SelfAttention, Visibility, add_bias, multiply_by_scale
+from paxcli.layers.base import HiddenStates, Ids, SelfAttention, Visibility
 from paxcli.layers.flops import Flops, visible_pairs
 from paxcli.layers.fp8 import Precision, product
 from paxcli.layers.init import Init, Xavier
@@ -26,6 +26,7 @@ from paxcli.layers.lora import Matrix
 from paxcli.layers.remat import CONTEXT, save_as
 from paxcli.layers.rms_norm import RmsNorm
 from paxcli.layers.scopes import ATTENTION_PROJECTION
+from paxcli.layers.shared_weights import add_bias, multiply_by_scale
 from paxcli.mesh.sharding import constrain, current_device
 
 
@@ -287,10 +288,9 @@ def project_output(
 def _project(product: Callable[..., jax.Array], x: jax.Array, w: Matrix, bias: jax.Array | None) -> jax.Array:
     """[B, T, D] and [D, N, H] to [B, N, T, H]."""
     y = product("btd,dnh->btnh", x, w)
-    if bias is not None and current_device().platform == "gpu":  # where cuBLAS adds biases that are vectors
-        y = add_bias(y.reshape(*y.shape[:2], -1), bias.reshape(-1)).reshape(y.shape)
-    else:
-        y = add_bias(y, bias)
+    if bias is not None:
+        is_gpu = current_device().platform == "gpu"  # where cuBLAS adds biases that are vectors
+        y = add_bias(y.reshape(*y.shape[:2], -1), bias.reshape(-1)).reshape(y.shape) if is_gpu else add_bias(y, bias)
     return jnp.swapaxes(y, 1, 2)
 
 

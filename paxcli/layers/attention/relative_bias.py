@@ -13,7 +13,7 @@ from paxcli.config.fields import PositiveInt, Range, Tokens
 from paxcli.errors import ConfigError
 from paxcli.layers.base import Layer
 from paxcli.layers.init import Gaussian, Init
-from paxcli.layers.lookup import look_up
+from paxcli.layers.shared_weights import look_up
 
 
 class RelativeBias(Layer):

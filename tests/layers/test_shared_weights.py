@@ -15,10 +15,10 @@ from paxcli.layers.embedding import TiedEmbedding
 from paxcli.layers.feed_forward import FeedForward
 from paxcli.layers.layer_norm import LayerNorm
 from paxcli.layers.linear import Linear
-from paxcli.layers.lookup import look_up
 from paxcli.layers.lora import Lora, use_lora
 from paxcli.layers.moe_feed_forward import MoeFeedForward
 from paxcli.layers.rms_norm import RmsNorm
+from paxcli.layers.shared_weights import look_up
 
 _DIMS = 8
 _EXPERTS: dict[str, Any] = dict(model_dims=_DIMS, hidden_dims=_DIMS, num_experts=2, use_bias=True)
