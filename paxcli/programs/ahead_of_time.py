@@ -120,6 +120,7 @@ def compile_ahead(
                 "hbm_needed_bytes": needed,
                 "hbm_available_bytes": target.hbm_bytes or available,
                 "compile_seconds": time.perf_counter() - began,
+                **dict.fromkeys(("predicted_step_seconds", "predicted_mfu", "collectives")),  # not known
             }
             return Compiled(report, "")
         report = {"compiler_options": options, "compile_seconds": time.perf_counter() - began}

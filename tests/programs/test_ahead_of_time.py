@@ -165,6 +165,7 @@ def test_the_error_says_how_much_memory_is_missing(pax) -> None:
     assert done.returncode == 2, done.stderr
     result = json.loads(done.stdout)
     assert not result["fits"] and result["hbm_needed_bytes"] > result["hbm_available_bytes"]
+    assert [result[name] for name in ("predicted_step_seconds", "predicted_mfu", "collectives")] == [None] * 3
     assert "GiB too much" in result["error"]["message"] and "--search" in result["error"]["hint"]
 
 

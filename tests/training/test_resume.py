@@ -113,7 +113,8 @@ def test_a_closed_terminal_saves_and_stops(tmp_path):
     ]
     ours, theirs = os.openpty()
     terminal = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    with subprocess.Popen(["setsid", "--ctty", *command, "--run-dir", run_dir], **terminal) as process:
+    in_terminal = ["env", "--default-signal=HUP", "setsid", "--ctty"]  # these tests may run under `nohup`
+    with subprocess.Popen([*in_terminal, *command, "--run-dir", run_dir], **terminal) as process:
         os.close(theirs)
         shown = b""
         while b"step 10 " not in shown:
