@@ -6,8 +6,9 @@
 A save ends when the bytes are on the disk (`fsync`). A restore reads what was just saved, from the page cache, until
 the arrays are JAX's (PyTorch: in the state's tensors); only pax compares them with checksums. `blocked_seconds`: until
 `save` returns and training continues; `step_over_alone`: time of a step during writing, over that of a step alone. The
-disk's own rate is that of one file of the state's size, and for a restore, of reading it. PYTHON has torch 2.13.0,
-whose `torch.distributed.checkpoint` saves as many bytes; it is left out without one.
+disk's own rate is that of one file of the state's size, and for a restore, of reading it. pax runs with the settings of
+malloc that `pax train` has, each peer in a process of its own. PYTHON has torch 2.13.0, whose
+`torch.distributed.checkpoint` saves as many bytes; it is left out without one.
 """
 
 from __future__ import annotations
@@ -19,14 +20,13 @@ import pathlib
 import shutil
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 
 import jax
-import numpy as np
-import orbax.checkpoint as ocp
-import safetensors.numpy
+from train_step import HUGE_PAGES
 
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.policy import Checkpoint
@@ -35,7 +35,7 @@ from paxcli.mesh.sharding import put_batch
 from paxcli.training.instrument import step_of
 from paxcli.training.session import open_session
 
-PEER = pathlib.Path(__file__).parent / "peers" / "torch_checkpoint.py"
+PEERS = pathlib.Path(__file__).parent / "peers"
 
 
 def seconds_of(action: Callable[[], object]) -> float:
@@ -45,49 +45,24 @@ def seconds_of(action: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def peers(state: object, directory: pathlib.Path, size: int, peer_python: str | None) -> dict[str, dict[str, float]]:
+def peers(state: object, directory: pathlib.Path, peer_python: str | None) -> dict[str, dict[str, float]]:
     """Seconds in which each peer saves the same bytes, until they are on the disk, and restores them."""
-    arrays = {str(number): leaf for number, leaf in enumerate(jax.tree.leaves(state)) if leaf.nbytes}
-
-    def save_orbax() -> None:
-        with ocp.StandardCheckpointer() as writer:
-            writer.save(directory / "orbax", arrays)
-        os.sync()
-
-    def restore_orbax() -> None:
-        with ocp.StandardCheckpointer() as reader:
-            jax.block_until_ready(reader.restore(directory / "orbax", arrays))
-
-    def save_tensors() -> None:
-        safetensors.numpy.save_file({name: np.asarray(leaf) for name, leaf in arrays.items()}, directory / "tensors")
-        os.sync()
-
-    def restore_tensors() -> None:
-        jax.block_until_ready(jax.device_put(safetensors.numpy.load_file(directory / "tensors")))
-
-    def save_disk() -> None:
-        with (directory / "disk").open("wb") as file:
-            block = bytes(1 << 24)
-            for _ in range(size // len(block)):
-                file.write(block)
-            os.fsync(file.fileno())
-
-    def restore_disk() -> None:
-        (directory / "disk").read_bytes()
-
+    leaves = [leaf for leaf in jax.tree.leaves(state) if leaf.nbytes]
+    shapes, size = [[leaf.shape, str(leaf.dtype)] for leaf in leaves], sum(leaf.nbytes for leaf in leaves)
     directory.mkdir()
-    os.sync()
-    saves = {"orbax": save_orbax, "safetensors": save_tensors, "disk": save_disk}
-    restores = {"orbax": restore_orbax, "safetensors": restore_tensors, "disk": restore_disk}
-    found = {"save": {name: seconds_of(action) for name, action in saves.items()}}
-    found["restore"] = {name: seconds_of(action) for name, action in restores.items()}
+    found = answer([sys.executable, str(PEERS / "jax_checkpoint.py"), str(directory), json.dumps(shapes)])
     if peer_python:
-        command = [peer_python, str(PEER), str(directory / "torch"), str(size)]
-        seconds = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+        seconds = answer([peer_python, str(PEERS / "torch_checkpoint.py"), str(directory / "torch"), str(size)])
         for kind, of_kind in found.items():
             of_kind["torch"] = seconds[f"{kind}_seconds"]
     shutil.rmtree(directory)
     return found
+
+
+def answer(command: list[str]) -> dict:
+    """The JSON that a peer prints, with the memory settings that it would have without pax."""
+    env = {name: value for name, value in os.environ.items() if name not in HUGE_PAGES}
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, env=env).stdout)
 
 
 def main() -> None:
@@ -98,6 +73,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer-python")
     options = parser.parse_args()
+    if not HUGE_PAGES.items() <= os.environ.items():  # malloc reads them once
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **HUGE_PAGES})
     config = resolve(options.recipe, options.overlays, options.sets).config
     of_peers: list[dict[str, dict[str, float]]] = []
     found: dict[str, list[float]] = {name: [] for name in ("blocked", "save", "restore", "alone", "beside")}
@@ -128,7 +105,7 @@ def main() -> None:
                 jax.block_until_ready(restored)
                 found["restore"].append(time.perf_counter() - began)
                 del restored
-                of_peers.append(peers(state, pathlib.Path(name, "peers"), size, options.peer_python))
+                of_peers.append(peers(state, pathlib.Path(name, "peers"), options.peer_python))
         on_disk = sum(path.stat().st_size for path in pathlib.Path(name, str(number + 1)).rglob("*") if path.is_file())
     medians = {name: statistics.median(values) for name, values in found.items()}
     result = {
