@@ -27,7 +27,7 @@ _GELU_CUBIC = 0.044715
 def _gelu(x: jax.Array) -> Any:
     """The tanh approximation, as in GPT-2 and Pax. For the backward pass it saves its slope, not three arrays.
 
-    Both from one sigmoid: XLA would compute a tanh for GELU beside it.
+    GELU and its slope share one sigmoid: with a tanh for GELU, XLA would compute both.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     share = jax.nn.sigmoid(_GELU_RATE * (wide + _GELU_CUBIC * wide**3))  # GELU is `x * share`

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from paxcli.config.configurable import Configurable
 from paxcli.config.fields import DecayRate, PositiveFloat, PositiveInt
 from paxcli.layers import matmul
+from paxcli.layers.shared_weights import multiply_by_scale
 from paxcli.mesh.sharding import set_during
 from paxcli.mesh.weights import Weight
 
@@ -132,8 +133,7 @@ class AdaptedWeight:
             y = multiply_by_sum(x, self.base, self.a, self.b)
         else:
             y = einsum(equation, x, self.base) + adapt(self.dropout(x) if self.dropout else x, self.a, self.b)
-        # In float32, and so is the sum over the rows in the gradient of the magnitude.
-        return y if self.magnitude is None else (y.astype(jnp.float32) * self._gain()).astype(y.dtype)
+        return y if self.magnitude is None else multiply_by_scale(y, self._gain().astype(y.dtype))
 
     def norm(self, w: jax.Array) -> jax.Array:
         """The norm of `w` for each output, float32; that of the base is DoRA's magnitude before training."""

@@ -22,8 +22,8 @@ def look_up(table: Float[jax.Array, "V D"], ids: Int[jax.Array, "... T"]) -> Any
     """`jnp.take(table, ids, axis=0)`: [..., T, D]."""
 
     def gradients(grad: jax.Array) -> tuple[jax.Array, None]:
-        dtype = _dtype_of_sums(table)
-        return jnp.zeros(table.shape, dtype).at[ids].add(grad.astype(dtype)).astype(table.dtype), None
+        zeros = jnp.zeros(table.shape, _dtype_of_sums(table))  # as wide as `grad`, or wider
+        return zeros.at[ids].add(grad).astype(table.dtype), None
 
     return jnp.take(table, ids, axis=0), gradients
 

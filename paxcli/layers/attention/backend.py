@@ -128,7 +128,7 @@ class FusedKernel(AttentionBackend):
 
     @jax.named_scope(ATTENTION_CORE)
     def attend(self, operands: Operands, demand: Demand) -> Float[jax.Array, "B N T Hv"]:
-        query, key, value, segment_ids, bias, sinks = operands
+        query, key, value = operands[:3]
         sharded = layout(query.shape, *HEADS)
         if sharded is None:
             return self.attend_on_device(operands, demand)
@@ -137,9 +137,8 @@ class FusedKernel(AttentionBackend):
         # With fewer key/value heads than devices, each device gets a copy of the one that its queries read.
         copies = next(n for n in range(1, group + 1) if group % n == 0 == key.shape[1] * n % ways)
         if copies > 1:
-            key, value = (jnp.repeat(part, copies, axis=1) for part in (key, value))
+            operands = operands._replace(key=jnp.repeat(key, copies, axis=1), value=jnp.repeat(value, copies, axis=1))
         by_head = PartitionSpec(rows, heads, length)
         specs: list[Any] = [by_head] * 3 + [PartitionSpec(rows, length), None, PartitionSpec(heads)]
         kernel = functools.partial(self.attend_on_device, demand=demand, context_axes=axes_of(length))
-        run = jax.shard_map(kernel, in_specs=(Operands(*specs),), out_specs=by_head, check_vma=False)
-        return run(Operands(query, key, value, segment_ids, bias, sinks))
+        return jax.shard_map(kernel, in_specs=(Operands(*specs),), out_specs=by_head, check_vma=False)(operands)
