@@ -34,8 +34,8 @@ def dot_product_attention(
         logits = logits + bias.reshape(*bias.shape[:-3], *logits.shape[1:3], *bias.shape[-2:])
     logits = jnp.where(mask[:, None, None], logits, jnp.finfo(jnp.float32).min)
     if sinks is not None:
-        more = jnp.broadcast_to(sinks.reshape(*logits.shape[1:3], 1, 1), (*logits.shape[:-1], 1))
-        logits = jnp.concatenate([logits, more.astype(logits.dtype)], axis=-1)
+        more = sinks.astype(logits.dtype).reshape(*logits.shape[1:3], 1, 1)  # cast first: rows' gradients add up here
+        logits = jnp.concatenate([logits, jnp.broadcast_to(more, (*logits.shape[:-1], 1))], axis=-1)
     weights = jax.nn.softmax(logits, axis=-1)[..., : key.shape[2]].astype(value.dtype)
     return jnp.einsum("bkgts,bksh->bkgth", weights, value).reshape(batch, heads, length, value.shape[-1])
 

@@ -44,6 +44,19 @@ def test_equals_jax_nn(kv_heads):
     np.testing.assert_allclose(_heads_first(ours), theirs, **FLOAT32)
 
 
+def test_gradients_of_sinks_keep_the_small_parts_of_a_long_sum():
+    """In bfloat16 too, over 49,152 tokens."""
+    rows = [_normal(seed, 4096, N, T, H).astype(jnp.bfloat16) for seed in range(3)]
+    sinks, mask = _normal(3, N).astype(jnp.bfloat16), jnp.broadcast_to(jnp.tril(jnp.ones((T, T), bool)), (4096, T, T))
+
+    def sum_of_contexts(sinks, *heads):
+        return dot_product_attention(*heads, mask, sinks=sinks).astype(jnp.float32).sum()
+
+    gradient = jax.jit(jax.grad(sum_of_contexts))
+    exact = gradient(*(x.astype(jnp.float32) for x in (sinks, *rows)))
+    np.testing.assert_allclose(gradient(sinks, *rows).astype(jnp.float32), exact, rtol=0.02)
+
+
 @pytest.mark.parametrize(
     ("length", "logit_cap", "window"),
     [(12, None, None), (128, 3.0, None), (192, None, None), (256, None, None), (256, 3.0, None)]
