@@ -43,7 +43,8 @@ def test_three_commands(cloud, pax, tmp_path, accelerator, workers, devices):
         done = pax("doctor", "--on", "demo", "--json", env=env)
         assert done.returncode == 0 and json.loads(done.stdout)["devices"][0]["count"] == devices
         return
-    words = ("train", "tiny-synthetic", "--set", "num_train_steps=20", "--on", "demo", "--json")
+    sets = ("--set", "num_train_steps=20", "--set", "mesh.dcn_mesh_shape={data: 2}")
+    words = ("train", "tiny-synthetic", *sets, "--on", "demo", "--json")
     done = pax(*words, env=env)
     assert done.returncode == 2 and "--run-dir gs://" in json.loads(done.stdout)["error"]["hint"]
     done = pax(*words, "--run-dir", str(tmp_path / "run"), env=env)
