@@ -28,9 +28,9 @@ _QUIET = ("echo", "printf", ":", "true", "sleep", "date", "cd", "popd", "pushd")
 _RUNS_SCRIPT = ("bash", "sh", "/bin/bash")
 _NOT_TRAINING = {"rl": "reinforcement learning, which pax does not do", "post-train": "post-training"}
 _TESTS = ("test", "true", "false", ":")
-_TAKES_ARGUMENTS = re.compile(  # `KEY=VALUE` of each argument, or `export "$@"`
-    r"""["']?\$\{?KEY\}?["']?=["']?\$\{?VALUE\}?["']?|(export|declare|local)\s+["']?\$[@{\w]"""
-)
+# `KEY=VALUE` of each argument, or `export "$@"`.
+_TAKES_ARGUMENTS = re.compile(r"""\$\{?KEY\}?["']?=["']?\$\{?VALUE|(export|declare|local)\s+["']?\$[@{\w]""")
+_QUOTED_NAME = re.compile(r"""\b((?:export|declare|local|readonly)\s+)(["'])([A-Za-z_]\w*=)""")
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
 _DOLLARS = tree_sitter.Query(_LANGUAGE, '"$" @dollar')
 _VARIABLE = re.compile(rb"(?<=\$)([0-9]|[A-Za-z_][A-Za-z_0-9]*)")
@@ -84,7 +84,8 @@ def _parse(text: str) -> Node:
     Raises:
       ConfigError: It takes too long.
     """
-    content = text.replace("\r\n", "\n").encode("utf-8", "replace")
+    # `export "NAME=value"` as `export NAME="value"`, which the grammar takes for an assignment.
+    content = _QUOTED_NAME.sub(r"\1\3\2", text.replace("\r\n", "\n")).encode("utf-8", "replace")
     deadline = time.thread_time() + _MAX_SECONDS
     root = _parse_bytes(content, deadline)
     while (braced := _brace_split_variables(root, content)) != content:
@@ -272,6 +273,8 @@ class _Evaluator:
         found = [child for child in node.named_children if child.type in ("variable_assignment", "variable_name")]
         names = {source(child) if child.type == "variable_name" else self._assign(child) for child in found}
         flags = "".join(source(child) for child in node.named_children if child.type == "word")
+        if len(node.named_children) > len(found) + flags.count("-") and "$@" not in source(node):
+            self._skip(node, "the variables that it sets are unknown")
         if "n" in flags:
             self.exported -= names
         elif source(node.children[0]) == "export" or "x" in flags:

@@ -286,10 +286,10 @@ def _integer(node: Node, variables: Variables) -> int:
     operand = node.named_children
     match node.type:
         case "number":
-            return int(source(node))
+            return int(source(node), 0)  # 010, which is octal in a shell, is a ValueError
         case "variable_name" | "simple_expansion" | "expansion":
             is_bare = node.type == "variable_name"
-            return int((value_of(source(node), variables) if is_bare else expand_unsplit(node, variables)).text)
+            return int((value_of(source(node), variables) if is_bare else expand_unsplit(node, variables)).text, 0)
         case "parenthesized_expression":
             return _integer(operand[0], variables)
         case "unary_expression" if source(node.children[0]) == "-":

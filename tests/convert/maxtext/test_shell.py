@@ -312,6 +312,8 @@ TRAIN = "python3 -m MaxText.train"
         ('if [[ -z $N || $M == x ]] && [[ ! $N && $T == "a b" ]]; then A=1; fi\nTRAIN a=$A', [{"a": "1"}]),
         ("declare -x M_A=1\nset -a\nM_B=2\nset +a\nM_C=3\nTRAIN", [{"A": "1", "B": "2"}]),
         ("export M_A=1 M_B=2\nexport -n M_A\nunset M_B\nTRAIN a=${M_B:-3}", [{"a": "3"}]),
+        ("export \"M_A=1 2\"\ndeclare 'B=$A'\nTRAIN b=${B:-3}", [{"A": "1 2", "b": "$A"}]),
+        ("A=1\nexport $(cat .env)\nTRAIN a=$((A + 0x10)) b=$((010))", [{"a": "17", "b": "$((010))"}]),
         ("(A=1; TRAIN a=$A)\nTRAIN a=${A:-2}", [{"a": "1"}, {"a": "2"}]),
         ("A=1\nA=2 TRAIN a=$A\nTRAIN a=$A", [{"a": "1"}, {"a": "1"}]),
         ("yes | TRAIN a=1", [{"a": "1"}]),
@@ -332,6 +334,14 @@ def test_a_script_trains_as_in_a_shell(script: str, expected: list[dict[str, str
 def test_what_follows_an_exit_is_reported() -> None:
     found = read_script(f"{TRAIN} a=1\nexit 0\n{TRAIN} a=2\n{TRAIN} a=3")
     assert [(skipped.line, skipped.reason) for skipped in found.skipped] == [(3, "after an `exit`")]
+
+
+@pytest.mark.parametrize("declared", ["$(cat .env | xargs)", "$NAME=5", '"${NAME}=5"', "A=1 $MORE"])
+def test_a_declaration_of_unknown_variables_is_reported(declared: str) -> None:
+    found = read_script(f"export {declared}\n{TRAIN} a=${{A:-3}}")
+    assert [(skipped.line, skipped.reason) for skipped in found.skipped] == [
+        (1, "the variables that it sets are unknown")
+    ]
 
 
 def test_the_output_of_a_command_is_one_unknown_value() -> None:
