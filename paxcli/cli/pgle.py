@@ -142,14 +142,14 @@ def pgle_profile(
 
 def _measure(verb: Callable[..., Any], run: Run, settings: dict[str, int], dry_run: bool, as_json: bool) -> Any:
     """Result of `verb` on a run; None after a dry run, and on every process but process 0."""
+    from paxcli.profiling.runner import require_profile_device
     from paxcli.training.run_dir import RunDir
 
     directory = RunDir(run.path)
     if not dry_run:
         return verb(run.config, directory, **settings)
-    run.recipe.validate()
-    what = f"{settings['steps']} steps after {settings['warmup']} others"
-    text = f"Would trace {what} and write to {directory.profile}; nothing was written."
+    require_profile_device(run.config)
+    text = f"Would trace {settings['steps']} steps after {settings['warmup']} others and write to {directory.profile}."
     say_result({"profile_dir": str(directory.profile)} | settings, text, as_json)
     return None
 

@@ -86,17 +86,13 @@ class CompileTarget:
         if self.platform != "tpu":
             return _local_devices(self.platform, self.shape[0])
         if importlib.util.find_spec("libtpu") is None:
-            hint = "pip install 'jax[tpu]' (Linux only)"
-            raise MissingError("Compiling for a TPU needs libtpu, which is not installed.", hint)
-        options: dict[str, Any] = {}
+            raise MissingError("Compiling for a TPU needs libtpu (Linux only).", "pip install 'jax[tpu]'")
+        wrap = (*self.wraps, *(False,) * (3 - len(self.wraps)))
+        options: dict[str, Any] = {"wrap": wrap, "num_slices": self.num_slices}
         if self.generation == "v4":
             options["chip_config_name"] = "megacore"  # one device for both cores of a chip, as on Cloud TPU
         if self.shape == (1, 1):
             options["chips_per_host_bounds"] = (1, 1, 1)
-        if any(self.wraps):
-            options["wrap"] = (*self.wraps, *(False,) * (3 - len(self.wraps)))
-        if self.num_slices > 1:
-            options["num_slices"] = self.num_slices
         name = f"{self.generation}:{'x'.join(map(str, self.shape))}"
         try:
             return list(topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices)
@@ -109,7 +105,7 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
     """The target with a name such as `v4-128`, `v5e-16`, `v4:4x4x12`, `h100:8` or `cpu:8`.
 
     Raises:
-      ConfigError: Unknown TPU slice, or not a number of GPUs that one machine has.
+      ConfigError: There is no such TPU slice, or one machine has no such number of GPUs.
     """
     if gpus := re.fullmatch(rf"({'|'.join(GPUS)}):([0-9]+)", name):
         count = int(gpus[2])
@@ -131,6 +127,10 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
         slice_ = find_accelerator(name)
         generation, shape = slice_.generation, slice_.topology
     sizes = tuple(int(size) for size in shape.split("x"))
+    row, axes = GENERATIONS[generation], 2 if GENERATIONS[generation].chips else 3
+    if len(sizes) != axes or math.prod(sizes) > row.max_chips:
+        problem = f"A slice of {generation} has {axes} axes and up to {row.max_chips:,} chips, so {name} is not one."
+        raise ConfigError(problem, f"Write one such as {generation}:{'x'.join('4' * axes)}.")
     return CompileTarget(name, "tpu", generation, sizes, _wraps(sizes), num_slices)
 
 

@@ -24,7 +24,7 @@ _GROUPS = {
     "Optimization": ("learning_rate", "grad_norm", "param_norm", "skipped_steps"),
     "Speed": ("tokens_per_second", "mfu", "step_seconds", "input_wait_seconds", "peak_memory_bytes", "goodput"),
 }
-_GOODPUT = {"goodput": int | float | None, "wall_seconds": int | float, "seconds": dict, "starts": list}
+_GOODPUT = {"goodput": int | float, "wall_seconds": int | float, "seconds": dict, "starts": list}
 _FACTS = ("loss", "log_pplx", "tokens_per_second", "mfu", "peak_memory_bytes")
 
 
@@ -64,14 +64,14 @@ class ReportedRun(NamedTuple):
         goodput = self.goodput["goodput"] if self.goodput else None
         return {name: last.get(name) for name in _FACTS} | {"goodput": goodput}
 
-    def curves(self) -> dict[str, dict[str, list[float | None]]]:
-        """Split → `step` and each metric as columns of equal length. Long runs are thinned out to every n-th line."""
+    def curves(self, most: int = _MOST_POINTS) -> dict[str, dict[str, list[float | None]]]:
+        """Split → `step` and each metric as columns of equal length: every n-th line of a split of more than `most`."""
         found: dict[str, dict[str, list[float | None]]] = {}
         for split in dict.fromkeys(line["split"] for line in self.lines):
             # A step that a stopped run logged twice counts once, with its last line.
             lines = {line["step"]: line for line in self.lines if line["split"] == split}
             steps = sorted(lines)
-            stride = math.ceil(len(steps) / _MOST_POINTS)
+            stride = math.ceil(len(steps) / most)
             kept = steps if stride <= 1 else sorted({*steps[::stride], steps[-1]})
             names = dict.fromkeys(name for line in lines.values() for name in line if name not in ("step", "split"))
             found[split] = {"step": kept} | {name: [lines[step].get(name) for step in kept] for name in names}

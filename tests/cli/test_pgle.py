@@ -14,8 +14,9 @@ from paxcli.jax_defaults import configure_jax
 from paxcli.profiling.costs import encode, write_costs
 
 
-def test_a_cpu_gives_no_profile(pax, tmp_path):
-    done = pax("pgle", "collect", "tiny", "--json")
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_a_cpu_gives_no_profile(pax, tmp_path, options):
+    done = pax("pgle", "collect", "tiny", "--json", *options)
     error = json.loads(done.stdout)["error"]
     assert done.returncode == error["exit_code"] == 3
     assert "This device (cpu) gives no profile" in error["message"]

@@ -42,7 +42,9 @@ def test_devices_of_this_machine_are_those_of_all_slices() -> None:
     assert (target.num_slices, target.devices_per_slice) == (1, 8)
 
 
-@pytest.mark.parametrize("name", ["v9-8", "v4-9", "v4:", "x:2x2", "cpu:0", "cpu"])
+@pytest.mark.parametrize(
+    "name", ["v9-8", "v4-9", "v4:", "x:2x2", "cpu:0", "cpu", "v5e:4x4x4", "v5e:16x16x1", "v6e:16x32", "v4:16x16"]
+)
 def test_other_names_are_rejected(name) -> None:
     with pytest.raises(ConfigError):
         find_compile_target(name)

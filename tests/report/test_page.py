@@ -130,6 +130,22 @@ def test_a_long_run_is_thinned_and_keeps_its_end(tmp_path):
     assert columns["step"] == columns["loss"] == [*range(1, 10_002, 3), 10_001]
 
 
+def test_the_table_has_the_last_evaluations_of_a_long_run(tmp_path):
+    lines = [json.dumps({"step": step, "split": "eval/x", "loss": step / 8}) for step in range(1, 5_002)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    pax.Run(tmp_path).report(path=tmp_path / "x.html")
+    text = (tmp_path / "x.html").read_text()
+    assert all(f'<td class="number">{step:,}</td>' in text for step in range(4_990, 5_002))
+    assert "The last 12 of 5,001 evaluations" in text
+
+
+def test_a_cause_without_seconds_is_left_out(runs, tmp_path):
+    accounts = {"goodput": 0.5, "wall_seconds": 10.0, "seconds": {"step": 5.0}, "starts": [{}]}
+    (runs[0] / "goodput.json").write_text(json.dumps(accounts))
+    pax.Run(runs[0]).report(path=tmp_path / "x.html")
+    assert "50.0%" in (tmp_path / "x.html").read_text()
+
+
 def test_a_value_that_one_recipe_lacks_is_not_set(runs):
     with (runs[1] / "config.txt").open("a") as file:
         file.write("task.vn = null\n")
@@ -137,7 +153,8 @@ def test_a_value_that_one_recipe_lacks_is_not_set(runs):
 
 
 def test_damage_is_named(runs, tmp_path):
-    for text in ('{"goodput": 1}', '{"goodput": 1, "wall_seconds": [], "seconds": {}, "starts": []}'):
+    rest = '"wall_seconds": 1, "seconds": {}, "starts": []}'
+    for text in ('{"goodput": 1}', f'{{"goodput": 1, {rest.replace("1", "[]")}', f'{{"goodput": null, {rest}'):
         (runs[0] / "goodput.json").write_text(text)
         with pytest.raises(DataError, match=r"goodput\.json is damaged"):
             pax.Run(runs[0]).report(path=tmp_path / "x.html")

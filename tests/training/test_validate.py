@@ -89,3 +89,13 @@ def test_without_a_shape_of_their_own_slices_divide_the_devices() -> None:
     validate(config, num_devices=8)  # 8 rows
     with pytest.raises(MeshError, match="8 does not divide over data=16 × fsdp=1 = 16"):
         validate(config, num_devices=16)
+
+
+def test_a_batch_that_needs_a_mesh_names_it() -> None:
+    config = tiny_synthetic()
+    config.task.train.global_batch_size, config.task.train.percore_batch_size = None, 0.5
+    with pytest.raises(ConfigError) as raised:
+        validate(config)
+    assert "mesh.ici_mesh_shape" in raised.value.hint
+    config.mesh.ici_mesh_shape = {"data": 4, "tensor": 2}
+    validate(config)
