@@ -31,6 +31,8 @@ from paxcli.training.session import Session
 from paxcli.training.step import TrainStep
 
 _MANIFEST, _EXECUTABLE = "manifest.json", "executable"
+# JAX's settings that a step computes with, and that the environment sets, as in `JAX_DEFAULT_MATMUL_PRECISION`.
+_SETTINGS = ("jax_default_matmul_precision", "jax_default_prng_impl", "jax_enable_x64", "jax_threefry_partitionable")
 # What `zipfile` and the parts of a damaged file raise: RuntimeError includes "encrypted" and nesting too deep.
 UNREADABLE = (OSError, zipfile.BadZipFile, zlib.error, LookupError, ValueError, TypeError, RuntimeError)
 
@@ -96,7 +98,6 @@ def list_dependencies(session: Session) -> dict[str, Any]:
     """Everything that a compiled step depends on, by name: software, devices, mesh, options, fields of the recipe."""
     device = session.mesh.devices.flat[0]
     batch = jax.tree_util.tree_leaves_with_path(session.spec)
-    slices = {getattr(one, "slice_index", None) or 0 for one in session.mesh.devices.flat}
     return {
         "pax": paxcli.__version__,
         "jax": jax.__version__,
@@ -104,8 +105,8 @@ def list_dependencies(session: Session) -> dict[str, Any]:
         "platform": device.platform,
         "device_kind": device.device_kind,
         "num_devices": session.mesh.size,
-        "num_slices": len(slices),
-        "mesh": dict(session.mesh.shape),
+        "num_slices": len({getattr(one, "slice_index", None) for one in session.mesh.devices.flat}),
+        **{name: jax.config.values[name] for name in _SETTINGS},
         "global_batch_size": session.global_batch_size,
         "batch": {name_of(path): [str(leaf.dtype), *leaf.shape[1:]] for path, leaf in batch},
         "compiler_options": session.compiler_options,

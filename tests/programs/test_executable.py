@@ -34,6 +34,11 @@ def test_a_saved_step_trains_like_one_compiled_in_the_run(pax, tmp_path) -> None
     assert other.returncode == 2
     assert "task.train.learner.learning_rate: 0.01 → 0.5" in other.stderr
 
+    setting = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    other = pax("train", "tiny", *TRAINED, "--compiled", "step.pax", "--run-dir=other", devices=2, env=setting)
+    assert other.returncode == 2
+    assert "jax_default_matmul_precision: None → highest" in other.stderr
+
     _check_damaged_files(tmp_path / "step.pax")
 
 
