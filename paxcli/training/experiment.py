@@ -65,7 +65,7 @@ def global_batch_size(config: fdl.Config[Experiment], num_devices: int) -> int:
     batch = given if given is not None else percore * num_devices
     if batch != int(batch) or batch < 1:
         problem = f"percore_batch_size={percore} × {num_devices} devices = {batch:g} is not a whole batch."
-        raise ConfigError(problem, "Set `global_batch_size`, or `mesh.ici_mesh_shape`: without it, one is assumed.")
+        raise ConfigError(problem, "Set `global_batch_size`, or `mesh.ici_mesh_shape`: without it, one device counts.")
     return int(batch)
 
 
