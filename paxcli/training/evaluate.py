@@ -42,32 +42,33 @@ def evaluate(
 
     def evaluate_one(source: BaseInput) -> dict[str, float]:
         of_scores = source.example_metrics("scores") if score_step is not None else None
-        total, scored, num_batches = None, [], 0
+        sums, scored = [], []
         tokenizer, counts = _tokenizer_of(source), Counter[str]()
         for batch in source.eval_batches():
-            num_batches += 1
             if check_stop is not None:
                 check_stop()
             counts.update(_count(batch, tokenizer))
             batch = put_batch(batch, mesh)
             if of_scores is None or score_step is None:
-                sums = eval_step(params, batch)
+                sums.append(eval_step(params, batch))
             else:
-                sums, examples = score_step(params, batch)
+                found, examples = score_step(params, batch)
+                sums.append(found)
                 scored.append(examples)
-            before, total = total, sums if total is None else metrics.combine(total, sums)
-            jax.block_until_ready(before)  # one batch computes while the next is read, so that a stop takes effect soon
-        if total is None:
+            # One batch computes while the next is read, so that a stop takes effect soon.
+            sums[-2:-1] = jax.device_get(sums[-2:-1])
+        if not sums:
             return {}
-        values = {name: float(value) / max(float(weight), 1e-6) for name, (value, weight) in total.items()}
+        total = metrics.combine(jax.device_get(sums))
+        values = {name: value / max(weight, 1e-6) for name, (value, weight) in total.items()}
         if of_scores is not None:
             values |= of_scores(_by_example(scored))
         counts = _over_processes(counts, mesh)
         if "log_pplx" in values:
-            values |= _of_perplexity(values["log_pplx"], float(total["log_pplx"][1]), counts)
+            values |= _of_perplexity(values["log_pplx"], total["log_pplx"][1], counts)
         values |= {name: counts[name] for name in ("num_examples", "num_tokens") if name in counts}
-        share = source.data_share(num_batches)
-        return values | {"num_batches": num_batches} | ({} if share is None else {"data_share": share})
+        share = source.data_share(len(sums))
+        return values | {"num_batches": len(sums)} | ({} if share is None else {"data_share": share})
 
     return {str(source.name): evaluate_one(source) for source in inputs}
 
@@ -100,7 +101,7 @@ def _over_processes(counts: Counter[str], mesh: Mesh) -> dict[str, int]:
 def _of_perplexity(log_pplx: float, weight: float, counts: dict[str, int]) -> dict[str, float]:
     """The perplexity, and bits per byte unless targets are weighted otherwise than by 1, as masked tokens are."""
     values = {"perplexity": math.exp(min(log_pplx, 700))}
-    # On the devices, weights are added up in float32.
+    # On the devices, the weights of a batch are added up in float32.
     if counts.get(_BYTES) and math.isclose(weight, counts[_TARGETS], rel_tol=1e-3, abs_tol=0.5):
         values["bits_per_byte"] = log_pplx * counts[_TARGETS] / counts[_BYTES] / math.log(2)
     return values

@@ -120,7 +120,7 @@ def _gradients(
 
 
 def make_eval_step(task: SingleTask) -> jax.stages.Wrapped:
-    """The jitted eval step `(params, batch) -> {metric: (sum, weight)}`; see `Metrics.combined`."""
+    """The jitted eval step `(params, batch) -> {metric: (sum, weight)}`; see `Metrics.combine`."""
     return jax.jit(lambda params, batch: _eval_batch(task, params, batch)[0])
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from paxcli.config.configurable import Configurable, part
 from paxcli.config.fields import (
@@ -99,10 +100,11 @@ class Metrics(Configurable):
 
         return {name: one(name, *pair) for name, pair in self.select_reported(metrics).items()}
 
-    def combine(self, one: WeightedScalars, other: WeightedScalars) -> WeightedScalars:
-        """Combines the results of `of_batch` for two batches."""
-        combine = {name: jnp.maximum if name in self.maxima else jnp.add for name in one}
-        return {name: jax.tree.map(combine[name], one[name], other[name]) for name in one}
+    def combine(self, batches: list[WeightedScalars]) -> dict[str, tuple[float, float]]:
+        """Combines the results of `of_batch` for several batches, in float64: a long sum in float32 loses digits."""
+        combine = {name: np.max if name in self.maxima else np.sum for name in batches[0]}
+        values = {name: np.array([batch[name] for batch in batches], np.float64) for name in combine}
+        return {name: tuple(combine[name](pairs, axis=0).tolist()) for name, pairs in values.items()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,6 +18,7 @@ from paxcli.inputs.tokenizers import ByteTokenizer, count_bytes
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.metrics.text import values_text
 from paxcli.training import evaluate
+from paxcli.training.task import Metrics
 from tests.training.test_loop import Messages, small_recipe
 
 TEXTS = {"a.txt": "Größe: 3 µm\n" * 7, "b.txt": "one line\n", "c.md": ""}
@@ -115,3 +116,12 @@ def test_bits_per_byte_of_more_targets_than_float32_counts() -> None:
     values = evaluate._of_perplexity(math.log(2), float(np.float32(30_000_000) + 64), counts)
     assert values == {"perplexity": pytest.approx(2), "bits_per_byte": pytest.approx(1)}
     assert "bits_per_byte" not in evaluate._of_perplexity(1.0, 30_000_000 * 0.15, counts)
+
+
+def test_many_batches_are_added_up_without_bias() -> None:
+    """In float32, the weights of batches of 1,023 tokens are rounded up once there are more than 2^25 tokens."""
+    means = 3 + 0.1 * np.random.default_rng(0).normal(size=40_000)
+    batches: list = [{"log_pplx": (np.float32(mean * 1023), np.float32(1023))} for mean in means]
+    value, weight = Metrics().combine(batches)["log_pplx"]
+    assert weight == 1023 * 40_000
+    assert value / weight == pytest.approx(means.mean(), rel=1e-6)
