@@ -23,7 +23,7 @@ class Muon(Optimizer):
 
     Attributes:
       beta: Decay of the momentum.
-      nesterov: Whether to use Nesterov momentum.
+      nesterov: Whether to use Nesterov momentum, in Adam too (NAdam), as optax does.
       num_iterations: Newton-Schulz iterations.
       epsilon: Added to the norm of a momentum matrix, and to the root of Adam's second moment.
       consistent_rms: Root-mean-square of a matrix's update, whatever its shape: 0.2 is about that of AdamW, whose

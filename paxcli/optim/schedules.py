@@ -56,22 +56,18 @@ class _RampupAndDecay(Schedule):
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
-
-    @property
-    def decay_steps(self) -> tuple[int, int]:
-        """The first step of the decay, and the number of its steps, at least 1."""
-        start = self.warmup_steps if self.decay_start is None else self.decay_start
-        return start, max(require(self, "decay_end", self.decay_end) - start, 1)
+        if self.decay_start is not None and self.decay_start < self.warmup_steps:
+            raise ConfigError(f"{type(self).__name__}: the decay starts within the warmup.", "Raise `decay_start`.")
 
     def progress(self, step: jax.Array) -> jax.Array:
         """The fraction of the decay's steps that are done, from 0 to 1."""
-        start, steps = self.decay_steps
+        start = self.warmup_steps if self.decay_start is None else self.decay_start
+        steps = max(require(self, "decay_end", self.decay_end) - start, 1)
         return jnp.clip((step - start) / steps, 0.0, 1.0)
 
     def rampup(self, step: jax.Array) -> jax.Array:
         """The factor without the decay."""
-        ramp = jnp.minimum(step / self.warmup_steps, 1.0) if self.warmup_steps else jnp.ones_like(step, jnp.float32)
-        return ramp if self.max == 1.0 else self.max * ramp
+        return self.max * jnp.minimum(step / self.warmup_steps if self.warmup_steps else 1.0, 1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,10 +86,9 @@ class LinearRampupCosineDecay(_RampupAndDecay):
     start_step: StepNumber = 0
 
     def __call__(self, step: jax.Array) -> jax.Array:
-        start, steps = self.decay_steps
-        cosine = optax.cosine_decay_schedule(1.0, steps, self.min_ratio)
         after = step - self.start_step
-        return jnp.where(after < 0, 1.0, self.rampup(after) * cosine(jnp.maximum(after - start, 0)))
+        cosine = optax.cosine_decay_schedule(1.0, 1, self.min_ratio)(self.progress(after))
+        return jnp.where(after < 0, 1.0, self.rampup(after) * cosine)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,14 +97,11 @@ class LinearRampupExponentialDecay(_RampupAndDecay):
 
     Attributes:
       warmup_steps: Steps of the warmup from 0 to `max`.
-      decay_start: First step of the decay.
-      decay_end: Last step of the decay.
+      decay_start: First step of the decay; None = `warmup_steps`.
+      decay_end: Last step of the decay; None = the run's `num_train_steps`.
       min_ratio: Factor at and after `decay_end`, as a fraction of `max`.
       max: Largest factor: that between warmup and decay.
     """
-
-    decay_start: StepNumber = 0
-    decay_end: Steps = 1
 
     def __call__(self, step: jax.Array) -> jax.Array:
         return self.rampup(step) * self.min_ratio ** self.progress(step)

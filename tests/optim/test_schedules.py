@@ -45,6 +45,10 @@ _BY_HAND = {
     "cosine": (Cosine(2.0, 1.0, 60), {0: 2, 20: 1.75, 30: 1.5, 60: 1, 99: 1}),
     "continuous": (ContinuousSchedule(3.0, 10, 5, 0.2), {0: 3, 10: 3, 15: 1.5, 20: 0.75, 99: 0.6}),
     "ramp, exponential": (LinearRampupExponentialDecay(10, 20, 120, 0.01), {0: 0, 5: 0.5, 20: 1, 70: 0.1, 999: 0.01}),
+    "ramp, exponential, at once": (
+        LinearRampupExponentialDecay(10, None, 110, 0.01),
+        {5: 0.5, 10: 1, 60: 0.1, 110: 0.01},
+    ),
     "ramp, polynomial": (
         LinearRampupPolynomialDecay(10, 20, 30, 0.2, power=2.0),
         {0: 0, 5: 0.5, 10: 1, 20: 1, 25: 0.8, 30: 0.2, 99: 0.2},
@@ -117,6 +121,8 @@ def test_as_optax(name):
         PiecewiseSchedule((1,), (Constant(), DelayedCosine((2, 1.0), (1, 0.0)))),
         PiecewiseSchedule((1,), (Constant(), LinearRampupCosineDecay())),
         CycleSchedule((Constant(),), ()),
+        LinearRampupCosineDecay(warmup_steps=100, decay_start=50, decay_end=200),
+        LinearRampupExponentialDecay(warmup_steps=100, decay_start=0, decay_end=200),
     ],
 )
 def test_what_does_not_fit_is_refused(schedule):
