@@ -56,8 +56,6 @@ class _RampupAndDecay(Schedule):
 
     def validate(self) -> None:
         require(self, "decay_end", self.decay_end)
-        if self.decay_start is not None and self.decay_start < self.warmup_steps:
-            raise ConfigError(f"{type(self).__name__}: the decay starts within the warmup.", "Raise `decay_start`.")
 
     def progress(self, step: jax.Array) -> jax.Array:
         """The fraction of the decay's steps that are done, from 0 to 1."""

@@ -128,9 +128,9 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
         generation, shape = slice_.generation, slice_.topology
     sizes = tuple(int(size) for size in shape.split("x"))
     row, axes = GENERATIONS[generation], 2 if GENERATIONS[generation].chips else 3
-    if len(sizes) != axes or math.prod(sizes) > row.max_chips:
-        problem = f"A slice of {generation} has {axes} axes and up to {row.max_chips:,} chips, so {name} is not one."
-        raise ConfigError(problem, f"Write one such as {generation}:{'x'.join('4' * axes)}.")
+    if len(sizes) != axes or (axes == 2 and math.prod(sizes) > row.max_chips):
+        form = f"two axes and up to {row.max_chips} chips" if axes == 2 else "three axes"
+        raise ConfigError(f"{name}: a slice of {generation} has {form}.", "Examples: v5e:4x4, v4:4x4x4.")
     return CompileTarget(name, "tpu", generation, sizes, _wraps(sizes), num_slices)
 
 

@@ -121,8 +121,6 @@ def test_as_optax(name):
         PiecewiseSchedule((1,), (Constant(), DelayedCosine((2, 1.0), (1, 0.0)))),
         PiecewiseSchedule((1,), (Constant(), LinearRampupCosineDecay())),
         CycleSchedule((Constant(),), ()),
-        LinearRampupCosineDecay(warmup_steps=100, decay_start=50, decay_end=200),
-        LinearRampupExponentialDecay(warmup_steps=100, decay_start=0, decay_end=200),
     ],
 )
 def test_what_does_not_fit_is_refused(schedule):
