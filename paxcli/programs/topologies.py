@@ -105,7 +105,7 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
     """The target with a name such as `v4-128`, `v5e-16`, `v4:4x4x12`, `h100:8` or `cpu:8`.
 
     Raises:
-      ConfigError: There is no such TPU slice, or one machine has no such number of GPUs.
+      ConfigError: Unknown TPU slice or topology, or more GPUs than a machine has.
     """
     if gpus := re.fullmatch(rf"({'|'.join(GPUS)}):([0-9]+)", name):
         count = int(gpus[2])
@@ -127,9 +127,9 @@ def find_compile_target(name: str, num_slices: int = 1) -> CompileTarget:
         slice_ = find_accelerator(name)
         generation, shape = slice_.generation, slice_.topology
     sizes = tuple(int(size) for size in shape.split("x"))
-    row, axes = GENERATIONS[generation], 2 if GENERATIONS[generation].chips else 3
-    if len(sizes) != axes or (axes == 2 and math.prod(sizes) > row.max_chips):
-        form = f"two axes and up to {row.max_chips} chips" if axes == 2 else "three axes"
+    row = GENERATIONS[generation]
+    if len(sizes) != (2 if row.chips else 3) or (row.chips and math.prod(sizes) > row.max_chips):
+        form = f"two axes and up to {row.max_chips} chips" if row.chips else "three axes"
         raise ConfigError(f"{name}: a slice of {generation} has {form}.", "Examples: v5e:4x4, v4:4x4x4.")
     return CompileTarget(name, "tpu", generation, sizes, _wraps(sizes), num_slices)
 
