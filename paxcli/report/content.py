@@ -64,18 +64,33 @@ class ReportedRun(NamedTuple):
         goodput = self.goodput["goodput"] if self.goodput else None
         return {name: last.get(name) for name in _FACTS} | {"goodput": goodput}
 
-    def curves(self, most: int = _MOST_POINTS) -> dict[str, dict[str, list[float | None]]]:
-        """Split → `step` and each metric as columns of equal length: every n-th line of a split of more than `most`."""
-        found: dict[str, dict[str, list[float | None]]] = {}
+    def curves(self) -> dict[str, dict[str, list[float | None]]]:
+        """Split → `step` and each metric as columns of equal length. Long runs are thinned out to every n-th line."""
+        found = {}
         for split in dict.fromkeys(line["split"] for line in self.lines):
-            # A step that a stopped run logged twice counts once, with its last line.
-            lines = {line["step"]: line for line in self.lines if line["split"] == split}
-            steps = sorted(lines)
-            stride = math.ceil(len(steps) / most)
-            kept = steps if stride <= 1 else sorted({*steps[::stride], steps[-1]})
-            names = dict.fromkeys(name for line in lines.values() for name in line if name not in ("step", "split"))
-            found[split] = {"step": kept} | {name: [lines[step].get(name) for step in kept] for name in names}
+            lines = self._lines_of(split)
+            stride = max(math.ceil(len(lines) / _MOST_POINTS), 1)
+            found[split] = _columns(lines, sorted({*range(0, len(lines), stride), len(lines) - 1}))
         return found
+
+    def newest_evaluations(self, most: int) -> dict[str, tuple[int, dict[str, list[float | None]]]]:
+        """Split of each evaluation → their number, and the columns of the last `most`, newest first."""
+        found = {}
+        for split in dict.fromkeys(line["split"] for line in self.lines if line["split"] != TRAIN):
+            lines = self._lines_of(split)
+            found[split] = len(lines), _columns(lines, list(range(len(lines)))[: -most - 1 : -1])
+        return found
+
+    def _lines_of(self, split: str) -> list[dict[str, Any]]:
+        """The lines of a split by step. A step that a stopped run logged twice counts once, with its last line."""
+        lines = {line["step"]: line for line in self.lines if line["split"] == split}
+        return [lines[step] for step in sorted(lines)]
+
+
+def _columns(lines: list[dict[str, Any]], kept: list[int]) -> dict[str, list[float | None]]:
+    """The values of the kept lines by name: `step`, and every metric that any of the lines has."""
+    names = dict.fromkeys(["step", *(name for line in lines for name in line if name != "split")])
+    return {name: [lines[number].get(name) for number in kept] for name in names}
 
 
 def read_reported_runs(run_dirs: Sequence[epath.PathLike]) -> list[ReportedRun]:
