@@ -6,21 +6,16 @@ import json
 
 import pytest
 
-from paxcli.cli.main import app
-from paxcli.cli.output import run
-
 IN = ["--zone", "us-central2-b", "--project", "my-project"]
 
 
 @pytest.fixture
-def pax_here(capsys, monkeypatch):
+def pax_here(pax_here):
     """Runs a command line in this process; returns exit code, stdout and stderr."""
-    from paxcli.log import setup_logging
 
     def call(*words: str) -> tuple[int, str, str]:
-        setup_logging()
-        code = run(app, words)
-        return code, *capsys.readouterr()
+        done = pax_here(*words)
+        return done.returncode, done.stdout, done.stderr
 
     return call
 
