@@ -16,11 +16,7 @@ def l1_penalty(weight: float, mask: Any) -> optax.GradientTransformation:
       weight: Weight of the penalty in the loss.
       mask: A tree like the parameters of whether each is penalized; None = all.
     """
-
-    def update(updates: Any, params: Any) -> Any:
-        return jax.tree.map(lambda g, p: g + weight * jnp.sign(p), updates, params)
-
-    penalty = optax.stateless(update)
+    penalty = optax.stateless(lambda grads, params: optax.tree.add_scale(grads, weight, jax.tree.map(jnp.sign, params)))
     return penalty if mask is None else optax.masked(penalty, mask)
 
 

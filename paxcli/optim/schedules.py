@@ -16,6 +16,7 @@ from paxcli.config.fields import (
     Fraction,
     NonNegativeFloat,
     PositiveFloat,
+    PositiveFraction,
     PositiveInt,
     StepNumber,
     Steps,
@@ -55,7 +56,9 @@ class _RampupAndDecay(Schedule):
     max: PositiveFloat = 1.0
 
     def validate(self) -> None:
-        require(self, "decay_end", self.decay_end)
+        if require(self, "decay_end", self.decay_end) < (self.decay_start or 0):
+            problem = f"{type(self).__name__}: decay_end={self.decay_end} is before decay_start={self.decay_start}."
+            raise ConfigError(problem, "Raise `decay_end` (its default is `num_train_steps`), or lower `decay_start`.")
 
     def progress(self, step: jax.Array) -> jax.Array:
         """The fraction of the decay's steps that are done, from 0 to 1."""
@@ -97,9 +100,11 @@ class LinearRampupExponentialDecay(_RampupAndDecay):
       warmup_steps: Steps of the warmup from 0 to `max`.
       decay_start: First step of the decay; None = `warmup_steps`.
       decay_end: Last step of the decay; None = the run's `num_train_steps`.
-      min_ratio: Factor at and after `decay_end`, as a fraction of `max`.
+      min_ratio: Factor at and after `decay_end`, as a fraction of `max`; above 0, which an exponential never reaches.
       max: Largest factor: that between warmup and decay.
     """
+
+    min_ratio: PositiveFraction = 0.1
 
     def __call__(self, step: jax.Array) -> jax.Array:
         return self.rampup(step) * self.min_ratio ** self.progress(step)

@@ -53,10 +53,10 @@ class EarlyStopping(Configurable):
             step, split = line["step"], line["split"]
             if step > last_step or split == TRAIN or self.input not in (None, split.partition("/")[2]):
                 continue
-            if self.metric not in line:
+            if self.metric not in line and "loss" in line:  # an evaluation without any weight has neither
                 hint = f"It has {', '.join(line)}."
                 raise ConfigError(f"task.early_stopping_fn: an evaluation has no metric `{self.metric}`.", hint)
-            value = line[self.metric]
+            value = line.get(self.metric)
             if value is None or not math.isfinite(value):
                 continue
             if self.target is not None and sign * value <= sign * self.target:

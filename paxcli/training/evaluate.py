@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 from paxcli.errors import PaxError
 from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.tokenizers import Tokenizer, count_bytes
+from paxcli.log import log
 from paxcli.mesh.sharding import infeed_shard, put_batch
 from paxcli.nested_map import NestedMap
 from paxcli.training.summaries import count_examples
@@ -36,6 +37,7 @@ def evaluate(
 
     Besides the model's metrics: `perplexity`; `bits_per_byte`, where the input has a tokenizer; what was read, as
     `num_examples`, `num_tokens` and `num_batches`; and `data_share`, the share of the input's data, where it is known.
+    Metrics without any weight are left out: their means do not exist.
     With a `score_step`, inputs with metrics of their own also compute those, from the scores of their examples.
     `check_stop` is called before each batch; it raises an exception to end the evaluation.
     """
@@ -60,7 +62,9 @@ def evaluate(
         if not sums:
             return {}
         total = metrics.combine(jax.device_get(sums))
-        values = {name: value / max(weight, 1e-6) for name, (value, weight) in total.items()}
+        if not total["loss"][1]:
+            log.warning("Eval input `%s`: no target has a weight, so there is no loss to report.", source.name)
+        values = {name: value / weight for name, (value, weight) in total.items() if weight}
         if of_scores is not None:
             values |= of_scores(_by_example(scored))
         counts = _over_processes(counts, mesh)
@@ -111,5 +115,4 @@ def _by_example(batches: list[dict[str, jax.Array]]) -> dict[int, float]:
     """`example_id` → score; rows with a negative id are padding."""
     found = jax.device_get(batches)
     numbers, scores = (np.concatenate([batch[name] for batch in found]) for name in ("example_id", "scores"))
-    is_example = numbers >= 0
-    return dict(zip(numbers[is_example].tolist(), scores[is_example].astype(float).tolist(), strict=True))
+    return {n: score for n, score in zip(numbers.tolist(), scores.tolist(), strict=True) if n >= 0}

@@ -81,8 +81,7 @@ def make_train_step(
         return state, metrics
 
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    options = compiler_options or None
-    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=options)
+    return jax.jit(train_step, donate_argnums=0, out_shardings=(shardings, None), compiler_options=compiler_options)
 
 
 def _gradients(

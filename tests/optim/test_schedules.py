@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from paxcli.config.tree import check_ranges
 from paxcli.errors import ConfigError
 from paxcli.optim.curves import ContinuousSchedule, Cosine, DelayedCosine, Exponential, LinearSchedule, Polynomial
 from paxcli.optim.piecewise import CycleSchedule, LinearRampupPiecewiseConstant, PiecewiseConstant, PiecewiseSchedule
@@ -121,8 +122,16 @@ def test_as_optax(name):
         PiecewiseSchedule((1,), (Constant(), DelayedCosine((2, 1.0), (1, 0.0)))),
         PiecewiseSchedule((1,), (Constant(), LinearRampupCosineDecay())),
         CycleSchedule((Constant(),), ()),
+        LinearRampupCosineDecay(warmup_steps=3, decay_start=8, decay_end=5),
+        LinearRampupExponentialDecay(decay_start=8, decay_end=7),
     ],
 )
 def test_what_does_not_fit_is_refused(schedule):
     with pytest.raises(ConfigError):
         schedule.validate()
+
+
+def test_an_exponential_decay_does_not_end_at_zero():
+    """It was zero from its first step on."""
+    with pytest.raises(ConfigError, match="min_ratio must be above 0"):
+        check_ranges(LinearRampupExponentialDecay.config(decay_end=9, min_ratio=0.0))

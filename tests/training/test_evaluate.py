@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pathlib
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -14,11 +16,14 @@ import pytest
 
 import paxcli as pax
 from paxcli.errors import DataError
+from paxcli.inputs.base_input import BaseInput
 from paxcli.inputs.tokenizers import ByteTokenizer, count_bytes
 from paxcli.mesh.mesh import Mesh, build_mesh
 from paxcli.metrics.text import values_text
+from paxcli.nested_map import NestedMap
 from paxcli.training import evaluate
 from paxcli.training.task import Metrics
+from tests.training.runs import evals
 from tests.training.test_loop import Messages, small_recipe
 
 TEXTS = {"a.txt": "Größe: 3 µm\n" * 7, "b.txt": "one line\n", "c.md": ""}
@@ -72,6 +77,32 @@ def test_a_part_of_the_data_is_reported_as_such(tmp_path: pathlib.Path) -> None:
     assert values["num_batches"] == 3 and values["num_tokens"] == 3 * 4 * 16 and 0 < values["data_share"] < 0.01
     assert values_text(values).endswith(f"num_batches 3 · on {values['data_share']:.2%} of its data")
     assert "data" not in values_text(values | {"data_share": 1.0})
+
+
+@pytest.mark.parametrize("unweighted", ["all", "first"])
+def test_an_evaluation_without_weights_has_no_loss(
+    unweighted: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It had a perplexity of 1, at which early stopping ended the run."""
+    read, numbers = BaseInput.eval_batches, itertools.count()
+
+    def eval_batches(source: BaseInput) -> Iterator[Any]:
+        drops = unweighted == "all" or next(numbers) == 0
+        for batch in read(source):
+            yield NestedMap({**batch, "weights": batch.weights * (0 if drops else 1)})
+
+    monkeypatch.setattr(BaseInput, "eval_batches", eval_batches)
+    sets: dict[str, Any] = {"eval_inputs": None, "eval_inputs.0.reset_for_eval": False, "eval_interval_steps": 1}
+    sets |= {"eval_inputs.0.eval_loop_num_batches": 1, "early_stopping_fn.target": 0.5}
+    result = pax.train(small_recipe(2, **sets), tmp_path, progress=Messages()).result
+    assert result is not None and result["steps"] == 2
+    told = "Eval input `stdlib`: no target has a weight, so there is no loss to report."
+    assert caplog.messages.count(told) == (2 if unweighted == "all" else 1)
+    without, last = evals(tmp_path)[1], evals(tmp_path)[2]
+    assert without.keys() == {"step", "split", "num_examples", "num_tokens", "num_batches", "data_share"}
+    assert ("log_pplx" in last) == (unweighted == "first")
+    values = pax.Run(tmp_path).evaluate()["stdlib"]
+    assert ("perplexity" in values) == (unweighted == "first") and values["num_batches"] == 1
 
 
 def test_a_loss_that_is_the_log_perplexity_is_shown_once() -> None:
