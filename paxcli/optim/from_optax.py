@@ -22,6 +22,9 @@ _EXAMPLE = {"w": jax.ShapeDtypeStruct((8, 8), jax.numpy.float32)}
 class Optax(Optimizer):
     """An optax optimizer, such as `Optax.config(factory="lion", arguments={"b1": 0.95})`.
 
+    A stack of layers is one tensor to it: norms and clipping, as of `lamb` and `adafactor`, are over all layers. Those
+    of `Lamb`, `Lars` and `ShardedAdafactor` are per layer.
+
     Evaluation uses the trained parameters: with a schedule-free optimizer, not the average that it derives from them.
 
     Attributes:

@@ -51,8 +51,7 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     model.validate(sizes)
     _check_batch(config, sizes, devices)
     ready = with_derived_sizes(config, devices)
-    learner = fdl.build(ready.task.train.learner)
-    learner.validate()
+    (learner := fdl.build(ready.task.train.learner)).validate()
     warmup = fdl.ordered_arguments(config.task.train.learner.schedule, include_defaults=True).get("warmup_steps", 0)
     if num_devices is not None and warmup > (steps := config.task.train.num_train_steps):
         log.warning("The run of %d steps ends within the warmup of %d: its rate stays below the peak.", steps, warmup)
@@ -128,8 +127,9 @@ def _check_lora(config: Any, model: Model, lora: Lora) -> None:
 def _check_inputs(given: Any, config: Any, model: Model) -> None:
     paths = ["train_input", *(f"eval_inputs.{i}" for i in range(len(config.eval_inputs)))]
     for path, source in zip(paths, (given.train_input, *given.eval_inputs), strict=True):
-        for field in ("num_infeed_hosts", "infeed_host_index"):
-            if value := getattr(source, field):
+        hosts = {"num_infeed_hosts": source.num_infeed_hosts, "infeed_host_index": source.infeed_host_index}
+        for field, value in hosts.items():
+            if value:
                 raise ConfigError(f"{path}.{field}={value} has no effect: a run sets it itself.", "Remove it.")
     if given.train_input.__arguments__.get("is_training") is False:
         raise ConfigError("train_input.is_training=False has no effect: a run sets it to True.", "Remove it.")
