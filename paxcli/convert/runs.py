@@ -16,6 +16,8 @@ from etils import epath
 from paxcli.checkpoint.array_differences import ArrayDifferences, ArrayType
 from paxcli.checkpoint.manager import CheckpointStore
 from paxcli.checkpoint.reading import listing, named_leaves, read_arrays, read_manifest
+from paxcli.config.assign import assign
+from paxcli.config.load import load
 from paxcli.convert.layout import Kind, Layout, Source, compare_to_model, fill_pax
 from paxcli.errors import ConfigError, DataError
 from paxcli.layers.patterned_stack import PatternedStack
@@ -120,6 +122,14 @@ class ExportedWeights:
     with_optimizer: bool
     parameters: int
     files: list[str]
+
+
+def recipe_with(name: str, values: Mapping[str, Any]) -> ExperimentConfig:
+    """The config of a recipe with values assigned, path by path."""
+    config = load(name).config
+    for path, value in values.items():
+        assign(config, path, value)
+    return config
 
 
 def layer_kinds(model: fdl.Config) -> tuple[list[fdl.Config], int]:

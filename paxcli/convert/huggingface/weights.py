@@ -19,8 +19,6 @@ from safetensors import SafetensorError
 from paxcli.checkpoint.array_differences import ArrayType
 from paxcli.checkpoint.manager import find_step
 from paxcli.checkpoint.reading import named_leaves
-from paxcli.config.assign import assign
-from paxcli.config.load import load
 from paxcli.config.paths import resolve_path
 from paxcli.convert import runs
 from paxcli.convert.huggingface.adapters import ADAPTER_CONFIG, MergedTensors, write_adapter
@@ -125,9 +123,7 @@ def _new_recipe(folder: Path, found: dict[str, Any], family: str, target: Path, 
         **{f"decoding.{field}": value for field, value in decoding.items()},
     }
     base = FAMILIES[family].recipe
-    config = load(base).config
-    for path, value in values.items():
-        assign(config, path, value)
+    config = runs.recipe_with(base, values)
     return family, config, yaml.safe_dump({"recipe": base, "set": values}, sort_keys=False, allow_unicode=True)
 
 

@@ -12,10 +12,11 @@ from paxcli.config.assign import assign
 from paxcli.config.resolve import Resolved
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, LaunchFile, Pair
-from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.recipe_to_launch import to_maxtext
 from paxcli.convert.maxtext.render import printable, recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.source import read_source
+from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
 from paxcli.training.summary import num_devices, summarize
 from paxcli.training.validate import validate
@@ -75,7 +76,7 @@ def describe(
     Raises:
       ConfigError: The recipe is not valid.
     """
-    config = config_with(conversion.values)
+    config = recipe_with(BASE_RECIPE, conversion.values)
     assign(config, "train_input", "SyntheticInput")  # sizes do not depend on the data, which may not exist here
     config.task.model.dpo = None  # which needs pairs, and a copy of the parameters
     if check:

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
-from typing import Any
 
-import fiddle as fdl
-
-from paxcli.config.assign import assign
-from paxcli.config.load import load
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch
@@ -66,11 +60,3 @@ def _note_differences(draft: Conversion) -> None:
         excepted = any(settings[other] in values for other, values in note.get("unless", {}).items())
         if settings[key] not in note["exact"] and not excepted:
             draft.approximated.append(f"{key}={settings[key]}: {note['text']}.")
-
-
-def config_with(values: Mapping[str, Any]) -> fdl.Config:
-    """The config of `BASE_RECIPE` with values assigned, path by path."""
-    config = load(BASE_RECIPE).config
-    for path, value in values.items():
-        assign(config, path, value)
-    return config

@@ -14,8 +14,9 @@ from paxcli.config.values import plain_values
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.dates import LAST_DAY
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.remat_map import remat_keys
+from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
 from paxcli.mesh.mesh import axis_sizes
 
@@ -44,7 +45,7 @@ def to_maxtext(config: fdl.Config, num_devices: int | None) -> tuple[dict[str, s
     values[f"{_MODEL}.dims_per_head"] = _head_dim(values)
     keys = {key: _text(value) for key, value in _keys(_in_one_block(values), num_devices).items() if value is not None}
     launch = Launch(1, pairs=[Pair(key, value, 1) for key, value in keys.items()])
-    again = plain_values(config_with(convert(launch, "maxtext", date=LAST_DAY).values))
+    again = plain_values(recipe_with(BASE_RECIPE, convert(launch, "maxtext", date=LAST_DAY).values))
     differing = [path for path in {**values, **again} if values.get(path, ...) != again.get(path, ...)]
     differing = [path for path in differing if path.rpartition(".")[2] not in _MAY_DIFFER]
     differing = [path for path in differing if not path.startswith((f"{_MODEL}.params_init", "eval_inputs", "decode_"))]

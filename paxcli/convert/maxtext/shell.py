@@ -32,7 +32,7 @@ _TESTS = ("test", "true", "false", ":")
 _TAKES_ARGUMENTS = re.compile(r"""\$\{?KEY\}?["']?=["']?\$\{?VALUE|(export|declare|local)\s+["']?\$[@{\w]""")
 _QUOTED_NAME = re.compile(r"""\b((?:export|declare|local|readonly)\s+)(["'])([A-Za-z_]\w*=)""")
 _LANGUAGE = tree_sitter.Language(tree_sitter_bash.language())
-_DOLLARS = tree_sitter.Query(_LANGUAGE, '"$" @dollar')
+_MISREAD = tree_sitter.Query(_LANGUAGE, '"$" @dollar (file_redirect destination: (_) . destination: (_)) @redirect')
 _VARIABLE = re.compile(rb"(?<=\$)([0-9]|[A-Za-z_][A-Za-z_0-9]*)")
 _INVALID = "not valid shell syntax"
 _BRACKETED = re.compile(r"\[\[?\s(.*\S.*)\s\]\]?", re.DOTALL)
@@ -88,8 +88,8 @@ def _parse(text: str) -> Node:
     content = _QUOTED_NAME.sub(r"\1\3\2", text.replace("\r\n", "\n")).encode("utf-8", "replace")
     deadline = time.thread_time() + _MAX_SECONDS
     root = _parse_bytes(content, deadline)
-    while (braced := _brace_split_variables(root, content)) != content:
-        content = braced
+    while (rewritten := _rewrite(root, content)) != content:
+        content = rewritten
         root = _parse_bytes(content, deadline)
     return root
 
@@ -105,11 +105,18 @@ def _parse_bytes(content: bytes, deadline: float) -> Node:
     return parser.parse(content).root_node
 
 
-def _brace_split_variables(root: Node, content: bytes) -> bytes:
-    """`$B` as `${B}` where the grammar splits a word after the `$`, as it does in `$A-$B-c`."""
-    dollars = tree_sitter.QueryCursor(_DOLLARS).captures(root).get("dollar", [])
-    splits = {d.end_byte for d in dollars if d.parent is not None and d.parent.type != "simple_expansion"}
-    return _VARIABLE.sub(lambda match: b"{%b}" % match[0] if match.start() in splits else match[0], content)
+def _rewrite(root: Node, content: bytes) -> bytes:
+    """The script with what the grammar misreads as it reads it right.
+
+    `$B` becomes `${B}` where the grammar splits a word after the `$`, as it does in `$A-$B-c`. A redirection becomes
+    blanks where arguments follow, which the grammar takes for files: `train.py > log steps=10`.
+    """
+    found, text = tree_sitter.QueryCursor(_MISREAD).captures(root), bytearray(content)
+    for redirect in found.get("redirect", []):
+        start, end = redirect.start_byte, redirect.children_by_field_name("destination")[0].end_byte
+        text[start:end] = b" " * (end - start)
+    splits = {d.end_byte for d in found.get("dollar", []) if d.parent and d.parent.type != "simple_expansion"}
+    return _VARIABLE.sub(lambda match: b"{%b}" % match[0] if match.start() in splits else match[0], bytes(text))
 
 
 @dataclasses.dataclass
@@ -171,9 +178,11 @@ class _Evaluator:
             return self._skip(node, _INVALID)
         children = [child for child in node.named_children if child.type != "comment"]
         match node.type:
+            case "command" | "test_command" | "negated_command" if _is_test(node):
+                return self._test(node)
             case "list":
                 return self._list(node, nesting)
-            case "pipeline":
+            case "pipeline" | "negated_command":
                 for part in (children[0], *(part for part in children[1:] if "python" in source(part))):
                     self._statement(part, nesting + 1)
                 return None
@@ -192,8 +201,6 @@ class _Evaluator:
                 self._assign(node)
             case "declaration_command":
                 self._declare(node)
-            case "command" | "test_command" | "negated_command" if _is_test(node):
-                return self._test(node)
             case "command":
                 self._command(node)
             case _:
@@ -444,8 +451,9 @@ def _links(node: Node) -> list[tuple[str, Node]]:
 
 
 def _is_test(node: Node) -> bool:
-    name = node.child_by_field_name("name")
-    return node.type in ("test_command", "negated_command") or (name is not None and source(name) in _TESTS)
+    command = node.named_children[-1] if node.type == "negated_command" else node
+    name = command.child_by_field_name("name")
+    return command.type == "test_command" or (name is not None and source(name) in _TESTS)
 
 
 def _syntax_error(node: Node) -> Node | None:

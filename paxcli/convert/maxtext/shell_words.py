@@ -209,10 +209,9 @@ def value_of(name: str, variables: Variables) -> Word:
 
 def _parameter(node: Node, text: str, variables: Variables, depth: int) -> Word:
     """`${NAME}`, with a default (`:-` `:=` `:?` `:+`, with or without the colon) or a pattern to cut off (`#` `%`)."""
-    named, operator = node.children[1], source(node.children[2])
-    if named.type not in ("variable_name", "special_variable_name") or node.has_error:
+    if node.has_error or node.children[1].type not in ("variable_name", "special_variable_name"):
         return _unknown(text)
-    name = source(named)
+    name, operator = source(node.children[1]), source(node.children[2])
     value = value_of(name, variables)
     if operator == "}":
         return value

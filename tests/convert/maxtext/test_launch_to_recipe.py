@@ -20,11 +20,12 @@ from paxcli.config.load import load
 from paxcli.convert.maxtext import tables
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.recipe_to_launch import command_line, to_maxtext
 from paxcli.convert.maxtext.render import recipe_python, recipe_yaml, report
 from paxcli.convert.maxtext.shell import read_script
 from paxcli.convert.maxtext.topology import devices_of
+from paxcli.convert.runs import recipe_with
 from paxcli.errors import ConfigError
 from paxcli.training.summary import summarize
 from tests.convert.maxtext.test_sizes import launch_with_bucket
@@ -134,7 +135,7 @@ def test_the_first_script_value_by_value() -> None:
 def test_a_model_builds_with_its_size_or_is_refused_by_name(name: str) -> None:
     try:
         converted = of_keys(model_name=name)
-        config = config_with(converted.values)
+        config = recipe_with(BASE_RECIPE, converted.values)
     except ConfigError as error:
         assert f"of model {name}: pax lacks " in error.message and "lacks that" not in error.message
         return
@@ -176,8 +177,8 @@ def test_places_of_single_tensors() -> None:
 
 def test_the_rate_is_zero_after_the_schedule() -> None:
     values = of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20, learning_rate=1.0).values
-    learner = config_with(
-        of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20).values
+    learner = recipe_with(
+        BASE_RECIPE, of_keys(model_name="gpt3-52k", steps=30, learning_rate_schedule_steps=20).values
     ).task.train.learner
     schedule = fdl.build(learner.schedule)
     assert [round(float(schedule(jnp.asarray(step))), 3) for step in (0, 1, 2, 20, 29)] == [0, 0.5, 1, 0, 0]
@@ -190,7 +191,7 @@ def test_the_rate_is_zero_after_the_schedule() -> None:
 def test_the_cosine_reaches_its_end_at_the_last_step_since_2026(date: str, step_4: float) -> None:
     keys = {"learning_rate": 3e-3, "warmup_steps_fraction": 0.3, "steps": 7, "learning_rate_final_fraction": 0.1}
     values = of_keys(date, model_name="gpt3-52k", **keys).values
-    learner = config_with(values).task.train.learner
+    learner = recipe_with(BASE_RECIPE, values).task.train.learner
     rate = learner.learning_rate * fdl.build(learner.schedule)(jnp.asarray(4))
     assert float(rate) == pytest.approx(step_4, rel=1e-5)
     assert values["task.train.learner.schedule.warmup_steps"] == 2
@@ -286,7 +287,7 @@ def test_vocabulary_tiles_are_chunks_of_the_loss() -> None:
     converted = of_keys("2026-08-22", model_name="gpt3-52k", per_device_batch_size=3, num_vocab_tiling=8)
     assert converted.values["task.model.loss_chunk"] == 3 * 2048 / 8
     _there_and_back(converted)
-    config = config_with(converted.values)
+    config = recipe_with(BASE_RECIPE, converted.values)
     for chunk, tiles in ((768, "8"), (700, "12"), (10**6, None), (None, None), ("auto", None)):
         config.task.model.loss_chunk = chunk
         assert to_maxtext(config, None)[0].get("num_vocab_tiling") == tiles, chunk
@@ -304,13 +305,13 @@ def test_models_go_there_and_back(name: str) -> None:
 @pytest.mark.parametrize("name", GOLDEN)
 def test_a_script_is_as_large_as_maxtext_says(name: str) -> None:
     converted = of_script(name, GOLDEN[name], topology="v5e-256" if name == "gpt3_half.sh" else None)
-    config = config_with(converted.values)
+    config = recipe_with(BASE_RECIPE, converted.values)
     config.train_input = load("maxtext-base").config.train_input
     assert summarize(config)["parameters"] == converted.parameters
 
 
 def _there_and_back(first: Conversion) -> None:
-    back, left = to_maxtext(config_with(first.values), first.num_devices)
+    back, left = to_maxtext(recipe_with(BASE_RECIPE, first.values), first.num_devices)
     assert left == []
     (launch,) = read_script(command_line(back)).launches
     second = convert(launch, "back", date=datetime.date(2026, 8, 22))
@@ -437,7 +438,7 @@ def test_preferences_are_carried_over(date: str, beta: float) -> None:
     """The same loss as MaxText's, which was `log_sigmoid(beta * beta * margin)` until May 2026."""
     keys = {"model_name": "gpt3-52k", "use_dpo": "true", "dpo_beta": 0.2, "dpo_label_smoothing": 0.1}
     converted = of_keys(date, **keys, train_data_columns="[chosen,rejected]")
-    config = config_with(converted.values)
+    config = recipe_with(BASE_RECIPE, converted.values)
     assert fdl.get_callable(config.train_input).__name__ == "PreferenceInput"
     assert config.task.model.loss_chunk is None
     scores, reference = jnp.array([[-3.0, -5.0]]), jnp.array([[-4.0, -4.5]])

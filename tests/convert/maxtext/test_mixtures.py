@@ -11,8 +11,9 @@ import yaml
 from paxcli.convert.huggingface.config import differing_fields
 from paxcli.convert.maxtext.conversion import Conversion
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.render import report
+from paxcli.convert.runs import recipe_with
 from paxcli.training.summary import summarize
 
 # The published config.json of each model, as far as it says what is computed.
@@ -58,7 +59,7 @@ def of_model(name: str, date: str = "2026-08-22", **keys: object) -> Conversion:
     ],
 )
 def test_a_model_has_the_fields_of_hugging_faces(name: str, huggingface: dict) -> None:
-    differing = differing_fields(config_with(of_model(name).values), huggingface)
+    differing = differing_fields(recipe_with(BASE_RECIPE, of_model(name).values), huggingface)
     # With one group of experts, its score decides nothing.
     assert [text for text in differing if "group_score_experts" not in text or huggingface["n_group"] > 1] == []
 
@@ -122,7 +123,7 @@ def test_multi_token_prediction_is_converted(name: str, matmuls: int, attention:
     assert further.flops.total - plain.flops.total == pytest.approx(more)
     before = of_model(name, "2026-04-20", **keys, mtp_num_layers=2)
     assert before.flops.total == of_model(name, "2026-04-20", **keys).flops.total
-    config = config_with(further.values)
+    config = recipe_with(BASE_RECIPE, further.values)
     assert summarize(config)["parameters"] == further.parameters > plain.parameters
 
 

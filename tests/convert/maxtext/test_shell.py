@@ -8,7 +8,7 @@ import pathlib
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from paxcli.convert.maxtext.launch import Launch
@@ -255,6 +255,7 @@ def test_no_script_of_the_grammar_breaks_it_or_runs(pieces: list[tuple[str, str]
 
 @FUZZ
 @given(st.binary(max_size=400))
+@example(b"$!\x01${")
 def test_no_bytes_break_it(content: bytes) -> None:
     path = pathlib.Path("x.sh")
     path.write_bytes(content)
@@ -323,6 +324,9 @@ TRAIN = "python3 -m MaxText.train"
         ("[ -z $N ] && TRAIN a=1 && exit\nTRAIN a=2", [{"a": "1"}]),
         ("TRAIN a=1\n(exit)\nTRAIN a=2", [{"a": "1"}, {"a": "2"}]),
         ("[ -z $N ] && exit 1\nTRAIN a=1", [{"a": "1"}]),  # it is for those who call it without its arguments
+        ("TRAIN b.yml > log.txt a=1 2>&1 b=2", [{"a": "1", "b": "2"}]),
+        ("cd x && TRAIN a=1 2>&1 b=2 | tee log", [{"a": "1", "b": "2"}]),
+        ("cd x\n! TRAIN a=1", [{"a": "1"}]),
     ],
 )
 def test_a_script_trains_as_in_a_shell(script: str, expected: list[dict[str, str]]) -> None:

@@ -19,10 +19,10 @@ from paxcli.convert.layout import compare_to_model, from_pax
 from paxcli.convert.maxtext import checkpoint_layout
 from paxcli.convert.maxtext.checkpoint_layout import MaxTextLayout
 from paxcli.convert.maxtext.launch import Launch, Pair
-from paxcli.convert.maxtext.launch_to_recipe import config_with, convert
+from paxcli.convert.maxtext.launch_to_recipe import BASE_RECIPE, convert
 from paxcli.convert.maxtext.recipe_to_launch import decoder_block, to_maxtext
 from paxcli.convert.maxtext.weights import _differences, export_maxtext, import_maxtext
-from paxcli.convert.runs import ImportedWeights
+from paxcli.convert.runs import ImportedWeights, recipe_with
 from paxcli.errors import ConfigError, DataError
 from paxcli.nested_map import NestedMap
 from paxcli.training.session import state_shapes
@@ -37,7 +37,7 @@ LOGITS = dict(atol=1e-4, rtol=0)
 def config_of(family: str, **more: Any) -> fdl.Config:
     keys = SIZES | KEYS[family] | more
     launch = Launch(1, pairs=[Pair(key, str(value), 1) for key, value in keys.items()])
-    config = config_with(convert(launch, family, date=datetime.date(2026, 1, 1)).values)
+    config = recipe_with(BASE_RECIPE, convert(launch, family, date=datetime.date(2026, 1, 1)).values)
     if family == "llama31":
         config.task.model.stack.block.attention.rotary.scaling.original_max_seq_len = 48
     return config
@@ -132,7 +132,7 @@ def test_a_recipe_of_our_own_goes_there_and_back(tmp_path: pathlib.Path) -> None
     for name, keys in {"qwen": dict(decoder_block="qwen3"), "gemma": dict(decoder_block="gemma3")}.items():
         launch = dict(SIZES, head_dim=8, base_num_kv_heads=2, base_num_decoder_layers=8, use_qk_norm="true", **keys)
         converted = convert(Launch(1, pairs=[Pair(k, str(v), 1) for k, v in launch.items()]), name)
-        config = config_with(converted.values)
+        config = recipe_with(BASE_RECIPE, converted.values)
         stack = config.task.model.stack
         for block in getattr(stack, "turns", None) or [stack.block]:
             block.norm.direct_scale = block.attention.qk_norm.direct_scale = False
