@@ -56,9 +56,7 @@ class _RampupAndDecay(Schedule):
     max: PositiveFloat = 1.0
 
     def validate(self) -> None:
-        if require(self, "decay_end", self.decay_end) < (self.decay_start or 0):
-            problem = f"{type(self).__name__}: decay_end={self.decay_end} is before decay_start={self.decay_start}."
-            raise ConfigError(problem, "Raise `decay_end` (its default is `num_train_steps`), or lower `decay_start`.")
+        require(self, "decay_end", self.decay_end)
 
     def progress(self, step: jax.Array) -> jax.Array:
         """The fraction of the decay's steps that are done, from 0 to 1."""

@@ -51,7 +51,8 @@ def validate(config: fdl.Config[Experiment], num_devices: int | None = None, rea
     model.validate(sizes)
     _check_batch(config, sizes, devices)
     ready = with_derived_sizes(config, devices)
-    (learner := fdl.build(ready.task.train.learner)).validate()
+    learner = fdl.build(ready.task.train.learner)
+    learner.validate()
     warmup = fdl.ordered_arguments(config.task.train.learner.schedule, include_defaults=True).get("warmup_steps", 0)
     if num_devices is not None and warmup > (steps := config.task.train.num_train_steps):
         log.warning("The run of %d steps ends within the warmup of %d: its rate stays below the peak.", steps, warmup)

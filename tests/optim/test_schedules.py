@@ -122,8 +122,6 @@ def test_as_optax(name):
         PiecewiseSchedule((1,), (Constant(), DelayedCosine((2, 1.0), (1, 0.0)))),
         PiecewiseSchedule((1,), (Constant(), LinearRampupCosineDecay())),
         CycleSchedule((Constant(),), ()),
-        LinearRampupCosineDecay(warmup_steps=3, decay_start=8, decay_end=5),
-        LinearRampupExponentialDecay(decay_start=8, decay_end=7),
     ],
 )
 def test_what_does_not_fit_is_refused(schedule):
