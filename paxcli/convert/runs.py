@@ -1,4 +1,4 @@
-"""Starts a run from the weights of another format, and reads a run's arrays for export."""
+"""Shared by all formats: builds recipes, starts runs from converted weights, reads the arrays of runs for export."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class EarlyStopping(Configurable):
             step, split = line["step"], line["split"]
             if step > last_step or split == TRAIN or self.input not in (None, split.partition("/")[2]):
                 continue
-            if self.metric not in line and "loss" in line:  # an evaluation without any weight has neither
+            if self.metric not in line and "loss" in line:  # with target weights of 0, it has neither
                 hint = f"It has {', '.join(line)}."
                 raise ConfigError(f"task.early_stopping_fn: an evaluation has no metric `{self.metric}`.", hint)
             value = line.get(self.metric)

@@ -37,7 +37,7 @@ def evaluate(
 
     Besides the model's metrics: `perplexity`; `bits_per_byte`, where the input has a tokenizer; what was read, as
     `num_examples`, `num_tokens` and `num_batches`; and `data_share`, the share of the input's data, where it is known.
-    Metrics without any weight are left out: their means do not exist.
+    Metrics with a total weight of 0 are left out: their means are undefined.
     With a `score_step`, inputs with metrics of their own also compute those, from the scores of their examples.
     `check_stop` is called before each batch; it raises an exception to end the evaluation.
     """
@@ -63,7 +63,7 @@ def evaluate(
             return {}
         total = metrics.combine(jax.device_get(sums))
         if not total["loss"][1]:
-            log.warning("Eval input `%s`: no target has a weight, so there is no loss to report.", source.name)
+            log.warning("Eval input `%s`: all target weights are 0, so its loss is undefined.", source.name)
         values = {name: value / weight for name, (value, weight) in total.items() if weight}
         if of_scores is not None:
             values |= of_scores(_by_example(scored))

@@ -96,8 +96,8 @@ def test_an_evaluation_without_weights_has_no_loss(
     sets |= {"eval_inputs.0.eval_loop_num_batches": 1, "early_stopping_fn.target": 0.5}
     result = pax.train(small_recipe(2, **sets), tmp_path, progress=Messages()).result
     assert result is not None and result["steps"] == 2
-    told = "Eval input `stdlib`: no target has a weight, so there is no loss to report."
-    assert caplog.messages.count(told) == (2 if unweighted == "all" else 1)
+    warning = "Eval input `stdlib`: all target weights are 0, so its loss is undefined."
+    assert caplog.messages.count(warning) == (2 if unweighted == "all" else 1)
     without, last = evals(tmp_path)[1], evals(tmp_path)[2]
     assert without.keys() == {"step", "split", "num_examples", "num_tokens", "num_batches", "data_share"}
     assert ("log_pplx" in last) == (unweighted == "first")

@@ -106,10 +106,10 @@ def _parse_bytes(content: bytes, deadline: float) -> Node:
 
 
 def _rewrite(root: Node, content: bytes) -> bytes:
-    """The script with what the grammar misreads as it reads it right.
+    """The script with two constructs rewritten that the grammar parses wrongly.
 
-    `$B` becomes `${B}` where the grammar splits a word after the `$`, as it does in `$A-$B-c`. A redirection becomes
-    blanks where arguments follow, which the grammar takes for files: `train.py > log steps=10`.
+    `$B` becomes `${B}` where the grammar splits a word after the `$`, as it does in `$A-$B-c`. A redirection that
+    arguments follow becomes blanks, since the grammar parses those as more files: `train.py > log steps=10`.
     """
     found, text = tree_sitter.QueryCursor(_MISREAD).captures(root), bytearray(content)
     for redirect in found.get("redirect", []):
