@@ -420,7 +420,7 @@ def with_seeds(config: fdl.Config[Experiment], recipe_text: str, run_dir: RunDir
     config, before = copy.deepcopy(config), run_dir.checkpointed_config()
     train, data = config.task.train, config.train_input
     if train.random_seed is None:
-        train.random_seed = before.get(_RUN_SEED) or _draw_seed()
+        train.random_seed = before.get(_RUN_SEED, _draw_seed())
         recipe_text = with_set(recipe_text, _RUN_SEED, train.random_seed)
     if data.input_random_seed is None:
         data.input_random_seed = before.get(_DATA_SEED, train.random_seed)

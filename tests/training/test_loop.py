@@ -74,6 +74,11 @@ def test_a_drawn_seed_is_recorded_and_resumed(tmp_path: pathlib.Path) -> None:
     assert train(tmp_path / "a", steps=3, random_seed=None).facts["data_seed"] == seed
 
 
+def test_a_resume_without_a_seed_takes_a_seed_of_0_too(tmp_path: pathlib.Path) -> None:
+    train(tmp_path / "a", random_seed=0)
+    assert "at step 2" in train(tmp_path / "a", steps=3, random_seed=None).lines[0]
+
+
 def test_a_run_without_a_checkpoint_leaves_no_seed_behind(tmp_path: pathlib.Path) -> None:
     """As after a kill: the next command is a new run, the same as in another directory."""
     train(tmp_path / "a", random_seed=5)
