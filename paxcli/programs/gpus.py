@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import string
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +20,7 @@ from paxcli.jax_defaults import CUDA_PLUGINS, GPU_MEMORY_FRACTION
 MOST_GPUS = 8  # of one machine, all connected by NVLink
 
 _XLA_LIMIT = 0.8  # XLA lets a program use this share of the memory of a GPU that is not attached
+_TARGET_CONFIG = Path(__file__).parent / "data" / "gpu_target_config.txtpb"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,36 +82,13 @@ class Gpu:
 
     def _target_config(self) -> str:
         """XLA's `GpuTargetConfigProto` in text format."""
-        info = {
-            "threads_per_block_limit": 1024,
-            "threads_per_warp": 32,
-            "threads_per_core_limit": 2048,
-            "shared_memory_per_block": 49_152,
-            "shared_memory_per_core": self.shared[0],
-            "shared_memory_per_block_optin": self.shared[1],
-            "core_count": self.cores,
-            "fpus_per_core": self.fpus,
-            "block_dim_limit_x": 2**31 - 1,
-            "block_dim_limit_y": 65_535,
-            "block_dim_limit_z": 65_535,
-            "registers_per_core_limit": 65_536,
-            "registers_per_block_limit": 65_536,
-            "memory_bandwidth": int(self.hbm),
-            "l2_cache_size": self.l2,
-            "clock_rate_ghz": self.clock,
-            "device_memory_size": int(self.usable_bytes / _XLA_LIMIT),
-        }
-        lines = [f"  {name}: {value}" for name, value in info.items()]
-        return "\n".join(
-            [
-                "gpu_device_info {",
-                f"  cuda_compute_capability {{ major: {self.capability} }}",
-                *lines,
-                "}",
-                'platform_name: "CUDA"',
-                "dnn_version_info { major: 9 minor: 10 }",
-                f'device_description_str: "{self.kind}"',
-            ]
+        shared_per_core, shared_per_block = self.shared
+        return string.Template(_TARGET_CONFIG.read_text()).substitute(
+            dataclasses.asdict(self),
+            shared_per_core=shared_per_core,
+            shared_per_block=shared_per_block,
+            bandwidth=int(self.hbm),
+            visible_memory=int(self.usable_bytes / _XLA_LIMIT),
         )
 
 
