@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Var, jaxprs_in_params
 
-from paxcli.layers.pipeline import Pipeline
 from paxcli.layers.pipelined_stack import PipelinedStack
 from paxcli.mesh.axes import BATCH_AXES, Axis
 from paxcli.programs import gpu_machine, tpu_machine
@@ -101,7 +100,7 @@ class MeshCosts(NamedTuple):
       devices: Number of devices.
       peak: FLOP/s of a device.
       rates: Rates of a device.
-      pipelines: The model's.
+      pipelines: The model's pipelined stacks.
       rows: Rows of a batch, or of the part of it that gradient accumulation takes at once.
       bubble: Work of the pipelines with their bubble, over that without; 1 without a pipeline.
     """
@@ -113,7 +112,7 @@ class MeshCosts(NamedTuple):
     devices: int
     peak: float
     rates: Rates
-    pipelines: tuple[Pipeline, ...]
+    pipelines: list[PipelinedStack]
     rows: int
     bubble: float
 
@@ -197,7 +196,7 @@ def count_work(session: Session, fp8_speed: float = 1.0) -> Work:
         runs = found["forward"] / found["backward"] + _BACKWARD_OVER_FORWARD
         found["attention_flops"] = forward.attention * runs
     stacks = _pipelines(session)
-    bubble = _bubble(_schedules(stacks), _rows(session))
+    bubble = _bubble(stacks, _rows(session))
     for name in ("flops", "saved", "offloaded"):
         found[name] /= bubble
     if stacks:  # their scans carry whole batches
@@ -229,7 +228,7 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
     # It also holds what goes into its layers, and what comes out, of all microbatches.
     held = sum(2 / stack.num_layers / (stack.num_stages if stack.stream_io else 1) for stack in stacks)
     exchanges = _PIPELINE_EXCHANGES if stacks else _EXCHANGES
-    pipelines, rows = _schedules(stacks), _rows(session)
+    rows = _rows(session)
     return MeshCosts(
         state=bytes_per_device(state) + (2 * weights if is_gathered else bytes_per_device(state.params)),
         held=held / parts / mesh.shape[Axis.TENSOR],
@@ -238,9 +237,9 @@ def measure_mesh(session: Session, target: CompileTarget) -> MeshCosts:
         devices=mesh.size,
         peak=peak,
         rates=rates,
-        pipelines=pipelines,
+        pipelines=stacks,
         rows=rows,
-        bubble=_bubble(pipelines, rows),
+        bubble=_bubble(stacks, rows),
     )
 
 
@@ -248,16 +247,12 @@ def _pipelines(session: Session) -> list[PipelinedStack]:
     return [stack for stack in session.experiment.task.model.stacks().values() if isinstance(stack, PipelinedStack)]
 
 
-def _schedules(stacks: list[PipelinedStack]) -> tuple[Pipeline, ...]:
-    return tuple(stack.pipeline for stack in stacks)
-
-
 def _rows(session: Session) -> int:
     return session.global_batch_size // session.experiment.task.train.num_microbatches
 
 
-def _bubble(pipelines: tuple[Pipeline, ...], rows: int) -> float:
-    return max((one.work_with_bubble(rows) for one in pipelines), default=1.0)
+def _bubble(stacks: list[PipelinedStack], rows: int) -> float:
+    return max((stack.pipeline.work_with_bubble(rows) for stack in stacks), default=1.0)
 
 
 def _equations(jaxpr: Jaxpr, times: int, devices: int) -> Iterator[tuple[Any, int]]:
