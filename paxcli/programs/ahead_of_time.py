@@ -28,10 +28,9 @@ from paxcli.models.sampling import Sampling
 from paxcli.nested_map import num_rows
 from paxcli.programs import gpu_machine, tpu_machine
 from paxcli.programs.chips import CHIPS
-from paxcli.programs.collectives import Interconnect, count_collectives, find_all_gathers
+from paxcli.programs.collectives import Interconnect, count_collectives, count_host_transfers, find_all_gathers
 from paxcli.programs.executable import save_executable
 from paxcli.programs.hlo import Program, read_program
-from paxcli.programs.host_transfers import count_host_transfers
 from paxcli.programs.topologies import CompileTarget, find_compile_target, slice_name
 from paxcli.training.experiment import Experiment
 from paxcli.training.session import Session, open_session

@@ -1,4 +1,4 @@
-"""Collectives of a compiled program: what is communicated, in which groups, and over which network."""
+"""Transfers of a compiled program: collectives, with their groups and networks, and copies from and to the host."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ Network = Literal["ici", "dcn"]
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
 _CALLS = frozenset({"fusion", "call-start"})  # the second runs on SparseCores, beside the rest of the program
 HOST = "host"  # the kind of a copy between device and host memory
+_COPIES = frozenset({"copy", "dynamic-slice", "dynamic-update-slice"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,3 +161,28 @@ def find_all_gathers(program: Program, shapes: Collection[tuple[int, ...]]) -> l
         if gather is not None and gather.opcode.startswith("all-gather"):
             found |= {f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in gather.arrays if shape in shapes}
     return sorted(found)
+
+
+def find_host_transfer(instruction: Instruction) -> Collective | None:
+    """The asynchronous copy of an instruction between device and host memory; None if there is none.
+
+    The done of a copy inside the device is returned too: no start has its key.
+    """
+    kind, _, part = instruction.opcode.rpartition("-")
+    if kind not in _COPIES:
+        return None
+    if part == "done":
+        return Collective(HOST, 0, None, False, instruction.operands[0], "done")
+    sizes = instruction.result_memory
+    if part != "start" or not any(on_host for _, on_host in sizes):
+        return None
+    # The result has both sides, and, for a slice, the array on the host that the slice is part of.
+    copied = max(size for size, on_host in sizes if not on_host)
+    return Collective(HOST, copied, None, False, instruction.name, "start")
+
+
+def count_host_transfers(program: Program) -> dict[str, int]:
+    """Host transfers of one step: `count`, and `bytes` in total."""
+    found = ((find_host_transfer(instruction), times) for instruction, times in program.scheduled_instructions())
+    started = [(one.full_bytes, times) for one, times in found if one is not None and one.part == "start"]
+    return {"count": sum(times for _, times in started), "bytes": sum(size * times for size, times in started)}

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 from paxcli.programs.attribution import REMATTED, attribute_instructions, is_attention
-from paxcli.programs.collectives import Collective, Network, find_collective
+from paxcli.programs.collectives import Collective, Network, find_collective, find_host_transfer
 from paxcli.programs.hlo import CONTROL_FLOW, Instruction, Program
-from paxcli.programs.host_transfers import find_host_transfer
 
 Carrier = Network | Literal["nvlink", "host"]
 _CARRIERS = ("ici", "dcn", "nvlink", "host")

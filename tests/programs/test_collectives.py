@@ -6,9 +6,16 @@ import jax
 import jax.numpy as jnp
 
 from paxcli.programs.attribution import attribute_instructions
-from paxcli.programs.collectives import Collective, Interconnect, count_collectives, find_all_gathers, find_collective
+from paxcli.programs.collectives import (
+    Collective,
+    Interconnect,
+    count_collectives,
+    count_host_transfers,
+    find_all_gathers,
+    find_collective,
+)
 from paxcli.programs.hlo import read_program
-from tests.programs.hlo_texts import COLLECTIVES, MIB, SPARSE_CORE, TPU7X, V4
+from tests.programs.hlo_texts import COLLECTIVES, MIB, ON_HOST, SPARSE_CORE, TPU7X, V4
 
 
 def test_collectives_are_counted_with_their_loops() -> None:
@@ -38,6 +45,12 @@ def test_a_ring_receives_over_two_links() -> None:
 
 def test_a_member_of_an_all_gather_receives_the_shards_of_the_others() -> None:
     assert Collective("all-gather", 400, None, False, "", "sync").received_bytes(4) == 300
+
+
+def test_only_copies_between_device_and_host_are_counted() -> None:
+    moved = 2 * 512 * 128 * 2
+    assert count_host_transfers(read_program(ON_HOST)) == {"count": 2, "bytes": 2 * moved}
+    assert count_host_transfers(read_program(COLLECTIVES)) == {"count": 0, "bytes": 0}
 
 
 def test_a_program_of_one_device_has_no_collectives() -> None:
