@@ -430,13 +430,10 @@ def compile(
       MissingError: Something needed to compile for these devices is not installed.
     """
     from paxcli.programs.ahead_of_time import Step, compile_ahead, target_of
-    from paxcli.programs.topologies import hide_accelerators
 
     check_range("step", step, Step)
     config = _recipe(recipe).config
     target = target_of(config, topology, slices)
-    if not target.is_local_gpu:
-        hide_accelerators()
     return compile_ahead(config, target, step, None if save is None else Path(save))
 
 

@@ -73,11 +73,8 @@ def compile(
     resolved = load_recipe(recipe, overlays, sets)
     from paxcli.programs.ahead_of_time import target_of
     from paxcli.programs.estimate import find_rates
-    from paxcli.programs.topologies import hide_accelerators
 
     target = target_of(resolved.config, topology, slices)
-    if not target.is_local_gpu:
-        hide_accelerators()
     if explain:
         find_rates(target)  # raises before it compiles, if no time can be predicted
     what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name

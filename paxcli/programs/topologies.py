@@ -77,10 +77,14 @@ class CompileTarget:
     def devices(self) -> list[Any]:
         """Devices to compile for. Those of a TPU, or of a model of GPU, cannot run programs.
 
+        Unless they are local GPUs, this process only compiles from then on (`hide_accelerators`).
+
         Raises:
           MissingError: libtpu or JAX's CUDA plugin is not installed, or this machine has too few local devices.
           ConfigError: The compiler does not know the devices.
         """
+        if not self.is_local_gpu:
+            hide_accelerators()
         if self.gpu is not None:
             return self.gpu.devices(self.shape[0])
         if self.platform != "tpu":
