@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 import yaml
@@ -12,9 +15,11 @@ import yaml
 import paxcli as pax
 from paxcli.cli.options import JsonOption, OverlayOption, RecipeArgument, SetOption, file_option
 from paxcli.cli.output import fail_with_result, say_result
-from paxcli.cli.progress import waiting
 from paxcli.cli.runs import load_recipe
 from paxcli.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _GIB = 1 << 30
 
@@ -80,7 +85,7 @@ def compile(
     what = f"{target.num_slices} × {target.name}" if target.num_slices > 1 else target.name
     if search:
         return _search(resolved, target, what, save, as_json)
-    with waiting(f"Compiling the {step} step of {resolved.name} for {what}; this takes minutes."):
+    with _waiting(f"Compiling the {step} step of {resolved.name} for {what}; this takes minutes."):
         compiled = pax.compile(resolved, topology, slices, step, save)
     report = {"recipe": resolved.name} | compiled.report
     if hlo and compiled.text:
@@ -88,6 +93,24 @@ def compile(
     if not report["fits"]:
         _refuse(report, what, as_json)
     say_result(report, _text(report, what) + (_explain(report) if explain else ""), as_json)
+
+
+@contextlib.contextmanager
+def _waiting(text: str) -> Iterator[Console]:
+    """Prints `text` to stderr, on a terminal with the time elapsed. Yields the console, to print other lines."""
+    from rich.progress import Progress, TextColumn, TimeElapsedColumn
+
+    from paxcli.training.progress import progress_console
+
+    console = progress_console()
+    if not sys.stderr.isatty():
+        console.print(text, markup=False)
+        yield console
+        return
+    columns = TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(text, total=None)
+        yield console
 
 
 def _explain(report: dict[str, Any]) -> str:
@@ -109,7 +132,7 @@ def _search(resolved: Any, target: Any, what: str, save: Path | None, as_json: b
     from paxcli.config.render import value_text
     from paxcli.programs.search import Trial, search
 
-    with waiting(f"Searching settings of {resolved.name} for {what}; this takes minutes for each line.") as console:
+    with _waiting(f"Searching settings of {resolved.name} for {what}; this takes minutes for each line.") as console:
 
         def on_trial(trial: Trial, best: Trial) -> None:
             console.print(_line(trial.settings, trial.report), markup=False)
