@@ -258,9 +258,7 @@ class CheckpointStore(contextlib.AbstractContextManager["CheckpointStore"]):
         if self._open is None:
             import orbax.checkpoint as ocp
 
-            from paxcli.checkpoint.durable import DurableRename
-            from paxcli.checkpoint.manifest_handler import ManifestHandler
-            from paxcli.checkpoint.orbax_errors import silence_writes
+            from paxcli.checkpoint.orbax_parts import DurableRename, ManifestHandler, silence_writes
 
             silence_writes()
             # NumPy arrays are written from their own memory, without a copy.

@@ -11,6 +11,7 @@ from typing import Any
 from paxcli.errors import DataError
 
 FORMAT = 3
+MANIFEST_FILE = "metadata"  # as Orbax names a file of JSON
 _FIRST = 1  # version 0.1.0, which recorded neither the recipe nor the positions of eval inputs
 
 InputState = dict[str, Any]  # positions of the inputs of a process, by split

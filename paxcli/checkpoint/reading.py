@@ -11,11 +11,11 @@ from etils import epath
 from flax import traverse_util
 
 from paxcli.checkpoint.fingerprint import fingerprints
-from paxcli.checkpoint.manifest import Manifest, from_json
+from paxcli.checkpoint.manifest import MANIFEST_FILE, Manifest, from_json
 from paxcli.errors import DataError, first_line
 from paxcli.mesh.sharding import name_of
 
-STATE, MANIFEST, MANIFEST_FILE = "state", "manifest", "metadata"
+STATE, MANIFEST = "state", "manifest"
 
 
 def named_leaves(tree: Any) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def read_arrays(step_dir: epath.Path, manifest: Manifest, wanted: Mapping[str, A
     """
     import orbax.checkpoint as ocp
 
-    from paxcli.checkpoint.orbax_errors import ArrayHandler
+    from paxcli.checkpoint.orbax_parts import ArrayHandler
 
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     arguments = {

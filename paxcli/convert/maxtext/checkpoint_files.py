@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from paxcli.checkpoint.array_differences import ArrayType
-from paxcli.checkpoint.orbax_errors import silence_writes
+from paxcli.checkpoint.orbax_parts import silence_writes
 from paxcli.checkpoint.reading import named_leaves
 from paxcli.config.paths import resolve_path
 from paxcli.convert.layout import Kind, LastKept, Source
